@@ -1,0 +1,25 @@
+"""autopar: an ONNX model and a cluster in, a verified parallelisation plan out."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopar.api import rules, simulate, solve
+    from autopar.plan import Plan
+
+__version__ = "0.1.0"
+__all__ = ["Plan", "__version__", "rules", "simulate", "solve"]
+
+# Names are loaded when they are first used, so that `import autopar` stays light.
+_HOMES = {
+    "solve": "autopar.api",
+    "simulate": "autopar.api",
+    "rules": "autopar.api",
+    "Plan": "autopar.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'autopar' has no attribute {name!r}")

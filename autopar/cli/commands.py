@@ -1,0 +1,266 @@
+"""The commands: each checks what it was given, calls one public function and prints its result.
+
+Heavy parts are imported inside the commands, so that `autopar --help` answers at once.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autopar import __version__
+from autopar.cli.codes import ExitCode
+from autopar.cli.display import show_progress
+from autopar.cli.files import prepare_file, prepare_folder
+from autopar.cli.interruption import Interruption
+from autopar.cli.options import (
+    cache_options,
+    file_path,
+    job_options,
+    json_option,
+    model_options,
+    resolve_cache_dir,
+)
+from autopar.units import format_bytes
+
+if TYPE_CHECKING:
+    from autopar.plan import Plan
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="autopar")
+def app() -> None:
+    """Find out how to parallelise a model over a cluster.
+
+    MODEL is an .onnx file or a model of the zoo, such as zoo:gpt2. No command needs a GPU.
+    """
+
+
+@app.command()
+@click.argument("model")
+@job_options
+@model_options
+@click.option(
+    "--top-k", type=click.IntRange(min=1), default=3, show_default=True, metavar="K", help="How many plans to return."
+)
+@click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write plan.json, report.txt and trace.json there.",
+)
+@cache_options
+@json_option
+def solve(
+    model: str,
+    output: Path | None,
+    dump_problem: Path | None,
+    cache_dir: Path | None,
+    no_cache: bool,
+    as_json: bool,
+    **request: Any,
+) -> int:
+    """Plan how to run MODEL on a cluster.
+
+    Prints the best plan found, and a bound on how much better any other could be. Ctrl-C ends the search with the best
+    plan found so far.
+    """
+    if output is not None:
+        prepare_folder(output)
+    if dump_problem is not None:
+        prepare_file(dump_problem)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    from autopar import api
+    from autopar.report import format_report
+
+    with Interruption() as interruption, show_progress() as progress:
+        plan = api.solve(
+            model,
+            cache_dir=cache,
+            dump_problem=dump_problem,
+            progress=progress,
+            should_stop=interruption.requested,
+            **request,
+        )
+    if output is not None:
+        _write_folder(plan, output)
+    click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
+    interrupted = plan.search is not None and plan.search.termination == "interrupted"
+    return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
+
+
+def _write_folder(plan: "Plan", folder: Path) -> None:
+    from autopar import api
+    from autopar.plan import write_atomically
+    from autopar.report import format_report
+    from autopar.simulate import write_chrome_trace
+
+    plan.save(folder / "plan.json")
+    write_atomically(folder / "report.txt", format_report(plan).encode())
+    write_chrome_trace(api.simulate(plan), folder / "trace.json")
+    click.echo(f"wrote plan.json, report.txt and trace.json into {folder}", err=True)
+
+
+@app.command()
+@click.argument("plan_file", metavar="PLAN", type=file_path())
+@click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
+@click.option("--trace", type=file_path(), metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
+@json_option
+def simulate(plan_file: Path, model: str | None, trace: Path | None, as_json: bool) -> None:
+    """Simulate one step of a plan.
+
+    PLAN is a plan.json. Prints time and memory of every stage.
+    """
+    from autopar import api
+    from autopar.plan import Plan
+    from autopar.report import format_timeline
+    from autopar.simulate import write_chrome_trace
+
+    plan = Plan.load(plan_file)
+    if trace is not None:
+        prepare_file(trace)
+    timeline = api.simulate(plan, model=model, trace=trace is not None)
+    if trace is not None:
+        write_chrome_trace(timeline, trace)
+    if as_json:
+        stages = timeline.stages
+        _echo_json({"step_seconds": timeline.step_seconds, "peak_bytes": timeline.peak_bytes, "stages": stages})
+    else:
+        click.echo(format_timeline(timeline), nl=False)
+
+
+@app.command()
+@click.argument("plan_file", metavar="PLAN", type=file_path())
+@click.option("--ops", is_flag=True, help="List the placements of every op too.")
+def explain(plan_file: Path, ops: bool) -> None:
+    """Explain a plan.
+
+    PLAN is a plan.json. Prints where time and memory go, which tensor lies where, and why the runners-up lost.
+    """
+    from autopar.plan import Plan
+    from autopar.report import format_explain
+
+    click.echo(format_explain(Plan.load(plan_file), ops=ops), nl=False)
+
+
+@app.command()
+@click.argument("model")
+@model_options
+@click.option("--op", "kind", metavar="KIND", help="Only ops of this kind, e.g. MatMul.")
+@cache_options
+@json_option
+def rules(
+    model: str, mode: str, dims: dict[str, int], kind: str | None, cache_dir: Path | None, no_cache: bool, as_json: bool
+) -> None:
+    """Print how the ops of a model can be sharded.
+
+    The rules are found by running each distinct op of MODEL on shards of its inputs.
+    """
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    from autopar import api
+    from autopar.report import format_rules, rules_to_json
+
+    found = api.rules(model, mode=mode, dims=dims, cache_dir=cache)
+    if as_json:
+        _echo_json(rules_to_json(found, kind))
+    else:
+        click.echo(format_rules(found, kind), nl=False)
+
+
+@app.command(name="model")
+@click.argument("name", required=False)
+@click.option("-o", "--output", type=file_path(), metavar="FILE.onnx", help="Where to write the model.")
+@click.option("--list", "list_all", is_flag=True, help="List the models of the zoo.")
+@json_option
+def write_model(name: str | None, output: Path | None, list_all: bool, as_json: bool) -> None:
+    """Write a model of the zoo, or list it.
+
+    The file is ONNX without weights, so that it is small however large the model is.
+    """
+    if list_all:
+        if name is not None or output is not None:
+            raise click.UsageError("--list takes neither a name nor -o")
+        _list_models(as_json)
+        return
+    if name is None or output is None:
+        raise click.UsageError("give a name and -o FILE.onnx, or --list")
+    from autopar import models
+
+    entry = models.spec(name.removeprefix("zoo:"))
+    prepare_file(output)
+    models.save(models.build(entry.name), output)
+    size = output.stat().st_size
+    if as_json:
+        _echo_json({"name": entry.name, "parameters": entry.num_parameters, "file": str(output), "bytes": size})
+    else:
+        click.echo(
+            f"wrote {output}: {entry.name}, {entry.num_parameters:,} parameters, {format_bytes(size)} without weights"
+        )
+
+
+def _list_models(as_json: bool) -> None:
+    from autopar import models
+    from autopar.report.text import format_table
+
+    entries = [models.spec(name) for name in models.names()]
+    if as_json:
+        _echo_json(
+            [
+                {
+                    "name": entry.name,
+                    "parameters": entry.num_parameters,
+                    "layers": entry.num_layers,
+                    "sample": entry.sample,
+                    "sample_size": entry.sample_size,
+                    "global_batch": entry.global_batch,
+                }
+                for entry in entries
+            ]
+        )
+        return
+    rows = [
+        (
+            entry.name,
+            f"{entry.num_parameters:,}",
+            str(entry.num_layers),
+            f"{entry.sample} of {entry.sample_size}",
+            str(entry.global_batch),
+        )
+        for entry in entries
+    ]
+    header = ("name", "parameters", "layers", "one sample", "samples per step")
+    click.echo("\n".join(format_table(header, rows)))
+
+
+@app.command()
+@json_option
+def clusters(as_json: bool) -> None:
+    """List the clusters known by name.
+
+    A YAML file with the fields that --json prints describes any other.
+    """
+    from autopar.cluster import PRESETS
+    from autopar.report.text import format_table
+
+    if as_json:
+        _echo_json({name: cluster.to_dict() for name, cluster in PRESETS.items()})
+        return
+    rows = [
+        (
+            name,
+            f"{cluster.devices_per_node} × {cluster.device.name}",
+            format_bytes(cluster.device.memory),
+            cluster.intra.tier,
+            cluster.inter.tier,
+        )
+        for name, cluster in PRESETS.items()
+    ]
+    click.echo("\n".join(format_table(("name", "node", "memory", "inside a node", "between nodes"), rows)))
+
+
+def _echo_json(value: Any) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))

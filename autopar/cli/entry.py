@@ -1,0 +1,50 @@
+"""The entry point: runs a command and turns what may go wrong into a message and an exit code."""
+
+import io
+import sys
+from collections.abc import Sequence
+
+import click
+
+from autopar.cli.codes import ExitCode
+from autopar.cli.commands import app
+from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        args: Arguments after the program's name; None takes those of the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show "×" gets "?" instead of a traceback
+    try:
+        result = app.main(args=args, prog_name="autopar", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return ExitCode.BAD_INPUT
+    except click.ClickException as error:
+        return _report(error.format_message(), _usage_hint(error), ExitCode.BAD_INPUT)
+    except InfeasibleError as error:
+        return _report(error.args[0], error.hint, ExitCode.INFEASIBLE)
+    except InterruptedSearchError as error:
+        return _report(error.args[0], error.hint, ExitCode.INTERRUPTED)
+    except AutoparError as error:
+        return _report(error.args[0], error.hint, ExitCode.BAD_INPUT)
+    except click.Abort:
+        return _report("interrupted", "", ExitCode.INTERRUPTED)
+    return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"see '{context.command_path} --help'" if context is not None else ""
+
+
+def _report(message: str, hint: str, code: ExitCode) -> int:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    return code

@@ -1,0 +1,28 @@
+"""Costs: seconds and bytes of ops on shards, collectives, changes of placement, and resident state."""
+
+from autopar.cost.collectives import Collective, devices_in_node
+from autopar.cost.flops import op_flops
+from autopar.cost.memory import ResidentBytes, resident_bytes
+from autopar.cost.model import CostModel
+from autopar.cost.policy import FP32, MIXED, POLICIES, DtypePolicy
+from autopar.cost.reshard import Move, Resharder, Reshards, reshards
+from autopar.cost.traffic import is_view, op_bytes
+
+__all__ = [
+    "FP32",
+    "MIXED",
+    "POLICIES",
+    "Collective",
+    "CostModel",
+    "DtypePolicy",
+    "Move",
+    "Resharder",
+    "Reshards",
+    "ResidentBytes",
+    "devices_in_node",
+    "is_view",
+    "op_bytes",
+    "op_flops",
+    "reshards",
+    "resident_bytes",
+]

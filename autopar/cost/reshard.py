@@ -1,0 +1,254 @@
+"""Changes of placement: the cheapest sequence of collectives between any two placements of a tensor.
+
+One move changes the placement on one mesh axis (bytes are those of the larger side on one device):
+
+    R -> S(d)      slice           free
+    S(d) -> R      all_gather      output
+    S(d) -> S(e)   all_to_all      input
+    P -> R         all_reduce      input
+    P -> S(d)      reduce_scatter  input
+
+Nothing becomes P. A dim split over several axes is split by the major axis first, so a move may split or join a dim
+on an axis only while no later axis splits the same dim. Cheapest paths over all placements that fit the tensor are
+found by Floyd and Warshall's algorithm.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost.arrays import FloatArray, IntArray
+from autopar.cost.collectives import Collective
+from autopar.cost.model import CostModel
+from autopar.errors import ShardingError
+from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, format_placements
+
+# Codes of a placement on one axis: 0 is R, 1 is P, d + 2 is S(d).
+_REPLICATE, _PARTIAL, _SHARD = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of a reshard: the placement changes on one mesh axis.
+
+    Attributes:
+        collective: What does it; None for a slice, which is local and free.
+        axis: Index of the mesh axis.
+        source: Placement on that axis before.
+        target: Placement on that axis after.
+        nbytes: Bytes of the larger side on one device; 0 for a slice.
+        seconds: What it costs.
+    """
+
+    collective: Collective | None
+    axis: int
+    source: Placement
+    target: Placement
+    nbytes: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.collective or 'slice'}[{self.axis}] {self.source}->{self.target}"
+
+
+def _code(placement: Placement) -> int:
+    match placement:
+        case Replicate():
+            return _REPLICATE
+        case Partial():
+            return _PARTIAL
+        case Shard(dim):
+            return dim + _SHARD
+
+
+def _collective(source: int, target: int) -> Collective | None:
+    if source == _REPLICATE:
+        return None
+    if source == _PARTIAL:
+        return Collective.ALL_REDUCE if target == _REPLICATE else Collective.REDUCE_SCATTER
+    return Collective.ALL_GATHER if target == _REPLICATE else Collective.ALL_TO_ALL
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Space:
+    """All placements of tensors of one rank on meshes of one number of axes, and the moves between them.
+
+    A state's number reads the codes of its axes as digits, major axis first.
+
+    Attributes:
+        codes: (states, axes) code per axis.
+        moves: Per (axis, collective): source and target states of every move.
+    """
+
+    codes: IntArray
+    moves: tuple[tuple[int, Collective | None, IntArray, IntArray], ...]
+
+
+@lru_cache(maxsize=64)
+def _space(rank: int, num_axes: int) -> _Space:
+    base = rank + _SHARD
+    codes = np.array(list(product(range(base), repeat=num_axes)), np.int64).reshape(base**num_axes, num_axes)
+    moves: dict[tuple[int, Collective | None], list[tuple[int, int]]] = {}
+    for state, row in enumerate(codes.tolist()):
+        for axis, source in enumerate(row):
+            later = set(row[axis + 1 :])
+            for target in range(base):
+                if target in (source, _PARTIAL) or {code for code in (source, target) if code >= _SHARD} & later:
+                    continue
+                reached = state + (target - source) * base ** (num_axes - 1 - axis)
+                moves.setdefault((axis, _collective(source, target)), []).append((state, reached))
+    arrays = [(key, np.array(pairs, np.int64)) for key, pairs in moves.items()]
+    return _Space(codes, tuple((axis, collective, pairs[:, 0], pairs[:, 1]) for (axis, collective), pairs in arrays))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reshards:
+    """The cheapest ways between all placements of one tensor.
+
+    States are numbered alike for all tensors of a rank on a mesh (`index`); those that do not fit this tensor are at
+    infinite distance.
+
+    Attributes:
+        shape: Global shape of the tensor.
+        mesh: The devices.
+        seconds: (states, states) seconds from row to column; infinity where there is no way.
+    """
+
+    shape: tuple[int, ...]
+    mesh: Mesh
+    seconds: FloatArray
+    _hop: NDArray[np.int32]
+    _edges: FloatArray
+    _local: FloatArray
+
+    def index(self, placements: Placements) -> int:
+        """Return the row and column of a placement, the same for every tensor of this rank on this mesh.
+
+        R is digit 0, P digit 1 and S(d) digit d + 2 of a number in base rank + 2, major axis first.
+
+        Raises:
+            ShardingError: If it has the wrong number of axes or a dim the tensor does not have.
+        """
+        codes = [_code(placement) for placement in placements]
+        base = len(self.shape) + _SHARD
+        if len(codes) != len(self.mesh.axes) or max(codes, default=0) >= base:
+            raise ShardingError(
+                f"{format_placements(placements)} is no placement of a {self.shape} tensor on mesh {self.mesh}"
+            )
+        state = 0
+        for code in codes:
+            state = state * base + code
+        return state
+
+    def matrix(self, sources: Sequence[Placements], targets: Sequence[Placements]) -> FloatArray:
+        """Return the seconds of every reshard from `sources` (rows) to `targets` (columns), infinity if impossible.
+
+        Raises:
+            ShardingError: As for `index`.
+        """
+        rows = [self.index(source) for source in sources]
+        columns = [self.index(target) for target in targets]
+        seconds = self.seconds[np.ix_(rows, columns)]
+        # The states do not tell sums from maxima. Nothing becomes partial, so a partial target asks for the very same
+        # partial source.
+        for column, target in enumerate(targets):
+            for axis, placement in enumerate(target):
+                if isinstance(placement, Partial):
+                    seconds[[source[axis] != placement for source in sources], column] = np.inf
+        return seconds
+
+    def path(self, source: Placements, target: Placements) -> tuple[Move, ...]:
+        """Return the cheapest moves from one placement to another; none if they are equal.
+
+        Raises:
+            ShardingError: If there is no way, or as for `index`.
+        """
+        if not np.isfinite(self.matrix([source], [target])[0, 0]):
+            hint = "both must fit the tensor, and nothing can become partial again"
+            names = f"{format_placements(source)} to {format_placements(target)}"
+            raise ShardingError(f"a {self.shape} tensor on mesh {self.mesh} cannot go from {names}", hint=hint)
+        state, end = self.index(source), self.index(target)
+        codes = _space(len(self.shape), len(self.mesh.axes)).codes
+        current = list(source)
+        moves = []
+        while state != end:
+            following = int(self._hop[state, end])
+            axis = int(np.flatnonzero(codes[state] != codes[following])[0])
+            old, new = int(codes[state, axis]), int(codes[following, axis])
+            placement: Placement = Replicate() if new == _REPLICATE else Shard(new - _SHARD)
+            collective = _collective(old, new)
+            nbytes = float(max(self._local[state], self._local[following])) if collective else 0.0
+            seconds = float(self._edges[state, following])
+            moves.append(Move(collective, axis, current[axis], placement, nbytes, seconds))
+            current[axis] = placement
+            state = following
+        return tuple(moves)
+
+
+def reshards(shape: tuple[int, ...], element_bytes: float, mesh: Mesh, cost: CostModel) -> Reshards:
+    """Return the cheapest ways between all placements of a tensor.
+
+    Args:
+        shape: Global shape.
+        element_bytes: Bytes per element on the wire.
+        mesh: The devices, numbered from the first device of a node.
+        cost: What collectives cost.
+    """
+    space = _space(len(shape), len(mesh.axes))
+    sizes = np.array(mesh.shape, np.int64)
+    split = np.where(space.codes >= _SHARD, sizes, 1)
+    local = prod(shape) * element_bytes / split.prod(axis=1)
+    fitting = np.ones(len(local), bool)
+    for dim, size in enumerate(shape):
+        fitting &= size % np.where(space.codes == dim + _SHARD, sizes, 1).prod(axis=1) == 0
+    edges = np.full((len(local), len(local)), np.inf)
+    for axis, collective, sources, targets in space.moves:
+        if collective is None:
+            edges[sources, targets] = 0.0
+        else:
+            nbytes = np.maximum(local[sources], local[targets])
+            edges[sources, targets] = cost.collective_seconds(collective, nbytes, mesh.axes[axis])
+    edges[~fitting] = np.inf
+    edges[:, ~fitting] = np.inf
+    seconds, hop = _cheapest(edges, np.flatnonzero(fitting))
+    return Reshards(shape, mesh, seconds, hop, edges, local)
+
+
+def _cheapest(edges: FloatArray, states: IntArray) -> tuple[FloatArray, NDArray[np.int32]]:
+    """Return all-pairs distances and the first state on the way; a direct edge wins ties."""
+    inner = edges[np.ix_(states, states)]
+    np.fill_diagonal(inner, 0.0)
+    first = np.tile(np.arange(len(states), dtype=np.int32), (len(states), 1))
+    for middle in range(len(states)):
+        through = inner[:, middle, None] + inner[None, middle, :]
+        # Shorter by rounding alone is not shorter: the path would only grow longer.
+        better = through < inner * (1.0 - 1e-12)
+        np.copyto(inner, through, where=better)
+        np.copyto(first, first[:, middle, None], where=better)
+    seconds = np.full_like(edges, np.inf)
+    seconds[np.ix_(states, states)] = inner
+    hop = np.zeros(edges.shape, np.int32)
+    hop[np.ix_(states, states)] = states[first]
+    return seconds, hop
+
+
+@dataclass(frozen=True, slots=True)
+class Resharder:
+    """Reshards by shape, each computed once."""
+
+    mesh: Mesh
+    cost: CostModel
+    _known: dict[tuple[tuple[int, ...], float], Reshards] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, shape: tuple[int, ...], element_bytes: float) -> Reshards:
+        """Return the reshards of a tensor of this shape; `element_bytes` as in `reshards`."""
+        key = (shape, element_bytes)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost)
+        return found

@@ -1,0 +1,11 @@
+"""ShardCombine: sharding rules found by executing each distinct op whole and on shards.
+
+No op has a sharding rule of its own here. An op is shrunk to small proxy shapes (`sketch`, `shrink`), fed with data
+that leaves no room for luck (`data`), run on shards, and the ways of putting the parts together again are recorded
+(`search`). `discover` does it for all ops of a graph, each distinct one once, and keeps the result on disk (`store`).
+"""
+
+from autopar.discover.discovery import discover
+from autopar.discover.rules import Rule, Rules, Scaled, Strategy, format_rule
+
+__all__ = ["Rule", "Rules", "Scaled", "Strategy", "discover", "format_rule"]

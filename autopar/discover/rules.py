@@ -1,0 +1,220 @@
+"""Records of what discovery found."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.errors import GraphError
+from autopar.ir.graph import Op
+from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placement
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A number inside an op that the local op on one shard needs divided by the size of the mesh axis.
+
+    Examples are the target shape of a Reshape, the end of a Slice, the `group` of a Conv.
+
+    Attributes:
+        source: Index of the (constant, integer) input that holds the number, or the name of an attribute.
+        entry: Position in that tensor or list; 0 for a scalar.
+    """
+
+    source: int | str
+    entry: int
+
+    def __str__(self) -> str:
+        return f"{'#' if isinstance(self.source, int) else ''}{self.source}[{self.entry}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to run an op on the devices of one mesh axis, without communication.
+
+    It is valid on an axis whose size divides every sharded dim of inputs and outputs and every scaled number.
+
+    Attributes:
+        inputs: A placement per input; `Replicate` for absent inputs and shape-like constants.
+        outputs: A placement per output.
+        scaled: Numbers that have to be divided by the axis size.
+    """
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    scaled: tuple[Scaled, ...] = ()
+
+    @property
+    def is_replicate(self) -> bool:
+        """Whether every device does the whole work."""
+        return all(isinstance(placement, Replicate) for placement in (*self.inputs, *self.outputs))
+
+    def __str__(self) -> str:
+        inputs, outputs = (",".join(map(str, placements)) for placements in (self.inputs, self.outputs))
+        scaled = f" scaling {', '.join(map(str, self.scaled))}" if self.scaled else ""
+        return f"{inputs} -> {outputs}{scaled}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """All strategies of one distinct op.
+
+    Attributes:
+        kind: Op kind.
+        strategies: The first replicates everything.
+        signature: Hash of all that the rule depends on: kind, attributes, opset and the shrunk op.
+        input_ranks: Rank per input; None for an absent input or a shape-like constant.
+        output_ranks: Rank per output.
+        num_executions: How often the op was run to find the rule.
+        reason: Why there is nothing but replication, or why the search stopped early; "" if neither.
+    """
+
+    kind: str
+    strategies: tuple[Strategy, ...]
+    signature: str
+    input_ranks: tuple[int | None, ...]
+    output_ranks: tuple[int, ...]
+    num_executions: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """The rules of all ops of a graph.
+
+    Attributes:
+        by_op: Rule by op name; ops of the same signature share one.
+        num_executions: Op executions in this run; 0 if everything came from the cache.
+        num_cached: Distinct rules that came from the cache.
+        seconds: Wall time.
+    """
+
+    by_op: Mapping[str, Rule]
+    num_executions: int
+    num_cached: int
+    seconds: float
+
+    def of(self, op: Op) -> Rule:
+        """Return the rule of an op.
+
+        Raises:
+            GraphError: If the op does not belong to the graph the rules were discovered for.
+        """
+        rule = self.by_op.get(op.name)
+        if rule is None or rule.kind != op.kind:
+            raise GraphError(
+                f"there is no rule for op {op.name!r} of kind {op.kind!r}", hint="run discover() on its graph"
+            )
+        return rule
+
+    def __len__(self) -> int:
+        """Return the number of distinct rules."""
+        return len({rule.signature for rule in self.by_op.values()})
+
+    def __iter__(self) -> Iterator[Rule]:
+        """Iterate over the distinct rules in order of first use."""
+        return iter({rule.signature: rule for rule in self.by_op.values()}.values())
+
+    @property
+    def unsharded(self) -> tuple[Rule, ...]:
+        """The rules that offer nothing but replication, or whose search stopped early; `reason` says why."""
+        return tuple(rule for rule in self if rule.reason)
+
+
+def _letters(rule: Rule) -> list[tuple[str, Strategy]]:
+    """Return the strategies that shard something, each with its own name: a ... z, then aa, ab ..."""
+    sharding = [
+        s for s in rule.strategies if any(isinstance(placement, Shard) for placement in (*s.inputs, *s.outputs))
+    ]
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    names = (*alphabet, *(first + second for first in alphabet for second in alphabet))
+    return list(zip(names, sharding, strict=False))
+
+
+def format_rule(rule: Rule) -> str:
+    """Return a rule in an einsum-like form.
+
+    Each letter is a strategy that shards the dims it stands on; `.` is a dim that cannot be sharded, `b|c` one with
+    alternatives. Reductions, scaled numbers and strategies on partial sums follow.
+
+    >>> texts = ("R R R", "S(0) R S(0)", "S(1) S(0) P", "R S(1) S(1)", "P R P")
+    >>> triples = [tuple(map(parse_placement, text.split())) for text in texts]
+    >>> found = tuple(Strategy(placements[:2], placements[2:]) for placements in triples)
+    >>> format_rule(Rule("MatMul", found, "", (2, 2), (2,), 0))
+    '[a,b],[b,c]->[a,c]; b: sum; P,R->P'
+    """
+    named = _letters(rule)
+
+    def side(ranks: tuple[int | None, ...], outputs: bool) -> str:
+        tensors = []
+        for index, rank in enumerate(ranks):
+            if rank is None:
+                tensors.append("_")
+                continue
+            dims: list[list[str]] = [[] for _ in range(rank)]
+            for name, strategy in named:
+                placement = (strategy.outputs if outputs else strategy.inputs)[index]
+                if isinstance(placement, Shard):
+                    dims[placement.dim].append(name)
+            tensors.append("[" + ",".join("|".join(names) or "." for names in dims) + "]")
+        return ",".join(tensors)
+
+    notes = []
+    for name, strategy in named:
+        marks = sorted({placement.reduce for placement in strategy.outputs if isinstance(placement, Partial)})
+        partial = [
+            f"#{index} partial" for index, placement in enumerate(strategy.inputs) if isinstance(placement, Partial)
+        ]
+        scaled = [f"scales {', '.join(map(str, strategy.scaled))}"] if strategy.scaled else []
+        if marks or partial or scaled:
+            notes.append(f"{name}: {', '.join(marks + partial + scaled)}")
+    for strategy in rule.strategies:
+        placements = (*strategy.inputs, *strategy.outputs)
+        if not strategy.is_replicate and not any(isinstance(placement, Shard) for placement in placements):
+            notes.append(str(strategy).replace(" -> ", "->"))
+    if rule.reason:
+        notes.append(rule.reason)
+    return "; ".join([f"{side(rule.input_ranks, False)}->{side(rule.output_ranks, True)}", *notes])
+
+
+def rule_to_json(rule: Rule) -> dict[str, Any]:
+    """Return a rule as JSON data."""
+    return {
+        "kind": rule.kind,
+        "signature": rule.signature,
+        "inputRanks": list(rule.input_ranks),
+        "outputRanks": list(rule.output_ranks),
+        "executions": rule.num_executions,
+        "reason": rule.reason,
+        "strategies": [
+            {
+                "inputs": [str(placement) for placement in strategy.inputs],
+                "outputs": [str(placement) for placement in strategy.outputs],
+                "scaled": [[scaled.source, scaled.entry] for scaled in strategy.scaled],
+            }
+            for strategy in rule.strategies
+        ],
+    }
+
+
+def rule_from_json(data: Mapping[str, Any]) -> Rule:
+    """Return the rule `rule_to_json` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: If the data is no rule.
+    """
+    return Rule(
+        kind=data["kind"],
+        strategies=tuple(
+            Strategy(
+                tuple(parse_placement(text) for text in strategy["inputs"]),
+                tuple(parse_placement(text) for text in strategy["outputs"]),
+                tuple(Scaled(source, entry) for source, entry in strategy["scaled"]),
+            )
+            for strategy in data["strategies"]
+        ),
+        signature=data["signature"],
+        input_ranks=tuple(data["inputRanks"]),
+        output_ranks=tuple(data["outputRanks"]),
+        num_executions=data["executions"],
+        reason=data["reason"],
+    )

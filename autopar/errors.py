@@ -1,0 +1,72 @@
+"""The errors a caller can cause, each with what, where and what to do about it.
+
+Every class also subclasses the builtin a Python user expects. An error of our own making is an `assert`, never one of these.
+"""
+
+
+class AutoparError(Exception):
+    """Base of every error a caller of autopar can cause.
+
+    Attributes:
+        hint: What to do about it, in words that could be typed in; empty if there is nothing to add.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n  hint: {self.hint}" if self.hint else message
+
+
+class ModelError(AutoparError, ValueError):
+    """The model cannot be read or is not what it claims to be."""
+
+
+class UnsupportedOpError(AutoparError, NotImplementedError):
+    """An op of the model has no rule for what was asked of it (execution, gradient)."""
+
+
+class ExecutionError(AutoparError, RuntimeError):
+    """The kernel of an op does not take the inputs it was given; the message names the op and their shapes."""
+
+
+class GraphError(AutoparError, ValueError):
+    """A graph breaks a law of the IR; the message prints the surrounding ops."""
+
+
+class ShardingError(AutoparError, ValueError):
+    """A placement does not fit its tensor or mesh."""
+
+
+class ClusterError(AutoparError, ValueError):
+    """A cluster description is wrong; the message names the field and the unit."""
+
+
+class ProblemError(AutoparError, ValueError):
+    """A strategy-selection problem is malformed."""
+
+
+class SolverError(AutoparError, RuntimeError):
+    """A solver is unknown, not installed, or cannot take this problem."""
+
+
+class JobError(AutoparError, ValueError):
+    """A request makes no sense for this model or cluster (0 GPUs, a batch that cannot be divided, ...)."""
+
+
+class PlanError(AutoparError, ValueError):
+    """A plan file is malformed or does not belong to the model."""
+
+
+class ProgramError(AutoparError, ValueError):
+    """A lowered program breaks a law of programs, or its text is malformed; the message prints the surroundings."""
+
+
+class InfeasibleError(AutoparError, RuntimeError):
+    """No plan fits; the message says how much is missing on which stage, the hint the cheapest way out."""
+
+
+class InterruptedSearchError(AutoparError, RuntimeError):
+    """The search was stopped before it had a first plan."""

@@ -1,0 +1,292 @@
+"""Numpy kernels for ops whose loops in `onnx.reference` are too slow to be run thousands of times.
+
+Each follows the operator's text in the ONNX specification. Array dims: N batch, C channels, then spatial dims.
+Arguments are those of the ONNX op; `None` stands for an absent input or attribute. All of them keep the dtype of their
+first input.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Ints = Sequence[int]
+
+
+def _padding(
+    shape: Ints, kernel: Ints, strides: Ints, dilations: Ints, pads: Ints | None, auto_pad: str | None, ceil_mode: bool
+) -> list[tuple[int, int, int]]:
+    """Return (padding before, padding after, number of windows) per spatial dim.
+
+    The padding after includes the rows that the last window of `ceil_mode` reaches beyond the declared padding.
+    """
+    result = []
+    for axis, size in enumerate(shape):
+        span = (kernel[axis] - 1) * dilations[axis] + 1
+        stride = strides[axis]
+        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            count = -(-size // stride)
+            total = max(0, (count - 1) * stride + span - size)
+            before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            after = total - before
+        else:
+            before, after = (pads[axis], pads[axis + len(shape)]) if pads and auto_pad != "VALID" else (0, 0)
+            room = size + before + after - span
+            count = (-(-room // stride) if ceil_mode else room // stride) + 1
+            if ceil_mode and (count - 1) * stride >= size + before:  # it would start in the padding: ignored
+                count -= 1
+        if count < 1:
+            raise ValueError(f"a window of {span} does not fit spatial dim {axis} of size {size}")
+        result.append((before, max(after, (count - 1) * stride + span - size - before), count))
+    return result
+
+
+def _windows(
+    x: Array, kernel: Ints, strides: Ints, dilations: Ints, padding: list[tuple[int, int, int]], fill: float
+) -> Array:
+    """Return the sliding windows of `x`: (N, C, *windows, *kernel), a view of the padded input."""
+    padded = x
+    if any(before or after for before, after, _ in padding):
+        widths = [(0, 0), (0, 0)] + [(before, after) for before, after, _ in padding]
+        padded = np.pad(x, widths, constant_values=fill)
+    spans = tuple((size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True))
+    views = sliding_window_view(padded, spans, axis=tuple(range(2, x.ndim)))
+    steps = [slice(None), slice(None)]
+    steps += [
+        slice(0, (count - 1) * stride + 1, stride) for (_, _, count), stride in zip(padding, strides, strict=True)
+    ]
+    steps += [slice(None, None, dilation) for dilation in dilations]
+    return views[tuple(steps)]
+
+
+def _spatial_axes(x: Array) -> tuple[int, ...]:
+    return tuple(range(x.ndim, 2 * x.ndim - 2))
+
+
+def max_pool(
+    x: Array,
+    *,
+    num_outputs: int,
+    kernel_shape: Ints,
+    auto_pad: str | None = None,
+    ceil_mode: int | None = None,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    storage_order: int | None = None,
+    strides: Ints | None = None,
+) -> tuple[Array, ...]:
+    """Return the maxima and, if two outputs are asked for, their flat indices in `x`."""
+    rank = len(kernel_shape)
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    padding = _padding(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
+    windows = _windows(x, kernel_shape, strides, dilations, padding, lowest)
+    y = windows.max(axis=_spatial_axes(x))
+    if num_outputs == 1:
+        return (y,)
+    flat = windows.reshape(*y.shape, prod(kernel_shape)).argmax(axis=-1)
+    inside = np.unravel_index(flat, tuple(kernel_shape))
+    spatial = x.shape[2:]
+    weights = [prod(spatial[axis + 1 :]) if not storage_order else prod(spatial[:axis]) for axis in range(rank)]
+    starts = np.ogrid[tuple(slice(0, size) for size in y.shape)]
+    indices = (starts[0] * x.shape[1] + starts[1]) * prod(spatial)
+    for axis in range(rank):
+        position = starts[axis + 2] * strides[axis] - padding[axis][0] + inside[axis] * dilations[axis]
+        indices = indices + position * weights[axis]
+    return y, indices.astype(np.int64)
+
+
+def average_pool(
+    x: Array,
+    *,
+    num_outputs: int,
+    kernel_shape: Ints,
+    auto_pad: str | None = None,
+    ceil_mode: int | None = None,
+    count_include_pad: int | None = None,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> tuple[Array, ...]:
+    """Return the means of the windows.
+
+    With `count_include_pad` the divisor counts the declared padding, but never what `ceil_mode` adds beyond it.
+    """
+    assert num_outputs == 1, "AveragePool has one output"
+    rank = len(kernel_shape)
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    padding = _padding(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    total = _windows(x, kernel_shape, strides, dilations, padding, 0).sum(axis=_spatial_axes(x))
+    ones: Array = np.ones((1, 1, *x.shape[2:]))
+    counted = padding
+    if count_include_pad:
+        if auto_pad in (None, "NOTSET") and pads:
+            declared = [(pads[axis], pads[axis + rank]) for axis in range(rank)]
+        elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            declared = [(before, after) for before, after, _ in padding]
+        else:
+            declared = [(0, 0)] * rank
+        ones = np.pad(ones, [(0, 0), (0, 0), *declared], constant_values=1)
+        counted = [(b - db, max(0, a - da), n) for (b, a, n), (db, da) in zip(padding, declared, strict=True)]
+    count = _windows(ones, kernel_shape, strides, dilations, counted, 0).sum(axis=_spatial_axes(x))
+    return ((total / count).astype(x.dtype),)
+
+
+def lp_pool(
+    x: Array,
+    *,
+    num_outputs: int,
+    kernel_shape: Ints,
+    auto_pad: str | None = None,
+    ceil_mode: int | None = None,
+    dilations: Ints | None = None,
+    p: float | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> tuple[Array, ...]:
+    """Return the p-norms of the windows."""
+    assert num_outputs == 1, "LpPool has one output"
+    rank = len(kernel_shape)
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    order = 2 if p is None else p
+    padding = _padding(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    powers = _windows(np.abs(x) ** order, kernel_shape, strides, dilations, padding, 0).sum(axis=_spatial_axes(x))
+    return ((powers ** (1.0 / order)).astype(x.dtype),)
+
+
+def conv(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    num_outputs: int,
+    auto_pad: str | None = None,
+    dilations: Ints | None = None,
+    group: int | None = None,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> tuple[Array, ...]:
+    """Return the convolution of `x` (N, C, ...) with `w` (M, C / group, *kernel) plus the bias `b` (M)."""
+    assert num_outputs == 1, "Conv has one output"
+    rank, groups = x.ndim - 2, group or 1
+    kernel = w.shape[2:]
+    if kernel_shape and tuple(kernel_shape) != kernel:
+        raise ValueError(f"kernel_shape {tuple(kernel_shape)} differs from the kernel of W {w.shape}")
+    if x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
+        raise ValueError(f"{groups} groups do not fit X {x.shape} and W {w.shape}")
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    padding = _padding(x.shape[2:], kernel, strides, dilations, pads, auto_pad, ceil_mode=False)
+    windows = _windows(x, kernel, strides, dilations, padding, 0)
+    inner = (1, *_spatial_axes(x))
+    parts = [
+        np.tensordot(part, kernels, axes=(inner, tuple(range(1, w.ndim))))
+        for part, kernels in zip(np.split(windows, groups, axis=1), np.split(w, groups), strict=True)
+    ]
+    y = np.moveaxis(parts[0] if groups == 1 else np.concatenate(parts, axis=-1), -1, 1)
+    if b is not None:
+        y = y + b.reshape(-1, *[1] * rank)
+    return (np.ascontiguousarray(y),)
+
+
+def conv_transpose(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    num_outputs: int,
+    auto_pad: str | None = None,
+    dilations: Ints | None = None,
+    group: int | None = None,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> tuple[Array, ...]:
+    """Return the transposed convolution of `x` (N, C, ...) with `w` (C, M / group, *kernel) plus the bias `b` (M)."""
+    assert num_outputs == 1, "ConvTranspose has one output"
+    rank, groups = x.ndim - 2, group or 1
+    kernel = w.shape[2:]
+    if kernel_shape and tuple(kernel_shape) != kernel:
+        raise ValueError(f"kernel_shape {tuple(kernel_shape)} differs from the kernel of W {w.shape}")
+    if x.shape[1] != w.shape[0] or w.shape[0] % groups:
+        raise ValueError(f"{groups} groups do not fit X {x.shape} and W {w.shape}")
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    extra = output_padding or [0] * rank
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    full = [strides[axis] * (x.shape[axis + 2] - 1) + spans[axis] + extra[axis] for axis in range(rank)]
+    before, sizes = [], []
+    for axis in range(rank):
+        size = output_shape[axis] if output_shape else x.shape[axis + 2] * strides[axis]
+        total = full[axis] - size
+        if auto_pad == "SAME_UPPER":
+            start = total // 2
+        elif output_shape or auto_pad == "SAME_LOWER":
+            start = total - total // 2
+        else:
+            start, end = (pads[axis], pads[axis + rank]) if pads and auto_pad != "VALID" else (0, 0)
+            size = full[axis] - start - end
+        before.append(start)
+        sizes.append(size)
+    reach = [max(full[axis], before[axis] + sizes[axis], spans[axis]) for axis in range(rank)]
+    canvas = np.zeros((x.shape[0], w.shape[1] * groups, *reach), dtype=x.dtype)
+    inputs, weights, targets = np.split(x, groups, axis=1), np.split(w, groups), np.split(canvas, groups, axis=1)
+    for offsets in product(*map(range, kernel)):
+        steps = tuple(
+            slice(offset * dilation, offset * dilation + (count - 1) * stride + 1, stride)
+            for offset, dilation, stride, count in zip(offsets, dilations, strides, x.shape[2:], strict=True)
+        )
+        for part, kernels, target in zip(inputs, weights, targets, strict=True):
+            taps = np.moveaxis(kernels, (0, 1), (-2, -1))[offsets]
+            term = np.tensordot(part, taps, axes=((1,), (0,)))
+            target[(slice(None), slice(None), *steps)] += np.moveaxis(term, -1, 1)
+    crop = [slice(start, start + size) for start, size in zip(before, sizes, strict=True)]
+    y = canvas[tuple([slice(None), slice(None), *crop])]
+    return (y if b is None else y + b.reshape(-1, *[1] * rank),)
+
+
+def lrn(x: Array, *, num_outputs: int, size: int, alpha: float, beta: float, bias: float) -> tuple[Array, ...]:
+    """Return local response normalisation over channels; `onnx.reference` normalises the first N channels only."""
+    assert num_outputs == 1, "LRN has one output"
+    before = (size - 1) // 2
+    pads = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+    total = sliding_window_view(np.pad(x * x, pads), size, axis=1).sum(axis=-1)
+    return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
+
+
+def erf(x: Array, *, num_outputs: int) -> tuple[Array, ...]:
+    """Return the error function in float64 precision; that of `onnx.reference` is float32."""
+    assert num_outputs == 1, "Erf has one output"
+    return (np.asarray(_erf(x), np.float64).astype(x.dtype),)
+
+
+def gelu(x: Array, *, num_outputs: int, approximate: str | None = None) -> tuple[Array, ...]:
+    """Return x times the normal distribution function of x, exact or by its approximation with tanh."""
+    assert num_outputs == 1, "Gelu has one output"
+    if approximate == "tanh":
+        doubled = 1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    else:
+        doubled = 1 + erf(x * math.sqrt(0.5), num_outputs=1)[0]
+    return ((0.5 * x * doubled).astype(x.dtype),)
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+KERNELS = {
+    "Erf": erf,
+    "Gelu": gelu,
+    "LRN": lrn,
+    "MaxPool": max_pool,
+    "AveragePool": average_pool,
+    "LpPool": lp_pool,
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+}
+"""The kernels by ONNX op type."""

@@ -1,0 +1,304 @@
+"""Folding: one copy of every distinct block.
+
+A graph whose forward is a chain of blocks is described by its distinct blocks (*kinds*), how often each occurs and how values pass between
+them. Position j of one instance corresponds to position j of every other instance of the kind, so that one strategy per (kind, position)
+decides for the whole model. Restricting all instances of a kind to one strategy is part of the declared space.
+"""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from enum import IntEnum
+
+from autopar.ir.blocks import block_kinds
+from autopar.ir.graph import Graph, Op, Phase, Role, Value
+
+VIEW_KINDS = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"})
+"""Ops whose output shares the memory of their first input."""
+
+
+class Source(IntEnum):
+    """What defines a value of the folded graph."""
+
+    OP = 0
+    STATE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Where a value comes from: output `slot` of op `position` of a kind, or the parameter first used as input `slot` of that op."""
+
+    source: Source
+    kind: int
+    position: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Where a value is used: input `slot` of op `position` of a kind."""
+
+    kind: int
+    position: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A producer and a consumer that meet `count` times in the unfolded graph; `crossing` if they lie in different blocks."""
+
+    producer: Producer
+    consumer: Consumer
+    count: int
+    crossing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a kind: its value in the representative instance, and how many parameters of the model it stands for."""
+
+    producer: Producer
+    value: Value
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A value that reaches a kind from another block.
+
+    Attributes:
+        value: Its name in the representative.
+        uses: Where the block uses it.
+        saved: Whether the block's backward needs a value of its forward.
+        producers: What it is in the unfolded graph, with counts; more than one if the first instance differs from the others.
+    """
+
+    value: str
+    uses: tuple[Consumer, ...]
+    saved: bool
+    producers: tuple[tuple[Producer, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """A distinct block.
+
+    Attributes:
+        id: Its number.
+        representative: The instance whose names are used.
+        instances: All its instances in the chain.
+        ops: Ops of the representative in program order.
+        saved: Per op, per output: whether the backward pass of the same block needs the value (or a view of it).
+        arrivals: Values that come from other blocks, in order of first use, each with its uses in this block.
+        last_use: Per op, per output: position after the last op of the instance that reads the value or a view of it; the end of the phase
+            if another block reads it; the op's own position plus one if nobody does.
+    """
+
+    id: int
+    representative: int
+    instances: tuple[int, ...]
+    ops: tuple[Op, ...]
+    saved: tuple[tuple[bool, ...], ...]
+    arrivals: tuple["Arrival", ...]
+    last_use: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """Number of instances."""
+        return len(self.instances)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """A graph by its distinct blocks.
+
+    Attributes:
+        graph: The unfolded graph.
+        chain: Kind of every block instance, in order.
+        kinds: The distinct blocks.
+        parameters: Distinct parameters.
+        uses: Distinct producer-consumer pairs.
+        free: Values that are everywhere without cost: data inputs, constants, buffers.
+        buffer_bytes: Bytes of the buffers, which every device holds.
+        by_value: Producer of every value that has one.
+        producers: Op that defines each value.
+    """
+
+    graph: Graph
+    chain: tuple[int, ...]
+    kinds: tuple[BlockKind, ...]
+    parameters: tuple[Parameter, ...]
+    uses: tuple[Use, ...]
+    free: frozenset[str]
+    buffer_bytes: float
+    by_value: Mapping[str, Producer]
+    producers: Mapping[str, Op]
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of the chain of blocks."""
+        return len(self.chain)
+
+
+def fold(graph: Graph) -> Folded:
+    """Fold a graph in which blocks have been found.
+
+    Free values (data, constants, buffers) have no producer and thus no uses: data loaders can deliver any shard and buffers are replicated.
+    """
+    chain = tuple(block_kinds(graph))
+    members: list[list[Op]] = [[] for _ in chain]
+    for op in graph.ops:
+        members[op.block].append(op)
+    instances: dict[int, list[int]] = {}
+    for index, kind in enumerate(chain):
+        instances.setdefault(kind, []).append(index)
+    # The middle instance is the most typical one: its neighbours are instances of the same kind.
+    representatives = {kind: blocks[len(blocks) // 2] for kind, blocks in instances.items()}
+
+    trained = {state.input: state.owner for state in graph.states if state.role is not Role.BUFFER}
+    parameter_names = {state.input for state in graph.states if state.role is Role.PARAMETER}
+    produced: dict[str, tuple[int, Producer]] = {}
+    uses: dict[tuple[Producer, Consumer], tuple[int, bool]] = {}
+    owners: dict[Producer, tuple[str, int]] = {}
+    for block, ops in enumerate(members):
+        kind = chain[block]
+        for position, op in enumerate(ops):
+            for slot, name in enumerate(op.inputs):
+                if name in parameter_names and name not in produced and op.phase is not Phase.UPDATE:
+                    producer = Producer(Source.STATE, kind, position, slot)
+                    produced[name] = (block, producer)
+                    first, count = owners.get(producer, (name, 0))
+                    owners[producer] = (name if block == representatives[kind] else first, count + 1)
+            for slot, name in enumerate(op.outputs):
+                if name:
+                    produced[name] = (block, Producer(Source.OP, kind, position, slot))
+    for block, ops in enumerate(members):
+        kind = chain[block]
+        for position, op in enumerate(ops):
+            for slot, name in enumerate(op.inputs):
+                if name not in produced:
+                    continue
+                if op.phase is Phase.UPDATE and name in trained:
+                    continue  # the optimizer's own state: it lies where the update runs
+                home, producer = produced[name]
+                key = (producer, Consumer(kind, position, slot))
+                count, crossing = uses.get(key, (0, False))
+                uses[key] = (count + 1, crossing or home != block)
+
+    sizes = {state.input: graph.values[state.input] for state in graph.states if state.role is Role.BUFFER}
+    kinds = []
+    consumers = graph.consumers()
+    activations = {name for op in graph.ops if _group(op) == 0 for name in op.outputs}
+    for kind in sorted(instances):
+        block = representatives[kind]
+        ops = members[block]
+        saved, last_use = _lifetimes(ops, block, consumers)
+        arrivals = _arrivals(kind, ops, block, produced, uses, activations)
+        kinds.append(BlockKind(kind, block, tuple(instances[kind]), tuple(ops), saved, arrivals, last_use))
+    return Folded(
+        graph=graph,
+        chain=chain,
+        kinds=tuple(kinds),
+        parameters=tuple(Parameter(producer, graph.values[name], count) for producer, (name, count) in owners.items()),
+        uses=tuple(Use(producer, consumer, count, crossing) for (producer, consumer), (count, crossing) in uses.items()),
+        free=frozenset(graph.inputs) | frozenset(graph.constants) | frozenset(sizes),
+        buffer_bytes=float(sum(value.size * 2 if value.is_float else value.size * 8 for value in sizes.values())),
+        by_value={name: producer for name, (_, producer) in produced.items()},
+        producers=graph.producers(),
+    )
+
+
+def _lifetimes(
+    ops: list[Op], block: int, consumers: Mapping[str, list[Op]]
+) -> tuple[tuple[tuple[bool, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Return `saved` and `last_use` of a representative instance."""
+    position = {op.name: index for index, op in enumerate(ops)}
+    phase_end = {phase: max((i + 1 for i, op in enumerate(ops) if _group(op) == phase), default=0) for phase in range(3)}
+    saved: list[tuple[bool, ...]] = []
+    last_use: list[tuple[int, ...]] = []
+    for index, op in enumerate(ops):
+        is_saved, ends = [], []
+        for name in op.outputs:
+            readers = _readers(name, consumers)
+            needed = _group(op) == 0 and any(_group(reader) == 1 for reader in readers if reader.block == block)
+            outside = [reader for reader in readers if reader.block != block]
+            end = max((position[r.name] + 1 for r in readers if r.block == block), default=index + 1)
+            if outside:
+                end = max(end, phase_end[_group(op)])
+            view = op.kind in VIEW_KINDS
+            is_saved.append(needed and not view)
+            ends.append(index if view else end)
+        saved.append(tuple(is_saved))
+        last_use.append(tuple(ends))
+    return tuple(saved), tuple(last_use)
+
+
+def _arrivals(
+    kind: int,
+    ops: list[Op],
+    block: int,
+    produced: Mapping[str, tuple[int, Producer]],
+    uses: Mapping[tuple[Producer, Consumer], tuple[int, bool]],
+    activations: Set[str],
+) -> tuple[Arrival, ...]:
+    """Return the values a representative instance takes from other blocks. Parameters are none: they are resident where they are used."""
+    incoming: dict[str, list[Consumer]] = {}
+    for position, op in enumerate(ops):
+        for slot, name in enumerate(op.inputs):
+            if name in produced and produced[name][0] != block and produced[name][1].source is Source.OP:
+                incoming.setdefault(name, []).append(Consumer(kind, position, slot))
+    by_consumer: dict[Consumer, list[tuple[Producer, int]]] = {}
+    for (producer, consumer), (count, _) in uses.items():
+        if consumer.kind == kind and producer.source is Source.OP:
+            by_consumer.setdefault(consumer, []).append((producer, count))
+    arrivals = []
+    for name, places in incoming.items():
+        groups = [_group(ops[place.position]) for place in places]
+        saved = name in activations and 1 in groups
+        arrivals.append(Arrival(name, tuple(places), saved, tuple(by_consumer[places[0]])))
+    return tuple(arrivals)
+
+
+def _group(op: Op) -> int:
+    """Return 0 for forward and loss, 1 for backward, 2 for update."""
+    if op.phase in (Phase.FORWARD, Phase.LOSS):
+        return 0
+    return 1 if op.phase is Phase.BACKWARD else 2
+
+
+def _readers(name: str, consumers: Mapping[str, list[Op]]) -> list[Op]:
+    """Return the ops that read a value or a view of it."""
+    readers: list[Op] = []
+    pending = [name]
+    while pending:
+        for reader in consumers.get(pending.pop(), ()):
+            readers.append(reader)
+            if reader.kind in VIEW_KINDS:
+                pending.extend(output for output in reader.outputs if output)
+    return readers
+
+
+def boundary_groups(folded: Folded) -> list[tuple[list[Producer], list[tuple[int, Arrival]]]]:
+    """Return the classes of values that must share a placement: everything that can meet in one arrival of a kind."""
+    group_of: dict[Producer, int] = {}
+    groups: list[tuple[list[Producer], list[tuple[int, Arrival]]]] = []
+    for kind in folded.kinds:
+        for arrival in kind.arrivals:
+            found = sorted({group_of[producer] for producer, _ in arrival.producers if producer in group_of})
+            if found:
+                target = found[0]
+                for other in found[1:]:
+                    producers, arrivals = groups[other]
+                    groups[target][0].extend(producers)
+                    groups[target][1].extend(arrivals)
+                    for producer in producers:
+                        group_of[producer] = target
+                    groups[other] = ([], [])
+            else:
+                target = len(groups)
+                groups.append(([], []))
+            for producer, _ in arrival.producers:
+                if producer not in group_of:
+                    group_of[producer] = target
+                    groups[target][0].append(producer)
+            groups[target][1].append((kind.id, arrival))
+    return [group for group in groups if group[0]]

@@ -1,0 +1,182 @@
+"""What people do by hand, as restrictions of the placement problem: the points of a grid search.
+
+A recipe gives each mesh axis a task. On a *data* axis every value is split along the batch, parameters are copied and gradients summed; with ZeRO-1
+the update is split. On a *tensor* axis (Megatron-LM) the parameters of repeated blocks are split where they are used, values between blocks are copied
+or, with sequence parallelism, split along the sequence, and nothing is split along the batch. What a recipe leaves open (which matrix by rows,
+which by columns) is for the solver to complete.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.formulate.tables import Decision, Node, Tables
+from autopar.ir.graph import Phase, Role, Value
+from autopar.problem import Problem, Recipe
+
+Mask = NDArray[np.bool_]
+BatchDims = Mapping[str, int]
+"""The batch dim of every value that has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Data parallelism; `zero` 0 or 1."""
+
+    zero: int
+
+    def __str__(self) -> str:
+        return "data" + (f"+zero-{self.zero}" if self.zero else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Megatron's tensor parallelism, with or without sequence parallelism."""
+
+    sequence: bool
+
+    def __str__(self) -> str:
+        return "megatron" + ("+sequence" if self.sequence else "")
+
+
+Task = Data | Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Facts:
+    """What the recipes need to know of a graph, gathered once."""
+
+    tables: Tables
+    batch: BatchDims
+    parameters: frozenset[str]
+    gradients: frozenset[str]
+
+
+def batch_dims(small: Mapping[str, Value], large: Mapping[str, Value]) -> dict[str, int]:
+    """Return the first dim in which two microbatch sizes differ, for every value that has one."""
+    found = {}
+    for name, value in small.items():
+        other = large.get(name)
+        if other is None:
+            continue
+        for dim, (before, after) in enumerate(zip(value.shape, other.shape, strict=False)):
+            if before != after:
+                found[name] = dim
+                break
+    return found
+
+
+def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
+    """Return the recipes of a mesh: every axis is a data axis or a tensor axis, the minor axis tensor first."""
+    num_axes = len(tables.mesh.axes)
+    trains = any(op.phase is Phase.UPDATE for kind in tables.folded.kinds for op in kind.ops)
+    data = (Data(0), Data(1)) if trains else (Data(0),)
+    tasks: list[tuple[Task, ...]] = []
+    for tensor_axes in range(num_axes + 1):
+        for zero, sequence in product(data, (False, True) if tensor_axes else (False,)):
+            if tensor_axes == num_axes and zero != data[0]:
+                continue
+            tasks.append((zero,) * (num_axes - tensor_axes) + (Tensor(sequence),) * tensor_axes)
+    states = tables.folded.graph.states
+    facts = _Facts(
+        tables,
+        dims,
+        frozenset(state.input for state in states if state.role is Role.PARAMETER),
+        frozenset(name for s in states if s.role is Role.GRADIENT for name in (s.input, s.output)),
+    )
+    made = []
+    for axes in tasks:
+        allowed = []
+        for node in tables.nodes:
+            mask = np.ones(node.count, dtype=bool)
+            for axis, task in enumerate(axes):
+                wanted = _data(facts, node, axis, task) if isinstance(task, Data) else _tensor(facts, node, axis, task)
+                if (mask & wanted).any():  # a node that cannot follow stays free on this axis
+                    mask &= wanted
+            allowed.append(tuple(int(i) for i in np.flatnonzero(mask)))
+        made.append(Recipe(" × ".join(map(str, axes)), tuple(allowed)))
+    return tuple(made)
+
+
+def _digits(numbers: NDArray[np.int64], rank: int, axis: int, num_axes: int) -> NDArray[np.int64]:
+    """Return the code of one axis of placement numbers: 0 Replicate, 1 Partial, 2 + d Shard(d)."""
+    digits: NDArray[np.int64] = numbers // (rank + 2) ** (num_axes - 1 - axis) % (rank + 2)
+    return digits
+
+
+def _tensors(tables: Tables, node: Node, axis: int) -> Sequence[tuple[str, NDArray[np.int64], bool]]:
+    """Return (name, code on the axis per strategy, is output) of everything a node places."""
+    num_axes = len(tables.mesh.axes)
+    if node.options is None:
+        assert node.value is not None and node.placements is not None
+        return [(node.value.name, _digits(node.placements, len(node.value.shape), axis, num_axes), True)]
+    op = tables.folded.kinds[node.kind].ops[node.position]
+    values = tables.folded.graph.values
+    placed = []
+    for names, arrays, is_output in ((op.inputs, node.options.inputs, False), (op.outputs, node.options.outputs, True)):
+        for name, numbers in zip(names, arrays, strict=True):
+            if numbers is not None:
+                placed.append((name, _digits(numbers, len(values[name].shape), axis, num_axes), is_output))
+    return placed
+
+
+def _data(facts: _Facts, node: Node, axis: int, task: Data) -> Mask:
+    tables, dims = facts.tables, facts.batch
+    mask = np.ones(node.count, dtype=bool)
+    if node.decision is Decision.PARAMETER:
+        return _tensors(tables, node, axis)[0][1] == 0
+    op = tables.folded.kinds[node.kind].ops[node.position] if node.options is not None else None
+    if op is not None and op.phase is Phase.UPDATE:
+        for _, digits, _ in _tensors(tables, node, axis):
+            mask &= digits >= 2 if task.zero else digits == 0
+        return mask
+    for name, digits, is_output in _tensors(tables, node, axis):
+        if name in dims:
+            mask &= digits == 2 + dims[name]
+        elif name in facts.gradients:
+            mask &= digits == 1
+        elif is_output:
+            mask &= digits <= 1
+        else:
+            mask &= digits == 0
+    return mask
+
+
+def _tensor(facts: _Facts, node: Node, axis: int, task: Tensor) -> Mask:
+    tables, dims = facts.tables, facts.batch
+    mask = np.ones(node.count, dtype=bool)
+    values = tables.folded.graph.values
+    if node.decision is Decision.BOUNDARY:
+        name, digits, _ = _tensors(tables, node, axis)[0]
+        sequence = 2 + dims.get(name, 0) + 1
+        if task.sequence and sequence < 2 + len(values[name].shape):
+            return digits == sequence
+        return digits == 0
+    repeated = tables.folded.kinds[node.kind].count > 1
+    op = tables.folded.kinds[node.kind].ops[node.position] if node.options is not None else None
+    for name, digits, is_output in _tensors(tables, node, axis):
+        if name in dims:
+            mask &= digits != 2 + dims[name]
+        elif (
+            op is not None
+            and op.phase is Phase.FORWARD
+            and not is_output
+            and repeated
+            and name in facts.parameters
+            and len(values[name].shape) > 1
+        ):
+            mask &= digits >= 2
+    return mask
+
+
+def restrict(problem: Problem, recipe: Recipe) -> Problem:
+    """Return the problem in which everything a recipe does not allow is forbidden."""
+    costs = []
+    for cost, allowed in zip(problem.node_costs, recipe.allowed, strict=True):
+        forbidden = np.full_like(cost, np.inf)
+        forbidden[list(allowed)] = cost[list(allowed)]
+        costs.append(forbidden)
+    return replace(problem, node_costs=tuple(costs))

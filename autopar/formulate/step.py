@@ -1,0 +1,372 @@
+"""From the seconds of blocks to the seconds of a step, and to the problem a solver sees.
+
+With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s), g_s its gradient traffic per
+microbatch, r_s its gradient reduction per step, u_s its update, h the seconds of one hop between stages, p stages and m microbatches:
+
+    t_s    = max(f_s + b_s, g_s)                      gradient traffic runs beside compute
+    flow   = sum_s t_s + (m - 1) max_s t_s + 2 (p - 1) h
+    tail_s = max(0, r_s + g_s - b_s) + u_s            what the last backward does not hide, and the update
+    step   = max_s (flow - sum_{q<s} b_q - s h + tail_s)
+
+Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event simulator computes the same
+quantities from the lowered program by events; the formula is what the solver minimises and its error against the simulator is reported.
+
+Lower bound on `step` over all splits into stages: max_s t_s >= mean_s t_s, and tail_0 >= max(0, r_0 - b_0) when there is one stage. Both are
+linear in the seconds of blocks, which makes the best choice of strategies a `Problem`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost import op_flops
+from autopar.formulate.fold import Folded
+from autopar.formulate.options import whole_shapes
+from autopar.formulate.tables import Decision, Memory, Slot, Tables
+from autopar.ir.graph import Phase
+from autopar.problem import Limit, Problem, Usage
+from autopar.schedule import SCHEDULES
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How a step is cut in time: number of stages, microbatches per step, schedule."""
+
+    num_stages: int
+    num_microbatches: int
+    schedule: str
+
+    def in_flight(self, stage: int) -> int:
+        """Return the microbatches whose activations a stage holds at its fullest."""
+        return SCHEDULES[self.schedule].in_flight(stage, self.num_stages, self.num_microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Blocks to stages: half-open ranges of the chain of blocks, and which stages recompute."""
+
+    ranges: tuple[tuple[int, int], ...]
+    recompute: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockBytes:
+    """Bytes per device of one instance of each kind; arrays over kinds.
+
+    Attributes:
+        resident: Parameters, gradients and optimizer state.
+        saved: Kept per microbatch in flight, arrivals included.
+        arrived: Kept per microbatch in flight under full recompute.
+        transient: Peak of what lives only while the block runs.
+        buffers: Bytes of buffers, once per device.
+    """
+
+    resident: FloatArray
+    saved: FloatArray
+    arrived: FloatArray
+    transient: FloatArray
+    buffers: float
+
+    def stage_bytes(self, counts: NDArray[np.int64], in_flight: int, recompute: bool) -> float:
+        """Return the peak bytes of a stage with `counts` instances of each kind."""
+        kept = self.arrived if recompute else self.saved
+        running = self.transient + (self.saved if recompute else 0.0)
+        present = counts > 0
+        peak = float(running[present].max()) if present.any() else 0.0
+        return float(counts @ self.resident + in_flight * (counts @ kept)) + peak + self.buffers
+
+
+def block_bytes(tables: Tables, choice: Sequence[int]) -> BlockBytes:
+    """Return the bytes of every kind under a choice of strategies."""
+    num_kinds = len(tables.folded.kinds)
+    resident, saved, arrived = np.zeros(num_kinds), np.zeros(num_kinds), np.zeros(num_kinds)
+    profiles = [np.zeros(len(kind.ops) + 1) for kind in tables.folded.kinds]
+    for item in tables.bytes:
+        amount = item.amounts[choice[item.node]]
+        match item.memory:
+            case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
+                resident[item.kind] += amount
+            case Memory.SAVED:
+                saved[item.kind] += amount
+            case Memory.ARRIVED:
+                saved[item.kind] += amount
+                arrived[item.kind] += amount
+            case Memory.TRANSIENT:
+                profiles[item.kind][item.start : item.end] += amount
+    transient = np.array([profile.max() for profile in profiles])
+    return BlockBytes(resident, saved, arrived, transient, tables.folded.buffer_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTime:
+    """Step seconds by the formula of this module, and its parts for the slowest stage."""
+
+    seconds: float
+    flow: float
+    tail: float
+    stage_seconds: FloatArray
+
+
+def step_time(
+    totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float
+) -> StepTime:
+    """Return the step time of blocks split into stages.
+
+    Args:
+        totals: (kinds, slots) seconds of one instance.
+        chain: Kind of every block.
+        pipeline: Stages, microbatches, schedule.
+        split: Blocks to stages.
+        hop: Seconds of sending one microbatch's boundary from a stage to the next.
+    """
+    per_block = totals[np.asarray(chain)]
+    sums = np.array([per_block[start:stop].sum(axis=0) for start, stop in split.ranges])  # (stages, slots)
+    redo = np.asarray(split.recompute, dtype=np.float64)
+    forward = sums[:, Slot.FORWARD]
+    backward = sums[:, Slot.BACKWARD] + redo * forward
+    trains = bool(backward.any())
+    stage = np.maximum(forward + backward, sums[:, Slot.GRADIENT])
+    hops = (2 if trains else 1) * (pipeline.num_stages - 1) * hop
+    flow = float(stage.sum() + (pipeline.num_microbatches - 1) * stage.max() + hops)
+    hidden = np.maximum(0.0, sums[:, Slot.REDUCE] + sums[:, Slot.GRADIENT] - backward)
+    tail = hidden + sums[:, Slot.UPDATE]
+    earlier = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + hop * np.arange(len(backward))
+    ends = flow - (earlier if trains else 0.0) + tail
+    slowest = int(ends.argmax())
+    return StepTime(float(ends[slowest]), flow, float(tail[slowest]), stage)
+
+
+def best_split(
+    totals: FloatArray, memory: BlockBytes, chain: Sequence[int], pipeline: Pipeline, limit: float, hop: float
+) -> tuple[Split, StepTime] | None:
+    """Return the split into stages with the least step time whose stages all fit, or None.
+
+    Exact over the sum of stage times for every bound on the slowest stage that is tried: first the least possible slowest stage, then looser
+    ones as long as they can pay. Recompute (none or full) is chosen per stage: a stage recomputes only if it does not fit otherwise.
+    """
+    num_blocks, num_stages = len(chain), pipeline.num_stages
+    if num_stages > num_blocks:
+        return None
+    seconds, recompute = _stage_options(totals, memory, chain, pipeline, limit)
+    bottleneck = _dynamic_program(seconds, num_stages, np.maximum)
+    if not np.isfinite(bottleneck[0]):
+        return None
+    candidates = np.unique(seconds[np.isfinite(seconds)])
+    candidates = candidates[candidates >= bottleneck[0] * (1 - 1e-12)]
+    best: tuple[Split, StepTime] | None = None
+    for cap in candidates[:: max(1, len(candidates) // 8)][:8]:
+        if best is not None and cap * (pipeline.num_microbatches - 1) >= best[1].seconds:
+            break
+        total, ranges = _dynamic_program(np.where(seconds <= cap, seconds, np.inf), num_stages, np.add)
+        if not np.isfinite(total):
+            continue
+        redo = tuple(bool(recompute[s, a, b]) for s, (a, b) in enumerate(ranges))
+        split = Split(ranges, redo)
+        time = step_time(totals, chain, pipeline, split, hop)
+        if best is None or time.seconds < best[1].seconds:
+            best = (split, time)
+    return best
+
+
+def _stage_options(
+    totals: FloatArray, memory: BlockBytes, chain: Sequence[int], pipeline: Pipeline, limit: float
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Return seconds of stage s holding blocks a to b (infinity if it cannot fit) and whether it recomputes, (stages, blocks, blocks + 1)."""
+    num_blocks, num_stages = len(chain), pipeline.num_stages
+    index = np.asarray(chain)
+    sums = np.concatenate([np.zeros((1, totals.shape[1])), np.cumsum(totals[index], axis=0)])
+    spans = sums[None, :, :] - sums[:-1, None, :]  # [a, b]: blocks a to b
+    forward, backward = spans[..., Slot.FORWARD], spans[..., Slot.BACKWARD]
+    plain = np.maximum(forward + backward, spans[..., Slot.GRADIENT])
+    redone = np.maximum(2 * forward + backward, spans[..., Slot.GRADIENT])
+
+    def span(values: FloatArray) -> FloatArray:
+        total = np.concatenate([[0.0], np.cumsum(values[index])])
+        return np.asarray(total[None, :] - total[:-1, None])
+
+    def peak(values: FloatArray) -> FloatArray:
+        result = np.zeros((num_blocks, num_blocks + 1))
+        for start in range(num_blocks):
+            result[start, start + 1 :] = np.maximum.accumulate(values[index[start:]])
+        return result
+
+    resident, saved, arrived = span(memory.resident), span(memory.saved), span(memory.arrived)
+    running, rerunning = peak(memory.transient), peak(memory.transient + memory.saved)
+    empty = np.arange(num_blocks + 1)[None, :] <= np.arange(num_blocks)[:, None]
+    trains = bool(totals[:, Slot.BACKWARD].any())
+    seconds = np.full((num_stages, num_blocks, num_blocks + 1), np.inf)
+    recompute = np.zeros(seconds.shape, dtype=bool)
+    for stage in range(num_stages):
+        flying = pipeline.in_flight(stage)
+        fits = resident + flying * saved + running + memory.buffers <= limit
+        fits_redone = (resident + flying * arrived + rerunning + memory.buffers <= limit) & trains
+        seconds[stage] = np.where(fits, plain, np.where(fits_redone, redone, np.inf))
+        recompute[stage] = ~fits & fits_redone
+        seconds[stage][empty] = np.inf
+    return seconds, recompute
+
+
+def _dynamic_program(
+    seconds: FloatArray, num_stages: int, combine: np.ufunc
+) -> tuple[float, tuple[tuple[int, int], ...]]:
+    """Return the least combined seconds of a split of all blocks into exactly `num_stages` ranges, and the ranges."""
+    num_blocks = seconds.shape[1]
+    best = np.full(num_blocks + 1, np.inf)
+    best[0] = 0.0
+    cuts = []
+    for stage in range(num_stages):
+        combined = combine(best[:num_blocks, None], seconds[stage])
+        cuts.append(combined.argmin(axis=0))
+        best = combined.min(axis=0)
+    end = num_blocks
+    if not np.isfinite(best[end]):
+        return float(best[end]), ()
+    ranges = []
+    for stage in reversed(range(num_stages)):
+        start = int(cuts[stage][end])
+        ranges.append((start, end))
+        end = start
+    return float(best[num_blocks]), tuple(reversed(ranges))
+
+
+def model_flops(folded: Folded) -> float:
+    """Return the FLOPs of the model for one microbatch, forward and backward, recompute not counted."""
+    total = 0.0
+    for kind in folded.kinds:
+        for op in kind.ops:
+            if op.phase is not Phase.UPDATE:
+                inputs, outputs = whole_shapes(folded.graph, op)
+                total += kind.count * float(op_flops(op, inputs, outputs)[0])
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Times each slot of each kind counts in the objective, (kinds, slots), and whether the optimum is then a lower bound on `step`."""
+
+    factors: FloatArray
+    is_bound: bool
+
+
+def weights(
+    tables: Tables, pipeline: Pipeline, *, recompute: bool, hidden: float, bounding: bool
+) -> Weights:
+    """Return the weights that make the step time linear.
+
+    Args:
+        tables: The decisions.
+        pipeline: Stages, microbatches, schedule.
+        recompute: Whether every stage runs its forward twice.
+        hidden: Multiplier in [0, 1] on `r - b`, the gradient reduction the last backward does not hide: any value gives a lower bound when
+            there is one stage, the best one closes the gap (Lagrange).
+        bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that make better plans.
+    """
+    counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
+    num_stages, num_microbatches = pipeline.num_stages, pipeline.num_microbatches
+    flow = counts * (1 + (num_microbatches - 1) / num_stages)
+    share = counts / num_stages
+    factors = np.zeros((len(counts), len(Slot)))
+    factors[:, Slot.FORWARD] = flow * (2 if recompute else 1)
+    factors[:, Slot.BACKWARD] = flow
+    if num_stages == 1 or not bounding:
+        factors[:, Slot.BACKWARD] -= hidden * share
+        if recompute:
+            factors[:, Slot.FORWARD] -= hidden * share
+        factors[:, Slot.REDUCE] = hidden * share
+        factors[:, Slot.UPDATE] = share
+        # Reduced gradients per microbatch only ever pay in memory; priced in full, they are used where memory asks for it.
+        factors[:, Slot.GRADIENT] = flow
+    return Weights(factors, bounding and not recompute)
+
+
+@dataclass(frozen=True, slots=True)
+class StageMix:
+    """What one stage holds, for memory limits: instances per kind, microbatches in flight, recompute."""
+
+    counts: tuple[int, ...]
+    in_flight: int
+    recompute: bool
+
+
+def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kinds: int) -> tuple[StageMix, ...]:
+    """Return the distinct stages of a split that no other stage dominates."""
+    mixes = []
+    for stage, (start, stop) in enumerate(split.ranges):
+        counts = np.bincount(np.asarray(chain[start:stop]), minlength=num_kinds)
+        mixes.append(StageMix(tuple(int(c) for c in counts), pipeline.in_flight(stage), split.recompute[stage]))
+    distinct = list(dict.fromkeys(mixes))
+    return tuple(mix for mix in distinct if not any(_dominates(other, mix) for other in distinct if other != mix))
+
+
+def _dominates(big: StageMix, small: StageMix) -> bool:
+    return (
+        big.recompute == small.recompute
+        and big.in_flight >= small.in_flight
+        and all(b >= s for b, s in zip(big.counts, small.counts, strict=True))
+    )
+
+
+def problem(
+    tables: Tables, weighting: Weights, mixes: Sequence[StageMix] = (), limit: float = np.inf, name: str = ""
+) -> Problem:
+    """Return the placement problem: weighted seconds, and the memory of every stage in `mixes` under `limit` bytes.
+
+    Time runs through the ops of every kind of every stage in turn: persistent tensors and saved activations take memory throughout their
+    stage, transient values while the ops that need them run.
+    """
+    factors = weighting.factors
+    node_costs = [
+        np.maximum(0.0, factors[node.kind, node.slot]) * node.share * node.seconds for node in tables.nodes
+    ]
+    edges = []
+    for edge in tables.edges:
+        weight = max(0.0, factors[edge.kind, edge.slot]) * edge.share
+        edges.append((edge.first, edge.second, edge.table, weight))
+    usages, limits = _usages(tables, mixes, limit)
+    return Problem.build(
+        node_costs,
+        edges,
+        usages=usages,
+        limit=limits,
+        node_names=[_node_name(node.decision, node.kind, node.name) for node in tables.nodes],
+        name=name,
+    )
+
+
+def _node_name(decision: Decision, kind: int, name: str) -> str:
+    return f"{decision.name.lower()}:{kind}:{name}"
+
+
+def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[list[Usage], list[Limit]]:
+    usages: list[Usage] = []
+    limits: list[Limit] = []
+    time = 0
+    kinds = tables.folded.kinds
+    for mix in mixes:
+        begin = time
+        starts = {}
+        for kind in kinds:
+            if mix.counts[kind.id]:
+                starts[kind.id] = time
+                time += max(1, len(kind.ops))
+        for item in tables.bytes:
+            count = mix.counts[item.kind]
+            if not count:
+                continue
+            match item.memory:
+                case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
+                    usages.append(Usage(item.node, begin, time, item.amounts * count))
+                case Memory.SAVED | Memory.ARRIVED if mix.recompute and item.memory is Memory.SAVED:
+                    start = starts[item.kind]
+                    usages.append(Usage(item.node, start, start + max(1, len(kinds[item.kind].ops)), item.amounts))
+                case Memory.SAVED | Memory.ARRIVED:
+                    usages.append(Usage(item.node, begin, time, item.amounts * (count * mix.in_flight)))
+                case Memory.TRANSIENT:
+                    start = starts[item.kind]
+                    usages.append(Usage(item.node, start + item.start, start + item.end, item.amounts))
+        limits.append(Limit(limit - tables.folded.buffer_bytes, begin, time))
+    return usages, limits

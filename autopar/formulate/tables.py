@@ -1,0 +1,402 @@
+"""Decisions and costs of one folded graph on one mesh, independent of how a pipeline weighs them.
+
+A *node* is a decision: the strategy of an op, the placement of a parameter between steps, of a value on its way between blocks (*boundary*), or
+of the copy of a value that several ops of a block share. An *edge* prices the change of placement between two nodes. Every price is in seconds
+for one block instance and belongs to a *slot*: how often it is paid depends on the schedule, which only `step.py` knows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost import CostModel, DtypePolicy, Resharder
+from autopar.discover import Rules
+from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
+from autopar.formulate.options import Options, all_placements, local_sizes, options
+from autopar.ir.graph import Graph, Op, Phase, Role, Value
+from autopar.sharding import Mesh
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Slot(IntEnum):
+    """How often a price is paid.
+
+    `FORWARD` and `BACKWARD` once per microbatch and in line with compute; `GRADIENT` once per microbatch beside compute (gradients reduced
+    before they are summed over microbatches); `REDUCE` once per step beside the last backward; `UPDATE` once per step.
+    """
+
+    FORWARD = 0
+    BACKWARD = 1
+    GRADIENT = 2
+    REDUCE = 3
+    UPDATE = 4
+
+
+class Memory(StrEnum):
+    """What bytes are for. `SAVED` and `ARRIVED` exist once per microbatch in flight; `TRANSIENT` while its op's neighbours run."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    SAVED = "saved"
+    ARRIVED = "arrived"
+    TRANSIENT = "transient"
+
+
+class Decision(IntEnum):
+    """What a node decides."""
+
+    OP = 0
+    PARAMETER = 1
+    BOUNDARY = 2
+    COPY = 3
+
+
+_STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A decision with S strategies.
+
+    Attributes:
+        decision: What it decides.
+        kind: Distinct block it belongs to.
+        name: Op or value it is about, in the representative instance; copies add their phase.
+        slot: When its own seconds are paid.
+        seconds: (S,) seconds per instance.
+        share: Occurrences per instance of the kind (1, except for parameters shared between blocks).
+        position: Position of the op in its block; -1 for other decisions.
+        options: Placements of an op; None for other decisions.
+        placements: (S,) placement numbers of the value; None for an op.
+        value: The value, for other decisions than ops.
+    """
+
+    decision: Decision
+    kind: int
+    name: str
+    slot: Slot
+    seconds: FloatArray
+    share: float
+    position: int
+    options: Options | None
+    placements: IntArray | None
+    value: Value | None
+
+    @property
+    def count(self) -> int:
+        """Number of strategies."""
+        return len(self.seconds)
+
+    def outputs(self, slot: int) -> IntArray:
+        """Return the (S,) placement numbers of what the node defines."""
+        if self.options is None:
+            assert self.placements is not None, self.name
+            return self.placements
+        numbers = self.options.outputs[slot]
+        assert numbers is not None, f"{self.name} does not define output {slot}"
+        return numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """The price of a change of placement.
+
+    Attributes:
+        first: Node that defines the value.
+        second: Node that uses it.
+        table: (S of first, S of second) seconds.
+        kind: Block whose slot it is paid in.
+        slot: When it is paid.
+        share: Times per instance of the kind.
+        value: Name of the value.
+        consumer: Input slot of the consuming op; -1 if the consumer is no op.
+    """
+
+    first: int
+    second: int
+    table: FloatArray
+    kind: int
+    slot: Slot
+    share: float
+    value: str
+    consumer: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bytes:
+    """Bytes per device a node takes for one instance: (S,) amounts, while ops `start` to `end` of the kind run if transient."""
+
+    node: int
+    kind: int
+    memory: Memory
+    amounts: FloatArray
+    start: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Values that pass between blocks under one placement: the node that decides it, and what defines them."""
+
+    node: int
+    producers: tuple[Producer, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """Everything the placement problem of one (microbatch size, mesh) is made of."""
+
+    folded: Folded
+    mesh: Mesh
+    costs: CostModel
+    resharder: Resharder
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    bytes: tuple[Bytes, ...]
+    boundaries: tuple[Boundary, ...]
+
+    def kind_totals(self, choice: Sequence[int]) -> FloatArray:
+        """Return the seconds of one instance by kind and slot, shape (kinds, slots)."""
+        totals = np.zeros((len(self.folded.kinds), len(Slot)))
+        for node, strategy in zip(self.nodes, choice, strict=True):
+            totals[node.kind, node.slot] += node.share * node.seconds[strategy]
+        for edge in self.edges:
+            if edge.share:
+                totals[edge.kind, edge.slot] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+        return totals
+
+
+class _Builder:
+    """Collects nodes and edges of one folded graph."""
+
+    def __init__(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> None:
+        self.folded, self.rules, self.mesh, self.costs = folded, rules, mesh, costs
+        self.graph = folded.graph
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+        self.bytes: list[Bytes] = []
+        self.boundaries: list[Boundary] = []
+        self.op_node: dict[tuple[int, int], int] = {}
+        self.parameter_node: dict[Producer, int] = {}
+        self.resharder = Resharder(mesh, costs)
+        self.resident, self.wire = element_bytes(self.graph, costs.policy)
+        self.written = {state.output: state for state in self.graph.states if state.output != state.input}
+
+    def build(self) -> Tables:
+        for kind in self.folded.kinds:
+            for position, op in enumerate(kind.ops):
+                self._add_op(kind.id, position, op)
+        for parameter in self.folded.parameters:
+            self._add_parameter(parameter.producer, parameter.value, parameter.count)
+        self._connect_inside()
+        self._connect_between()
+        self._close_step()
+        return Tables(
+            self.folded, self.mesh, self.costs, self.resharder,
+            tuple(self.nodes), tuple(self.edges), tuple(self.bytes), tuple(self.boundaries),
+        )  # fmt: skip
+
+    # Nodes.
+
+    def _add_op(self, kind: int, position: int, op: Op) -> None:
+        choices = options(self.graph, op, self.rules.of(op), self.mesh, self.folded.free)
+        choices = self._in_place(op, choices)
+        slot = _slot(op)
+        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident)
+        self.op_node[kind, position] = len(self.nodes)
+        self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, choices, None, None))
+        self._op_bytes(kind, position, op, choices)
+
+    def _in_place(self, op: Op, choices: Options) -> Options:
+        """Keep the strategies that write persistent tensors where they were read: a sum of gradients or a moment never moves."""
+        keep = np.ones(choices.count, dtype=bool)
+        for slot, name in enumerate(op.outputs):
+            state = self.written.get(name)
+            if state is not None and state.role in (Role.GRADIENT, Role.MOMENT):
+                before, after = choices.inputs[op.inputs.index(state.input)], choices.outputs[slot]
+                assert before is not None and after is not None, state
+                keep &= before == after
+        return choices if keep.all() else choices.select(keep)
+
+    def _op_bytes(self, kind: int, position: int, op: Op, choices: Options) -> None:
+        node = self.op_node[kind, position]
+        block = self.folded.kinds[kind]
+        for slot, name in enumerate(op.outputs):
+            local = choices.local_outputs[slot]
+            if not name or local is None:
+                continue
+            amounts = local.prod(axis=1, dtype=np.float64) * self.resident[name]
+            state = self.written.get(name)
+            if state is not None or op.phase is Phase.UPDATE:
+                if state is not None and state.role in _STATE_MEMORY:
+                    self.bytes.append(Bytes(node, kind, _STATE_MEMORY[state.role], amounts))
+                continue
+            if block.saved[position][slot]:
+                self.bytes.append(Bytes(node, kind, Memory.SAVED, amounts))
+            elif block.last_use[position][slot] > position:
+                self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, block.last_use[position][slot]))
+
+    def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
+        numbers = all_placements(value.shape, self.mesh, partial=False)
+        share = count / self.folded.kinds[producer.kind].count
+        self.parameter_node[producer] = len(self.nodes)
+        amounts = share * local_sizes(value.shape, numbers, self.mesh) * self.resident[value.name]
+        self.bytes.append(Bytes(len(self.nodes), producer.kind, Memory.PARAMETERS, amounts))
+        self.nodes.append(
+            Node(
+                Decision.PARAMETER, producer.kind, value.name, Slot.UPDATE, np.zeros(len(numbers)), share, -1, None, numbers, value
+            )
+        )
+
+    def _add_value(self, decision: Decision, kind: int, name: str, value: Value, slot: Slot) -> int:
+        numbers = all_placements(value.shape, self.mesh, partial=decision is Decision.COPY)
+        self.nodes.append(Node(decision, kind, name, slot, np.zeros(len(numbers)), 1.0, -1, None, numbers, value))
+        return len(self.nodes) - 1
+
+    # Edges.
+
+    def _connect_inside(self) -> None:
+        """Connect ops with the ops and parameters of their own block, through a shared copy where several ops of a phase read a value."""
+        groups: dict[tuple[Producer, int, Slot], list[tuple[Consumer, float]]] = {}
+        for use in self.folded.uses:
+            if use.crossing and use.producer.source is Source.OP:
+                continue
+            kind = self.folded.kinds[use.consumer.kind]
+            slot = _slot(kind.ops[use.consumer.position])
+            key = (use.producer, use.consumer.kind, slot)
+            groups.setdefault(key, []).append((use.consumer, use.count / kind.count))
+        for (producer, kind_id, slot), consumers in groups.items():
+            if producer.source is Source.STATE:
+                node, value = self.parameter_node[producer], self._parameter_value(producer)
+            else:
+                node = self.op_node[producer.kind, producer.position]
+                op = self.folded.kinds[producer.kind].ops[producer.position]
+                value = self.graph.values[op.outputs[producer.slot]]
+            self._fan_out(node, producer.slot, value, kind_id, slot, consumers)
+
+    def _connect_between(self) -> None:
+        """Give every value that passes between blocks one placement, the same wherever it crosses, so that blocks fit together."""
+        groups = boundary_groups(self.folded)
+        for number, (producers, arrivals) in enumerate(groups):
+            first = producers[0]
+            op = self.folded.kinds[first.kind].ops[first.position]
+            value = self.graph.values[op.outputs[first.slot]]
+            node = self._add_value(Decision.BOUNDARY, first.kind, f"boundary{number}:{value.name}", value, _slot(op))
+            self.boundaries.append(Boundary(node, tuple(producers)))
+            for producer in producers:
+                kind = self.folded.kinds[producer.kind]
+                slot = _slot(kind.ops[producer.position])
+                source = self.op_node[producer.kind, producer.position]
+                self._price(source, producer.slot, node, None, value, producer.kind, slot, 1.0, -1)
+            for kind_id, arrival in arrivals:
+                if arrival.saved:
+                    sizes = local_sizes(value.shape, self.nodes[node].outputs(0), self.mesh)
+                    self.bytes.append(Bytes(node, kind_id, Memory.ARRIVED, sizes * self.resident[value.name]))
+                by_slot: dict[Slot, list[tuple[Consumer, float]]] = {}
+                for consumer in arrival.uses:
+                    slot = _slot(self.folded.kinds[kind_id].ops[consumer.position])
+                    by_slot.setdefault(slot, []).append((consumer, 1.0))
+                for slot, consumers in by_slot.items():
+                    self._fan_out(node, 0, value, kind_id, slot, consumers)
+
+    def _fan_out(
+        self, node: int, output: int, value: Value, kind: int, slot: Slot, consumers: Sequence[tuple[Consumer, float]]
+    ) -> None:
+        source = node
+        if len(consumers) > 1:
+            copy = self._add_value(Decision.COPY, kind, f"{value.name}@{kind}/{slot.name.lower()}", value, slot)
+            share = max(share for _, share in consumers)
+            self._price(node, output, copy, None, value, kind, slot, share, -1)
+            source, output = copy, 0
+        for consumer, share in consumers:
+            target = self.op_node[consumer.kind, consumer.position]
+            op = self.folded.kinds[consumer.kind].ops[consumer.position]
+            paid = slot
+            if any(name in self.written and self.written[name].role is Role.GRADIENT for name in op.outputs):
+                paid = Slot.GRADIENT
+            elif op.phase is Phase.UPDATE:
+                paid = Slot.REDUCE
+            self._price(source, output, target, consumer.slot, value, kind, paid, share, consumer.slot)
+
+    def _close_step(self) -> None:
+        """Connect the new parameters with the old: whoever owns a shard of the update sends it to whoever stores the parameter."""
+        for state in self.graph.states:
+            if state.role is not Role.PARAMETER or state.output == state.input:
+                continue
+            new = self.folded.by_value.get(state.output)
+            old = self.folded.by_value.get(state.input)
+            if new is None or old is None or old not in self.parameter_node:
+                continue
+            if self.nodes[self.parameter_node[old]].name != state.input:
+                continue  # not the representative
+            value = self.graph.values[state.input]
+            share = self.nodes[self.parameter_node[old]].share
+            source = self.op_node[new.kind, new.position]
+            self._price(source, new.slot, self.parameter_node[old], None, value, old.kind, Slot.UPDATE, share, -1)
+
+    def _price(
+        self,
+        first: int,
+        output: int,
+        second: int,
+        input_slot: int | None,
+        value: Value,
+        kind: int,
+        slot: Slot,
+        share: float,
+        consumer: int,
+    ) -> None:
+        source = self.nodes[first].outputs(output)
+        if input_slot is None:
+            target = self.nodes[second].outputs(0)
+        else:
+            chosen = self.nodes[second].options
+            assert chosen is not None
+            numbers = chosen.inputs[input_slot]
+            if numbers is None:
+                return
+            target = numbers
+        matrix = self.resharder.of(value.shape, self.wire[value.name]).seconds
+        table = matrix[np.ix_(source, target)]
+        self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
+
+    def _parameter_value(self, producer: Producer) -> Value:
+        value = self.nodes[self.parameter_node[producer]].value
+        assert value is not None
+        return value
+
+
+def build_tables(folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables:
+    """Return the decisions and prices of a folded graph on a mesh."""
+    return _Builder(folded, rules, mesh, costs).build()
+
+
+def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the bytes per element of every value in memory and on the wire.
+
+    The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce before and after the sum
+    over microbatches.
+    """
+    resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
+    sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
+    for op in graph.ops:
+        for output in op.outputs:
+            if output in sums:
+                for name in op.inputs:
+                    if name != sums[output]:
+                        resident[name] = wire[name] = policy.gradient_wire
+    return resident, wire
+
+
+def _slot(op: Op) -> Slot:
+    """Return when an op, and what feeds it, is paid."""
+    if op.phase is Phase.UPDATE:
+        return Slot.UPDATE
+    return Slot.BACKWARD if op.phase is Phase.BACKWARD else Slot.FORWARD
+

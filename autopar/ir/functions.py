@@ -1,0 +1,55 @@
+"""Gradient, loss and optimizer kernels: functions of domain `autopar`, each with an ONNX body.
+
+A body is the meaning of its kind: whoever cannot run the kernel natively runs the body. Each is costed as one kernel.
+Bodies are written to be run on shards: sizes come from the shapes of the inputs, and sums over a dim that may be split
+are outputs of their own, so that the terms of the shards can be added. Where an output dim has no input to take its
+size from (the vocabulary in the gradient of an embedding), the numbers of its rows are an input (`rows`, `classes`: 0,
+1, 2, ...), so that a shard of the numbers gives the shard of the result.
+
+Names: x input, y output, dy gradient of the loss with respect to y; capital letters behind `_` are dims.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from autopar.ir.bodies.attention import ATTENTION
+from autopar.ir.bodies.convolution import CONVOLUTION, POOLING
+from autopar.ir.bodies.elementwise import ELEMENTWISE
+from autopar.ir.bodies.indexing import INDEXING
+from autopar.ir.bodies.normalization import NORMALIZATION
+from autopar.ir.bodies.steps import LOSS, OPTIMIZERS
+
+DOMAIN = "autopar"
+OPSET = 24
+"""Version of the default domain the bodies are written in."""
+
+
+def _table(*sections: str) -> dict[str, str]:
+    """Return the functions of all sections by kind; a closing brace at the start of a line ends one."""
+    header = f'<domain: "{DOMAIN}", opset_import: ["" : {OPSET}]>\n'
+    table = {}
+    for section in sections:
+        for text in section.split("\n}\n"):
+            if text.strip():
+                name = text.split(maxsplit=1)[0]
+                table[f"{DOMAIN}::{name}"] = f"{header}{text.strip()}\n}}\n"
+    return table
+
+
+FUNCTIONS: Mapping[str, str] = _table(
+    ELEMENTWISE, NORMALIZATION, ATTENTION, INDEXING, CONVOLUTION, POOLING, LOSS, OPTIMIZERS
+)
+"""ONNX text (`onnx.parser` syntax) of every function by kind. All attributes are required."""
+
+
+@cache
+def function_proto(kind: str) -> Any:
+    """Return the `onnx.FunctionProto` of a kind such as "autopar::Adam"; parsed once. Treat it as read-only.
+
+    Raises:
+        KeyError: If there is no such function.
+    """
+    from onnx import parser
+
+    return parser.parse_function(FUNCTIONS[kind])

@@ -1,0 +1,169 @@
+"""The IR: an SSA graph of ONNX ops over typed values.
+
+One graph describes one *microbatch* of a job on one (virtual) device: all shapes are global. Ops keep their ONNX semantics, so each can be
+executed alone; gradient and optimizer kernels are functions of domain `autopar` with an ONNX body (`autopar.ir.functions`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+Attr = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+"""What an op attribute may be. Tensor attributes become constants of the graph when a model is imported."""
+
+ITEM_BYTES: Mapping[str, int] = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+
+
+class Phase(StrEnum):
+    """When an op runs: `UPDATE` once per step, the others once per microbatch."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+class Role(StrEnum):
+    """What a persistent tensor (an input that outlives the step) is.
+
+    `GRADIENT` is the buffer in which gradients of the microbatches are summed; `BUFFER` is not trained (running means, masks).
+    """
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    GRADIENT = "gradient"
+    MOMENT = "moment"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A typed tensor. `dtype` is numpy's name, or `bfloat16`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the elements are floating-point numbers (and so subject to mixed precision)."""
+        return "float" in self.dtype
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: Unique in the graph.
+        kind: ONNX op type, prefixed with `domain::` unless the domain is the default one ("MatMul", "autopar::Adam").
+        inputs: Value names; "" stands for an absent optional input.
+        outputs: Value names; "" stands for an output nobody asked for.
+        attrs: Attributes sorted by name.
+        phase: When it runs.
+        block: Index of its block in the chain of blocks, -1 before blocks were found. Backward and update ops carry the block of the forward op
+            they belong to.
+        origin: Name of the forward op a backward op differentiates, or the parameter an update op updates; "" otherwise.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    phase: Phase = Phase.FORWARD
+    block: int = -1
+    origin: str = ""
+
+    def attr(self, name: str, default: Attr | None = None) -> Attr | None:
+        """Return an attribute's value, or `default`."""
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        return default
+
+    @property
+    def is_update(self) -> bool:
+        """Whether the op runs once per step and not once per microbatch."""
+        return self.phase is Phase.UPDATE
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A persistent tensor: it enters a step as value `input` and leaves it as value `output` (equal to `input` if the step leaves it as it is).
+
+    `owner` is the parameter a gradient buffer or a moment belongs to; a parameter owns itself.
+    """
+
+    input: str
+    output: str
+    role: Role
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A model, or a whole training step. Treat the mappings as read-only; passes build new graphs.
+
+    Attributes:
+        name: Name of the model.
+        opset: Version of the default ONNX domain the ops follow.
+        values: Every value by name, in order of definition.
+        inputs: Data that arrives with every microbatch (tokens, labels).
+        states: Persistent tensors: parameters, buffers, gradient sums, optimizer moments.
+        constants: Known small data (target shapes, axes, scalars) by value name.
+        ops: In topological order.
+        outputs: Results of a microbatch (logits; the loss).
+    """
+
+    name: str
+    opset: int
+    values: Mapping[str, Value]
+    inputs: tuple[str, ...]
+    states: tuple[State, ...]
+    constants: Mapping[str, NDArray[np.generic]]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        """The trained tensors."""
+        return tuple(self.values[state.input] for state in self.states if state.role is Role.PARAMETER)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all trained tensors."""
+        return sum(value.size for value in self.parameters)
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of the chain of blocks; 0 before blocks were found."""
+        return 1 + max((op.block for op in self.ops), default=-1)
+
+    def producers(self) -> dict[str, Op]:
+        """Return the op that defines each value; inputs, states and constants have none."""
+        return {name: op for op in self.ops for name in op.outputs if name}
+
+    def consumers(self) -> dict[str, list[Op]]:
+        """Return the ops that read each value, in program order, each once."""
+        users: dict[str, list[Op]] = {}
+        for op in self.ops:
+            for name in dict.fromkeys(op.inputs):
+                if name:
+                    users.setdefault(name, []).append(op)
+        return users

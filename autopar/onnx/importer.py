@@ -1,0 +1,373 @@
+"""The import proper: one forward sweep that folds what is known, infers every shape and drops what does nothing."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import onnx
+import onnx.defs
+from numpy.typing import NDArray
+
+from autopar.errors import ModelError
+from autopar.execute import Executor
+from autopar.ir.graph import Attr, Graph, Op, Role, State, Value
+from autopar.ir.verify import verify
+from autopar.onnx.batch import Batch, Ports, bind, resolve
+from autopar.onnx.inference import Inference, Type
+from autopar.onnx.reader import Source
+from autopar.onnx.roles import Roles
+from autopar.onnx.simplify import same_as
+from autopar.onnx.tensors import MAX_CONSTANT, constant_array, dtype_name, has_data, read_array, read_attrs
+from autopar.onnx.upgrade import TARGET_OPSET, Draft, upgrade
+
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_MAX_DATA = 256  # elements of a constant that shape inference is shown
+
+
+def import_model(source: Source, dims: Mapping[str, int], batch: int | None) -> Graph:
+    """Return the model as a graph; see `autopar.onnx.load`."""
+    ports = bind(source, dims, batch)
+    exported: Mapping[str, Type] = {}
+    if ports.batch is not None and ports.batch.replaced:
+        exported = _swept(source, bind(source, dims, ports.batch.exported), {}).types
+    sweep = _swept(source, ports, exported)
+    graph = sweep.finish([item.name for item in source.model.graph.output])
+    graph = replace(graph, metadata=_metadata(source, ports))
+    verify(graph)
+    return graph
+
+
+def _swept(source: Source, ports: Ports, exported: Mapping[str, Type]) -> "_Sweep":
+    sweep = _Sweep(source, ports.batch, exported)
+    sweep.start(ports)
+    for index, node in enumerate(source.model.graph.node):
+        sweep.node(node, index)
+    return sweep
+
+
+def _metadata(source: Source, ports: Ports) -> dict[str, str]:
+    model = source.model
+    metadata = {
+        "producer": f"{model.producer_name} {model.producer_version}".strip(),
+        "sha256": source.sha256,
+        "dims": json.dumps(dict(sorted(ports.dims.items()))),
+    }
+    if ports.batch is not None:
+        metadata |= {"batch": str(ports.batch.size), "batch_inputs": json.dumps(ports.batch.inputs)}
+    return metadata
+
+
+class _Sweep:
+    """Walks the nodes in order. It is the `Context` of the upgrade rules.
+
+    Args:
+        source: The model.
+        batch: Its batch, if it has one.
+        exported: Types of values in a sweep with the exported batch; empty if that is the batch.
+
+    Attributes:
+        types: Types of inputs, initializers and all results, also of ops that were dropped.
+    """
+
+    def __init__(self, source: Source, batch: Batch | None, exported: Mapping[str, Type]) -> None:
+        self._source = source
+        self._batch = batch if batch is not None and exported else None
+        self._exported = exported
+        self.types: dict[str, Type] = {}
+        self._same: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._weighted: set[str] = set()
+        self._roles = Roles(source)
+        self._opset = max(source.opset, TARGET_OPSET)
+        self._inference = Inference(self._opset, source.domains)
+        self._executor = Executor()
+        self._values: dict[str, Value] = {}
+        self._known: dict[str, NDArray[np.generic]] = {}
+        self._alias: dict[str, str] = {}
+        self._made: dict[str, Op] = {}
+        self._ops: list[Op] = []
+        self._names: set[str] = set()
+        self._inputs: list[str] = []
+        self._states: dict[str, Role] = {}
+
+    def start(self, ports: Ports) -> None:
+        """Take in data inputs and initializers."""
+        for value in ports.inputs:
+            self._values[value.name] = value
+            self.types[value.name] = (value.shape, value.dtype)
+            self._inputs.append(value.name)
+        self._initializers(self._source.model.graph.initializer)
+        sparse = self._source.model.graph.sparse_initializer
+        if sparse:
+            raise ModelError(f"initializer {sparse[0].values.name!r} is sparse, which is not supported")
+
+    def _initializers(self, tensors: Iterable[onnx.TensorProto]) -> None:
+        for tensor in tensors:
+            dtype = dtype_name(tensor.data_type, f"initializer {tensor.name!r}")
+            shape = tuple(tensor.dims)
+            role = self._roles.of(tensor, self._source)
+            if role is not Role.PARAMETER and self._batch is not None and has_data(tensor, self._source.folder):
+                array = self._batch.one_row(read_array(tensor, self._source.folder))
+                shape = array.shape
+                if role is None:
+                    self._known[tensor.name] = array
+            elif role is None:
+                self._known[tensor.name] = read_array(tensor, self._source.folder)
+            if role is not None:
+                self._state(tensor.name, role)
+            self._values[tensor.name] = Value(tensor.name, shape, dtype)
+            self.types[tensor.name] = (tuple(tensor.dims), dtype)
+
+    def _state(self, name: str, role: Role) -> None:
+        self._states[name] = role
+        if role is Role.PARAMETER:
+            self._weighted.add(name)
+
+    def constant(self, array: NDArray[np.generic], hint: str) -> str:
+        """Add a constant and return its name."""
+        name = hint
+        while name in self._values:
+            name += "_"
+        self._known[name] = array
+        self._values[name] = Value(name, array.shape, str(array.dtype))
+        return name
+
+    def value(self, name: str) -> Value:
+        """Return the type of a value."""
+        return self._values[name]
+
+    def node(self, node: onnx.NodeProto, index: int) -> None:
+        """Take in one node.
+
+        Raises:
+            ModelError: If it cannot be imported.
+        """
+        op_type = node.op_type
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        name = node.name or (node.output[0] if node.output else "") or f"{op_type}_{index}"
+        what = f"node {name!r} ({domain + '::' if domain else ''}{op_type})"
+        if op_type in _CONTROL_FLOW and not domain:
+            self._branch(node, what)
+            return
+        inputs = [self._alias.get(item, item) for item in node.input]
+        for item in inputs:
+            if item and item not in self._values:
+                raise ModelError(f"{what} reads {item!r}, which nothing before it defines", hint="check the model with onnx.checker")
+        if op_type == "Constant" and not domain:
+            self._constant_node(node, what)
+            return
+        if op_type == "ConstantOfShape" and not domain and self._filled(node, inputs, what):
+            return
+        if not onnx.defs.has(op_type, self._source.domains.get(domain, 1), domain):
+            known = "" if domain in ("", "ai.onnx.ml") else f" of the unknown domain {domain!r}"
+            raise ModelError(
+                f"{what} is an op{known} that the installed onnx does not know at opset {self._source.domains.get(domain, 1)}",
+                hint="export with standard ONNX ops only, or add the op to the model as a local function",
+            )
+        kind = f"{domain}::{op_type}" if domain else op_type
+        draft = Draft(name, kind, inputs, list(node.output), dict(read_attrs(node.attribute, what)))
+        drafts = [draft] if self._source.opset >= TARGET_OPSET or domain else upgrade(draft, self._source.opset, self)
+        for item in drafts:
+            self._op(item)
+
+    def _branch(self, node: onnx.NodeProto, what: str) -> None:
+        """Inline the branch that an `If` takes; any other control flow depends on data."""
+        condition = self._known.get(self._alias.get(node.input[0], node.input[0])) if node.op_type == "If" else None
+        if condition is None:
+            raise ModelError(
+                f"{what} is control flow that depends on data, which is not supported",
+                hint="export with torch.onnx.export(..., dynamo=True), which unrolls or removes it",
+            )
+        wanted = "then_branch" if bool(condition.reshape(())) else "else_branch"
+        branch = next(attribute.g for attribute in node.attribute if attribute.name == wanted)
+        self._initializers(branch.initializer)
+        for index, inner in enumerate(branch.node):
+            self.node(inner, index)
+        for outer, result in zip(node.output, branch.output, strict=True):
+            self._alias[outer] = self._alias.get(result.name, result.name)
+
+    def _constant_node(self, node: onnx.NodeProto, what: str) -> None:
+        array, name = constant_array(node, what), node.output[0]
+        if self._batch is not None:
+            array = self._batch.one_row(array)
+        role = self._roles.of_constant(name, array.size, array.dtype.kind not in "biu")
+        if role is None:
+            self._known[name] = array
+        else:
+            self._state(name, role)
+        self._values[name] = Value(name, array.shape, str(array.dtype))
+
+    def _filled(self, node: onnx.NodeProto, inputs: Sequence[str], what: str) -> bool:
+        """Take in a `ConstantOfShape`: a weight, or an `Expand` of a scalar constant. False if its shape is not known."""
+        fill = read_array(node.attribute[0].t, None).reshape(()) if node.attribute else np.zeros((), np.float32)
+        target = self._known.get(inputs[0])
+        if target is None:
+            return False
+        name, shape = node.output[0], tuple(map(int, target.ravel()))
+        role = self._roles.of_filled(name, inputs[0]) if fill.dtype.kind not in "biu" else None
+        if role is not None:
+            self._state(name, role)
+            self._values[name] = Value(name, shape, str(fill.dtype))
+        elif prod(shape) <= MAX_CONSTANT:
+            self._known[name] = np.full(shape, fill)
+            self._values[name] = Value(name, shape, str(fill.dtype))
+        else:
+            scalar = self.constant(np.asarray(fill), f"{name}.value")
+            self._op(Draft(node.name or name, "Expand", [scalar, inputs[0]], [name]))
+        return True
+
+    def _op(self, draft: Draft) -> None:
+        """Fold, drop or append one op of the target opset."""
+        while draft.outputs and not draft.outputs[-1]:
+            draft.outputs.pop()
+        if draft.kind == "Dropout":
+            self._dropout(draft)
+            return
+        if self._batch is not None and draft.kind in ("Reshape", "Expand"):
+            self._rebatch(draft, self._batch)
+        attrs = tuple(sorted(draft.attrs.items()))
+        inputs = [self._values[name] if name else None for name in draft.inputs]
+        if draft.kind in ("Shape", "Size") and inputs[0] is not None:
+            self._fold(draft, [_size(draft, inputs[0])])
+            return
+        data = [self._known.get(name) for name in draft.inputs]
+        shown = [None if array is None or array.size > _MAX_DATA else array for array in data]
+        types = self._inference.infer(draft.name, draft.kind, attrs, inputs, shown, len(draft.outputs))
+        foldable = all(array is not None or not name for array, name in zip(data, draft.inputs, strict=True))
+        if foldable and draft.kind not in _RANDOM and all(kept is None or prod(kept[0]) <= MAX_CONSTANT for kept in types):
+            arrays = self._executor.run_kind(draft.kind, attrs, data, len(draft.outputs), self._opset, draft.name)
+            if all(array.size <= MAX_CONSTANT for array in arrays):
+                self._fold(draft, arrays)
+                return
+            types = tuple((array.shape, str(array.dtype)) for array in arrays)
+        self._note(draft.outputs, types)
+        source = same_as(draft, self._values, self._known, self._made, types)
+        if source is not None:
+            self._alias[draft.outputs[0]] = source
+            return
+        if not self._merged(draft, attrs):
+            self._append(draft, attrs, types)
+
+    def _note(self, names: Sequence[str], types: Sequence[Type | None]) -> None:
+        for name, kept in zip(names, types, strict=True):
+            if kept is not None:
+                self.types[name] = kept
+
+    def _rebatch(self, draft: Draft, batch: Batch) -> None:
+        """Put the new batch into the target shape of an op."""
+        entries = self._known.get(draft.inputs[1])
+        source, result = self._values[draft.inputs[0]].shape, self._exported.get(draft.outputs[0])
+        before = self._exported.get(draft.inputs[0])
+        if entries is None or before is None or result is None:
+            return
+        target = batch.target(draft.kind, before[0], source, result[0])
+        given = [int(entry) for entry in entries]
+        if draft.kind == "Expand" or resolve(given, source, zero_is_copy=not draft.attrs.get("allowzero")) != target:
+            draft.inputs[1] = self.constant(np.array(target, np.int64), f"{draft.name}.batched")
+
+    def _merged(self, draft: Draft, attrs: tuple[tuple[str, Attr], ...]) -> bool:
+        """Drop an op without a trained tensor upstream that repeats another one (masks and tables computed once per layer)."""
+        if not self._weighted.isdisjoint(draft.inputs):
+            self._weighted.update(draft.outputs)
+            return False
+        if draft.kind in _RANDOM:
+            return False
+        key = (draft.kind, attrs, tuple(draft.inputs), len(draft.outputs))
+        first = self._same.setdefault(key, tuple(draft.outputs))
+        if first is draft.outputs or first == tuple(draft.outputs):
+            return False
+        if not all(first):
+            return False
+        self._alias.update(zip(draft.outputs, first, strict=True))
+        return True
+
+    def _dropout(self, draft: Draft) -> None:
+        """Keep everything: that is the expected value, and the cost is that of a neighbour into which every backend fuses it."""
+        self._alias[draft.outputs[0]] = draft.inputs[0]
+        for mask in draft.outputs[1:]:
+            keep = self.constant(np.array(True), f"{mask}.value")
+            shape = self.constant(np.array(self._values[draft.inputs[0]].shape, np.int64), f"{mask}.shape")
+            self._op(Draft(f"{draft.name}.mask", "Expand", [keep, shape], [mask]))
+
+    def _append(self, draft: Draft, attrs: tuple[tuple[str, Attr], ...], types: Sequence[Type | None]) -> None:
+        for name, kept in zip(draft.outputs, types, strict=True):
+            if kept is None and name:
+                raise ModelError(
+                    f"the shape of {name!r}, result of node {draft.name!r} ({draft.kind}), depends on data",
+                    hint="export with fixed shapes: replace the op, or compute its input from shapes only",
+                )
+            if kept is not None and name:
+                self._values[name] = Value(name, *kept)
+        name = draft.name
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        op = Op(name, draft.kind, tuple(draft.inputs), tuple(draft.outputs), attrs)
+        self._ops.append(op)
+        for output in op.outputs:
+            self._made[output] = op
+
+    def _fold(self, draft: Draft, arrays: Sequence[NDArray[np.generic]]) -> None:
+        for name, array in zip(draft.outputs, arrays, strict=True):
+            if name:
+                self._known[name] = array
+                self._values[name] = Value(name, array.shape, str(array.dtype))
+                self.types[name] = (array.shape, str(array.dtype))
+
+    def finish(self, outputs: Sequence[str]) -> Graph:
+        """Return the graph of what the outputs need."""
+        wanted: list[str] = []
+        renamed: dict[str, str] = {}
+        for name in outputs:
+            source = self._alias.get(name, name)
+            if source not in self._values:
+                raise ModelError(f"output {name!r} is not defined by any node", hint="the file is damaged: export it again")
+            if source != name and source in self._made and source not in renamed and source not in outputs:
+                renamed[source] = name
+            wanted.append(source)
+        needed = set(wanted)
+        ops: list[Op] = []
+        for op in reversed(self._ops):
+            if not needed.isdisjoint(op.outputs):
+                needed.update(op.inputs)
+                ops.append(replace(op, outputs=tuple(name if name in needed else "" for name in op.outputs)))
+        ops.reverse()
+
+        def final(names: Iterable[str]) -> tuple[str, ...]:
+            return tuple(renamed.get(name, name) for name in names)
+
+        if renamed:
+            ops = [replace(op, inputs=final(op.inputs), outputs=final(op.outputs)) for op in ops]
+        states = tuple(State(name, name, role, name) for name, role in self._states.items() if name in needed)
+        constants = {name: array for name, array in self._known.items() if name in needed}
+        sources = [*self._inputs, *(state.input for state in states), *constants]
+        defined = [name for op in self._ops for name in op.outputs if name in needed]
+        values = {name: self._values[name] for name in sources}
+        for name in defined:
+            kept = renamed.get(name, name)
+            values[kept] = replace(self._values[name], name=kept)
+        graph = self._source.model.graph
+        return Graph(
+            name=graph.name or "model",
+            opset=self._opset,
+            values=values,
+            inputs=tuple(self._inputs),
+            states=states,
+            constants=constants,
+            ops=tuple(ops),
+            outputs=final(wanted),
+        )
+
+
+def _size(draft: Draft, value: Value) -> NDArray[np.generic]:
+    """Return what `Shape` or `Size` of a value is."""
+    if draft.kind == "Size":
+        return np.array(value.size, np.int64)
+    start, end = draft.attrs.get("start", 0), draft.attrs.get("end")
+    assert isinstance(start, int), "ONNX's schema makes start an integer"
+    assert end is None or isinstance(end, int), "ONNX's schema makes end an integer"
+    return np.array(value.shape[start:end], np.int64)

@@ -1,0 +1,109 @@
+"""From a file to a model that can be walked node by node: read, checked, local functions inlined."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx.defs
+import onnx.inliner
+import onnx.version_converter
+from google.protobuf.message import DecodeError
+
+from autopar.errors import ModelError
+
+OLDEST_OPSET = 7
+"""From here on binary ops broadcast as numpy does; older models go through onnx's own converter first."""
+
+_CONVERTED_OPSET = 13
+_MAGIC = {
+    b"PK\x03\x04": "a zip archive (a PyTorch checkpoint?)",
+    b"\x89HDF": "an HDF5 file (a Keras model?)",
+    b"\x80\x02": "a pickle (a PyTorch checkpoint?)",
+}
+_FIELD_IR_VERSION = 0x08  # the first byte of every ModelProto: its field 1, a varint
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model as read.
+
+    Attributes:
+        model: Without local functions; weights may lack their data.
+        sha256: Of the file, or of the model in memory.
+        folder: Where external data lies; None if unknown.
+        opset: Version of the default domain.
+        domains: Versions of all imported domains.
+    """
+
+    model: onnx.ModelProto
+    sha256: str
+    folder: Path | None
+    opset: int
+    domains: dict[str, int]
+
+
+def read(source: str | Path | onnx.ModelProto) -> Source:
+    """Read a model.
+
+    Raises:
+        ModelError: If it is not there, not ONNX, truncated, or of an opset that the installed `onnx` does not know.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model, folder, what = source, None, f"model {source.graph.name!r}"
+        digest = hashlib.sha256(source.SerializeToString(deterministic=True)).hexdigest()
+    else:
+        path = Path(source)
+        folder, what = path.parent, str(path)
+        data = _bytes(path)
+        model, digest = _parse(data, path), hashlib.sha256(data).hexdigest()
+    if not model.graph.node or not model.opset_import:
+        missing = "nodes" if not model.graph.node else "opset"
+        raise ModelError(f"{what} has no {missing}: it is empty, truncated or not ONNX", hint="export the model again")
+    domains = _domains(model)
+    newest = onnx.defs.onnx_opset_version()
+    opset = domains.get("", 0)
+    if opset > newest:
+        raise ModelError(
+            f"{what} has opset {opset}; the installed onnx knows opsets up to {newest}",
+            hint=f"pip install -U onnx, or export with opset_version={newest}",
+        )
+    if 0 < opset < OLDEST_OPSET:
+        model = onnx.version_converter.convert_version(model, _CONVERTED_OPSET)
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    domains = _domains(model)
+    return Source(model, digest, folder, domains.get("", newest), domains)
+
+
+def _domains(model: onnx.ModelProto) -> dict[str, int]:
+    return {"" if item.domain == "ai.onnx" else item.domain: item.version for item in model.opset_import}
+
+
+def _bytes(path: Path) -> bytes:
+    if path.is_dir():
+        raise ModelError(f"{path} is a directory", hint="give the .onnx file inside it")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} does not exist", hint="give an .onnx file, or a zoo name such as zoo:gpt2") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+    for magic, what in _MAGIC.items():
+        if data.startswith(magic):
+            raise ModelError(f"{path} is {what}, not an ONNX model", hint="export it with torch.onnx.export(..., dynamo=True)")
+    if not data or data[0] != _FIELD_IR_VERSION:
+        what = "is empty" if not data else "is not an ONNX model"
+        raise ModelError(f"{path} {what}", hint="export it with torch.onnx.export(..., dynamo=True)")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            f"{path} starts like an ONNX model but cannot be decoded: it is truncated or damaged ({len(data)} bytes)",
+            hint="copy or export it again",
+        ) from error
+    return model

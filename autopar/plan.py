@@ -1,0 +1,297 @@
+"""The plan: everything decided, as versioned JSON.
+
+Placements are stored as the text they print as, one placement per mesh axis ("S(0)R"), so that a plan file can be read and edited by hand.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autopar.errors import PlanError
+from autopar.sharding import Axis, Mesh
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Which model a plan is for.
+
+    Attributes:
+        name: Name of the model.
+        source: File path or `zoo:NAME`, as the user gave it.
+        sha256: Hash of the model file; for zoo models of the serialised graph.
+        num_parameters: Trained elements.
+        dims: Dynamic dims that were bound by the user.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    num_parameters: int
+    dims: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was asked for.
+
+    Attributes:
+        mode: "train" (forward, loss, backward, update) or "infer" (forward).
+        gpus: Number of devices.
+        global_batch: Samples per step.
+        memory_limit: Bytes per device that a plan may use.
+        cluster: Description of the cluster, as `autopar.cluster` writes it.
+        loss: Loss of the training step.
+        optimizer: Optimizer of the training step.
+    """
+
+    mode: str
+    gpus: int
+    global_batch: int
+    memory_limit: float
+    cluster: Mapping[str, Any]
+    loss: str = "auto"
+    optimizer: str = "adam"
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlacement:
+    """Placements of one op's inputs and outputs; "" for an absent or constant one."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePlacement:
+    """Placement of a persistent tensor, or of the copy of a value that several ops share."""
+
+    value: str
+    placement: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """Decisions for one distinct block; every instance of the block follows its representative, op by op.
+
+    Attributes:
+        kind: Id of the distinct block.
+        representative: Index of the instance whose op and value names are used.
+        instances: Indices of all instances in the chain of blocks.
+        ops: Placements per op.
+        states: Placements of the block's parameters between steps.
+        borrowed: Placements of parameters of other blocks that this one reads (tied embeddings).
+        arrivals: Values that come from other blocks, as this block receives them.
+        departures: Values that go to other blocks, as they leave this one.
+        copies: Copies that several ops of a phase share, named `value@kind/phase`.
+    """
+
+    kind: int
+    representative: int
+    instances: tuple[int, ...]
+    ops: tuple[OpPlacement, ...]
+    states: tuple[ValuePlacement, ...]
+    borrowed: tuple[ValuePlacement, ...] = ()
+    arrivals: tuple[ValuePlacement, ...] = ()
+    departures: tuple[ValuePlacement, ...] = ()
+    copies: tuple[ValuePlacement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A pipeline stage.
+
+    Attributes:
+        blocks: Half-open range in the chain of blocks.
+        devices: Half-open range of device numbers.
+        recompute: "none", or "full" (only block inputs are kept, the forward runs again).
+    """
+
+    blocks: tuple[int, int]
+    devices: tuple[int, int]
+    recompute: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Peak bytes per device of one stage, by category."""
+
+    peak: float
+    breakdown: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What the event simulator found for the lowered plan; seconds and bytes.
+
+    Attributes:
+        step_seconds: Duration of one step.
+        compute_seconds: Busy time of the busiest stage.
+        exposed_seconds: Communication inside stages that nothing hides, of the same stage.
+        gradient_seconds: Gradient reduction that the backward pass does not hide.
+        bubble_seconds: Idle time of that stage.
+        mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
+        stages: Memory per stage.
+    """
+
+    step_seconds: float
+    compute_seconds: float
+    exposed_seconds: float
+    gradient_seconds: float
+    bubble_seconds: float
+    mfu: float
+    stages: tuple[StageMemory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """Wall time of one phase of the search, and the process's peak memory at its end."""
+
+    name: str
+    seconds: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """How the plan was found.
+
+    Attributes:
+        solver: Name of the solver of the placement problems.
+        termination: "optimal" (gap proven to be within tolerance), "exhausted" (whole space searched, gap left), "time limit" or "interrupted".
+        objective: Best objective in seconds.
+        bound: No plan of the declared space has a lower objective, in seconds.
+        space: The declared space, in words.
+        configurations: Number of (pipeline degree, mesh, microbatches) combinations in it.
+        solved: How many of them were solved.
+        pruned: How many were excluded by their bound.
+        phases: Where the time went.
+    """
+
+    solver: str
+    termination: str
+    objective: float
+    bound: float
+    space: tuple[str, ...]
+    configurations: int
+    solved: int
+    pruned: int
+    phases: tuple[PhaseTime, ...]
+
+    @property
+    def gap(self) -> float:
+        """How much lower than the objective the optimum can be, relative to the objective."""
+        return max(0.0, 1.0 - self.bound / self.objective) if self.objective > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A parallelisation of one model on one cluster.
+
+    Attributes:
+        model: The model.
+        job: The request.
+        summary: The plan in one line, in the field's words.
+        mesh: Devices of one stage.
+        stages: Pipeline stages in order.
+        schedule: "1f1b", "gpipe" or "forward-only".
+        num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
+        blocks: Placements per distinct block.
+        objective: Step time in seconds by the planner's formula.
+        simulated: The simulator's verdict.
+        search: How it was found; None on alternatives.
+        alternatives: Runners-up in order of simulated time.
+        version: Version of this format.
+    """
+
+    model: ModelInfo
+    job: Job
+    summary: str
+    mesh: tuple[Axis, ...]
+    stages: tuple[StagePlan, ...]
+    schedule: str
+    num_microbatches: int
+    blocks: tuple[BlockPlan, ...]
+    objective: float
+    simulated: Simulated | None = None
+    search: SearchReport | None = None
+    alternatives: tuple["Plan", ...] = field(default=())
+    version: int = PLAN_VERSION
+
+    @property
+    def device_mesh(self) -> Mesh:
+        """The mesh of one stage."""
+        return Mesh(self.mesh)
+
+    @property
+    def microbatch(self) -> int:
+        """Samples of one microbatch, over all devices of a stage."""
+        return self.job.global_batch // self.num_microbatches
+
+    def to_json(self) -> bytes:
+        """Return the plan as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan atomically."""
+        write_atomically(Path(path), self.to_json())
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "Plan":
+        """Read a plan.
+
+        Raises:
+            PlanError: If the data is no plan of a known version; the message names the field.
+        """
+        try:
+            plan = msgspec.json.decode(data, type=cls)
+        except msgspec.DecodeError as error:
+            raise PlanError(f"not a plan: {error}", hint="give the plan.json that `autopar solve -o DIR` wrote") from None
+        if plan.version != PLAN_VERSION:
+            raise PlanError(f"plan of version {plan.version}, this autopar reads {PLAN_VERSION}", hint="solve the model again")
+        return plan
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan file.
+
+        Raises:
+            PlanError: If the file cannot be read or is no plan.
+        """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise PlanError(f"cannot read plan {str(path)!r}: {error.strerror}", hint="check the path") from None
+        return cls.from_json(data)
+
+    def without_alternatives(self) -> "Plan":
+        """Return the plan alone, as it stands in another plan's list of alternatives."""
+        return replace(self, alternatives=(), search=None)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that readers see the old content or the new, never half of it.
+
+    Raises:
+        PlanError: If the folder cannot be written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise PlanError(f"cannot write {str(path)!r}: {error.strerror}", hint="choose another folder with -o") from None

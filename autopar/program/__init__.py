@@ -1,0 +1,1 @@
+"""The lowered plan: per-stage SPMD instructions with explicit collectives."""

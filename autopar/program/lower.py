@@ -1,0 +1,308 @@
+"""From a plan to a program: gather before use, every change of placement an explicit instruction.
+
+A value has one *home* placement (where its op defines it, or how it reaches the block). Before an op reads it at another placement, the cheapest
+sequence of collectives is inserted, once per placement and phase. Gradients that are reduced before they are summed over microbatches, and the
+reduction of the sums, run beside compute.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autopar.cost import CostModel, Resharder
+from autopar.errors import PlanError
+from autopar.formulate.fold import BlockKind, Folded
+from autopar.formulate.tables import element_bytes
+from autopar.ir.graph import Op, Phase, Role
+from autopar.plan import BlockPlan, Plan
+from autopar.program.chain import HandOver, hand_overs
+from autopar.program.records import (
+    Category,
+    Collective,
+    Compute,
+    Instruction,
+    Operand,
+    Program,
+    Resident,
+    Segment,
+    SegmentPhase,
+    Slice,
+    StageProgram,
+    Store,
+)
+from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
+
+_SEGMENT = {
+    Phase.FORWARD: SegmentPhase.FORWARD,
+    Phase.LOSS: SegmentPhase.FORWARD,
+    Phase.BACKWARD: SegmentPhase.BACKWARD,
+    Phase.UPDATE: SegmentPhase.UPDATE,
+}
+_COPY_PHASE = {SegmentPhase.FORWARD: "forward", SegmentPhase.BACKWARD: "backward", SegmentPhase.UPDATE: "update"}
+
+
+def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
+    """Return the program of a plan.
+
+    Args:
+        plan: What to do.
+        folded: The folded graph of one microbatch of the plan.
+        costs: Decides between several ways to change a placement.
+
+    Raises:
+        PlanError: If the plan does not fit the graph.
+    """
+    mesh = plan.device_mesh
+    resharder, handed, lowered = Resharder(mesh, costs), hand_overs(folded), {}
+    for block in plan.blocks:
+        if block.kind >= len(folded.kinds):
+            raise PlanError(
+                f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint="solve again"
+            )
+        lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], resharder).run()
+    segments = tuple(segment for block in lowered.values() for segment in block.segments)
+    stages = []
+    for index, stage in enumerate(plan.stages):
+        kinds = folded.chain[stage.blocks[0] : stage.blocks[1]]
+        totals: dict[Category, float] = {}
+        for kind in kinds:
+            for category, amount in lowered[kind].resident.items():
+                totals[category] = totals.get(category, 0.0) + amount
+        if folded.buffer_bytes:
+            totals[Category.BUFFERS] = folded.buffer_bytes
+        resident = tuple(Resident(category, amount) for category, amount in totals.items())
+        stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), stage.recompute == "full", resident))
+    return Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
+
+
+@dataclass(slots=True)
+class _Lowered:
+    segments: list[Segment]
+    resident: dict[Category, float]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A segment being written: what is there under which placement."""
+
+    phase: SegmentPhase
+    instructions: list[Instruction] = field(default_factory=list)
+    external: dict[str, Operand] = field(default_factory=dict)
+    stores: list[Store] = field(default_factory=list)
+    forms: dict[tuple[str, Placements], Operand] = field(default_factory=dict)
+
+
+class _BlockLowering:
+    """Writes the segments of one kind of block."""
+
+    def __init__(
+        self, plan: Plan, block: BlockPlan, folded: Folded, handed: HandOver, resharder: Resharder
+    ) -> None:
+        self.handed, self.graph = handed, folded.graph
+        self.kind: BlockKind = folded.kinds[block.kind]
+        self.mesh: Mesh = plan.device_mesh
+        self.resharder = resharder
+        self.resident, self.wire = element_bytes(self.graph, resharder.cost.policy)
+        self.ops = {op.op: op for op in block.ops}
+        self.homes: dict[str, Placements] = {}
+        for item in (*block.states, *block.borrowed, *block.arrivals):
+            self.homes[item.value] = parse_placements(item.placement)
+        self.departures = {item.value: parse_placements(item.placement) for item in block.departures}
+        self.copies = {item.value: parse_placements(item.placement) for item in block.copies}
+        self.parameters = {item.value for item in block.states}
+        self.roles = {state.output: state.role for state in self.graph.states if state.output != state.input}
+        self.owners = {state.output: state.owner for state in self.graph.states}
+        missing = [op.name for op in self.kind.ops if op.name not in self.ops]
+        if missing:
+            raise PlanError(
+                f"the plan says nothing about op {missing[0]!r}", hint="it belongs to another model: solve again"
+            )
+        for op in self.kind.ops:
+            for name, text in zip(op.outputs, self.ops[op.name].outputs, strict=True):
+                if name and text:
+                    self.homes[name] = parse_placements(text)
+
+    def run(self) -> _Lowered:
+        """Return the segments and the resident bytes of one instance."""
+        groups: dict[SegmentPhase, list[Op]] = {phase: [] for phase in SegmentPhase}
+        for op in self.kind.ops:
+            groups[_SEGMENT[op.phase]].append(op)
+        saved = self._saved(groups)
+
+        forward = _Draft(SegmentPhase.FORWARD)
+        inputs = self._enter(forward, self.handed.forward_in)
+        for op in groups[SegmentPhase.FORWARD]:
+            self._emit(forward, op)
+        kept = tuple(self._home(forward, name) for name in saved)
+        outputs = self._leave(forward, self.handed.forward_out)
+        segments = [self._segment(forward, inputs, kept, outputs)]
+        if groups[SegmentPhase.BACKWARD]:
+            backward = _Draft(SegmentPhase.BACKWARD)
+            inputs = self._enter(backward, self.handed.backward_in)
+            for operand, name in zip(kept, saved, strict=True):
+                backward.forms[name, self.homes[name]] = operand
+            for op in groups[SegmentPhase.BACKWARD]:
+                self._emit(backward, op)
+            outputs = self._leave(backward, self.handed.backward_out)
+            segments.append(self._segment(backward, inputs, (), outputs))
+        if groups[SegmentPhase.UPDATE]:
+            segments.extend(self._update(groups[SegmentPhase.UPDATE]))
+        return _Lowered(segments, self._resident())
+
+    def _update(self, ops: list[Op]) -> list[Segment]:
+        """Return the segments that reduce the sums of gradients and run the optimizer."""
+        reduce, update = _Draft(SegmentPhase.REDUCE), _Draft(SegmentPhase.UPDATE)
+        for op in ops:
+            for name, text in zip(op.inputs, self.ops[op.name].inputs, strict=True):
+                if self.roles.get(name) is Role.GRADIENT and text:
+                    operand = self._read(reduce, name, parse_placements(text), overlaps=True)
+                    if operand.value != name:
+                        reduce.stores.append(Store(operand, operand.value))
+                    update.forms[name, parse_placements(text)] = operand
+                    update.external[operand.value] = operand
+            self._emit(update, op)
+            for name in op.outputs:
+                owner = self.owners.get(name, "")
+                if self.roles.get(name) is Role.PARAMETER and owner in self.parameters:
+                    update.stores.append(Store(self._read(update, name, self.homes[owner]), owner))
+                elif self.roles.get(name) is Role.MOMENT:
+                    update.stores.append(Store(self._home(update, name), name))
+        return [self._segment(reduce, (), (), ()), self._segment(update, (), (), ())]
+
+    # Values.
+
+    def _saved(self, groups: Mapping[SegmentPhase, list[Op]]) -> list[str]:
+        """Return the forward values the backward reads, in order of first use."""
+        forward = {name for op in groups[SegmentPhase.FORWARD] for name in op.outputs} | set(self.handed.forward_in)
+        used = [name for op in groups[SegmentPhase.BACKWARD] for name in op.inputs if name in forward]
+        return list(dict.fromkeys(used))
+
+    def _operand(self, name: str, placements: Placements, label: str = "") -> Operand:
+        shape = local_shape(self.graph.values[name].shape, placements, self.mesh)
+        size = self.wire[name]
+        for dim in shape:
+            size *= dim
+        return Operand(label or name, shape, size)
+
+    def _enter(self, draft: _Draft, names: Sequence[str]) -> tuple[Operand, ...]:
+        operands = []
+        for name in names:
+            operand = self._operand(name, self.homes[name])
+            draft.forms[name, self.homes[name]] = operand
+            operands.append(operand)
+        return tuple(operands)
+
+    def _leave(self, draft: _Draft, names: Sequence[str]) -> tuple[Operand, ...]:
+        return tuple(self._read(draft, name, self.departures[name], shared=False) for name in names)
+
+    def _home(self, draft: _Draft, name: str) -> Operand:
+        """Return the value as its op defines it; what comes from outside the segment is declared external."""
+        key = (name, self.homes[name])
+        if key not in draft.forms:
+            operand = self._operand(name, self.homes[name])
+            draft.forms[key] = operand
+            draft.external[operand.value] = operand
+        return draft.forms[key]
+
+    def _read(
+        self, draft: _Draft, name: str, target: Placements, *, overlaps: bool = False, shared: bool = True
+    ) -> Operand:
+        """Return the value at a placement, changing it first if need be."""
+        if (name, target) in draft.forms:
+            return draft.forms[name, target]
+        if (
+            name not in self.homes
+        ):  # data, constants, buffers and the optimizer's own state are wherever they are needed
+            operand = self._operand(name, target, f"{name}|{format_placements(target)}")
+            draft.forms[name, target] = operand
+            draft.external[operand.value] = operand
+            return operand
+        source, operand = self.homes[name], self._home(draft, name)
+        if shared and draft.phase in _COPY_PHASE:
+            copy = self.copies.get(f"{name}@{self.kind.id}/{_COPY_PHASE[draft.phase]}")
+            if copy is not None and copy != target:
+                source, operand = copy, self._read(draft, name, copy, shared=False)
+        current = list(source)
+        for move in self.resharder.of(self.graph.values[name].shape, self.wire[name]).path(source, target):
+            current[move.axis] = move.target
+            reached = tuple(current)
+            if (name, reached) in draft.forms:
+                operand = draft.forms[name, reached]
+                continue
+            result = self._operand(name, reached, f"{name}|{format_placements(reached)}|{draft.phase}")
+            axis = self.mesh.axes[move.axis]
+            if move.collective is None:
+                assert isinstance(move.source, Replicate) and isinstance(move.target, Shard), move
+                draft.instructions.append(Slice(axis, move.target.dim, operand, result))
+            else:
+                draft.instructions.append(
+                    Collective(move.collective, axis, move.source, move.target, operand, result, move.nbytes, overlaps)
+                )
+            draft.forms[name, reached] = result
+            operand = result
+        return operand
+
+    # Instructions.
+
+    def _emit(self, draft: _Draft, op: Op) -> None:
+        placement = self.ops[op.name]
+        accumulates = any(self.roles.get(name) is Role.GRADIENT for name in op.outputs)
+        inputs: list[Operand | None] = []
+        for name, text in zip(op.inputs, placement.inputs, strict=True):
+            if not name:
+                inputs.append(None)
+                continue
+            whole: Placements = tuple(Replicate() for _ in self.mesh.axes)
+            target = parse_placements(text) if text else whole
+            if op.phase is Phase.UPDATE and name in self.parameters:
+                # The optimizer updates its own copy, which lies where the update runs.
+                operand = self._operand(name, target, f"{name}|master")
+                draft.external[operand.value] = operand
+                inputs.append(operand)
+            else:
+                inputs.append(self._read(draft, name, target, overlaps=accumulates))
+        outputs: list[Operand | None] = []
+        for name in op.outputs:
+            if not name or name not in self.homes:
+                outputs.append(None)
+                continue
+            operand = self._operand(name, self.homes[name])
+            draft.forms[name, self.homes[name]] = operand
+            outputs.append(operand)
+            if self.roles.get(name) is Role.GRADIENT:
+                draft.stores.append(Store(operand, name))
+        draft.instructions.append(Compute(op, tuple(inputs), tuple(outputs)))
+
+    def _segment(
+        self, draft: _Draft, inputs: tuple[Operand, ...], saved: tuple[Operand, ...], outputs: tuple[Operand, ...]
+    ) -> Segment:
+        return Segment(
+            self.kind.id,
+            draft.phase,
+            inputs,
+            tuple(draft.external.values()),
+            tuple(draft.instructions),
+            saved,
+            outputs,
+            tuple(draft.stores),
+        )
+
+    def _resident(self) -> dict[Category, float]:
+        """Return the bytes of the persistent tensors of one instance."""
+        totals: dict[Category, float] = {}
+
+        def add(category: Category, name: str, placements: Placements) -> None:
+            elements = 1.0
+            for dim in local_shape(self.graph.values[name].shape, placements, self.mesh):
+                elements *= dim
+            totals[category] = totals.get(category, 0.0) + elements * self.resident[name]
+
+        for name in sorted(self.parameters):
+            add(Category.PARAMETERS, name, self.homes[name])
+        for op in self.kind.ops:
+            for name in op.outputs:
+                role = self.roles.get(name)
+                if role is Role.GRADIENT:
+                    add(Category.GRADIENTS, name, self.homes[name])
+                elif role is Role.MOMENT:
+                    add(Category.OPTIMIZER, name, self.homes[name])
+        return totals

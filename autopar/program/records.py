@@ -1,0 +1,284 @@
+"""The records of a program: what every device of every stage does in one training (or inference) step.
+
+A program is SPMD within a stage: one list of instructions stands for all devices of the stage, and all shapes are
+those of one device's block. Equal blocks share their instructions, so the program of a model with 96 equal layers
+holds the instructions of a handful of blocks:
+
+    Program ─ stages ─▶ StageProgram ─ blocks ─▶ (kind, phase) ─▶ Segment ─ instructions ─▶ Compute | Collective | Slice
+
+Every change of placement is an explicit instruction; a value with a new placement is a new value with a name of its
+own (SSA in a segment). Blocks form a chain. Values cross from one block to the next by position: output i of a block
+is input i of the next one. Where the next block lives on another stage that is a send and its receive.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.ir.graph import Op
+from autopar.sharding import Axis, Mesh, Partial, Placement, Replicate, Shard
+
+
+class SegmentPhase(StrEnum):
+    """When a segment runs: `FORWARD` and `BACKWARD` once per microbatch, `REDUCE` and `UPDATE` once per step.
+
+    `REDUCE` holds the collectives that finish the gradient sums of a block; it starts when the block's backward of
+    the last microbatch is done and runs beside compute. `UPDATE` is the optimizer and whatever makes the new
+    parameters available to the next step.
+    """
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    REDUCE = "reduce"
+    UPDATE = "update"
+
+
+class Category(StrEnum):
+    """What memory holds.
+
+    The first four outlive the step (`Resident`). `ACTIVATIONS` are forward values of the microbatches in flight, kept
+    for their backward; `TRANSIENT` is what the running segment needs besides.
+    """
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    BUFFERS = "buffers"
+    ACTIVATIONS = "activations"
+    TRANSIENT = "transient"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A value as one device holds it.
+
+    Attributes:
+        value: Name; unique in the segment that defines it.
+        shape: Local shape.
+        bytes: Local size under the job's dtype policy.
+    """
+
+    value: str
+    shape: tuple[int, ...]
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One op on local blocks.
+
+    Attributes:
+        op: What to compute, with attributes as they have to be for the local shapes. Its input and output names are
+            those of the graph.
+        inputs: What is read, one per input of the op; None for an absent optional one.
+        outputs: What is defined, one per output of the op; None for one nobody asked for.
+    """
+
+    op: Op
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A change of placement on one mesh axis that needs communication.
+
+    Attributes:
+        kind: The collective; implied by the two placements and checked against them.
+        axis: Mesh axis over which the devices talk.
+        source: Placement of `operand` on that axis.
+        target: Placement of `result` on that axis.
+        operand: What is read.
+        result: What is defined.
+        bytes: Size on the wire of the larger of the two sides on one device; what a cost model takes as its size.
+            Gradients may travel in fewer bytes than they are summed in.
+        overlaps: Whether it runs beside compute and only the optimizer waits for it (traffic of gradients). What is
+            computed from its result inside the segment is taken to be on time.
+    """
+
+    kind: CollectiveKind
+    axis: Axis
+    source: Placement
+    target: Placement
+    operand: Operand
+    result: Operand
+    bytes: float
+    overlaps: bool = False
+
+    def __post_init__(self) -> None:
+        implied = collective_kind(self.source, self.target)
+        assert self.kind == implied, f"{self.source} to {self.target} is {implied}, not {self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The device's own block along tensor dim `dim` of a value replicated over `axis`; a copy too cheap to cost."""
+
+    axis: Axis
+    dim: int
+    operand: Operand
+    result: Operand
+
+
+Instruction = Compute | Collective | Slice
+
+
+def collective_kind(source: Placement, target: Placement) -> CollectiveKind | None:
+    """Return the collective that turns one placement of an axis into another; None if it is local or impossible.
+
+    >>> print(collective_kind(Partial(), Shard(0)), collective_kind(Replicate(), Shard(0)))
+    reduce_scatter None
+    """
+    match source, target:
+        case Partial(), Replicate():
+            return CollectiveKind.ALL_REDUCE
+        case Partial(), Shard():
+            return CollectiveKind.REDUCE_SCATTER
+        case Shard(), Replicate():
+            return CollectiveKind.ALL_GATHER
+        case Shard(dim=before), Shard(dim=after) if before != after:
+            return CollectiveKind.ALL_TO_ALL
+        case _:
+            return None
+
+
+def reads(instruction: Instruction) -> tuple[Operand, ...]:
+    """Return what an instruction reads, absent inputs left out."""
+    match instruction:
+        case Compute():
+            return tuple(operand for operand in instruction.inputs if operand is not None)
+        case Collective() | Slice():
+            return (instruction.operand,)
+        case _:
+            assert_never(instruction)
+
+
+def defines(instruction: Instruction) -> tuple[Operand, ...]:
+    """Return what an instruction defines, unwanted outputs left out."""
+    match instruction:
+        case Compute():
+            return tuple(operand for operand in instruction.outputs if operand is not None)
+        case Collective() | Slice():
+            return (instruction.result,)
+        case _:
+            assert_never(instruction)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """New content of a persistent tensor, written in place: `value` takes no memory of its own.
+
+    Attributes:
+        value: Defined in the segment; a gradient sum, an updated parameter or moment.
+        target: Name under which later segments (and the next step) read it as an external value.
+    """
+
+    value: Operand
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The instructions of one kind of block in one phase.
+
+    Attributes:
+        kind: Which kind of block; blocks of one kind have equal instructions and equal shapes.
+        phase: When it runs.
+        inputs: Values that arrive from the neighbouring block, by position: from the previous block in `FORWARD`
+            (activations), from the next one in `BACKWARD` (their gradients).
+        external: Values that are there anyway: persistent tensors (their memory is in `StageProgram.resident`),
+            constants, data of the microbatch that every stage loads for itself.
+        instructions: In order of execution.
+        saved: In `FORWARD`: values kept until the same block's backward of the same microbatch, which may read them.
+            They are inputs or defined here.
+        outputs: Values handed on, by position: to the next block in `FORWARD`, to the previous one in `BACKWARD`; an
+            input may be passed on. Empty in `REDUCE` and `UPDATE`.
+        stores: Persistent tensors that get new content.
+    """
+
+    kind: int
+    phase: SegmentPhase
+    inputs: tuple[Operand, ...]
+    external: tuple[Operand, ...]
+    instructions: tuple[Instruction, ...]
+    saved: tuple[Operand, ...] = ()
+    outputs: tuple[Operand, ...] = ()
+    stores: tuple[Store, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes per device of one category that stay allocated through the whole step."""
+
+    category: Category
+    bytes: float
+
+    def __post_init__(self) -> None:
+        assert self.category not in (Category.ACTIVATIONS, Category.TRANSIENT), f"{self.category} come and go"
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """What the devices of one pipeline stage do.
+
+    Attributes:
+        index: Position in the pipeline, 0 first.
+        devices: Half-open range of device numbers.
+        mesh: Those devices as a grid; the axes of its collectives are axes of this mesh.
+        blocks: Kind of each of its blocks, in order.
+        recompute: Whether only the inputs of each block are kept and its forward runs again right before its
+            backward.
+        resident: Persistent memory per device, one entry per category at most.
+    """
+
+    index: int
+    devices: tuple[int, int]
+    mesh: Mesh
+    blocks: tuple[int, ...]
+    recompute: bool
+    resident: tuple[Resident, ...]
+
+    @property
+    def num_devices(self) -> int:
+        """Size of the range of devices."""
+        return self.devices[1] - self.devices[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A plan lowered to instructions.
+
+    Attributes:
+        stages: In pipeline order.
+        segments: Each (kind, phase) at most once; a phase a kind has no instructions for may be missing, except
+            `FORWARD`.
+        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
+        num_microbatches: Microbatches per step.
+    """
+
+    stages: tuple[StageProgram, ...]
+    segments: tuple[Segment, ...]
+    schedule: str
+    num_microbatches: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all stages."""
+        return sum(stage.num_devices for stage in self.stages)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward to run: a training step, not inference."""
+        return any(segment.phase is SegmentPhase.BACKWARD for segment in self.segments)
+
+    def table(self) -> dict[tuple[int, SegmentPhase], Segment]:
+        """Return the segments by kind and phase."""
+        return {(segment.kind, segment.phase): segment for segment in self.segments}
+
+    def blocks(self) -> Iterable[tuple[StageProgram, int]]:
+        """Yield (stage, kind) of every block, in order of the chain."""
+        for stage in self.stages:
+            for kind in stage.blocks:
+                yield stage, kind

@@ -1,0 +1,424 @@
+"""A program as text, for reading and for keeping: `parse_program(format_program(p)) == p`.
+
+    program 1f1b microbatches=4
+    stage 0 devices=0:8 mesh=(dp: 4/2, tp: 2/1) blocks=(0, 1, 1) recompute=no
+      resident parameters: 4096
+    segment 1 forward
+      input x: [2, 4] 16
+      external w: [4, 4] 32
+      y: [2, 4] 16 = MatMul(x, w) op=mm phase=forward block=3
+      z: [2, 4] 16 = all_reduce(y) axis=(tp: 2/1) P->R bytes=16
+      v: [1, 4] 8 = slice(z) axis=(tp: 2/1) dim=0
+      saved x
+      output z
+    end
+
+A value is written with its local shape and bytes where it is defined, and by its name where it is read; `_` is an
+output nobody asked for, `-` an absent input. A mesh axis is `name: size/stride`. Names that are not plain words are in
+JSON quotes; attributes are JSON.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar, assert_never
+
+from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.errors import ProgramError, ShardingError
+from autopar.ir.graph import Attr, Op, Phase
+from autopar.program.records import (
+    Category,
+    Collective,
+    Compute,
+    Instruction,
+    Operand,
+    Program,
+    Resident,
+    Segment,
+    SegmentPhase,
+    Slice,
+    StageProgram,
+    Store,
+)
+from autopar.sharding import Axis, Mesh, parse_placement
+
+_T = TypeVar("_T")
+_PLAIN = re.compile(r"[A-Za-z0-9_./@~#$%+*-][A-Za-z0-9_./:@~#$%+*-]*(?<!:)")
+_NUMBER = re.compile(r"-?(?:inf|nan|[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)")
+_PLACEMENT = re.compile(r"[RSP](?:\([a-z0-9]+\))?")
+_DECODER = json.JSONDecoder()
+
+
+def _name(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else json.dumps(name)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _list(items: Iterable[object]) -> str:
+    return f"({', '.join(map(str, items))})"
+
+
+def _axis(axis: Axis) -> str:
+    return f"{_name(axis.name)}: {axis.size}/{axis.stride}"
+
+
+def _definition(operand: Operand | None) -> str:
+    if operand is None:
+        return "_"
+    return f"{_name(operand.value)}: [{', '.join(map(str, operand.shape))}] {_number(operand.bytes)}"
+
+
+def _reference(operand: Operand | None) -> str:
+    return "-" if operand is None else _name(operand.value)
+
+
+def _values(operands: Iterable[Operand | None]) -> tuple[str, ...]:
+    return tuple("" if operand is None else operand.value for operand in operands)
+
+
+def _compute(compute: Compute) -> str:
+    op = compute.op
+    parts = [
+        f"{', '.join(map(_definition, compute.outputs))} = {_name(op.kind)}{_list(map(_reference, compute.inputs))}"
+    ]
+    if op.attrs:
+        parts.append(json.dumps(dict(op.attrs)))
+    parts.append(f"op={_name(op.name)} phase={op.phase} block={op.block}")
+    if op.origin:
+        parts.append(f"origin={_name(op.origin)}")
+    # the names the graph gives its values, where the program has others
+    if op.inputs != _values(compute.inputs):
+        parts.append(f"reads={_list(map(_name, op.inputs))}")
+    if op.outputs != _values(compute.outputs):
+        parts.append(f"defines={_list(map(_name, op.outputs))}")
+    return " ".join(parts)
+
+
+def format_instruction(instruction: Instruction) -> str:
+    """Return an instruction as one line."""
+    match instruction:
+        case Compute():
+            return _compute(instruction)
+        case Collective(kind=kind, axis=axis, source=source, target=target, operand=operand, result=result):
+            line = f"{_definition(result)} = {kind}({_name(operand.value)}) axis=({_axis(axis)}) {source}->{target}"
+            return f"{line} bytes={_number(instruction.bytes)}{' overlaps' if instruction.overlaps else ''}"
+        case Slice(axis=axis, dim=dim, operand=operand, result=result):
+            return f"{_definition(result)} = slice({_name(operand.value)}) axis=({_axis(axis)}) dim={dim}"
+        case _:
+            assert_never(instruction)
+
+
+def _segment_lines(segment: Segment) -> Iterator[str]:
+    yield f"segment {segment.kind} {segment.phase}"
+    yield from (f"  input {_definition(operand)}" for operand in segment.inputs)
+    yield from (f"  external {_definition(operand)}" for operand in segment.external)
+    yield from (f"  {format_instruction(instruction)}" for instruction in segment.instructions)
+    yield from (f"  saved {_name(operand.value)}" for operand in segment.saved)
+    yield from (f"  output {_name(operand.value)}" for operand in segment.outputs)
+    yield from (f"  store {_name(store.value.value)} {_name(store.target)}" for store in segment.stores)
+
+
+def format_program(program: Program) -> str:
+    """Return a program as text; segments in their order, stages before them."""
+    lines = [f"program {program.schedule} microbatches={program.num_microbatches}"]
+    for stage in program.stages:
+        first, last = stage.devices
+        lines.append(
+            f"stage {stage.index} devices={first}:{last} mesh={_list(map(_axis, stage.mesh.axes))} "
+            f"blocks={_list(stage.blocks)} recompute={'yes' if stage.recompute else 'no'}"
+        )
+        lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
+    for segment in program.segments:
+        lines.extend(_segment_lines(segment))
+    return "\n".join([*lines, "end", ""])
+
+
+class _Line:
+    """A cursor over one line; spaces between tokens do not matter."""
+
+    def __init__(self, number: int, text: str) -> None:
+        self.number = number
+        self.text = text
+        self.at = 0
+        self._skip()
+
+    def _skip(self) -> None:
+        while self.at < len(self.text) and self.text[self.at] == " ":
+            self.at += 1
+
+    def fail(self, expected: str) -> ProgramError:
+        return ProgramError(
+            f"line {self.number}: expected {expected} at column {self.at + 1}\n  {self.text}\n  {' ' * self.at}^",
+            hint="the text of a program is what format_program writes",
+        )
+
+    def accept(self, token: str) -> bool:
+        if not self.text.startswith(token, self.at):
+            return False
+        self.at += len(token)
+        self._skip()
+        return True
+
+    def expect(self, token: str) -> None:
+        if not self.accept(token):
+            raise self.fail(repr(token))
+
+    def match(self, pattern: re.Pattern[str], expected: str) -> str:
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            raise self.fail(expected)
+        self.at = found.end()
+        self._skip()
+        return found[0]
+
+    def json(self) -> object:
+        try:
+            value, self.at = _DECODER.raw_decode(self.text, self.at)
+        except json.JSONDecodeError:
+            raise self.fail("JSON") from None
+        self._skip()
+        return value
+
+    def name(self) -> str:
+        if self.text.startswith('"', self.at):
+            return str(self.json())
+        return self.match(_PLAIN, "a name")
+
+    def number_value(self) -> float:
+        return float(self.match(_NUMBER, "a number"))
+
+    def integer(self) -> int:
+        try:
+            return int(self.match(_NUMBER, "a whole number"))
+        except ValueError:
+            raise self.fail("a whole number") from None
+
+    def sequence(self, item: Callable[[], _T], opening: str = "(", closing: str = ")") -> tuple[_T, ...]:
+        self.expect(opening)
+        items: list[_T] = []
+        while not self.accept(closing):
+            if items:
+                self.expect(",")
+            items.append(item())
+        return tuple(items)
+
+    def axis(self) -> Axis:
+        name = self.name()
+        self.expect(":")
+        size = self.integer()
+        self.expect("/")
+        return Axis(name, size, self.integer())
+
+    def placement_pair(self) -> tuple[str, str]:
+        source = self.match(_PLACEMENT, "a placement")
+        self.expect("->")
+        return source, self.match(_PLACEMENT, "a placement")
+
+    def definition(self) -> Operand | None:
+        if self.text[self.at : self.at + 2] in ("_ ", "_,"):
+            self.expect("_")
+            return None
+        name = self.name()
+        self.expect(":")
+        shape = self.sequence(self.integer, "[", "]")
+        return Operand(name, shape, self.number_value())
+
+    def operand(self) -> Operand:
+        operand = self.definition()
+        if operand is None:
+            raise self.fail("a value")
+        return operand
+
+    def end(self) -> None:
+        if self.at < len(self.text):
+            raise self.fail("the end of the line")
+
+
+def _attr(value: object) -> Attr:
+    # bool is no attribute type of ONNX, so whatever JSON holds besides lists is one already
+    return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]
+
+
+class _Scope:
+    """The values of one segment by name."""
+
+    def __init__(self, saved: Iterable[Operand]) -> None:
+        self.operands = {operand.value: operand for operand in saved}
+
+    def define(self, operand: Operand | None) -> None:
+        if operand is not None:
+            self.operands[operand.value] = operand
+
+    def find(self, line: _Line) -> Operand:
+        column = line.at
+        name = line.name()
+        if name not in self.operands:
+            line.at = column
+            raise line.fail("the name of a value defined before")
+        return self.operands[name]
+
+    def find_optional(self, line: _Line) -> Operand | None:
+        if line.text[line.at : line.at + 2] in ("-,", "-)"):
+            line.expect("-")
+            return None
+        return self.find(line)
+
+
+def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
+    outputs: list[Operand | None] = []
+    while not line.accept("="):
+        if outputs:
+            line.expect(",")
+        outputs.append(line.definition())
+    kind = line.name()
+    inputs = line.sequence(lambda: scope.find_optional(line))
+    if line.accept("axis="):
+        return _parse_move(line, kind, inputs, outputs)
+    attrs = line.json() if line.text.startswith("{", line.at) else {}
+    line.expect("op=")
+    name = line.name()
+    line.expect("phase=")
+    phase = line.match(re.compile("|".join(Phase)), "a phase")
+    line.expect("block=")
+    block = line.integer()
+    op = Op(
+        name=name,
+        kind=kind,
+        attrs=tuple((key, _attr(value)) for key, value in attrs.items()) if isinstance(attrs, dict) else (),
+        phase=Phase(phase),
+        block=block,
+        origin=line.name() if line.accept("origin=") else "",
+        inputs=line.sequence(line.name) if line.accept("reads=") else _values(inputs),
+        outputs=line.sequence(line.name) if line.accept("defines=") else _values(outputs),
+    )
+    return Compute(op, inputs, tuple(outputs))
+
+
+def _parse_move(
+    line: _Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
+) -> Collective | Slice:
+    (axis,) = line.sequence(line.axis) or (None,)
+    if axis is None or len(inputs) != 1 or len(outputs) != 1:
+        raise line.fail("one axis, one value read and one defined")
+    operand, result = inputs[0], outputs[0]
+    if operand is None or result is None:
+        raise line.fail("one value read and one defined")
+    if kind == "slice":
+        line.expect("dim=")
+        return Slice(axis, line.integer(), operand, result)
+    if kind not in set(CollectiveKind):
+        raise line.fail(f"one of {', '.join(CollectiveKind)}, slice before the axis, not {kind},")
+    try:
+        source, target = map(parse_placement, line.placement_pair())
+    except ShardingError as error:
+        raise line.fail(f"placements ({error})") from error
+    line.expect("bytes=")
+    size = line.number_value()
+    return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, line.accept("overlaps"))
+
+
+def _parse_segment(header: _Line, lines: Sequence[_Line], saved: Mapping[int, tuple[Operand, ...]]) -> Segment:
+    kind = header.integer()
+    phase = SegmentPhase(header.match(re.compile("|".join(SegmentPhase)), "a phase"))
+    header.end()
+    scope = _Scope(saved.get(kind, ()) if phase is SegmentPhase.BACKWARD else ())
+    defined: dict[str, list[Operand]] = {"input": [], "external": []}
+    named: dict[str, list[Operand]] = {"saved": [], "output": []}
+    instructions: list[Instruction] = []
+    stores: list[Store] = []
+    for line in lines:
+        # a keyword is followed by a name, a value that happens to be called so by a colon
+        word = re.match(r"(input|external|saved|output|store) (?!=)", line.text[line.at :])
+        keyword = word[1] if word else ""
+        line.accept(keyword)
+        if keyword in defined:
+            operand = line.operand()
+            scope.define(operand)
+            defined[keyword].append(operand)
+        elif keyword in named:
+            named[keyword].append(scope.find(line))
+        elif keyword == "store":
+            stores.append(Store(scope.find(line), line.name()))
+        else:
+            instruction = _parse_instruction(line, scope)
+            for result in instruction.outputs if isinstance(instruction, Compute) else (instruction.result,):
+                scope.define(result)
+            instructions.append(instruction)
+        line.end()
+    return Segment(
+        kind,
+        phase,
+        inputs=tuple(defined["input"]),
+        external=tuple(defined["external"]),
+        instructions=tuple(instructions),
+        saved=tuple(named["saved"]),
+        outputs=tuple(named["output"]),
+        stores=tuple(stores),
+    )
+
+
+def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
+    index = header.integer()
+    header.expect("devices=")
+    first = header.integer()
+    header.expect(":")
+    last = header.integer()
+    header.expect("mesh=")
+    mesh = Mesh(header.sequence(header.axis))
+    header.expect("blocks=")
+    blocks = header.sequence(header.integer)
+    header.expect("recompute=")
+    recompute = header.accept("yes")
+    if not recompute:
+        header.expect("no")
+    header.end()
+    resident = []
+    for line in lines:
+        line.expect("resident")
+        category = Category(line.match(re.compile("|".join(Category)), "a category"))
+        line.expect(":")
+        resident.append(Resident(category, line.number_value()))
+        line.end()
+    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident))
+
+
+def parse_program(text: str) -> Program:
+    """Return the program a text describes.
+
+    The forward of a block has to come before its backward, as `saved` values are named there only.
+
+    Raises:
+        ProgramError: If the text is malformed; the message points at the place.
+    """
+    groups: list[list[_Line]] = []
+    for number, raw in enumerate(text.splitlines(), start=1):
+        if not raw.strip():
+            continue
+        if raw.startswith(" ") and groups:
+            groups[-1].append(_Line(number, raw))
+        else:
+            groups.append([_Line(number, raw)])
+    if not groups or groups[-1][0].text != "end":
+        raise ProgramError("the text of the program does not finish with 'end'", hint="the file may have been cut off")
+    (head, *_), *body = groups[:-1] or [[_Line(1, "end")]]
+    head.expect("program")
+    schedule = head.name()
+    head.expect("microbatches=")
+    num_microbatches = head.integer()
+    head.end()
+    stages: list[StageProgram] = []
+    segments: list[Segment] = []
+    saved: dict[int, tuple[Operand, ...]] = {}
+    for header, *lines in body:
+        if header.accept("stage"):
+            stages.append(_parse_stage(header, lines))
+        else:
+            header.expect("segment")
+            segment = _parse_segment(header, lines, saved)
+            segments.append(segment)
+            if segment.phase is SegmentPhase.FORWARD:
+                saved[segment.kind] = segment.saved
+    return Program(tuple(stages), tuple(segments), schedule, num_microbatches)

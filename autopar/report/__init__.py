@@ -1,0 +1,8 @@
+"""Plans, timelines and rules as text, in 80 columns and without colour, so that it survives a log file."""
+
+from autopar.report.explain import format_explain
+from autopar.report.rules import format_rules, rules_to_json
+from autopar.report.summary import format_report
+from autopar.report.timeline import format_timeline
+
+__all__ = ["format_explain", "format_report", "format_rules", "format_timeline", "rules_to_json"]

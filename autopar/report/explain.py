@@ -1,0 +1,225 @@
+"""Why a plan looks the way it does.
+
+Where time and memory go, what each mesh axis does, which tensor lies where, and why the runners-up lost.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from autopar.errors import PlanError
+from autopar.plan import BlockPlan, Plan, Simulated
+from autopar.report.summary import (
+    describe_job,
+    describe_model,
+    format_range,
+    memory_breakdown,
+    memory_categories,
+    time_parts,
+)
+from autopar.report.text import WIDTH, bar, format_change, format_entries, format_share, format_table, heading, shorten
+from autopar.sharding import Axis
+from autopar.units import format_bytes, format_seconds
+
+_PLACEMENT = re.compile(r"[RSP](?:\([^)]*\))?")
+_MOSTLY = 0.5  # an axis is described by what it does to more than half of the tensors
+_WORTH_NAMING = 0.005  # share of the step below which a difference is not listed
+_NAME_LENGTH = 44
+
+
+def format_explain(plan: Plan, *, ops: bool = False) -> str:
+    """Return the explanation of a plan.
+
+    Args:
+        plan: The plan.
+        ops: Whether to list the placements of every op too, and not of the persistent tensors alone.
+    """
+    lines = [describe_model(plan), describe_job(plan), "", *format_entries([("plan", plan.summary)])]
+    if plan.simulated is not None:
+        lines += _time(plan.simulated)
+        lines += _memory(plan, plan.simulated)
+    lines += _mesh(plan)
+    lines += _placements(plan, ops=ops)
+    if plan.alternatives:
+        lines += _runners_up(plan)
+    return "\n".join(lines) + "\n"
+
+
+def _time(simulated: Simulated) -> list[str]:
+    step = simulated.step_seconds
+    parts = [part for part in time_parts(simulated) if part[1] > 0]
+    rest = step - sum(seconds for _, seconds in parts)
+    if rest > _WORTH_NAMING * step:
+        parts.append(("not attributed", rest))
+    rows = [(name, format_seconds(seconds), format_share(seconds, step), bar(seconds, step)) for name, seconds in parts]
+    rows.append(("step", format_seconds(step), "100.0 %", ""))
+    return [*heading("Time of the busiest stage"), *format_table(("part", "time", "share", ""), rows)]
+
+
+def _memory(plan: Plan, simulated: Simulated) -> list[str]:
+    limit = plan.job.memory_limit
+    number, fullest = max(enumerate(simulated.stages), key=lambda entry: entry[1].peak)
+    rows = [
+        (name, format_bytes(size), format_share(size, limit), bar(size, limit))
+        for name in memory_categories(simulated)
+        if (size := fullest.breakdown.get(name, 0.0)) > 0
+    ]
+    rows.append(("peak", format_bytes(fullest.peak), format_share(fullest.peak, limit), bar(fullest.peak, limit)))
+    rows.append(("free", format_bytes(limit - fullest.peak), format_share(limit - fullest.peak, limit), ""))
+    lines = [
+        *heading(f"Memory of stage {number}, the fullest, per device; limit {format_bytes(limit)}"),
+        *format_table(("category", "bytes", "of limit", ""), rows),
+    ]
+    if len(simulated.stages) > 1:
+        lines += ["", *memory_breakdown(simulated)]
+    return lines
+
+
+def split_placements(text: str, num_axes: int) -> tuple[str, ...]:
+    """Return the placements of a text, one per mesh axis.
+
+    Raises:
+        PlanError: If the text holds anything else or not one placement per axis.
+
+    >>> split_placements("S(0)RP(max)", 3)
+    ('S(0)', 'R', 'P(max)')
+    """
+    parts = tuple(_PLACEMENT.findall(text))
+    if "".join(parts) != text or len(parts) != num_axes:
+        raise PlanError(
+            f"{text!r} is not a placement on a mesh of {num_axes} axes",
+            hint="write R, S(dim) or P once per mesh axis, e.g. S(0)R",
+        )
+    return parts
+
+
+def _mesh(plan: Plan) -> list[str]:
+    per_node = plan.job.cluster.get("devices_per_node")
+    title = f"Mesh of a stage: {plan.device_mesh}" if plan.mesh else "Mesh of a stage: one device"
+    lines = heading(f"{title}; {len(plan.stages)} {'stage' if len(plan.stages) == 1 else 'stages'}")
+    states = _count_placements(plan, lambda block: (state.placement for state in block.states))
+    results = _count_placements(plan, lambda block: (text for op in block.ops for text in op.outputs if text))
+    entries = [
+        (axis.name, f"{_reach(axis, per_node)}; {_effect(states[position], results[position])}")
+        for position, axis in enumerate(plan.mesh)
+    ]
+    return lines + format_entries(entries)
+
+
+def _count_placements(plan: Plan, texts: Callable[[BlockPlan], Iterable[str]]) -> list[Counter[str]]:
+    """Return per mesh axis how often each placement occurs among the given texts of all instances of all blocks."""
+    counts: list[Counter[str]] = [Counter() for _ in plan.mesh]
+    for block in plan.blocks:
+        for text in texts(block):
+            for counter, placement in zip(counts, split_placements(text, len(plan.mesh)), strict=True):
+                counter[placement] += len(block.instances)
+    return counts
+
+
+def _reach(axis: Axis, per_node: int | None) -> str:
+    devices = f"{axis.size} devices, {axis.stride} apart" if axis.stride > 1 else f"{axis.size} neighbouring devices"
+    if per_node is None:
+        return devices
+    inside = axis.size * axis.stride <= per_node
+    return f"{devices}, {'inside a node' if inside else 'across nodes'}"
+
+
+def _effect(states: Counter[str], results: Counter[str]) -> str:
+    num_states, num_results = states.total(), results.total()
+    sharded = sum(number for placement, number in states.items() if placement.startswith("S"))
+    batch = results["S(0)"]
+    splits_states = sharded > _MOSTLY * num_states
+    splits_batch = batch > _MOSTLY * num_results
+    match splits_states, splits_batch:
+        case True, True:
+            what = "splits dim 0 of the data and the parameters"
+        case True, False:
+            what = "splits the parameters"
+        case False, True:
+            what = "splits dim 0 of the data, copies the parameters"
+        case _:
+            what = "mixed"
+    counts = [f"{sharded} of {num_states} parameters sharded"] if num_states else []
+    if num_results:
+        inner = sum(number for placement, number in results.items() if placement.startswith("S")) - batch
+        partial = sum(number for placement, number in results.items() if placement.startswith("P"))
+        shares = [
+            ("dim 0 sharded", batch),
+            ("other dim sharded", inner),
+            ("partial", partial),
+            ("copied", results["R"]),
+        ]
+        listed = ", ".join(f"{name} {100 * number / num_results:.0f} %" for name, number in shares if number)
+        counts.append(f"op results: {listed}")
+    return f"{what} ({'; '.join(counts)})" if counts else what
+
+
+def _placements(plan: Plan, *, ops: bool) -> list[str]:
+    lines = heading("Placements by mesh axis: S(d) sharded on dim d, R copied, P partial")
+    axes = [axis.name for axis in plan.mesh]
+    for block in plan.blocks:
+        lines += ["", _describe_block(block)]
+        rows = [
+            (shorten(state.value, _NAME_LENGTH), *split_placements(state.placement, len(axes)))
+            for state in block.states
+        ]
+        if rows:
+            lines += format_table(("tensor", *axes), rows)
+        else:
+            lines.append("no persistent tensors")
+        if ops:
+            moves = [
+                (shorten(op.op, _NAME_LENGTH), f"{_arrow_side(op.inputs)} -> {_arrow_side(op.outputs)}")
+                for op in block.ops
+            ]
+            lines += ["", *format_table(("op", "inputs -> outputs"), moves)] if moves else []
+    return lines
+
+
+def _arrow_side(placements: tuple[str, ...]) -> str:
+    return ", ".join(text or "." for text in placements)
+
+
+def _describe_block(block: BlockPlan) -> str:
+    number = len(block.instances)
+    if number == 1:
+        return f"block {block.instances[0]}"
+    consecutive = block.instances[-1] - block.instances[0] == number - 1
+    which = (
+        format_range((block.instances[0], block.instances[-1] + 1))
+        if consecutive
+        else ", ".join(map(str, block.instances))
+    )
+    return shorten(f"blocks {which}: {number} equal ones, names of block {block.representative}", WIDTH)
+
+
+def _runners_up(plan: Plan) -> list[str]:
+    lines = heading("Runners-up, and why they lost")
+    entries = [(f"{number}", _why_lost(plan, other)) for number, other in enumerate(plan.alternatives, start=2)]
+    return lines + format_entries(entries)
+
+
+def _why_lost(plan: Plan, other: Plan) -> str:
+    if plan.simulated is None or other.simulated is None:
+        return f"{other.summary}: {format_change(other.objective, plan.objective)} by the planner's formula"
+    best, worse = plan.simulated, other.simulated
+    step = best.step_seconds
+    differences = sorted(
+        (
+            (seconds - reference, name)
+            for (name, reference), (_, seconds) in zip(time_parts(best), time_parts(worse), strict=True)
+        ),
+        reverse=True,
+    )
+    named = [
+        f"{name} {'+' if change > 0 else '-'}{format_seconds(abs(change))}"
+        for change, name in differences
+        if abs(change) > _WORTH_NAMING * step
+    ]
+    peak, best_peak = (max((stage.peak for stage in simulated.stages), default=0.0) for simulated in (worse, best))
+    text = f"{other.summary}: {format_seconds(worse.step_seconds)} ({format_change(worse.step_seconds, step)})"
+    text += f"; {', '.join(named)}" if named else "; no part differs by more than 0.5 % of the step"
+    text += f"; peak {format_bytes(peak)} ({format_change(peak, best_peak)})"
+    if other.objective < plan.objective:
+        text += "; better by the planner's formula, worse when simulated"
+    return text

@@ -1,0 +1,179 @@
+"""The answer on one screen: what to run, how fast it will be, whether it fits, and what is proven about it."""
+
+from collections.abc import Mapping, Sequence
+
+from autopar.plan import Plan, SearchReport, Simulated
+from autopar.report.text import (
+    format_change,
+    format_entries,
+    format_items,
+    format_share,
+    format_table,
+    heading,
+)
+from autopar.units import format_bytes, format_count, format_seconds
+
+WHY_STOPPED: Mapping[str, str] = {
+    "optimal": "optimal: the gap is proven to be within tolerance",
+    "exhausted": "exhausted: the whole space was searched, the gap left is the bound's weakness or the solver's limit",
+    "time limit": "time limit: a larger --time-limit may find a better plan or a better bound",
+    "interrupted": "interrupted: this is the best plan found until then",
+}
+
+
+def format_report(plan: Plan) -> str:
+    """Return the report of a plan: the text `autopar solve` ends with.
+
+    Args:
+        plan: A plan as `autopar.solve` returns it; parts it lacks (simulation, search, alternatives) are left out.
+    """
+    lines = [describe_model(plan), describe_job(plan), ""]
+    lines += format_entries(_verdict(plan))
+    if plan.simulated is not None:
+        lines += _memory(plan, plan.simulated)
+    if plan.search is not None:
+        lines += _search(plan.search)
+    if plan.alternatives:
+        lines += _ranking(plan)
+    if plan.search is not None and plan.search.phases:
+        lines += _phases(plan.search)
+    return "\n".join(lines) + "\n"
+
+
+def describe_model(plan: Plan) -> str:
+    """Return which model runs on which cluster, in one line."""
+    cluster = plan.job.cluster
+    device = cluster.get("device", {}).get("name", "device")
+    name = cluster.get("name", "cluster")
+    parameters = format_count(plan.model.num_parameters)
+    return f"{plan.model.name} ({parameters} parameters) on {plan.job.gpus} × {device} ({name})"
+
+
+def describe_job(plan: Plan) -> str:
+    """Return what was asked for, in one line."""
+    job = plan.job
+    what = f"training step with {job.optimizer}" if job.mode == "train" else "forward pass"
+    dims = "".join(f", {name}={size}" for name, size in plan.model.dims)
+    return f"{what}, global batch {job.global_batch}{dims}"
+
+
+def _verdict(plan: Plan) -> list[tuple[str, str]]:
+    entries = [("plan", plan.summary)]
+    simulated = plan.simulated
+    formula = f"{format_seconds(plan.objective)} by the planner's formula"
+    if simulated is None:
+        entries.append(("step time", f"{formula}, not simulated"))
+    else:
+        step = simulated.step_seconds
+        error = format_change(plan.objective, step)
+        entries += [
+            ("step time", f"{format_seconds(step)} simulated, {formula} ({error})"),
+            ("spent on", _spent(simulated)),
+            ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
+            ("MFU", f"{100 * simulated.mfu:.1f} %"),
+        ]
+    search = plan.search
+    if search is not None:
+        bound = f"no plan of the declared space is faster than {format_seconds(search.bound)} by the formula"
+        entries += [
+            ("bound", f"{bound}; gap {100 * search.gap:.1f} %"),
+            ("stopped", WHY_STOPPED.get(search.termination, search.termination)),
+        ]
+    return entries
+
+
+def time_parts(simulated: Simulated) -> list[tuple[str, float]]:
+    """Return the parts of a step of the busiest stage in seconds."""
+    return [
+        ("compute", simulated.compute_seconds),
+        ("exposed communication", simulated.exposed_seconds),
+        ("gradient reduction", simulated.gradient_seconds),
+        ("bubble", simulated.bubble_seconds),
+    ]
+
+
+def _spent(simulated: Simulated) -> str:
+    return ", ".join(
+        f"{name} {format_share(seconds, simulated.step_seconds)}" for name, seconds in time_parts(simulated)
+    )
+
+
+def memory_categories(simulated: Simulated) -> list[str]:
+    """Return the categories of memory that any stage uses, in the order of the breakdown."""
+    names = dict.fromkeys(name for stage in simulated.stages for name in stage.breakdown)
+    return [name for name in names if any(stage.breakdown.get(name, 0.0) > 0 for stage in simulated.stages)]
+
+
+def memory_breakdown(simulated: Simulated) -> list[str]:
+    """Return the table of memory by stage and category."""
+    categories = memory_categories(simulated)
+    rows = [
+        (str(number), *(format_bytes(stage.breakdown.get(name, 0.0)) for name in categories))
+        for number, stage in enumerate(simulated.stages)
+    ]
+    return format_table(("stage", *categories), rows)
+
+
+def format_range(bounds: Sequence[int]) -> str:
+    """Return a half-open range for reading, both ends included.
+
+    >>> format_range((0, 8)), format_range((3, 4))
+    ('0-7', '3')
+    """
+    start, end = bounds
+    return str(start) if end - start == 1 else f"{start}-{end - 1}"
+
+
+def _memory(plan: Plan, simulated: Simulated) -> list[str]:
+    limit = plan.job.memory_limit
+    rows = [
+        (
+            str(number),
+            format_range(stage.devices),
+            format_range(stage.blocks),
+            stage.recompute,
+            format_bytes(memory.peak),
+            format_share(memory.peak, limit),
+        )
+        for number, (stage, memory) in enumerate(zip(plan.stages, simulated.stages, strict=True))
+    ]
+    return [
+        *heading(f"Memory per device, limit {format_bytes(limit)}"),
+        *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
+        "",
+        *memory_breakdown(simulated),
+    ]
+
+
+def _search(search: SearchReport) -> list[str]:
+    left = search.configurations - search.solved - search.pruned
+    counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
+    return [
+        *heading("Space searched"),
+        *format_items(search.space),
+        *format_items((f"{search.configurations} configurations: {counts}", f"placements by solver {search.solver}")),
+    ]
+
+
+def _ranking(plan: Plan) -> list[str]:
+    ranked = (plan, *plan.alternatives)
+    best = _seconds(plan)
+    rows = []
+    for number, candidate in enumerate(ranked, start=1):
+        seconds = _seconds(candidate)
+        slower = "-" if number == 1 else format_change(seconds, best)
+        peak = max((stage.peak for stage in candidate.simulated.stages), default=0.0) if candidate.simulated else 0.0
+        rows.append((str(number), format_seconds(seconds), slower, format_bytes(peak), candidate.summary))
+    return [*heading(f"Best {len(ranked)} plans"), *format_table(("#", "step", "against", "peak", "plan"), rows)]
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.objective if plan.simulated is None else plan.simulated.step_seconds
+
+
+def _phases(search: SearchReport) -> list[str]:
+    rows = [(phase.name, format_seconds(phase.seconds), format_bytes(phase.peak_bytes)) for phase in search.phases]
+    total = sum(phase.seconds for phase in search.phases)
+    peak = max(phase.peak_bytes for phase in search.phases)
+    rows.append(("total", format_seconds(total), format_bytes(peak)))
+    return [*heading("Time and memory of the search"), *format_table(("phase", "time", "peak memory"), rows)]

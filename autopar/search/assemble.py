@@ -1,0 +1,126 @@
+"""Writing a candidate down as a plan."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autopar.formulate.fold import Source
+from autopar.formulate.options import decode_index
+from autopar.formulate.tables import Decision, Tables
+from autopar.ir.graph import Graph
+from autopar.plan import BlockPlan, Job, ModelInfo, OpPlacement, Plan, StagePlan, ValuePlacement
+from autopar.search.planner import Candidate
+from autopar.search.summary import summarise
+from autopar.sharding import format_placements
+
+
+def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
+    """Return the plan of a candidate, not yet simulated."""
+    configuration = candidate.configuration
+    devices = configuration.mesh.size
+    stages = tuple(
+        StagePlan(blocks, (index * devices, (index + 1) * devices), "full" if redo else "none")
+        for index, (blocks, redo) in enumerate(zip(candidate.split.ranges, candidate.split.recompute, strict=True))
+    )
+    blocks = _blocks(candidate.tables, candidate.choice)
+    plan = Plan(
+        model=model,
+        job=job,
+        summary="",
+        mesh=configuration.mesh.axes,
+        stages=stages,
+        schedule=configuration.schedule,
+        num_microbatches=configuration.num_microbatches,
+        blocks=blocks,
+        objective=candidate.objective,
+    )
+    return summarise(plan, candidate.tables, candidate.choice)
+
+
+def _blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
+    """Return the decisions by distinct block."""
+    folded, graph = tables.folded, tables.folded.graph
+    ops: dict[int, dict[str, OpPlacement]] = {kind.id: {} for kind in folded.kinds}
+    states: dict[str, ValuePlacement] = {}
+    owners: dict[str, int] = {}
+    copies: dict[int, list[ValuePlacement]] = {kind.id: [] for kind in folded.kinds}
+    boundaries: dict[str, str] = {}
+    for node, strategy in zip(tables.nodes, choice, strict=True):
+        if node.decision is Decision.OP:
+            assert node.options is not None
+            op = folded.kinds[node.kind].ops[node.position]
+            inputs = tuple(_text(graph, tables, name, array, strategy) for name, array in zip(op.inputs, node.options.inputs, strict=True))
+            outputs = tuple(_text(graph, tables, name, array, strategy) for name, array in zip(op.outputs, node.options.outputs, strict=True))
+            ops[node.kind][op.name] = OpPlacement(op.name, inputs, outputs)
+            continue
+        assert node.value is not None and node.placements is not None
+        text = _placement(tables, len(node.value.shape), int(node.placements[strategy]))
+        match node.decision:
+            case Decision.PARAMETER:
+                states[node.value.name] = ValuePlacement(node.value.name, text)
+                owners[node.value.name] = node.kind
+            case Decision.COPY:
+                copies[node.kind].append(ValuePlacement(node.name, text))
+            case Decision.BOUNDARY:
+                boundaries[node.name] = text
+    arrivals, departures = _crossings(tables, boundaries)
+    blocks = []
+    for kind in folded.kinds:
+        borrowed = {
+            name: ValuePlacement(name, states[_representative(tables, name)].placement)
+            for op in kind.ops
+            for name in op.inputs
+            if name in folded.by_value
+            and folded.by_value[name].source is Source.STATE
+            and owners.get(name) != kind.id
+        }
+        blocks.append(
+            BlockPlan(
+                kind=kind.id,
+                representative=kind.representative,
+                instances=kind.instances,
+                ops=tuple(ops[kind.id][op.name] for op in kind.ops),
+                states=tuple(state for name, state in states.items() if owners[name] == kind.id),
+                borrowed=tuple(borrowed.values()),
+                arrivals=tuple(arrivals[kind.id]),
+                departures=tuple(departures[kind.id]),
+                copies=tuple(copies[kind.id]),
+            )
+        )
+    return tuple(blocks)
+
+
+def _representative(tables: Tables, name: str) -> str:
+    """Return the parameter that stands for `name`."""
+    producer = tables.folded.by_value[name]
+    return next(p.value.name for p in tables.folded.parameters if p.producer == producer)
+
+
+def _crossings(
+    tables: Tables, boundaries: dict[str, str]
+) -> tuple[dict[int, list[ValuePlacement]], dict[int, list[ValuePlacement]]]:
+    """Return arrivals and departures by kind: what enters and leaves each block, at the placement it has on the way."""
+    folded = tables.folded
+    arrivals: dict[int, list[ValuePlacement]] = {kind.id: [] for kind in folded.kinds}
+    departures: dict[int, list[ValuePlacement]] = {kind.id: [] for kind in folded.kinds}
+    by_producer = {}
+    for boundary in tables.boundaries:
+        text = boundaries[tables.nodes[boundary.node].name]
+        for producer in boundary.producers:
+            op = folded.kinds[producer.kind].ops[producer.position]
+            departures[producer.kind].append(ValuePlacement(op.outputs[producer.slot], text))
+            by_producer[producer] = text
+    for kind in folded.kinds:
+        for arrival in kind.arrivals:
+            arrivals[kind.id].append(ValuePlacement(arrival.value, by_producer[arrival.producers[0][0]]))
+    return arrivals, departures
+
+
+def _text(graph: Graph, tables: Tables, name: str, numbers: np.ndarray | None, strategy: int) -> str:  # type: ignore[type-arg]
+    if not name or numbers is None:
+        return ""
+    return _placement(tables, len(graph.values[name].shape), int(numbers[strategy]))
+
+
+def _placement(tables: Tables, rank: int, number: int) -> str:
+    return format_placements(decode_index(number, rank, len(tables.mesh.axes)))

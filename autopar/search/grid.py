@@ -1,0 +1,38 @@
+"""Grid search, the baseline: every configuration of the outer space times every recipe people use by hand, nothing pruned.
+
+Same costs, same stages, same memory rules and same simulator as the planner. What a recipe leaves open is completed exactly, which is kinder to the grid
+than any hand would be.
+"""
+
+import math
+import time
+
+from autopar.formulate.recipes import BatchDims, recipes
+from autopar.formulate.step import Pipeline
+from autopar.formulate.tables import build_tables
+from autopar.progress import Progress
+from autopar.search.planner import Attempt, Outcome, Search
+from autopar.search.space import Configuration
+
+
+def grid_search(search: Search, space: list[Configuration], dims: BatchDims) -> Outcome:
+    """Return the candidates of all recipes in all configurations, best first; the bound is trivial."""
+    outcome = Outcome(bound=0.0)
+    end = time.monotonic() + search.time_limit
+    for done, configuration in enumerate(space):
+        if search.should_stop() or time.monotonic() > end:
+            outcome.stopped = "interrupted" if search.should_stop() else "time limit"
+            break
+        samples = search.global_batch // configuration.num_microbatches
+        tables = build_tables(search.folded(samples), search.rules, configuration.mesh, search.costs)
+        pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
+        attempt = Attempt(search, configuration, tables, pipeline, end)
+        for recipe in recipes(tables, dims):
+            attempt.follow(recipe)
+        outcome.solved += 1
+        if attempt.best is not None:
+            outcome.candidates.append(attempt.best)
+            outcome.candidates.sort(key=lambda candidate: candidate.objective)
+        best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        search.progress(Progress("grid", done + 1, len(space), best, 0.0, str(configuration)))
+    return outcome

@@ -1,0 +1,302 @@
+"""The search over hybrids: for every configuration of the outer space the best placements, stage boundaries and recompute, with bounds.
+
+For each configuration, in order of their floors (`floor.py`):
+
+1. solve the placement problem without memory limits; its optimum bounds every plan of the configuration from below;
+2. if the choice does not fit, solve it under the memory of every stage, without and with recompute;
+3. split the chain of blocks into stages for each choice found, exactly (`best_split`), and keep the best.
+
+Configurations whose bound is above the best plan so far are skipped. The reported bound is the least over all configurations.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.cost import CostModel
+from autopar.discover import Rules
+from autopar.formulate.fold import Folded
+from autopar.formulate.options import local_sizes
+from autopar.formulate.recipes import BatchDims, recipes, restrict
+from autopar.formulate.step import (
+    BlockBytes,
+    Pipeline,
+    Split,
+    StageMix,
+    StepTime,
+    best_split,
+    block_bytes,
+    problem,
+    stage_mixes,
+    weights,
+)
+from autopar.formulate.tables import Decision, Slot, Tables, build_tables
+from autopar.problem import Choice, Problem, Recipe, Solution, Termination
+from autopar.progress import Progress, ProgressCallback, StopCallback
+from autopar.search.floor import Floor
+from autopar.search.space import Configuration
+from autopar.solvers import Solver
+
+KEEP_WITHIN = 1.05
+"""Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
+
+PLACEMENT_SECONDS = 20.0
+"""Longest time one placement problem may take; most take a fraction of a second."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A plan before it is written down."""
+
+    configuration: Configuration
+    tables: Tables
+    choice: Choice
+    split: Split
+    time: StepTime
+    memory: BlockBytes
+
+    @property
+    def objective(self) -> float:
+        """Step seconds by the planner's formula."""
+        return self.time.seconds
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the search found.
+
+    Attributes:
+        candidates: Best first.
+        bound: No plan of the space has a lower objective.
+        solved: Configurations whose placement problem was solved.
+        pruned: Configurations excluded by their bound.
+        stopped: "" if the space was exhausted, else "time limit" or "interrupted".
+        closest: For infeasible jobs: the least excess seen, as (bytes over, stage, configuration).
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    bound: float = math.inf
+    solved: int = 0
+    pruned: int = 0
+    stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """What a search works on.
+
+    Attributes:
+        folded: Returns the folded graph for a number of samples per microbatch.
+        rules: Discovered strategies.
+        costs: Cost model.
+        solver: Solver of placement problems.
+        floor: Floor under step times.
+        global_batch: Samples per step.
+        memory_limit: Bytes per device.
+        keep: Number of candidates wanted.
+        time_limit: Seconds.
+        progress: Told after every configuration.
+        should_stop: Polled.
+        on_problem: Given every placement problem that is solved.
+        batch_dims: For solvers that follow recipes: the batch dim of every value.
+    """
+
+    folded: Callable[[int], Folded]
+    rules: Rules
+    costs: CostModel
+    solver: Solver
+    floor: Floor
+    global_batch: int
+    memory_limit: float
+    keep: int
+    time_limit: float
+    progress: ProgressCallback
+    should_stop: StopCallback
+    on_problem: Callable[[Problem], None] | None = None
+    batch_dims: BatchDims | None = None
+
+    def run(self, space: list[Configuration]) -> Outcome:
+        """Search the space and return the candidates found, best first, and the bound."""
+        outcome = Outcome()
+        end = time.monotonic() + self.time_limit
+        floors = sorted(((self.floor.seconds(c, self.global_batch), i) for i, c in enumerate(space)))
+        lowest = math.inf
+        for done, (least, index) in enumerate(floors):
+            if self.should_stop() or time.monotonic() > end:
+                outcome.stopped = "interrupted" if self.should_stop() else "time limit"
+                lowest = min(lowest, least)  # floors ascend: the rest is at least as slow
+                break
+            threshold = self._threshold(outcome)
+            if least >= threshold:
+                outcome.pruned += len(floors) - done
+                lowest = min(lowest, least)
+                break
+            bound = self._configuration(space[index], least, threshold, end, outcome)
+            lowest = min(lowest, bound)
+            best = outcome.candidates[0].objective if outcome.candidates else math.inf
+            self.progress(
+                Progress("solve", done + 1, len(floors), best, min(best, lowest, least), str(space[index]))
+            )
+        best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        outcome.bound = min(best, lowest)
+        return outcome
+
+    def _threshold(self, outcome: Outcome) -> float:
+        """Return the step time above which a configuration interests nobody."""
+        found = outcome.candidates
+        if len(found) < self.keep:
+            return math.inf if not found else KEEP_WITHIN * found[0].objective
+        return min(KEEP_WITHIN * found[0].objective, found[self.keep - 1].objective)
+
+    def _configuration(
+        self, configuration: Configuration, least: float, threshold: float, end: float, outcome: Outcome
+    ) -> float:
+        """Search one configuration and return the lower bound on its plans."""
+        samples = self.global_batch // configuration.num_microbatches
+        tables = build_tables(self.folded(samples), self.rules, configuration.mesh, self.costs)
+        pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
+        attempt = Attempt(self, configuration, tables, pipeline, end)
+        bound = max(least, attempt.relaxed(threshold))
+        if bound >= threshold:
+            outcome.pruned += 1
+            return bound
+        outcome.solved += 1
+        attempt.improve()
+        if attempt.best is not None:
+            outcome.candidates.append(attempt.best)
+            outcome.candidates.sort(key=lambda candidate: candidate.objective)
+        else:
+            # Nothing in this configuration fits, as far as we could find: it does not bound the plans that do.
+            bound = bound if attempt.undecided else math.inf
+        return bound
+
+
+class Attempt:
+    """Work on one configuration.
+
+    Attributes:
+        best: The best plan so far; None before the first.
+        undecided: Whether nothing was found and nothing proves that there is nothing.
+    """
+
+    def __init__(
+        self, search: Search, configuration: Configuration, tables: Tables, pipeline: Pipeline, end: float
+    ) -> None:
+        self.search, self.configuration, self.tables, self.pipeline, self.end = search, configuration, tables, pipeline, end
+        self.best: Candidate | None = None
+        self.undecided = False
+        self.relaxed_choice: Choice | None = None
+
+    def relaxed(self, cutoff: float) -> float:
+        """Solve without memory limits and return a lower bound on every plan of the configuration."""
+        one_stage = self.pipeline.num_stages == 1
+        solution = self._solve(hidden=1.0 if one_stage else 0.0, recompute=False, bounding=True, cutoff=cutoff)
+        bound = solution.bound
+        if solution.choice is None:
+            return bound
+        self.relaxed_choice = solution.choice
+        totals = self.tables.kind_totals(solution.choice)
+        counts = np.array([kind.count for kind in self.tables.folded.kinds])
+        hidden = counts @ (totals[:, Slot.REDUCE] - totals[:, Slot.BACKWARD]) < 0
+        self._consider(solution.choice)
+        if one_stage and hidden and bound < cutoff:
+            # The reduction hides behind the last backward: its price must go. The better of both multipliers is the bound.
+            other = self._solve(hidden=0.0, recompute=False, bounding=True, cutoff=cutoff)
+            bound = max(bound, other.bound)
+            if other.choice is not None:
+                self._consider(other.choice)
+        return bound
+
+    def improve(self) -> None:
+        """Look for better plans where the relaxed choice may not be the best one."""
+        if self.pipeline.num_stages > 1:
+            solution = self._solve(hidden=1.0, recompute=False, bounding=False)
+            if solution.choice is not None:
+                self._consider(solution.choice)
+        if self.relaxed_choice is None or (self.best is not None and not any(self.best.split.recompute)):
+            return
+        for recompute in (False, True):
+            if self.search.should_stop() or time.monotonic() > self.end:
+                self.undecided = self.best is None
+                return
+            mixes = self._mixes(self.relaxed_choice, recompute)
+            solution = self._solve(hidden=1.0, recompute=recompute, bounding=False, mixes=mixes)
+            if solution.choice is not None:
+                self._consider(solution.choice)
+            elif solution.termination is not Termination.INFEASIBLE:
+                self.undecided = True
+
+    def follow(self, recipe: Recipe) -> None:
+        """Consider the best completion of a recipe."""
+        solution = self._solve(hidden=1.0, recompute=False, bounding=False, recipe=recipe)
+        if solution.choice is not None:
+            self._consider(solution.choice)
+
+    def _solve(
+        self,
+        *,
+        hidden: float,
+        recompute: bool,
+        bounding: bool,
+        cutoff: float = math.inf,
+        mixes: tuple[StageMix, ...] = (),
+        recipe: Recipe | None = None,
+    ) -> Solution:
+        weighting = weights(self.tables, self.pipeline, recompute=recompute, hidden=hidden, bounding=bounding)
+        instance = problem(self.tables, weighting, mixes, self.search.memory_limit, str(self.configuration))
+        if recipe is not None:
+            instance = restrict(instance, recipe)
+        elif self.search.batch_dims is not None:
+            instance = replace(instance, recipes=recipes(self.tables, self.search.batch_dims))
+        if self.search.on_problem is not None:
+            self.search.on_problem(instance)
+        left = max(0.1, min(PLACEMENT_SECONDS, self.end - time.monotonic()))
+        return self.search.solver.solve(
+            instance, time_limit=left, cutoff=cutoff, should_stop=self.search.should_stop
+        )
+
+    def _consider(self, choice: Choice) -> None:
+        """Split the chain for a choice and keep the plan if it is the best of the configuration."""
+        totals = self.tables.kind_totals(choice)
+        if not np.isfinite(totals).all():
+            return
+        memory = block_bytes(self.tables, choice)
+        hop = self._hop(choice)
+        found = best_split(
+            totals, memory, self.tables.folded.chain, self.pipeline, self.search.memory_limit, hop
+        )
+        if found is not None and (self.best is None or found[1].seconds < self.best.objective):
+            self.best = Candidate(self.configuration, self.tables, choice, found[0], found[1], memory)
+
+    def _mixes(self, choice: Choice, recompute: bool) -> tuple[StageMix, ...]:
+        """Return the stages of the split that would be best without memory limits."""
+        totals = self.tables.kind_totals(choice)
+        chain = self.tables.folded.chain
+        memory = block_bytes(self.tables, choice)
+        found = best_split(totals, memory, chain, self.pipeline, math.inf, 0.0)
+        assert found is not None, "without a limit every split fits"
+        split = Split(found[0].ranges, tuple(recompute for _ in found[0].ranges))
+        return stage_mixes(chain, self.pipeline, split, len(self.tables.folded.kinds))
+
+    def _hop(self, choice: Choice) -> float:
+        """Return the seconds of handing one microbatch to the next stage: the largest boundary value counts."""
+        if self.pipeline.num_stages == 1:
+            return 0.0
+        mesh = self.configuration.mesh
+        largest = 0.0
+        for node, strategy in zip(self.tables.nodes, choice, strict=True):
+            if node.decision is Decision.BOUNDARY and node.value is not None and node.placements is not None:
+                largest = max(largest, boundary_bytes(self.tables, node.value.name, node.value.shape, int(node.placements[strategy])))
+        crosses = mesh.size >= self.search.costs.cluster.devices_per_node
+        return self.search.costs.send_seconds(largest, crosses)
+
+
+def boundary_bytes(tables: Tables, name: str, shape: tuple[int, ...], placement: int) -> float:
+    """Return the bytes one device hands to the next stage for a value at a placement number."""
+    elements = float(local_sizes(shape, np.array([placement]), tables.mesh)[0])
+    return elements * tables.costs.policy.element_bytes(tables.folded.graph.values[name])
+
+

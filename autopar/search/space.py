@@ -1,0 +1,118 @@
+"""The declared space: which (pipeline degree, mesh, microbatches) combinations are searched."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.errors import JobError
+from autopar.sharding import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One point of the outer space; everything else (placements, stage boundaries, recompute) is decided inside it.
+
+    Attributes:
+        num_stages: Pipeline degree.
+        mesh: Devices of one stage.
+        num_microbatches: Microbatches per step.
+        schedule: Order of microbatches.
+    """
+
+    num_stages: int
+    mesh: Mesh
+    num_microbatches: int
+    schedule: str
+
+    def __str__(self) -> str:
+        return f"pp={self.num_stages} mesh {self.mesh} {self.num_microbatches} microbatches {self.schedule}"
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
+    """Yield the meshes of one stage: one axis, or two of which the minor one lies within a node.
+
+    Which axis does what is the solver's choice, so that an 8×8 mesh stands for 8-way data times 8-way tensor parallelism, for 64-way data
+    parallelism and for anything between.
+
+    >>> [str(mesh) for mesh in meshes(16, 8)]
+    ['outer=8×inner=2', 'outer=4×inner=4', 'outer=2×inner=8']
+    """
+    if num_devices == 1:
+        yield Mesh.of(inner=1)
+        return
+    two = [inner for inner in divisors(num_devices) if 1 < inner < num_devices and inner <= devices_per_node]
+    if not two:
+        yield Mesh.of(inner=num_devices)
+    for inner in two:
+        yield Mesh.of(outer=num_devices // inner, inner=inner)
+
+
+def configurations(
+    *, gpus: int, devices_per_node: int, num_blocks: int, global_batch: int, batch_of_model: int | None, mode: str
+) -> list[Configuration]:
+    """Return the outer space of a job.
+
+    Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the divisors of the global batch
+    that are powers of two times the smallest, all of them where they are few. 1F1B takes as long as GPipe and never holds more, so GPipe is
+    left out where both would be the same; with one stage there is nothing to order.
+
+    Args:
+        gpus: Number of devices.
+        devices_per_node: Devices of one node of the cluster.
+        num_blocks: Length of the chain of blocks.
+        global_batch: Samples per step.
+        batch_of_model: Samples the model insists on per microbatch, None if it takes any number.
+        mode: "train" or "infer".
+
+    Raises:
+        JobError: If the batch cannot be cut to the model's.
+    """
+    if batch_of_model is not None:
+        if global_batch % batch_of_model:
+            raise JobError(
+                f"the model works on {batch_of_model} samples at a time, which does not divide the global batch {global_batch}",
+                hint=f"--global-batch {-(-global_batch // batch_of_model) * batch_of_model}",
+            )
+        counts = [global_batch // batch_of_model]
+    else:
+        counts = _microbatch_counts(global_batch)
+    schedule = "1f1b" if mode == "train" else "forward-only"
+    return [
+        Configuration(num_stages, mesh, count, schedule)
+        for num_stages in divisors(gpus)
+        if num_stages <= num_blocks
+        for mesh in meshes(gpus // num_stages, devices_per_node)
+        for count in counts
+    ]
+
+
+def _microbatch_counts(global_batch: int) -> list[int]:
+    """Return the microbatch counts tried: divisors of the batch, thinned to about one per factor of two."""
+    kept: list[int] = []
+    for count in divisors(global_batch):
+        if not kept or count >= 2 * kept[-1] or count == global_batch:
+            kept.append(count)
+    return kept
+
+
+def describe(space: list[Configuration], *, solver: str) -> tuple[str, ...]:
+    """Return the space in words, for the report."""
+    stages = sorted({configuration.num_stages for configuration in space})
+    counts = sorted({configuration.num_microbatches for configuration in space})
+    shapes = sorted({configuration.mesh.shape for configuration in space})
+    return (
+        f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(sorted({c.schedule for c in space}))}",
+        f"meshes of a stage {', '.join('×'.join(map(str, shape)) for shape in shapes)}; every discovered sharding of every op on every axis",
+        f"microbatches {', '.join(map(str, counts))}; recompute none or full per stage",
+        "equal blocks are sharded alike; values keep one placement between blocks",
+        f"placements by {solver}",
+    )

@@ -1,0 +1,144 @@
+"""The plan in one line, in the field's words.
+
+The solver decides op by op what a mesh axis does; the line says what it does to most of the elements: an axis that splits dim 0 of most
+activations is data parallel, one that splits most parameters where they are used is tensor parallel (expert parallel where it splits dim 0 of
+rank-3 parameters), one that splits dim 1 of most activations is sequence parallel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from autopar.formulate.options import decode_index
+from autopar.formulate.tables import Decision, Tables
+from autopar.ir.graph import Phase, Role
+from autopar.plan import Plan
+from autopar.sharding import Placement, Shard
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Elements by how one axis places them."""
+
+    total: float = 0.0
+    split: float = 0.0
+    first: float = 0.0
+    second: float = 0.0
+
+    def add(self, placement: Placement, elements: float) -> None:
+        self.total += elements
+        if isinstance(placement, Shard):
+            self.split += elements
+            self.first += elements * (placement.dim == 0)
+            self.second += elements * (placement.dim == 1)
+
+    def most(self, part: float) -> bool:
+        return self.total > 0 and part > 0.5 * self.total
+
+
+@dataclass(slots=True)
+class _AxisTallies:
+    """What one axis does to activations, used and stored parameters, gradient sums and updates, and values between blocks."""
+
+    activations: _Tally
+    used: _Tally
+    experts: _Tally
+    stored: _Tally
+    gradients: _Tally
+    updates: _Tally
+    boundaries: _Tally
+
+
+def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
+    """Return the plan with its one-line summary."""
+    axes = [_AxisTallies(*(_Tally() for _ in range(7))) for _ in plan.mesh]
+    _tally(axes, tables, choice)
+    degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "idle": 1}
+    notes: dict[str, list[str]] = {name: [] for name in degrees}
+    for axis, tallies in zip(plan.mesh, axes, strict=True):
+        if axis.size == 1:
+            continue
+        role = _role(tallies)
+        degrees[role] *= axis.size
+        if role in ("dp", "sp"):
+            zero = _zero(tallies)
+            if zero and f"zero-{zero}" not in notes[role]:
+                notes[role].append(f"zero-{zero}")
+        if role == "tp" and tallies.boundaries.most(tallies.boundaries.second):
+            notes[role] = ["sequence parallel"]
+    words = [
+        f"{name}={degree}" + (f" ({', '.join(notes[name])})" if notes[name] else "")
+        for name, degree in degrees.items()
+        if degree > 1 or name == "dp"
+    ]
+    words.append(f"pp={len(plan.stages)}")
+    microbatches = f"{plan.num_microbatches} microbatch{'es' if plan.num_microbatches > 1 else ''} of {plan.microbatch}"
+    return replace(plan, summary=f"{' × '.join(words)}, {_schedule(plan)}{microbatches}, {_recompute(plan)}")
+
+
+def _schedule(plan: Plan) -> str:
+    return f"{plan.schedule.upper() if plan.schedule == '1f1b' else plan.schedule}, " if len(plan.stages) > 1 else ""
+
+
+def _recompute(plan: Plan) -> str:
+    redone = sum(stage.recompute == "full" for stage in plan.stages)
+    if redone in (0, len(plan.stages)):
+        return "full recompute" if redone else "no recompute"
+    return f"full recompute on {redone} of {len(plan.stages)} stages"
+
+
+def _role(tallies: _AxisTallies) -> str:
+    if tallies.activations.most(tallies.activations.first):
+        return "dp"
+    if tallies.experts.total and tallies.experts.most(tallies.experts.first) and not tallies.used.most(tallies.used.split):
+        return "ep"
+    if tallies.used.most(tallies.used.split):
+        return "tp"
+    return "sp" if tallies.activations.most(tallies.activations.second) else "idle"
+
+
+def _zero(tallies: _AxisTallies) -> int:
+    if tallies.stored.most(tallies.stored.split) and not tallies.used.most(tallies.used.split):
+        return 3
+    if tallies.gradients.most(tallies.gradients.split):
+        return 2
+    return 1 if tallies.updates.most(tallies.updates.split) else 0
+
+
+def _tally(axes: list[_AxisTallies], tables: Tables, choice: Sequence[int]) -> None:
+    graph = tables.folded.graph
+    parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
+    written = {state.output: state.role for state in graph.states if state.output != state.input}
+
+    def add(field: str, shape: tuple[int, ...], number: np.int64, weight: float) -> None:
+        for tallies, placement in zip(axes, decode_index(int(number), len(shape), len(axes)), strict=True):
+            getattr(tallies, field).add(placement, weight * prod(shape))
+
+    for node, strategy in zip(tables.nodes, choice, strict=True):
+        weight = tables.folded.kinds[node.kind].count * node.share
+        if node.decision is Decision.PARAMETER and node.value is not None and node.placements is not None:
+            add("stored", node.value.shape, node.placements[strategy], weight)
+        elif node.decision is Decision.BOUNDARY and node.value is not None and node.placements is not None:
+            add("boundaries", node.value.shape, node.placements[strategy], weight)
+        elif node.options is not None:
+            op = tables.folded.kinds[node.kind].ops[node.position]
+            for name, numbers in zip(op.inputs, node.options.inputs, strict=True):
+                if numbers is not None and name in parameters and op.phase is Phase.FORWARD:
+                    shape = graph.values[name].shape
+                    if len(shape) > 1:
+                        add("used", shape, numbers[strategy], weight)
+                    if len(shape) == 3:
+                        add("experts", shape, numbers[strategy], weight)
+            for name, numbers in zip(op.outputs, node.options.outputs, strict=True):
+                if numbers is None or not name:
+                    continue
+                shape = graph.values[name].shape
+                role = written.get(name)
+                if role is Role.GRADIENT:
+                    add("gradients", shape, numbers[strategy], weight)
+                elif role is Role.PARAMETER:
+                    add("updates", shape, numbers[strategy], weight)
+                elif op.phase is Phase.FORWARD and len(shape) > 1 and graph.values[name].is_float:
+                    add("activations", shape, numbers[strategy], weight)

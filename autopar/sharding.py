@@ -1,0 +1,184 @@
+"""Meshes and placements: which block of a tensor each device holds.
+
+A `Mesh` has named axes; axis 0 is the major one (its neighbours are furthest apart). A placement says, per mesh axis, whether a tensor dim is
+split over the axis (`Shard`), copied (`Replicate`) or present as terms still to be reduced (`Partial`). A dim split over several axes is
+split by the major axis first.
+"""
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from autopar.errors import ShardingError
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every device of the axis holds the whole tensor."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Device i of the axis holds the i-th of equal blocks along `dim`."""
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"S({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every device of the axis holds one term; `reduce` ("sum", "max", "min", "mean") over them gives the tensor."""
+
+    reduce: str = "sum"
+
+    def __str__(self) -> str:
+        return "P" if self.reduce == "sum" else f"P({self.reduce})"
+
+
+Placement = Replicate | Shard | Partial
+Placements = tuple[Placement, ...]
+"""One placement per mesh axis, in mesh order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A mesh axis: `size` devices, `stride` apart in the numbering of devices."""
+
+    name: str
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A grid of devices numbered row-major.
+
+    >>> Mesh.of(dp=4, tp=2).axes
+    (Axis(name='dp', size=4, stride=2), Axis(name='tp', size=2, stride=1))
+    """
+
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def of(cls, **sizes: int) -> "Mesh":
+        """Return the row-major mesh with these axes, the first one major.
+
+        Raises:
+            ShardingError: If a size is not positive.
+        """
+        axes = []
+        stride = prod(sizes.values())
+        for name, size in sizes.items():
+            if size < 1:
+                raise ShardingError(f"mesh axis {name!r} has size {size}", hint="sizes are positive whole numbers")
+            stride //= size
+            axes.append(Axis(name, size, stride))
+        return cls(tuple(axes))
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return prod(axis.size for axis in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return tuple(axis.size for axis in self.axes)
+
+    def __str__(self) -> str:
+        return "×".join(f"{axis.name}={axis.size}" for axis in self.axes)
+
+
+def parse_placement(text: str) -> Placement:
+    """Return the placement that prints as `text`.
+
+    Raises:
+        ShardingError: If the text is none.
+
+    >>> parse_placement("S(1)"), parse_placement("R"), parse_placement("P(max)")
+    (Shard(dim=1), Replicate(), Partial(reduce='max'))
+    """
+    if text == "R":
+        return Replicate()
+    if text == "P":
+        return Partial()
+    if text.startswith(("S(", "P(")) and text.endswith(")"):
+        inner = text[2:-1]
+        if text[0] == "P":
+            return Partial(inner)
+        if inner.isdigit():
+            return Shard(int(inner))
+    raise ShardingError(f"{text!r} is not a placement", hint="write R, S(dim), P or P(max)")
+
+
+def parse_placements(text: str) -> Placements:
+    """Return the placements that print as `text`, major axis first.
+
+    Raises:
+        ShardingError: If the text is none.
+
+    >>> parse_placements("S(0)RP(max)")
+    (Shard(dim=0), Replicate(), Partial(reduce='max'))
+    """
+    parts = re.findall(r"[A-Z](?:\([^)]*\))?", text)
+    if "".join(parts) != text:
+        raise ShardingError(f"{text!r} are not placements", hint="write one of R, S(dim), P per mesh axis")
+    return tuple(parse_placement(part) for part in parts)
+
+
+def format_placements(placements: Placements) -> str:
+    """Return placements for reading, major axis first.
+
+    >>> format_placements((Shard(0), Replicate()))
+    'S(0)R'
+    """
+    return "".join(map(str, placements))
+
+
+def local_shape(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> tuple[int, ...]:
+    """Return the shape of the block one device holds.
+
+    Args:
+        shape: Global shape.
+        placements: One placement per mesh axis, in mesh order.
+        mesh: The devices.
+
+    Raises:
+        ShardingError: If a dim is out of range or not divisible by its axis.
+
+    >>> local_shape((8, 6), (Shard(0), Replicate()), Mesh.of(dp=4, tp=2))
+    (2, 6)
+    """
+    if len(placements) != len(mesh.axes):
+        raise ShardingError(f"{len(placements)} placements for a mesh of {len(mesh.axes)} axes ({mesh})")
+    local = list(shape)
+    for placement, axis in zip(placements, mesh.axes, strict=True):
+        if not isinstance(placement, Shard):
+            continue
+        dim = placement.dim
+        if not 0 <= dim < len(local):
+            raise ShardingError(f"dim {dim} of {shape} does not exist", hint=f"dims are 0 to {len(local) - 1}")
+        if local[dim] % axis.size:
+            padded = -(-local[dim] // axis.size) * axis.size
+            raise ShardingError(
+                f"dim {dim} of {shape} has {local[dim]} elements left, not divisible by mesh axis {axis.name!r} of size {axis.size}",
+                hint=f"pad it to {padded} or shard another dim",
+            )
+        local[dim] //= axis.size
+    return tuple(local)
+
+
+def fits(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> bool:
+    """Whether `local_shape` exists: every sharded dim is there and divisible."""
+    local = list(shape)
+    for placement, axis in zip(placements, mesh.axes, strict=True):
+        if isinstance(placement, Shard):
+            if placement.dim >= len(local) or local[placement.dim] % axis.size:
+                return False
+            local[placement.dim] //= axis.size
+    return True

@@ -1,0 +1,198 @@
+"""How many bytes a device of a stage holds: resident tensors, activations of the microbatches in flight, and what runs.
+
+A value takes memory from the instruction that defines it to the last one of the segment that reads it; saved values
+and values handed on stay to the end of the segment, saved ones until the backward of their block reads them last.
+External values are resident and stored values are written in place of one, so neither counts. A value that passes
+through several blocks is one tensor: the first block of the stage that saves it pays for it.
+
+With recompute a block keeps its inputs only; what its forward saves is there from the second forward to its backward.
+Receive buffers and copies that the framework or the allocator makes are not counted.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autopar.program.records import Category, Instruction, Operand, Segment, SegmentPhase, StageProgram, defines, reads
+from autopar.schedule import Pass, Task
+
+Table = Mapping[tuple[int, SegmentPhase], Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """A fullest moment, without resident tensors.
+
+    Attributes:
+        bytes: All of it.
+        activations: The part that outlives the running task.
+    """
+
+    bytes: float
+    activations: float
+
+    def on_top_of(self, kept: float) -> "Peak":
+        """Return the moment with `kept` more bytes of activations."""
+        return Peak(self.bytes + kept, self.activations + kept)
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """What the tasks of a stage need besides resident tensors and other microbatches.
+
+    Attributes:
+        kept: Bytes one microbatch leaves behind between its forward and its backward.
+        passes: Fullest moment of a task; it counts the task's own microbatch only.
+        update: Fullest moment of the reductions and the update.
+    """
+
+    kept: float
+    passes: Mapping[Pass, Peak]
+    update: float
+
+
+def liveness_peak(
+    instructions: Sequence[Instruction], start: Mapping[str, float], kept: Collection[str], free: Collection[str]
+) -> tuple[float, frozenset[str]]:
+    """Return the highest number of live bytes, and the names of the values that are live then.
+
+    Args:
+        instructions: What runs.
+        start: Bytes of the values that are live before the first instruction.
+        kept: Values that stay live to the end.
+        free: Values that take no memory.
+    """
+    last_use = {operand.value: i for i, instruction in enumerate(instructions) for operand in reads(instruction)}
+    live = {name: size for name, size in start.items() if name not in free}
+    total = sum(live.values())
+    peak, names = total, frozenset(live)
+    for name in [name for name in live if name not in last_use and name not in kept]:
+        total -= live.pop(name)
+    for i, instruction in enumerate(instructions):
+        touched = [operand for operand in defines(instruction) if operand.value not in free]
+        for operand in touched:
+            live[operand.value] = operand.bytes
+            total += operand.bytes
+        if total > peak:
+            peak, names = total, frozenset(live)
+        for name in {operand.value for operand in (*reads(instruction), *touched)}:
+            if name in live and name not in kept and last_use.get(name, i) == i:
+                total -= live.pop(name)
+    return peak, names
+
+
+def _sizes(operands: Sequence[Operand]) -> dict[str, float]:
+    return {operand.value: operand.bytes for operand in operands}
+
+
+def _stored(segment: Segment) -> set[str]:
+    return {store.value.value for store in segment.stores}
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One block of a stage: `paid` are its inputs that an earlier one keeps, `fresh` the bytes it keeps besides."""
+
+    kind: int
+    paid: frozenset[str]
+    fresh: float
+
+
+def _kept(segment: Segment, recompute: bool, trains: bool) -> dict[str, float]:
+    """Return what a block keeps from its forward to its backward."""
+    if not trains:
+        return {}
+    return _sizes(segment.inputs if recompute else segment.saved)
+
+
+def _blocks(stage: StageProgram, table: Table, trains: bool) -> Iterator[_Block]:
+    """Yield the blocks in order, following values that pass through to their origin."""
+    arriving: list[tuple[int, str]] = []  # origin of each value handed to the next block: block and name there
+    paid: set[tuple[int, str]] = set()
+    for index, kind in enumerate(stage.blocks):
+        segment = table[kind, SegmentPhase.FORWARD]
+        if index == 0:
+            arriving = [(-1, str(position)) for position in range(len(segment.inputs))]
+        origins = {operand.value: origin for operand, origin in zip(segment.inputs, arriving, strict=True)}
+        kept = _kept(segment, stage.recompute, trains)
+        before = frozenset(name for name, origin in origins.items() if origin in paid)
+        yield _Block(kind, before, sum(size for name, size in kept.items() if name not in before))
+        paid.update(origins.get(name, (index, name)) for name in kept)
+        arriving = [origins.get(operand.value, (index, operand.value)) for operand in segment.outputs]
+
+
+def _forward_peak(segment: Segment, paid: frozenset[str], recompute: bool, trains: bool) -> Peak:
+    kept = _kept(segment, recompute, trains)
+    ends = kept.keys() | {operand.value for operand in segment.outputs}
+    peak, names = liveness_peak(segment.instructions, _sizes(segment.inputs), ends, paid | _stored(segment))
+    return Peak(peak, sum(size for name, size in kept.items() if name in names))
+
+
+def _backward_peak(forward: Segment, backward: Segment | None, paid: frozenset[str], recompute: bool) -> Peak:
+    if backward is None:
+        return Peak(0.0, 0.0)
+    gradients = _sizes(backward.inputs)
+    saved = _sizes(forward.saved)
+    outputs = {operand.value for operand in backward.outputs}
+    if not recompute:
+        free = paid | _stored(backward)
+        peak, names = liveness_peak(backward.instructions, saved | gradients, outputs, free)
+        return Peak(peak, sum(size for name, size in saved.items() if name in names))
+    inputs = {operand.value for operand in forward.inputs}  # kept, and counted as such by the caller
+    again, _ = liveness_peak(forward.instructions, {}, saved.keys(), inputs | _stored(forward))
+    peak, _ = liveness_peak(backward.instructions, saved | gradients, outputs, inputs | _stored(backward))
+    return Peak(max(again + sum(gradients.values()), peak), 0.0)
+
+
+def stage_memory(stage: StageProgram, table: Table, trains: bool) -> StageMemory:
+    """Return what the tasks of a stage need; equal blocks are looked at once."""
+    forwards: dict[_Block, Peak] = {}
+    backwards: dict[_Block, Peak] = {}
+    forward = backward = Peak(0.0, 0.0)
+    kept = 0.0
+    for block in _blocks(stage, table, trains):
+        segment = table[block.kind, SegmentPhase.FORWARD]
+        if block not in forwards:
+            forwards[block] = _forward_peak(segment, block.paid, stage.recompute, trains)
+            reverse = table.get((block.kind, SegmentPhase.BACKWARD)) if trains else None
+            backwards[block] = _backward_peak(segment, reverse, block.paid, stage.recompute)
+        forward = max(forward, forwards[block].on_top_of(kept), key=lambda peak: peak.bytes)
+        earlier = kept + block.fresh if stage.recompute else kept
+        backward = max(backward, backwards[block].on_top_of(earlier), key=lambda peak: peak.bytes)
+        kept += block.fresh
+    once = [
+        table.get((kind, phase)) for kind in set(stage.blocks) for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
+    ]
+    update = max((liveness_peak(part.instructions, {}, (), _stored(part))[0] for part in once if part), default=0.0)
+    return StageMemory(kept, {Pass.FORWARD: forward, Pass.BACKWARD: backward}, update)
+
+
+class TaskMemory(NamedTuple):
+    """Fullest moment of a task (None: the update) in bytes: what is kept of all microbatches, and everything else."""
+
+    task: Task | None
+    activations: float
+    transient: float
+
+
+def memory_over_time(memory: StageMemory, order: Sequence[Task], trains: bool) -> Iterator[TaskMemory]:
+    """Yield the fullest moment of each task in order, then of the update if there is one; without resident tensors."""
+    in_flight = 0
+    for task in order:
+        backward = task.kind is Pass.BACKWARD
+        others = in_flight - 1 if backward else in_flight
+        peak = memory.passes[task.kind]
+        yield TaskMemory(task, others * memory.kept + peak.activations, peak.bytes - peak.activations)
+        in_flight += -1 if backward else 1 if trains else 0
+    if trains:
+        yield TaskMemory(None, 0.0, memory.update)
+
+
+def breakdown(stage: StageProgram, moment: TaskMemory) -> tuple[tuple[Category, float], ...]:
+    """Return the bytes of a moment by category, every category once."""
+    sizes = dict.fromkeys(Category, 0.0)
+    for resident in stage.resident:
+        sizes[resident.category] += resident.bytes
+    sizes[Category.ACTIVATIONS] = moment.activations
+    sizes[Category.TRANSIENT] = moment.transient
+    return tuple(sizes.items())

@@ -1,0 +1,115 @@
+"""What a simulation says: one record per stage, in seconds and bytes of one of its devices."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autopar.program.records import Category
+
+
+class Row(StrEnum):
+    """A row of the trace. What is in one row never overlaps, except that a task encloses its blocks and their ops."""
+
+    COMPUTE = "compute"
+    COLLECTIVES = "collectives"
+    GRADIENTS_INTRA = "gradients inside the node"
+    GRADIENTS_INTER = "gradients between nodes"
+    SEND_NEXT = "send to next stage"
+    SEND_PREVIOUS = "send to previous stage"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A bar of the trace: in `row` of a device of `stage`, `name` runs for `seconds` from `start` on."""
+
+    stage: int
+    row: Row
+    name: str
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Highest bytes on a device of `stage` during the task that starts at `start`."""
+
+    stage: int
+    start: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """The fullest moment of a stage.
+
+    Attributes:
+        bytes: Bytes per device.
+        start: Start of the task in which it happens, in seconds.
+        during: That task: `F3`, `B0`, `update`.
+        breakdown: Bytes by category, every category once; they add up to `bytes`.
+    """
+
+    bytes: float
+    start: float
+    during: str
+    breakdown: tuple[tuple[Category, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimeline:
+    """Where the step of one stage goes. The first seven times add up to the step.
+
+    Attributes:
+        index: Position in the pipeline.
+        compute_seconds: Kernels of forward and backward, recomputed ones included.
+        collective_seconds: Collectives inside forward and backward; compute waits for them.
+        wait_seconds: Idle although the neighbour was done: its values were on the way.
+        bubble_seconds: Idle because a neighbour was not done, or because another stage finishes the step later.
+        gradient_seconds: From the last backward to the end of the last gradient reduction.
+        update_seconds: Kernels of the optimizer.
+        gather_seconds: Collectives of the update phase.
+        overlapped_seconds: Link time of all gradient traffic, hidden or not; not part of the sum.
+        memory: Its fullest moment.
+    """
+
+    index: int
+    compute_seconds: float
+    collective_seconds: float
+    wait_seconds: float
+    bubble_seconds: float
+    gradient_seconds: float
+    update_seconds: float
+    gather_seconds: float
+    overlapped_seconds: float
+    memory: MemoryPeak
+
+    @property
+    def busy_seconds(self) -> float:
+        """Time in which the device computes."""
+        return self.compute_seconds + self.update_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One simulated step.
+
+    Attributes:
+        step_seconds: From the first forward to the end of the last update of any stage.
+        stages: In pipeline order.
+        events: Bars of the trace; empty unless asked for.
+        samples: Memory over time; empty unless asked for.
+    """
+
+    step_seconds: float
+    stages: tuple[StageTimeline, ...]
+    events: tuple[Event, ...] = ()
+    samples: tuple[MemorySample, ...] = ()
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes on the fullest device."""
+        return max(stage.memory.bytes for stage in self.stages)
+
+    @property
+    def busiest(self) -> StageTimeline:
+        """The stage that computes longest; the first of several."""
+        return max(self.stages, key=lambda stage: stage.busy_seconds)

@@ -1,0 +1,142 @@
+"""Reverse-mode differentiation of a graph.
+
+Ops are visited from last to first; each turns the gradients of its outputs into those of its inputs by its rule in
+`VJPS`. A value used several times has several gradients, which are added:
+
+- those from one block are added in that block, as soon as its first user has been visited; so a block hands one
+  gradient to the block before it, and all blocks of a chain have the same backward ops;
+- sums from different blocks (skip connections, shared weights) are added in the block of the op that made the value,
+  or, for a parameter, of its first user.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from autopar.errors import UnsupportedOpError
+from autopar.ir.graph import Op, Phase
+from autopar.training.rules.base import Grads
+from autopar.training.tape import Tape
+from autopar.training.vjps import CONSTANT_KINDS, VJPS
+
+
+def needed_values(tape: Tape, parameters: Iterable[str]) -> frozenset[str]:
+    """Return the parameters and the float values computed from them, through ops that have a gradient."""
+    needed = set(parameters)
+    for op in tape.ops:
+        if op.kind not in CONSTANT_KINDS and not needed.isdisjoint(op.inputs):
+            needed.update(name for name in op.outputs if name and tape.values[name].is_float)
+    return frozenset(needed)
+
+
+class _Sums:
+    """Collects the gradients of every value, block by block."""
+
+    def __init__(self, tape: Tape, ops: Sequence[Op]) -> None:
+        self._tape = tape
+        self._terms: dict[str, dict[int, list[str]]] = {}
+        self._giver: dict[tuple[str, int], Op] = {}
+        self._first: dict[tuple[str, int], str] = {}
+        for op in reversed(ops):
+            for name in op.inputs:
+                self._first[name, op.block] = op.name
+
+    def give(self, value: str, grad: str, op: Op) -> None:
+        """Add a gradient that an op of the forward pass sends to one of its inputs."""
+        self._terms.setdefault(value, {}).setdefault(op.block, []).append(grad)
+        self._giver[value, op.block] = op
+
+    def close(self, op: Op) -> None:
+        """Add up what this op's block sends to its inputs, as far as the op is their first user in the block."""
+        for name in dict.fromkeys(op.inputs):
+            if self._first[name, op.block] == op.name and op.block in self._terms.get(name, ()):
+                self._add_block(name, op.block)
+
+    def total(self, value: str, owner: Op) -> str | None:
+        """Return the whole gradient of a value, None if it has none; a sum over blocks is written for `owner`."""
+        blocks = self._terms.get(value)
+        if blocks is None:
+            return None
+        for block in blocks:
+            self._add_block(value, block)
+        order = sorted(blocks)
+        return self._add(value, [blocks[block][0] for block in order], owner)
+
+    def _add_block(self, value: str, block: int) -> None:
+        terms = self._terms[value][block]
+        self._terms[value][block] = [self._add(value, terms, self._giver[value, block])]
+
+    def _add(self, value: str, terms: list[str], owner: Op) -> str:
+        """Return the sum of gradients, added in pairs."""
+        if len(terms) == 1:
+            return terms[0]
+        tape = self._tape
+        shape, dtype = tape.shape(value), tape.dtype(value)
+        tape.write_for(Phase.BACKWARD, owner.block, stem=f"{owner.name}.sum", origin=owner.name)
+        while len(terms) > 1:
+            pairs = zip(terms[::2], terms[1::2], strict=False)
+            odd = terms[-1:] if len(terms) % 2 else []
+            terms = [tape.emit("Add", pair, shape, dtype) for pair in pairs] + odd
+        return terms[0]
+
+
+def backward(
+    tape: Tape, ops: Sequence[Op], seed: tuple[str, str], accumulate: Callable[[str, str, int], None]
+) -> frozenset[str]:
+    """Write the backward pass of `ops`.
+
+    Args:
+        tape: Where to write; its `needed` values get gradients.
+        ops: The forward ops, in order.
+        seed: The value to start from and its gradient.
+        accumulate: Called with a parameter (a needed value no op makes), its gradient and its block, as soon as the
+            gradient is complete.
+
+    Returns:
+        The parameters that have a gradient.
+
+    Raises:
+        UnsupportedOpError: If a gradient must pass through an op without a rule.
+    """
+    sums = _Sums(tape, ops)
+    made = {name for op in ops for name in op.outputs}
+    first_user: dict[str, Op] = {}
+    last: Op = ops[-1]
+    for op in reversed(ops):
+        if seed[0] in op.outputs:
+            last = op
+        for name in op.inputs:
+            if name in tape.needed and name not in made:
+                first_user[name] = op
+    sums.give(seed[0], seed[1], last)
+    done: set[str] = set()
+
+    def finish(name: str) -> None:
+        user = first_user[name]
+        grad = sums.total(name, user)
+        if grad is not None:
+            accumulate(name, grad, user.block)
+            done.add(name)
+
+    for op in reversed(ops):
+        grads = [sums.total(name, op) if name in tape.needed else None for name in op.outputs]
+        if any(grads):
+            _differentiate(tape, op, grads, sums)
+        for name in dict.fromkeys(op.inputs):
+            if first_user.get(name) is op:
+                finish(name)
+    return frozenset(done)
+
+
+def _differentiate(tape: Tape, op: Op, grads: Grads, sums: _Sums) -> None:
+    """Apply an op's rule."""
+    rule = VJPS.get(op.kind)
+    if rule is None:
+        raise UnsupportedOpError(
+            f"no gradient rule for op {op.name!r} ({op.kind})",
+            hint="rewrite it with ops that have one (autopar.training.VJPS), or plan for inference with --mode infer",
+        )
+    tape.write_for(Phase.BACKWARD, op.block, stem=f"{op.name}.vjp", origin=op.name)
+    for name, grad in zip(op.inputs, rule(tape, op, grads), strict=False):
+        if grad is not None and name in tape.needed:
+            assert tape.shape(grad) == tape.shape(name), f"gradient of {tape.values[name]} is {tape.values[grad]}"
+            sums.give(name, grad, op)
+    sums.close(op)

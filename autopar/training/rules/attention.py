@@ -1,0 +1,83 @@
+"""Gradients of attention and rotary positions."""
+
+from collections.abc import Mapping, Sequence
+
+from autopar.ir.graph import Op
+from autopar.training.rules.base import Grads, Rule, float_attr, grad_of, int_attr
+from autopar.training.tape import Tape, unsupported
+
+
+def _attention(t: Tape, op: Op, grads: Grads) -> Grads:
+    """Recompute the scores from q, k, v, as flash attention does: nothing of size S x S is kept from the forward pass.
+
+    3-D operands [B, S, H * E] are brought to [B, H, S, E] first.
+    """
+    if any(op.inputs[4:]) or any(op.outputs[1:]):
+        raise unsupported(op, "it has a key-value cache, padding lengths or more than one output")
+    if (
+        float_attr(op, "softcap", 0.0)
+        or max(int_attr(op, "left_window_size", -1), int_attr(op, "right_window_size", -1)) >= 0
+    ):
+        raise unsupported(op, "it has a soft cap or a sliding window")
+    if t.needs(op, 3):
+        raise unsupported(op, "its mask is trained")
+    dy = grad_of(grads)
+    q, k, v = op.inputs[:3]
+    operands = {"q": q, "k": k, "v": v, "dy": dy}
+    flat = len(t.shape(q)) == 3
+    if flat:
+        heads = {"q": int_attr(op, "q_num_heads", 0), "k": int_attr(op, "kv_num_heads", 0)}
+        heads |= {"v": heads["k"], "dy": heads["q"]}
+        operands = {part: _to_heads(t, name, heads[part]) for part, name in operands.items()}
+    scale = op.attr("scale")
+    if scale is None:
+        scale = t.shape(operands["q"])[-1] ** -0.5
+    shapes = [t.shape(operands[part]) for part in "qkv"]
+    kind, mask = "autopar::AttentionGrad", []
+    if len(op.inputs) > 3 and op.inputs[3]:
+        kind, mask = "autopar::MaskedAttentionGrad", [_additive(t, op.inputs[3], t.dtype(q))]
+    results: Sequence[str] = t.emit_all(
+        kind,
+        [*(operands[part] for part in "qkv"), *mask, operands["dy"]],
+        shapes,
+        t.dtype(q),
+        is_causal=int_attr(op, "is_causal", 0),
+        scale=scale,
+    )
+    if flat:
+        results = [_from_heads(t, name) for name in results]
+    return results
+
+
+def _to_heads(t: Tape, x: str, heads: int) -> str:
+    batch, length, width = t.shape(x)
+    return t.transpose(t.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
+
+
+def _from_heads(t: Tape, x: str) -> str:
+    batch, heads, length, size = t.shape(x)
+    return t.reshape(t.transpose(x, (0, 2, 1, 3)), (batch, length, heads * size))
+
+
+def _additive(t: Tape, mask: str, dtype: str) -> str:
+    """Return a mask as numbers to add to the scores."""
+    if t.dtype(mask) != "bool":
+        return mask
+    zero, hidden = t.scalar(0.0, dtype), t.scalar(float("-inf"), dtype)
+    return t.emit("Where", [mask, zero, hidden], t.shape(mask), dtype)
+
+
+def _rotary(t: Tape, op: Op, grads: Grads) -> Grads:
+    """Turn the gradient back by the same angles."""
+    if t.needs(op, 1) or t.needs(op, 2):
+        raise unsupported(op, "its angles are trained")
+    dy = grad_of(grads)
+    attrs = {name: int_attr(op, name, 0) for name in ("interleaved", "num_heads", "rotary_embedding_dim")}
+    dx = t.emit("autopar::RotaryEmbeddingGrad", [dy, *op.inputs[1:]], t.shape(dy), t.dtype(dy), **attrs)
+    return (dx,)
+
+
+ATTENTION: Mapping[str, Rule] = {
+    "Attention": _attention,
+    "RotaryEmbedding": _rotary,
+}

@@ -1,0 +1,103 @@
+"""Gradients of softmax and of normalisations.
+
+Batch normalisation is trained with the statistics of the batch: `autopar.training.batch_norm` has replaced it by
+`autopar::BatchNorm`.
+"""
+
+from collections.abc import Mapping
+
+from autopar.ir.graph import Op
+from autopar.training.rules.base import Grads, Rule, axis_attr, float_attr, grad_of, int_attr
+from autopar.training.tape import Tape, unsupported
+
+
+def _softmax(t: Tape, op: Op, grads: Grads) -> Grads:
+    return (t.map(f"autopar::{op.kind}Grad", op.outputs[0], grad_of(grads), axis=axis_attr(t, op, -1)),)
+
+
+def _layer_norm(t: Tape, op: Op, grads: Grads) -> Grads:
+    dy, (x, scale) = grads[0], op.inputs[:2]
+    if dy is None or any(grads[1:]):
+        raise unsupported(op, "a gradient flows through the statistics it returns")
+    axis = _norm_axis(t, op)
+    norm_shape = t.shape(scale)
+    dx, dscale, dbias = t.emit_all(
+        "autopar::LayerNormalizationGrad",
+        [x, scale, dy],
+        [t.shape(x), norm_shape, norm_shape],
+        t.dtype(x),
+        axis=axis,
+        epsilon=float_attr(op, "epsilon", 1e-5),
+    )
+    return dx, dscale, dbias
+
+
+def _rms_norm(t: Tape, op: Op, grads: Grads) -> Grads:
+    dy, (x, scale) = grad_of(grads), op.inputs
+    axis = _norm_axis(t, op)
+    return t.emit_all(
+        "autopar::RMSNormalizationGrad",
+        [x, scale, dy],
+        [t.shape(x), t.shape(scale)],
+        t.dtype(x),
+        axis=axis,
+        epsilon=float_attr(op, "epsilon", 1e-5),
+    )
+
+
+def _norm_axis(t: Tape, op: Op) -> int:
+    """Return the first normalised dim of an op whose scale (and bias) has exactly the normalised dims."""
+    axis = axis_attr(t, op, -1)
+    normed = t.shape(op.inputs[0])[axis:]
+    for name in op.inputs[1:]:
+        if name and t.shape(name) != normed:
+            raise unsupported(op, f"{t.values[name]} has not the shape {list(normed)} of the normalised dims")
+    return axis
+
+
+def _batch_norm(t: Tape, op: Op, grads: Grads) -> Grads:
+    """Return the gradients including what flows through the statistics.
+
+    The two means over the batch are sums (which are dbias and dscale) times a constant, so that shards of a batch can
+    be added.
+    """
+    dy, (x, scale, bias, mean, mean_square) = grad_of(grads), op.inputs
+    epsilon = float_attr(op, "epsilon", 1e-5)
+    dtype, shape = t.dtype(x), t.shape(x)
+    count = t.values[x].size // shape[1]
+    dscale, dbias = t.emit_all(
+        "autopar::BatchNormGradStats",
+        [x, mean, mean_square, dy],
+        [t.shape(scale), t.shape(bias)],
+        dtype,
+        epsilon=epsilon,
+    )
+    dx = None
+    if t.needs(op, 0):
+        means = [t.times(value, 1.0 / count) for value in (dscale, dbias)]
+        inputs = [x, scale, mean, mean_square, *means, dy]
+        dx = t.emit("autopar::BatchNormGrad", inputs, shape, dtype, epsilon=epsilon)
+    return dx, dscale, dbias
+
+
+def _lrn(t: Tape, op: Op, grads: Grads) -> Grads:
+    dx = t.map(
+        "autopar::LRNGrad",
+        op.inputs[0],
+        grad_of(grads),
+        size=int_attr(op, "size", 1),
+        alpha=float_attr(op, "alpha", 1e-4),
+        beta=float_attr(op, "beta", 0.75),
+        bias=float_attr(op, "bias", 1.0),
+    )
+    return (dx,)
+
+
+NORMALIZATION: Mapping[str, Rule] = {
+    "LRN": _lrn,
+    "LayerNormalization": _layer_norm,
+    "LogSoftmax": _softmax,
+    "RMSNormalization": _rms_norm,
+    "Softmax": _softmax,
+    "autopar::BatchNorm": _batch_norm,
+}

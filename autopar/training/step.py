@@ -1,0 +1,129 @@
+"""From a forward graph to a training step: forward, loss, backward, update."""
+
+from dataclasses import replace
+
+from autopar.errors import JobError
+from autopar.ir.graph import Graph, Op, Phase, Role, State
+from autopar.training.backward import backward, needed_values
+from autopar.training.batch_norm import use_batch_statistics
+from autopar.training.losses import LOSS_SCALE, choose_loss
+from autopar.training.optimizers import OPTIMIZERS
+from autopar.training.tape import Tape
+
+STEP = "optimizer.step"
+"""Input of a step whose optimizer counts: number of the update, from 1, as a float scalar."""
+
+
+def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") -> Graph:
+    """Return the training step of a model for one microbatch.
+
+    For each parameter p that the loss depends on, the gradient of the microbatch is added to buffer `p.grad`, giving
+    `p.grad.sum`; the update op, which runs once per step, reads that sum. Backward ops have the block of the forward op
+    they differentiate (their `origin`), update ops that of the parameter's first user. Ops that do not contribute to
+    the loss are dropped; parameters it does not depend on stay as they are.
+
+    Args:
+        graph: The forward graph. BatchNormalization is changed to use the statistics of the microbatch; running
+            statistics stay as they are.
+        loss: "auto" or a name in `LOSSES`. Cross-entropy reads input `labels` int64 with the logits' shape without the
+            last dim, "mse" input `targets`.
+        optimizer: A name in `OPTIMIZERS`.
+
+    Returns:
+        The step; its only output is the loss. New states are gradient buffers and moments `p.m`, `p.v`. `metadata`
+        names the loss, the optimizer and the constant factor of the loss (`LOSS_SCALE`).
+
+    Raises:
+        UnsupportedOpError: If a gradient must pass through an op that has no rule.
+        JobError: If the loss or optimizer is unknown, the loss does not apply, or nothing is trained by it.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise JobError(f"there is no optimizer {optimizer!r}", hint=f"choose {' or '.join(OPTIMIZERS)}")
+    if any(op.phase is not Phase.FORWARD for op in graph.ops):
+        raise JobError(f"{graph.name!r} is a training step already", hint="plan it with --mode infer, as it is")
+    output, write_loss = choose_loss(graph, loss)
+    graph = use_batch_statistics(_used_for(graph, output))
+    trained = [value.name for value in graph.parameters if value.is_float]
+
+    tape = Tape(graph)
+    tape.needed = needed_values(tape, trained)
+    if output not in tape.needed:
+        raise JobError(
+            f"output {output!r} of {graph.name!r} does not depend on any parameter", hint="plan it with --mode infer"
+        )
+    last = graph.producers().get(output)
+    tape.write_for(Phase.LOSS, last.block if last else -1, stem="loss")
+    written = write_loss(tape, output)
+
+    tape.write_for(Phase.BACKWARD, tape.ops[-1].block, stem=f"{written.value}.vjp", origin=written.value)
+    seed = (output, written.backward())
+    blocks: dict[str, int] = {}
+
+    def accumulate(parameter: str, grad: str, block: int) -> None:
+        value = tape.values[parameter]
+        total = f"{parameter}.grad.sum"
+        for name in (f"{parameter}.grad", total):
+            tape.define(name, value.shape, value.dtype)
+        tape.write_for(Phase.BACKWARD, block, stem=total, origin=parameter)
+        tape.append("Add", [f"{parameter}.grad", grad], [total], total)
+        blocks[parameter] = block
+
+    backward(tape, graph.ops, seed, accumulate)
+    states, step_inputs = _update(tape, graph.states, blocks, optimizer)
+    return replace(
+        graph,
+        values=tape.values,
+        inputs=tuple(dict.fromkeys((*graph.inputs, *written.inputs, *step_inputs))),
+        states=states,
+        constants=tape.constants,
+        ops=tuple(tape.ops),
+        outputs=(written.value,),
+        metadata={**graph.metadata, "loss": written.value, "optimizer": optimizer, LOSS_SCALE: written.scale},
+    )
+
+
+def _update(
+    tape: Tape, states: tuple[State, ...], blocks: dict[str, int], optimizer: str
+) -> tuple[tuple[State, ...], tuple[str, ...]]:
+    """Write the update ops; return the states of the step and the inputs the updates read."""
+    method = OPTIMIZERS[optimizer]
+    updated: list[State] = []
+    added: list[State] = []
+    count = [tape.define(tape.fresh(STEP), (), "float32")] if method.counts else []
+    for state in states:
+        parameter = state.input
+        if parameter not in blocks:
+            updated.append(state)
+            continue
+        value = tape.values[parameter]
+        moments = [f"{parameter}.{suffix}" for suffix in method.moments]
+        outputs = [f"{name}.new" for name in (parameter, *moments)]
+        for name in (*moments, *outputs):
+            tape.define(name, value.shape, value.dtype)
+        tape.write_for(Phase.UPDATE, blocks[parameter], stem=parameter, origin=parameter)
+        inputs = [parameter, *moments, f"{parameter}.grad.sum", *count]
+        tape.append(method.kind, inputs, outputs, f"{parameter}.update", **method.attrs)
+        updated.append(replace(state, output=outputs[0]))
+        added.append(State(f"{parameter}.grad", f"{parameter}.grad.sum", Role.GRADIENT, parameter))
+        added += [State(moment, new, Role.MOMENT, parameter) for moment, new in zip(moments, outputs[1:], strict=True)]
+    return (*updated, *added), tuple(count)
+
+
+def _used_for(graph: Graph, output: str) -> Graph:
+    """Return the graph with `output` as its only output and without the ops that do not contribute to it."""
+    used = {output}
+    ops: list[Op] = []
+    for op in reversed(graph.ops):
+        if not used.isdisjoint(op.outputs):
+            used.update(op.inputs)
+            ops.append(op)
+    made = {name for op in ops for name in op.outputs}
+    kept = made | {name for name in graph.constants if name in used} | {state.input for state in graph.states}
+    kept.update(graph.inputs)
+    return replace(
+        graph,
+        values={name: value for name, value in graph.values.items() if name in kept},
+        constants={name: array for name, array in graph.constants.items() if name in used},
+        ops=tuple(reversed(ops)),
+        outputs=(output,),
+    )

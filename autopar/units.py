@@ -1,0 +1,82 @@
+"""Parsing and printing of quantities. Inside autopar everything is in seconds, bytes, FLOPs and bytes/s."""
+
+import math
+import re
+from decimal import Decimal
+
+_DECIMAL = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
+
+
+def parse_quantity(text: str, unit: str) -> float:
+    """Return `text` in the base unit `unit` ("B", "B/s", "FLOP/s", "s").
+
+    Bytes take decimal (`GB`) and binary (`GiB`) prefixes, times take `s`, `ms`, `us`; bits are refused, because
+    `Gb/s` for `GB/s` is the commonest mistake in cluster files.
+
+    Raises:
+        ValueError: If the text is no quantity of that unit.
+
+    >>> parse_quantity("80 GB", "B"), parse_quantity("2 GiB", "B"), parse_quantity("989 TFLOP/s", "FLOP/s")
+    (80000000000.0, 2147483648.0, 989000000000000.0)
+    >>> parse_quantity("12 us", "s")
+    1.2e-05
+    """
+    match = _QUANTITY.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity like '80 G{unit}'")
+    number, suffix = Decimal(match[1]), match[2]  # decimal, so that 19 us is 19e-6 and not its neighbour
+    if unit == "s":
+        scales = {"s": 0, "ms": -3, "us": -6, "ns": -9}
+        if suffix not in scales:
+            raise ValueError(f"{text!r} is not a time: write s, ms, us or ns")
+        return float(number.scaleb(scales[suffix]))
+    if not suffix.endswith(unit):
+        raise ValueError(f"{text!r} is not in {unit} (with a prefix k, M, G, T or P before it)")
+    prefix = suffix[: len(suffix) - len(unit)]
+    if prefix.endswith("i") and prefix[:-1].lower() in _DECIMAL and unit.startswith("B"):
+        return float(number * 1024 ** _DECIMAL[prefix[:-1].lower()])
+    if prefix.lower() not in _DECIMAL:
+        raise ValueError(f"{text!r} has the unknown prefix {prefix!r}")
+    return float(number * 1000 ** _DECIMAL[prefix.lower()])
+
+
+def _scaled(value: float, unit: str) -> str:
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {unit}"
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def format_bytes(value: float) -> str:
+    """Return bytes for reading, with decimal prefixes.
+
+    >>> format_bytes(80e9)
+    '80 GB'
+    """
+    return _scaled(value, "B")
+
+
+def format_count(value: float) -> str:
+    """Return a large count for reading.
+
+    >>> format_count(124_439_808)
+    '124 M'
+    """
+    return _scaled(value, "").rstrip()
+
+
+def format_seconds(value: float) -> str:
+    """Return seconds for reading.
+
+    >>> format_seconds(0.01234), format_seconds(3.2e-5), format_seconds(71.5)
+    ('12.3 ms', '32 us', '71.5 s')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"

@@ -1,0 +1,145 @@
+"""A model as the planner sees it: its graph, training step and distinct blocks for any number of samples per microbatch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autopar import models
+from autopar.errors import JobError, ModelError
+from autopar.formulate.fold import Folded, fold
+from autopar.ir.blocks import find_blocks
+from autopar.ir.graph import Graph
+from autopar.onnx import load
+from autopar.plan import ModelInfo
+from autopar.training import training_step
+
+if TYPE_CHECKING:
+    import onnx
+
+ZOO = "zoo:"
+
+_PROBES = (6, 10, 14, 22, 26, 34, 38, 46)
+"""Microbatch sizes to discover rules at: even, so that they can be sharded, and unlike the sizes models have."""
+
+
+@dataclass(eq=False)
+class Workload:
+    """One model under one job; graphs are built once per microbatch size.
+
+    Attributes:
+        source: File path or `zoo:NAME`, as the user gave it.
+        model: What is imported: the path, or the zoo's model.
+        mode: "train" or "infer".
+        dims: Dynamic dims of the file, or fields of the zoo model's configuration, set by the user.
+        loss: Loss of the training step.
+        optimizer: Optimizer of the training step.
+    """
+
+    source: str
+    model: "str | onnx.ModelProto"
+    mode: str
+    dims: Mapping[str, int]
+    loss: str
+    optimizer: str
+    _folded: dict[int, Folded] = field(default_factory=dict, repr=False)
+
+    def forward(self, samples: int | None) -> Graph:
+        """Return the imported graph for a number of samples, or for the number it was exported with.
+
+        Raises:
+            ModelError: If the model cannot be imported, or not with that number.
+        """
+        # What --set names on a zoo model went into its builder; it has no dynamic dim but the batch.
+        dims = {} if self.source.startswith(ZOO) else self.dims
+        return load(self.model, dims=dims, batch=samples)
+
+    def graph(self, samples: int) -> Graph:
+        """Return the graph of a microbatch with blocks found, the whole step in training mode.
+
+        Raises:
+            ModelError: If the model cannot be imported.
+            UnsupportedOpError: If an op cannot be differentiated.
+        """
+        graph = find_blocks(self.forward(None if samples == self.fixed_batch else samples))
+        return training_step(graph, loss=self.loss, optimizer=self.optimizer) if self.mode == "train" else graph
+
+    def folded(self, samples: int) -> Folded:
+        """Return the distinct blocks of a microbatch."""
+        if samples not in self._folded:
+            self._folded[samples] = fold(self.graph(samples))
+        return self._folded[samples]
+
+    @cached_property
+    def fixed_batch(self) -> int | None:
+        """Samples the model insists on; None if it takes any number.
+
+        That is the number it was exported for if its constants depend on it, or the number the user set its batch dim to.
+        """
+        if self.source.startswith(ZOO):
+            return None
+        try:
+            exported = self.forward(None)
+        except ModelError as unbound:
+            try:
+                self.forward(1)
+            except ModelError:
+                raise unbound from None
+            return None
+        size = int(exported.metadata.get("batch", "1"))
+        if size in self.dims.values() and "batch" in exported.metadata:
+            return size
+        try:
+            self.forward(2 * size)
+        except ModelError:
+            return size
+        return None
+
+    @cached_property
+    def probe(self) -> Graph:
+        """The graph rules are discovered on: with a batch that no other dim of the model shares."""
+        if self.fixed_batch is not None:
+            return self.folded(self.fixed_batch).graph
+        smallest = self.graph(1)
+        sizes = {size for value in smallest.values.values() for size in value.shape}
+        return self.graph(next((size for size in _PROBES if size not in sizes), _PROBES[0]))
+
+    def info(self) -> ModelInfo:
+        """Return what a plan records of the model."""
+        graph = next(iter(self._folded.values())).graph
+        dims = tuple(sorted(self.dims.items()))
+        return ModelInfo(graph.name, self.source, graph.metadata["sha256"], graph.num_parameters, dims)
+
+
+def open_workload(
+    model: str | Path,
+    *,
+    mode: str = "train",
+    dims: Mapping[str, int] | None = None,
+    loss: str = "auto",
+    optimizer: str = "adam",
+) -> Workload:
+    """Return the workload of a model file or zoo model.
+
+    Raises:
+        JobError: If the mode is unknown.
+        ModelError: If there is no such zoo model.
+    """
+    if mode not in ("train", "infer"):
+        raise JobError(f"unknown mode {mode!r}", hint="use train or infer")
+    source, bound = str(model), dict(dims or {})
+    if source.startswith(ZOO):
+        return Workload(source, models.build(source.removeprefix(ZOO), **bound), mode, bound, loss, optimizer)
+    return Workload(source, source, mode, bound, loss, optimizer)
+
+
+def default_batch(workload: Workload, gpus: int) -> int:
+    """Return the samples per step if the user does not say.
+
+    For training the published batch of a zoo model, else 8 per GPU; for inference 1 per GPU. A multiple of what the model insists on.
+    """
+    if workload.mode == "train" and workload.source.startswith(ZOO):
+        return models.spec(workload.source.removeprefix(ZOO)).global_batch
+    per_gpu = 8 if workload.mode == "train" else 1
+    return gpus * per_gpu * (workload.fixed_batch or 1)

@@ -1,0 +1,105 @@
+"""The zoo: ONNX graphs of published models, built in memory without their weights.
+
+Adding a family is a file with `SPECS` and `build(name, config)`, and a line in each of the two tables below.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import ModelError
+from autopar.models import bert, gpt, llama, mixtral, mlp, resnet, vit
+from autopar.models.spec import Config, ModelSpec
+from autopar.models.values import initial_values, num_parameters
+from autopar.plan import write_atomically
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Config", "ModelSpec", "build", "initial_values", "names", "num_parameters", "save", "spec"]
+
+FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
+    "gpt": gpt.build,
+    "llama": llama.build,
+    "bert": bert.build,
+    "mixtral": mixtral.build,
+    "vit": vit.build,
+    "resnet": resnet.build,
+    "mlp": mlp.build,
+}
+"""Builder of each family; it takes the name of the graph and the family's own `Config`."""
+
+MODELS: Mapping[str, ModelSpec] = {
+    item.name: item
+    for item in (
+        *gpt.SPECS,
+        *llama.SPECS,
+        *bert.SPECS,
+        *mixtral.SPECS,
+        *vit.SPECS,
+        *resnet.SPECS,
+        *mlp.SPECS,
+    )
+}
+"""Every model by name."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all models, family by family."""
+    return tuple(MODELS)
+
+
+def spec(name: str) -> ModelSpec:
+    """Return what is known of a model.
+
+    Raises:
+        ModelError: If the zoo has no model of that name; the hint gives the nearest ones.
+
+    >>> spec("gpt2").num_parameters
+    124439808
+    """
+    if name not in MODELS:
+        near = get_close_matches(name.lower(), MODELS, n=3, cutoff=0.4)
+        raise ModelError(
+            f"the zoo has no model {name!r}",
+            hint=f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(MODELS)}",
+        )
+    return MODELS[name]
+
+
+def build(name: str, **overrides: Any) -> "onnx.ModelProto":
+    """Return the ONNX graph of a model; its weights have shapes but no data.
+
+    Args:
+        name: Name in the zoo.
+        **overrides: Fields of the family's configuration that shall differ (`num_layers=2, seq=128`).
+
+    Raises:
+        ModelError: If the name or a field is unknown, or the configuration makes no sense.
+
+    >>> build("gpt2", num_layers=1, seq=16).graph.output[0].name
+    'logits'
+    """
+    entry = spec(name)
+    known = {field.name: getattr(entry.config, field.name) for field in fields(entry.config)}
+    for key, value in overrides.items():
+        if key not in known:
+            raise ModelError(f"{name} has no hyperparameter {key!r}", hint=f"choose from {', '.join(known)}")
+        if not isinstance(value, type(known[key])) or isinstance(value, bool):
+            kind = type(known[key]).__name__
+            raise ModelError(f"{key}={value!r} of {name} is not of type {kind}", hint=f"published: {key}={known[key]}")
+        sizes = value if isinstance(value, tuple) else (value,)
+        if not sizes or min(sizes) <= 0:
+            raise ModelError(f"{key}={value} of {name} is not positive", hint=f"published: {key}={known[key]}")
+    return FAMILIES[entry.family](name, replace(entry.config, **overrides))
+
+
+def save(model: "onnx.ModelProto", path: str | Path) -> None:
+    """Write a model of the zoo to a file, atomically and the same bytes every time; weights stay absent.
+
+    Raises:
+        PlanError: If the file cannot be written.
+    """
+    write_atomically(Path(path), model.SerializeToString(deterministic=True))

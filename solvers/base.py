@@ -1,0 +1,132 @@
+"""What every solver is, and the budget it works under."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Solution, Termination, relative_gap
+
+
+EXACT = 1e-12
+"""Relative error of a bound that is a plain sum in float64."""
+
+
+class Solver(Protocol):
+    """Finds a choice for a problem and proves what it can."""
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit: float = math.inf,
+        start: Sequence[int] | None = None,
+        cutoff: float = math.inf,
+        gap: float = OPTIMALITY_TOLERANCE,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Solution:
+        """Return the best choice found and the best bound proven.
+
+        Args:
+            problem: What to solve.
+            time_limit: Seconds of wall time; met to within one step of the method.
+            start: A choice to begin from; ignored if it is forbidden or does not fit.
+            cutoff: Stop as soon as the bound proves that no choice costs less than this.
+            gap: Stop as soon as cost and bound agree to this, relative to the cost. A solution is called optimal only if they agree to
+                `OPTIMALITY_TOLERANCE`, whatever `gap` is.
+            should_stop: Polled between steps; the solver returns what it has once this is true.
+
+        Raises:
+            SolverError: If the solver cannot take this problem at all.
+        """
+        ...
+
+
+class Budget:
+    """Time, interruption and the targets of one call, and the best choice and bound so far.
+
+    A choice is taken only if the problem itself finds it permitted and fitting, so nothing a third-party code reports is trusted.
+
+    Attributes:
+        choice: Best choice so far.
+        cost: Its cost.
+        bound: Best proven lower bound so far.
+        interrupted: Whether `should_stop` has said so.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        time_limit: float,
+        start: Sequence[int] | None,
+        cutoff: float,
+        gap: float,
+        should_stop: Callable[[], bool] | None,
+    ) -> None:
+        self._problem = problem
+        self._end = time.monotonic() + time_limit
+        self._cutoff = cutoff
+        self._gap = gap
+        self._should_stop = should_stop
+        self.interrupted = False
+        self.choice: Choice | None = None
+        self.cost: float = math.inf
+        self.bound: float = -math.inf
+        if start is not None:
+            self.offer(start)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left, at least 0."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def upper(self) -> float:
+        """Cost that is of no interest any more: the incumbent's or the cutoff."""
+        return min(self.cost, self._cutoff)
+
+    def spent(self) -> bool:
+        """Return whether to stop now: out of time, interrupted, or done."""
+        if self._should_stop is not None and self._should_stop():
+            self.interrupted = True
+        return self.interrupted or self.remaining == 0.0 or self.done()
+
+    def done(self) -> bool:
+        """Return whether cost and bound meet the caller's targets."""
+        return self.bound >= self._cutoff or (
+            self.choice is not None and relative_gap(self.cost, self.bound) <= self._gap
+        )
+
+    def offer(self, choice: Sequence[int]) -> bool:
+        """Take `choice` if it is permitted, fits and is cheaper than what there is; return whether it is permitted and fits."""
+        candidate = tuple(map(int, choice))
+        cost = self._problem.cost(candidate)
+        if cost == math.inf or not self._problem.fits(candidate):
+            return False
+        if cost < self.cost:
+            self.choice, self.cost = candidate, cost
+        return True
+
+    def raise_bound(self, bound: float, error: float = OPTIMALITY_TOLERANCE) -> None:
+        """Take a lower bound that is true to the relative `error`; in whole-number problems it is rounded up to what a cost can be."""
+        if self._problem.is_whole and math.isfinite(bound):
+            bound = math.ceil(bound - max(1e-3, error * abs(bound)))
+        self.bound = max(self.bound, bound)
+
+    def solution(self) -> Solution:
+        """Return what was found, with the termination that follows from it."""
+        bound = min(self.bound, self.cost)
+        if self.choice is None:
+            if bound == math.inf:
+                termination = Termination.INFEASIBLE
+            elif bound >= self._cutoff:
+                termination = Termination.CUTOFF
+            else:
+                termination = Termination.INTERRUPTED if self.interrupted else Termination.UNKNOWN
+        elif relative_gap(self.cost, bound) <= OPTIMALITY_TOLERANCE:
+            termination = Termination.OPTIMAL
+        elif bound >= self._cutoff:
+            termination = Termination.CUTOFF
+        else:
+            termination = Termination.INTERRUPTED if self.interrupted else Termination.FEASIBLE
+        return Solution(termination, self.choice, self.cost, bound)

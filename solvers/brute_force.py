@@ -1,0 +1,66 @@
+"""Every choice, one after another: the oracle the other solvers are tested against."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import SolverError
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
+from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.field import as_floats
+
+MAX_CHOICES = 1_000_000
+_CHUNK = 1 << 15
+
+
+class BruteForce(Solver):
+    """Exact, exponential in the number of nodes; refuses problems with more than `MAX_CHOICES` choices."""
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit: float = math.inf,
+        start: Sequence[int] | None = None,
+        cutoff: float = math.inf,
+        gap: float = OPTIMALITY_TOLERANCE,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Solution:
+        """See `Solver.solve`.
+
+        Raises:
+            SolverError: If there are too many choices.
+        """
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
+        sizes = problem.num_strategies
+        count = math.prod(sizes)
+        if count > MAX_CHOICES:
+            raise SolverError(f"brute force on {count:.3g} choices", hint="use --solver auto")
+        for first in range(0, count, _CHUNK):
+            if budget.spent():
+                return budget.solution()
+            numbers = np.arange(first, min(first + _CHUNK, count))
+            choices = np.stack(np.unravel_index(numbers, sizes), axis=1) if sizes else np.zeros((1, 0), np.int64)
+            costs = _costs(problem, choices)
+            for index in np.argsort(costs, kind="stable").tolist():
+                # Costs of many choices at once are rounded sums: what may still win is recomputed by the problem.
+                if costs[index] == math.inf or costs[index] > budget.cost + 1e-9 * abs(budget.cost):
+                    break
+                budget.offer(choices[index].tolist())
+        budget.raise_bound(budget.cost, EXACT)
+        return budget.solution()
+
+
+def _costs(problem: Problem, choices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the cost of each row of `choices`, rounded."""
+    total = np.zeros(len(choices))
+    for node, costs in enumerate(problem.node_costs):
+        total += as_floats(costs)[choices[:, node]]
+    for (a, b), index, weight in zip(
+        problem.edge_nodes.tolist(), problem.edge_table_ids.tolist(), problem.edge_weights.tolist(), strict=True
+    ):
+        terms = as_floats(problem.edge_tables[index])[choices[:, a], choices[:, b]]
+        total += np.where(np.isinf(terms), np.inf, np.where(np.isinf(terms), 0.0, terms) * weight)
+    return total

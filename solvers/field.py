@@ -1,0 +1,209 @@
+"""The form solvers work on: one table per joined pair of nodes, only permitted strategies, float64.
+
+A `Field` has *nodes* with *labels*. It is made from a `Problem` (labels are then strategies that survived), or from another field by
+elimination; each step keeps what is needed to map a choice back.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.problem import FORBIDDEN, Numbers, Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Field:
+    """Costs of single nodes and of pairs; infinity is forbidden.
+
+    Attributes:
+        unary: Per node its costs, shape (labels,); an empty array for a node that is gone.
+        tables: Per pair (a, b), a < b, costs of shape (labels of a, labels of b). The arrays may be shared and are never written to.
+        adjacent: Per node the nodes it has a table with.
+        constant: Cost that does not depend on the choice.
+    """
+
+    unary: list[Floats]
+    tables: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    adjacent: list[set[int]] = field(default_factory=list)
+    constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.adjacent:
+            self.adjacent = [set() for _ in self.unary]
+            for a, b in self.tables:
+                self.adjacent[a].add(b)
+                self.adjacent[b].add(a)
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of all tables."""
+        return sum(t.size for t in self.tables.values())
+
+    def table(self, a: int, b: int) -> Floats:
+        """Return the table of a pair with the labels of `a` first."""
+        return self.tables[a, b] if a < b else self.tables[b, a].T
+
+    def add(self, a: int, b: int, table: Floats) -> None:
+        """Add `table`, labels of `a` first, to the costs of a pair; what depends on one node alone goes to that node."""
+        if a > b:
+            a, b, table = b, a, table.T
+        old = self.tables.get((a, b))
+        if old is not None:
+            table = old + table
+        if table.shape[0] == 1 or (table == table[:1]).all():
+            self.unary[b] = self.unary[b] + table[0]
+        elif table.shape[1] == 1 or (table == table[:, :1]).all():
+            self.unary[a] = self.unary[a] + table[:, 0]
+        else:
+            self.tables[a, b] = table
+            self.adjacent[a].add(b)
+            self.adjacent[b].add(a)
+            return
+        if old is not None:
+            self.cut(a, b)
+
+    def cut(self, a: int, b: int) -> None:
+        """Remove the table of a pair."""
+        del self.tables[min(a, b), max(a, b)]
+        self.adjacent[a].discard(b)
+        self.adjacent[b].discard(a)
+
+    def copy(self) -> "Field":
+        """Return a field that can be changed without changing this one (tables are shared)."""
+        return Field(list(self.unary), dict(self.tables), [set(n) for n in self.adjacent], self.constant)
+
+    def cost(self, labels: Sequence[int]) -> float:
+        """Return the cost of one label per node (any for nodes that are gone)."""
+        total = self.constant + math.fsum(u[labels[i]] for i, u in enumerate(self.unary) if len(u))
+        return total + math.fsum(t[labels[a], labels[b]] for (a, b), t in self.tables.items())
+
+    def highest_cost(self) -> float:
+        """Return a cost that no permitted choice exceeds."""
+        total = self.constant
+        for costs in (*(u for u in self.unary if len(u)), *self.tables.values()):
+            finite = costs[np.isfinite(costs)]
+            total += float(finite.max()) if len(finite) else 0.0
+        return total
+
+    def lowest_cost(self) -> float:
+        """Return the sum of all least costs, which no choice undercuts."""
+        costs = (*(u for u in self.unary if len(u)), *self.tables.values())
+        return self.constant + math.fsum(float(c.min()) for c in costs)
+
+    def softened(self) -> "Field":
+        """Return the field with a very high cost in place of infinity, for searches that pass through forbidden choices."""
+        penalty = 2.0 * (abs(self.highest_cost()) + abs(self.lowest_cost())) + 1.0
+        cache: dict[int, Floats] = {}
+
+        def soft(costs: Floats) -> Floats:
+            if id(costs) not in cache:
+                cache[id(costs)] = np.where(np.isinf(costs), penalty, costs)
+            return cache[id(costs)]
+
+        return Field([soft(u) for u in self.unary], {k: soft(t) for k, t in self.tables.items()}, constant=self.constant)
+
+    def propagate(self) -> bool:
+        """Forbid labels without a permitted partner in some neighbour, until nothing changes; return False if a node has none left."""
+        limited = {pair for pair, table in self.tables.items() if np.isinf(table).any()}
+        pending = list(limited)
+        queued = set(pending)
+        while pending:
+            pair = pending.pop()
+            queued.discard(pair)
+            table = self.tables[pair]
+            for node, other, oriented in ((pair[0], pair[1], table), (pair[1], pair[0], table.T)):
+                dead = np.isinf((oriented + self.unary[other]).min(axis=1)) & np.isfinite(self.unary[node])
+                if dead.any():
+                    self.unary[node] = np.where(dead, np.inf, self.unary[node])
+                    again = {(min(node, k), max(node, k)) for k in self.adjacent[node]} - queued
+                    pending += again
+                    queued |= again
+        return all(np.isfinite(u).any() for u in self.unary if len(u))
+
+    def restrict(self, kept: Sequence[Ints]) -> "Field":
+        """Return the field on the labels `kept` of each node, renumbered."""
+        result = Field([u[k] for u, k in zip(self.unary, kept, strict=True)], constant=self.constant)
+        result.adjacent = [set() for _ in self.unary]
+        whole = [len(k) == len(u) for u, k in zip(self.unary, kept, strict=True)]
+        cache: dict[tuple[int, bytes, bytes], Floats] = {}
+        for (a, b), table in self.tables.items():
+            if whole[a] and whole[b]:
+                part = table
+            else:
+                key = (id(table), kept[a].tobytes(), kept[b].tobytes())
+                if key not in cache:
+                    cache[key] = table[np.ix_(kept[a], kept[b])]
+                part = cache[key]
+            result.add(a, b, part)
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A problem as a field, and the way back.
+
+    Attributes:
+        field: Permitted strategies only.
+        labels: Per node the strategy each label stands for.
+    """
+
+    field: Field
+    labels: tuple[Ints, ...]
+
+    def strategies(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """Return the strategies that labels stand for."""
+        return tuple(int(kept[label]) for kept, label in zip(self.labels, choice, strict=True))
+
+    def choice(self, strategies: Sequence[int]) -> list[int] | None:
+        """Return the labels of strategies, None if one of them was removed."""
+        result = []
+        for kept, strategy in zip(self.labels, strategies, strict=True):
+            place = int(np.searchsorted(kept, strategy))
+            if place == len(kept) or kept[place] != strategy:
+                return None
+            result.append(place)
+        return result
+
+
+def prepare(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Prepared | None:
+    """Return the problem without forbidden strategies and with parallel edges merged; None if the forbidden pairs leave no choice.
+
+    Args:
+        problem: The problem; its usages and limits stay with it.
+        allowed: Per node the strategies to keep; all by default.
+    """
+    raw = Field([as_floats(c) for c in problem.node_costs])
+    if allowed is not None:
+        for node, strategies in enumerate(allowed):
+            mask = np.full(len(raw.unary[node]), np.inf)
+            mask[list(strategies)] = 0.0
+            raw.unary[node] = raw.unary[node] + mask
+    scaled: dict[tuple[int, float, bool], Floats] = {}
+    tables = [as_floats(t) for t in problem.edge_tables]
+    for (a, b), index, weight in zip(
+        problem.edge_nodes.tolist(), problem.edge_table_ids.tolist(), problem.edge_weights.tolist(), strict=True
+    ):
+        key = (index, weight, a > b)
+        if key not in scaled:
+            table = tables[index]
+            if weight != 1:
+                table = np.where(np.isinf(table), np.inf, np.where(np.isinf(table), 0.0, table) * weight)
+            scaled[key] = np.ascontiguousarray(table.T) if a > b else table
+        raw.add(min(a, b), max(a, b), scaled[key])
+    if not raw.propagate():
+        return None
+    labels = tuple(np.flatnonzero(np.isfinite(u)) for u in raw.unary)
+    return Prepared(raw.restrict(labels), labels)
+
+
+def as_floats(costs: Numbers) -> Floats:
+    """Return costs with infinity for forbidden ones."""
+    if costs.dtype == np.float64:
+        return costs
+    return np.where(costs >= FORBIDDEN, np.inf, costs.astype(np.float64))

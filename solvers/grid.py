@@ -1,0 +1,42 @@
+"""Grid search: each recipe restricts the choices, the rest is completed greedily and by coordinate descent; the cheapest wins."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Recipe, Solution
+from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.coordinate_descent import search
+from autopar.solvers.field import prepare
+
+
+class Grid(Solver):
+    """A baseline: what trying the known recipes finds. Without recipes, those that give all nodes the same strategy number."""
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit: float = math.inf,
+        start: Sequence[int] | None = None,
+        cutoff: float = math.inf,
+        gap: float = OPTIMALITY_TOLERANCE,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Solution:
+        """See `Solver.solve`."""
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
+        whole = prepare(problem)
+        budget.raise_bound(math.inf if whole is None else whole.field.lowest_cost(), EXACT)
+        for recipe in problem.recipes or uniform_recipes(problem):
+            if budget.spent():
+                break
+            search(problem, budget, allowed=recipe.allowed)
+        return budget.solution()
+
+
+def uniform_recipes(problem: Problem) -> tuple[Recipe, ...]:
+    """Return per strategy number the recipe that gives it to every node that has it and leaves the others free."""
+    sizes = problem.num_strategies
+    return tuple(
+        Recipe(f"strategy {k}", tuple((k,) if k < size else tuple(range(size)) for size in sizes))
+        for k in range(max(sizes, default=0))
+    )

@@ -1,0 +1,70 @@
+"""The local polytope on HiGHS: linear program first, which is usually integral, branching only where it is not, limits added when broken."""
+
+import math
+from typing import ClassVar
+
+import highspy
+import numpy as np
+
+from autopar.errors import SolverError
+from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.solvers.base import Budget
+from autopar.solvers.lazy import MipSolver, Outcome
+from autopar.solvers.polytope import LinearProgram
+
+_FEASIBLE = 2
+"""`kSolutionStatusFeasible` of HiGHS, which highspy gives as a number."""
+
+
+class HighsSolver(MipSolver):
+    """Exact, on the whole problem without further reduction."""
+
+    relaxes: ClassVar[bool] = True
+
+    def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+        """Solve one program."""
+        return run(program, whole, budget)
+
+
+def run(program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+    """Solve the relaxation, or the whole-number program.
+
+    Raises:
+        SolverError: If HiGHS refuses the program.
+    """
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    if math.isfinite(budget.remaining):
+        highs.setOptionValue("time_limit", budget.remaining)
+    model = highspy.HighsLp()
+    num_columns, num_rows = len(program.cost), len(program.row_lower)
+    model.num_col_, model.num_row_ = num_columns, num_rows
+    model.col_cost_ = program.cost
+    model.col_lower_ = np.zeros(num_columns)
+    model.col_upper_ = np.ones(num_columns)
+    model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_ = program.starts
+    model.a_matrix_.index_ = program.columns
+    model.a_matrix_.value_ = program.values
+    if whole:
+        highs.setOptionValue("mip_rel_gap", OPTIMALITY_TOLERANCE / 4)
+        kinds = [highspy.HighsVarType.kInteger] * program.num_labels
+        model.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (num_columns - program.num_labels)
+    if highs.passModel(model) == highspy.HighsStatus.kError:
+        raise SolverError("HiGHS refused the linear program")
+    highs.run()
+    status = highs.getModelStatus()
+    if status == highspy.HighsModelStatus.kInfeasible:
+        return Outcome(True, None, math.inf)
+    finished = status == highspy.HighsModelStatus.kOptimal
+    solution = highs.getSolution()
+    if whole:
+        info = highs.getInfo()
+        found = info.primal_solution_status == _FEASIBLE
+        bound = info.mip_dual_bound * program.scale + program.constant if math.isfinite(info.mip_dual_bound) else -math.inf
+        return Outcome(finished, np.array(solution.col_value) if found else None, bound)
+    if not finished:
+        return Outcome(False, None, -math.inf)
+    return Outcome(True, np.array(solution.col_value), program.dual_bound(np.array(solution.row_dual)))

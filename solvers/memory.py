@@ -1,0 +1,150 @@
+"""The limits as rows over time: which segments of time can break a limit, and the use in each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.problem import Problem
+from autopar.solvers.field import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """Use of the limited resource in the segments of time where a limit can be broken.
+
+    Segment t is one of `num_rows`; usage u covers the segments `first[u] <= t < last[u]`.
+
+    Attributes:
+        limits: Per segment its limit, shape (num_rows,); below 0 once more than the problem's limit is used whatever is chosen.
+        scales: Per segment the unit to measure excess in, shape (num_rows,), above 0.
+        nodes: Per usage its node, shape (num_usages,).
+        first: Per usage the first segment it covers.
+        last: Per usage the segment after the last it covers.
+        amounts: Per usage the use of each label of its node.
+    """
+
+    limits: Floats
+    scales: Floats
+    nodes: Ints
+    first: Ints
+    last: Ints
+    amounts: tuple[Floats, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of segments."""
+        return len(self.limits)
+
+    @classmethod
+    def unlimited(cls) -> "Memory":
+        """Return no rows at all."""
+        return cls(np.zeros(0), np.zeros(0), *(np.zeros(0, np.int64) for _ in range(3)), ())
+
+    @classmethod
+    def of(cls, problem: Problem, labels: Sequence[Ints]) -> "Memory":
+        """Return the rows of `problem` when each node may only take the strategies `labels`."""
+        usages = [u for u in problem.usages if u.start < u.end and u.amounts[labels[u.node]].any()]
+        limits = [limit for limit in problem.limits if limit.start < limit.end]
+        if not limits:
+            return cls.unlimited()
+        starts = np.array([u.start for u in usages], np.int64)
+        ends = np.array([u.end for u in usages], np.int64)
+        times = np.unique(np.concatenate([starts, ends, *([x.start, x.end] for x in limits)]))
+        bound = np.full(len(times), np.inf)  # segment k is [times[k], times[k + 1]); the last one is empty
+        for limit in limits:
+            inside = (times >= limit.start) & (times < limit.end)
+            bound[inside] = np.minimum(bound[inside], limit.amount)
+        # A segment where nothing starts, or at whose end nothing ends, is covered by its neighbour with the same limit.
+        begins = np.isin(times, starts) | (np.concatenate([[np.nan], bound[:-1]]) != bound)
+        finishes = np.concatenate([np.isin(times[1:], ends) | (bound[1:] != bound[:-1]), [True]])
+        opened, keep = False, np.zeros(len(times), bool)
+        for k in range(len(times)):
+            opened = opened or bool(begins[k])
+            if finishes[k]:
+                keep[k], opened = opened, False
+        first = np.searchsorted(times, starts)
+        last = np.searchsorted(times, ends)
+        highest = np.array([float(u.amounts[labels[u.node]].max()) for u in usages], np.float64)
+        change = np.zeros(len(times) + 1)
+        np.add.at(change, first, highest)
+        np.add.at(change, last, -highest)
+        rounding = 1e-12 * float(highest.sum())
+        keep &= np.isfinite(bound) & (np.cumsum(change)[:-1] + rounding > bound)
+        number = np.concatenate([[0], np.cumsum(keep)])
+        first, last = number[first], number[last]
+        active = np.flatnonzero(first < last)
+        return cls(
+            bound[keep],
+            np.where(bound[keep] > 0, bound[keep], 1.0),
+            np.array([usages[u].node for u in active], np.int64),
+            first[active],
+            last[active],
+            tuple(usages[u].amounts[labels[usages[u].node]].astype(np.float64) for u in active),
+        )
+
+    def hopeless(self) -> bool:
+        """Return whether some limit is broken whatever is chosen."""
+        lowest = np.zeros(self.num_rows)
+        for first, last, amounts in zip(self.first.tolist(), self.last.tolist(), self.amounts, strict=True):
+            lowest[first:last] += amounts.min()
+        return bool((lowest > self.limits + 1e-9 * self.scales).any())
+
+    def profile(self, choice: Sequence[int]) -> Floats:
+        """Return the use in each segment for one label per node, shape (num_rows,)."""
+        used = np.array([a[choice[n]] for n, a in zip(self.nodes.tolist(), self.amounts, strict=True)], np.float64)
+        change = np.zeros(self.num_rows + 1)
+        np.add.at(change, self.first, used)
+        np.add.at(change, self.last, -used)
+        return np.cumsum(change)[:-1]
+
+    def users(self) -> set[int]:
+        """Return the nodes whose choice matters to some segment."""
+        return {n for n, a in zip(self.nodes.tolist(), self.amounts, strict=True) if a.min() < a.max()}
+
+    def prices(self, price: Floats, sizes: Sequence[int]) -> list[Floats]:
+        """Return per node the cost of its labels' use at `price` per segment, arrays of `sizes`."""
+        total = np.concatenate([[0.0], np.cumsum(price)])
+        result = [np.zeros(size) for size in sizes]
+        for n, first, last, amounts in zip(
+            self.nodes.tolist(), self.first.tolist(), self.last.tolist(), self.amounts, strict=True
+        ):
+            if total[last] > total[first]:
+                result[n] += (total[last] - total[first]) * amounts
+        return result
+
+    def restrict(self, kept: Sequence[Ints]) -> "Memory":
+        """Return the rows on the labels `kept` of each node, without usages that are the same for all of them and rows that cannot break."""
+        limits = self.limits.copy()
+        highest = np.zeros(self.num_rows)
+        varying = []
+        for u, (n, first, last) in enumerate(zip(self.nodes.tolist(), self.first.tolist(), self.last.tolist(), strict=True)):
+            amounts = self.amounts[u][kept[n]]
+            if amounts.min() == amounts.max():
+                limits[first:last] -= amounts[0]
+            else:
+                highest[first:last] += amounts.max()
+                varying.append((u, amounts))
+        keep = highest > limits
+        number = np.concatenate([[0], np.cumsum(keep)])
+        first, last = number[self.first], number[self.last]
+        varying = [(u, amounts) for u, amounts in varying if first[u] < last[u]]
+        index = np.array([u for u, _ in varying], np.int64)
+        return Memory(
+            limits[keep], self.scales[keep], self.nodes[index], first[index], last[index], tuple(amounts for _, amounts in varying)
+        )
+
+    def peaks(self, profile: Floats, count: int) -> list[int]:
+        """Return up to `count` segments where the limit is broken most, no two in the same run of broken segments."""
+        excess = np.maximum((profile - self.limits) / self.scales, 0.0)
+        result = []
+        position = 0
+        while position < len(excess):
+            if excess[position] > 0:
+                end = position
+                while end < len(excess) and excess[end] > 0:
+                    end += 1
+                result.append(position + int(excess[position:end].argmax()))
+                position = end
+            position += 1
+        return sorted(result, key=lambda t: -excess[t])[:count]

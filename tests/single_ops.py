@@ -1,0 +1,147 @@
+"""Graphs of one op, data for them, and the law that a strategy must keep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.discover import Strategy
+from autopar.execute import Executor
+from autopar.ir.graph import Attr, Graph, Op, Value
+from autopar.sharding import Partial, Placement, Replicate, Shard
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input of a test op: floats, or with `high` integers below it, or booleans."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float64"
+    high: int = 0
+    positive: bool = False
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        """Return random data."""
+        if self.dtype == "bool":
+            return rng.random(self.shape) < 0.7
+        if self.dtype.startswith("int"):
+            return rng.integers(0, self.high, self.shape).astype(self.dtype)
+        return rng.uniform(0.1, 2, self.shape) if self.positive else rng.standard_normal(self.shape)
+
+
+Input = Tensor | Array | None
+
+
+def floats(*shape: int) -> Tensor:
+    return Tensor(shape)
+
+
+def positive(*shape: int) -> Tensor:
+    return Tensor(shape, positive=True)
+
+
+def indices(high: int, *shape: int) -> Tensor:
+    return Tensor(shape, "int64", high)
+
+
+def flags(*shape: int) -> Tensor:
+    return Tensor(shape, "bool")
+
+
+def ints(*content: int) -> Array:
+    return np.array(content, dtype=np.int64)
+
+
+def draw_all(inputs: Sequence[Input], seed: int) -> list[Array | None]:
+    """Return data for all inputs; constants are what they are."""
+    rng = np.random.default_rng(seed)
+    return [item.draw(rng) if isinstance(item, Tensor) else item for item in inputs]
+
+
+def single_op(
+    kind: str, inputs: Sequence[Input], num_outputs: int = 1, opset: int = 24, **attrs: Attr
+) -> tuple[Graph, Op]:
+    """Return a graph that holds one op, and the op; arrays among the inputs become constants."""
+    names = tuple("" if item is None else f"x{i}" for i, item in enumerate(inputs))
+    op = Op("op", kind, names, tuple(f"y{i}" for i in range(num_outputs)), tuple(sorted(attrs.items())))
+    results = Executor().run(op, draw_all(inputs, seed=0), opset)
+    values = {
+        name: Value(name, item.shape, item.dtype if isinstance(item, Tensor) else item.dtype.name)
+        for name, item in zip(names, inputs, strict=True)
+        if item is not None
+    }
+    values |= {name: Value(name, y.shape, y.dtype.name) for name, y in zip(op.outputs, results, strict=True)}
+    graph = Graph(
+        name=kind,
+        opset=opset,
+        values=values,
+        inputs=tuple(name for name, item in zip(names, inputs, strict=True) if isinstance(item, Tensor)),
+        states=(),
+        constants={name: item for name, item in zip(names, inputs, strict=True) if isinstance(item, np.ndarray)},
+        ops=(op,),
+        outputs=op.outputs,
+    )
+    return graph, op
+
+
+def fits_axis(strategy: Strategy, inputs: Sequence[Array | None], outputs: Sequence[Array], size: int) -> bool:
+    """Whether a strategy can be used on a mesh axis of this size: all that is split is divisible."""
+    pairs = [*zip(strategy.inputs, inputs, strict=True), *zip(strategy.outputs, outputs, strict=True)]
+    sharded = [(a, p) for p, a in pairs if isinstance(p, Shard) and a is not None]
+    return all(array.shape[placement.dim] % size == 0 for array, placement in sharded)
+
+
+def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], opset: int, size: int) -> None:
+    """Assert that `size` devices that follow the strategy compute what one device computes."""
+    executor = Executor()
+    whole = executor.run(op, inputs, opset)
+    parts = []
+    for rank in range(size):
+        local = [_place(x, p, rank, size) for x, p in zip(inputs, strategy.inputs, strict=True)]
+        attrs = dict(op.attrs)
+        for scaled in strategy.scaled:
+            if isinstance(scaled.source, int):
+                content = np.array(local[scaled.source])
+                assert content.reshape(-1)[scaled.entry] % size == 0
+                content.reshape(-1)[scaled.entry] //= size
+                local[scaled.source] = content
+            else:
+                value = attrs[scaled.source]
+                assert isinstance(value, int)
+                assert value % size == 0
+                attrs[scaled.source] = value // size
+        local_op = Op(op.name, op.kind, op.inputs, op.outputs, tuple(sorted(attrs.items())))
+        parts.append(executor.run(local_op, local, opset))
+    for index, placement in enumerate(strategy.outputs):
+        together = _gather([part[index] for part in parts], placement)
+        np.testing.assert_allclose(together, whole[index], rtol=1e-9, atol=1e-9, err_msg=f"{strategy}, output {index}")
+
+
+def _place(array: Array | None, placement: Placement, rank: int, size: int) -> Array | None:
+    if array is None:
+        return None
+    match placement:
+        case Replicate():
+            return array
+        case Shard(dim):
+            return np.split(array, size, axis=dim)[rank]
+        case Partial():
+            others = [np.random.default_rng(i).standard_normal(array.shape) for i in range(size - 1)]
+            return [*others, array - sum(others)][rank]
+
+
+def _gather(parts: list[Array], placement: Placement) -> Array:
+    match placement:
+        case Replicate():
+            for part in parts:
+                np.testing.assert_allclose(part, parts[0], rtol=1e-9, atol=1e-12)
+            return parts[0]
+        case Shard(dim):
+            return np.concatenate(parts, axis=dim)
+        case Partial(reduce):
+            combine = {"sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean}[reduce]
+            return np.asarray(combine(np.stack(parts), axis=0))

@@ -1,0 +1,453 @@
+"""The command line: exit codes, streams, files, signals. What commands compute is tested where it is computed."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+
+import autopar
+from autopar import report
+from autopar.cli import main
+from autopar.cli.display import LogProgress, show_progress
+from autopar.cli.interruption import Interruption
+from autopar.cluster import PRESETS, cluster_from_dict
+from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError, ModelError
+from autopar.plan import Plan
+from autopar.program.records import Category
+from autopar.progress import Progress
+from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
+from tests.plans import two_stage_plan
+
+Calls = list[dict[str, Any]]
+
+
+def _timeline() -> Timeline:
+    memory = MemoryPeak(3e9, 0.5, "B0", ((Category.PARAMETERS, 1e9), (Category.ACTIVATIONS, 2e9)))
+    return Timeline(1.0, (StageTimeline(0, 0.5, 0.1, 0.0, 0.2, 0.1, 0.05, 0.05, 0.3, memory),))
+
+
+class Api(SimpleNamespace):
+    """Stands for `autopar.api`: answers at once and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(calls=[], answer=two_stage_plan())
+
+    def solve(self, model: str, **request: Any) -> Plan:
+        """Answer with the prepared plan, or raise the prepared error."""
+        self.calls.append({"model": model, **request})
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        assert isinstance(self.answer, Plan), "tests prepare a plan or an error"
+        return self.answer
+
+    def simulate(self, plan: Plan, **request: Any) -> Timeline:
+        """Answer with a timeline of one stage."""
+        return _timeline()
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Api:
+    monkeypatch.setenv("AUTOPAR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    stand_in = Api()
+    monkeypatch.setitem(sys.modules, "autopar.api", stand_in)
+    monkeypatch.setattr(autopar, "api", stand_in, raising=False)
+    return stand_in
+
+
+def test_solve_passes_on_what_was_asked(api: Api) -> None:
+    """Every option reaches the library, in its units."""
+    arguments = (
+        "--gpus 64 --cluster a100 --mode infer --global-batch 32 --set batch=8 --set seq=128 --top-k 5 --time-limit 2.5"
+    )
+    more = "--solver beam --memory-limit 40 --loss mse --optimizer sgd --no-cache"
+
+    code = main(["solve", "zoo:gpt2", *arguments.split(), *more.split()])
+
+    (call,) = api.calls
+    del call["progress"], call["should_stop"]
+    assert code == 0
+    assert call == {
+        "model": "zoo:gpt2",
+        "gpus": 64,
+        "cluster": "a100",
+        "mode": "infer",
+        "global_batch": 32,
+        "dims": {"batch": 8, "seq": 128},
+        "top_k": 5,
+        "time_limit": 2.5,
+        "solver": "beam",
+        "memory_limit": 40e9,
+        "loss": "mse",
+        "optimizer": "sgd",
+        "cache_dir": None,
+        "dump_problem": None,
+    }
+
+
+def test_solve_prints_the_report_on_standard_output(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    """And nothing else there."""
+    main(["solve", "zoo:gpt2", "--gpus", "8"])
+
+    assert capsys.readouterr().out == report.format_report(two_stage_plan())
+
+
+def test_json_of_solve_is_the_plan(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    """So that `autopar solve --json > plan.json` is a plan file."""
+    main(["solve", "zoo:gpt2", "--gpus", "8", "--json"])
+
+    assert Plan.from_json(capsys.readouterr().out.encode()) == two_stage_plan()
+
+
+def test_output_folder_holds_plan_report_and_trace(api: Api, tmp_path: Path) -> None:
+    """Missing folders are made."""
+    folder = tmp_path / "a" / "b"
+
+    code = main(["solve", "zoo:gpt2", "--gpus", "8", "-o", str(folder)])
+
+    assert code == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "report.txt", "trace.json"]
+    assert Plan.load(folder / "plan.json") == two_stage_plan()
+    assert (folder / "report.txt").read_text() == report.format_report(two_stage_plan())
+    assert "traceEvents" in json.loads((folder / "trace.json").read_text())
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_output_that_is_no_folder_is_refused_before_the_search(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """An hour's search must not end with "cannot write"."""
+    (tmp_path / "file").write_text("precious")
+
+    code = main(["solve", "zoo:gpt2", "--gpus", "8", "-o", str(tmp_path / where)])
+
+    assert code == 2
+    assert api.calls == []
+    assert capsys.readouterr().err.startswith("error: cannot write into ")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("option", ["--dump-problem", "--trace"])
+def test_file_that_is_a_folder_is_refused_before_the_work(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """The message names it."""
+    two_stage_plan().save(tmp_path / "plan.json")
+    command = (
+        ["solve", "zoo:gpt2", "--gpus", "8"]
+        if option == "--dump-problem"
+        else ["simulate", str(tmp_path / "plan.json")]
+    )
+
+    code = main([*command, option, str(tmp_path)])
+
+    assert code == 2
+    assert api.calls == []
+    assert (
+        capsys.readouterr().err
+        == f"error: cannot write {str(tmp_path)!r}: it is a folder\nhint: give the name of a file\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("solve zoo:gpt2", "Missing option '--gpus'."),
+        ("solve zoo:gpt2 --gpus 0", "Invalid value for '--gpus': 0 is not in the range x>=1."),
+        ("solve zoo:gpt2 --gpus 7.5", "Invalid value for '--gpus': '7.5' is not a valid integer range."),
+        ("solve zoo:gpt2 --gpus 8 --global-batch 0", "Invalid value for '--global-batch': 0 is not in the range x>=1."),
+        (
+            "solve zoo:gpt2 --gpus 8 --memory-limit 0",
+            "Invalid value for '--memory-limit': 0 is not a finite number above 0",
+        ),
+        (
+            "solve zoo:gpt2 --gpus 8 --memory-limit nan",
+            "Invalid value for '--memory-limit': nan is not a finite number above 0",
+        ),
+        ("solve zoo:gpt2 --gpus 8 --memory-limit 80GB", "Invalid value for '--memory-limit': '80GB' is not a number"),
+        (
+            "solve zoo:gpt2 --gpus 8 --time-limit -1",
+            "Invalid value for '--time-limit': -1 is not a finite number above 0",
+        ),
+        (
+            "solve zoo:gpt2 --gpus 8 --set batch",
+            "Invalid value for '--set': 'batch' is not of the form DIM=VALUE, e.g. batch=8",
+        ),
+        (
+            "solve zoo:gpt2 --gpus 8 --set batch=x",
+            "Invalid value for '--set': the size of dim 'batch' is 'x', not a whole number above 0",
+        ),
+        (
+            "solve zoo:gpt2 --gpus 8 --set b=1 --set b=2",
+            "Invalid value for '--set': dim 'b' is set to 1 and to 2",
+        ),
+        ("solve zoo:gpt2 --gpus 8 --mode eat", "Invalid value for '--mode': 'eat' is not one of 'train', 'infer'."),
+        ("model gpt2", "give a name and -o FILE.onnx, or --list"),
+        ("model gpt2 --list", "--list takes neither a name nor -o"),
+        ("slove zoo:gpt2", "No such command 'slove'. Did you mean 'solve'?"),
+    ],
+)
+def test_bad_usage_is_one_clear_line_and_exit_code_2(
+    api: Api, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    """Before anything is imported or solved."""
+    code = main(arguments.split())
+
+    out, err = capsys.readouterr()
+    command = "" if arguments.startswith("slove") else f" {arguments.split()[0]}"
+    assert (code, out) == (2, "")
+    assert err == f"error: {message}\nhint: see 'autopar{command} --help'\n"
+    assert api.calls == []
+
+
+def test_unknown_solver_is_refused_with_the_known_ones(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the search."""
+    code = main(["solve", "zoo:gpt2", "--gpus", "8", "--solver", "cplex"])
+
+    assert code == 2
+    assert "solver 'cplex' is unknown; there are auto, highs" in capsys.readouterr().err
+    assert api.calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ModelError("not ONNX", hint="give an .onnx file"), 2),
+        (InfeasibleError("stage 0 lacks 3 GB", hint="use 16 GPUs"), 3),
+        (InterruptedSearchError("no plan yet", hint="let it run longer"), 130),
+    ],
+)
+def test_errors_become_a_message_a_hint_and_an_exit_code(
+    api: Api, capsys: pytest.CaptureFixture[str], error: AutoparError, code: int
+) -> None:
+    """Never a traceback."""
+    api.answer = error
+
+    found = main(["solve", "zoo:gpt2", "--gpus", "8"])
+
+    out, err = capsys.readouterr()
+    assert found == code
+    assert out == ""
+    assert err == f"error: {error.args[0]}\nhint: {error.hint}\n"
+
+
+def test_interrupted_search_writes_its_best_plan_and_exits_with_130(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C asks the search to stop; it is not lost."""
+    plan = two_stage_plan()
+    assert plan.search is not None, "the plan made by hand has a search"
+    partial = replace(plan, search=replace(plan.search, termination="interrupted"))
+
+    def solve(model: str, *, should_stop: Callable[[], bool], **request: Any) -> Plan:
+        assert not should_stop()
+        signal.raise_signal(signal.SIGINT)
+        assert should_stop()
+        return partial
+
+    monkeypatch.setattr(api, "solve", solve)
+
+    code = main(["solve", "zoo:gpt2", "--gpus", "8", "-o", str(tmp_path)])
+
+    assert code == 130
+    assert Plan.load(tmp_path / "plan.json") == partial
+    assert "stopped     interrupted: " in capsys.readouterr().out
+
+
+def test_signals_do_what_they_did_before_once_the_search_is_over() -> None:
+    """A library user's handlers are given back."""
+    before = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        requested = interruption.requested()
+
+    assert requested
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_second_signal_ends_the_process() -> None:
+    """Even if the search never looks at the flag."""
+    script = """
+import sys, time
+from autopar.cli.interruption import Interruption
+with Interruption() as interruption:
+    print("ready", flush=True)
+    while not interruption.requested():
+        time.sleep(0.01)
+    print("asked", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None, "it was asked to be a pipe"
+        for expected in ("ready\n", "asked\n"):
+            assert process.stdout.readline() == expected
+            process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=10)
+
+    assert code == -signal.SIGINT
+
+
+def test_progress_in_a_log_file_is_a_line_per_phase(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one every ten seconds within a phase, with incumbent and bound."""
+    clock = iter([0.0, 1.0, 2.0, 13.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    log = LogProgress()
+
+    for progress in (
+        Progress("import"),
+        Progress("solve", 0, 8, detail="tp=2"),
+        Progress("solve", 1, 8),
+        Progress("solve", 6, 8, incumbent=0.02, bound=0.019),
+    ):
+        log.update(progress)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "autopar: import",
+        "autopar: solve 0/8: tp=2",
+        "autopar: solve 6/8: best 20 ms, bound 19 ms, gap 5.0 %",
+    ]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Whether it is one."""
+        return True
+
+
+def test_progress_on_a_terminal_shows_incumbent_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names in brackets are no markup."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    with show_progress() as progress:
+        progress(Progress("import", detail="[bold]"))
+        progress(Progress("solve", 6, 8, incumbent=0.02, bound=0.019))
+
+    shown = terminal.getvalue()
+    assert "[bold]" in shown
+    assert "best 20 ms, bound 19 ms, gap 5.0 %" in shown
+
+
+def test_simulate_prints_times_and_writes_the_trace(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trace is what Perfetto opens."""
+    two_stage_plan().save(tmp_path / "plan.json")
+
+    code = main(["simulate", str(tmp_path / "plan.json"), "--trace", str(tmp_path / "t.json")])
+
+    assert code == 0
+    assert capsys.readouterr().out == report.format_timeline(_timeline())
+    assert "traceEvents" in json.loads((tmp_path / "t.json").read_text())
+
+
+def test_json_of_simulate_has_the_stages(api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In seconds and bytes."""
+    two_stage_plan().save(tmp_path / "plan.json")
+
+    main(["simulate", str(tmp_path / "plan.json"), "--json"])
+
+    data = json.loads(capsys.readouterr().out)
+    assert data["step_seconds"] == 1.0
+    assert data["peak_bytes"] == 3e9
+    assert data["stages"][0]["memory"]["during"] == "B0"
+
+
+def test_explain_prints_the_explanation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It needs the plan file alone."""
+    two_stage_plan().save(tmp_path / "plan.json")
+
+    code = main(["explain", str(tmp_path / "plan.json")])
+
+    assert code == 0
+    assert capsys.readouterr().out == report.format_explain(two_stage_plan())
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"version": 1}', b"\xff\xfe"])
+def test_file_that_is_no_plan_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    """Missing, empty, incomplete or not JSON."""
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_bytes(content)
+
+    code = main(["explain", str(path)])
+
+    assert code == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_model_writes_a_file_onnx_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With or without the `zoo:` that other commands need."""
+    code = main(["model", "zoo:gpt2", "-o", str(tmp_path / "gpt2.onnx")])
+
+    model = onnx.load(tmp_path / "gpt2.onnx", load_external_data=False)
+    assert code == 0
+    assert model.graph.output[0].name == "logits"
+    assert "124,439,808 parameters" in capsys.readouterr().out
+
+
+def test_model_list_has_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a table and as JSON."""
+    main(["model", "--list"])
+    table = capsys.readouterr().out.splitlines()
+    main(["model", "--list", "--json"])
+    entries = json.loads(capsys.readouterr().out)
+
+    assert [line.split()[0] for line in table[1:]] == [entry["name"] for entry in entries]
+    assert {"name": "gpt2", "parameters": 124439808}.items() <= entries[0].items()
+
+
+def test_clusters_as_json_are_cluster_files(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed can be edited and given to --cluster."""
+    main(["clusters", "--json"])
+
+    clusters = json.loads(capsys.readouterr().out)
+    assert {name: cluster_from_dict(data) for name, data in clusters.items()} == dict(PRESETS)
+
+
+def test_cache_folder_comes_from_the_environment(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one variable there is."""
+    monkeypatch.setenv("AUTOPAR_CACHE_DIR", str(tmp_path))
+
+    main(["solve", "zoo:gpt2", "--gpus", "8"])
+
+    assert api.calls[0]["cache_dir"] == tmp_path
+
+
+def test_cache_that_cannot_be_written_is_refused_before_the_search(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the two ways out."""
+    (tmp_path / "file").write_text("")
+
+    code = main(["solve", "zoo:gpt2", "--gpus", "8", "--cache-dir", str(tmp_path / "file" / "below")])
+
+    assert code == 2
+    assert api.calls == []
+    assert "hint: choose another one with --cache-dir, or use --no-cache" in capsys.readouterr().err
+
+
+def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard output."""
+    code = main(["--version"])
+
+    assert (code, capsys.readouterr().out) == (0, f"autopar, version {autopar.__version__}\n")

@@ -1,0 +1,82 @@
+"""The text form of programs."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from autopar.errors import ProgramError
+from autopar.ir.graph import Op
+from autopar.program.records import Compute, Operand, Program, Segment, SegmentPhase, StageProgram
+from autopar.program.text import format_program, parse_program
+from autopar.sharding import Mesh
+from tests.programs import equal_stages, programs, two_block_step
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@given(program=programs())
+def test_print_then_parse_is_the_identity(program: Program) -> None:
+    assert parse_program(format_program(program)) == program
+
+
+def _one_op(op: Op, inputs: tuple[Operand | None, ...], outputs: tuple[Operand | None, ...]) -> Program:
+    """Return a program of one op; what it reads is external."""
+    external = tuple(dict.fromkeys(operand for operand in inputs if operand is not None))
+    segment = Segment(0, SegmentPhase.FORWARD, (), external, (Compute(op, inputs, outputs),))
+    return Program((StageProgram(0, (0, 1), Mesh.of(dp=1), (0,), False, ()),), (segment,), "forward-only", 1)
+
+
+def test_names_and_attributes_of_any_kind_survive() -> None:
+    """Spaces, quotes and keywords in names; attributes of every type; absent values; other names in the graph."""
+    op = Op(
+        name="/model/layers.0/mul 1",
+        kind="com.acme::Fancy",
+        inputs=("a b", "", '"q"', "-"),
+        outputs=("", "input"),
+        attrs=(
+            ("alpha", 0.5),
+            ("axes", (0, -1)),
+            ("empty", ()),
+            ("eps", 1e-05),
+            ("mode", "a, b"),
+            ("names", ("x", "y")),
+            ("scales", (1.0, 2.0)),
+            ("to", 7),
+        ),
+        block=-1,
+        origin="some op",
+    )
+    inputs = (Operand("a b", (2, 3), 12.0), None, Operand('"q"', (), 0.25), Operand("-|S(0)R|forward", (1,), 1e30))
+    program = _one_op(op, inputs, (None, Operand("input", (4,), 16.0)))
+
+    assert parse_program(format_program(program)) == program
+
+
+def test_listing_reads_as_documented() -> None:
+    """The listing of two blocks with tensor and data parallelism, whole."""
+    text = format_program(two_block_step(Mesh.of(dp=2, tp=8)))
+
+    assert text == (GOLDEN / "program_two_blocks.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("end\n", "", "does not finish with 'end'"),
+        ("program 1f1b", "programme 1f1b", "line 1: expected"),
+        ("microbatches=3", "microbatches=three", "line 1: expected a whole number at column 27"),
+        ("segment 0 forward", "segment 0 sideways", "line 6: expected a phase"),
+        ("Work(dy, saved)", "Work(dy, lost)", "expected the name of a value defined before"),
+        ("[8] 1 =", "[8 1 =", "expected ','"),
+        ("recompute=no", "recompute=perhaps", "expected 'no'"),
+        ("resident parameters", "resident luggage", "expected a category"),
+        ("output y", "output y y", "expected the end of the line"),
+    ],
+)
+def test_malformed_text_points_at_the_place(old: str, new: str, message: str) -> None:
+    text = format_program(equal_stages(2, 3, "1f1b"))
+    assert old in text
+
+    with pytest.raises(ProgramError, match=message.replace("(", r"\(")):
+        parse_program(text.replace(old, new, 1))

@@ -1,0 +1,171 @@
+"""What a person reads about a plan."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar import report
+from autopar.discover.rules import Rule, Rules, Strategy
+from autopar.errors import JobError, PlanError
+from autopar.plan import Plan, ValuePlacement
+from autopar.program.records import Category
+from autopar.report.text import WIDTH, format_table
+from autopar.sharding import Partial, Replicate, Shard
+from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
+from tests.plans import two_stage_plan
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("name", ["report", "explain", "explain_ops"])
+def test_text_of_a_plan_is_the_golden_one(name: str) -> None:
+    """Compared whole: a change of the text is a change of the golden file."""
+    plan = two_stage_plan()
+
+    text = report.format_report(plan) if name == "report" else report.format_explain(plan, ops=name == "explain_ops")
+
+    assert text == (GOLDEN / f"{name}.txt").read_text()
+
+
+def _without_search(plan: Plan) -> Plan:
+    return replace(plan, search=None, alternatives=())
+
+
+def _long_summary(plan: Plan) -> Plan:
+    return replace(
+        plan, summary="dp=8 (zero-1) × tp=8 (sequence parallel) × pp=4, 1F1B, " + "64 microbatches of 1, " * 4
+    )
+
+
+def _many_stages(plan: Plan) -> Plan:
+    assert plan.simulated is not None, "the plan made by hand is simulated"
+    simulated = replace(plan.simulated, stages=plan.simulated.stages * 16)
+    return replace(plan, stages=plan.stages * 16, simulated=simulated)
+
+
+def _one_device(plan: Plan) -> Plan:
+    blocks = tuple(
+        replace(block, ops=(), states=tuple(ValuePlacement(s.value, "") for s in block.states)) for block in plan.blocks
+    )
+    return replace(plan, mesh=(), blocks=blocks)
+
+
+def _long_names(plan: Plan) -> Plan:
+    states = tuple(ValuePlacement("encoder." * 20 + str(i), "RS(1)") for i in range(2))
+    return replace(plan, blocks=tuple(replace(block, states=states) for block in plan.blocks))
+
+
+@pytest.mark.parametrize("change", [_without_search, _long_summary, _many_stages, _one_device, _long_names])
+def test_every_line_fits_80_columns(change: Callable[[Plan], Plan]) -> None:
+    """Whatever the plan lacks or has too much of."""
+    plan = change(two_stage_plan())
+
+    lines = (report.format_report(plan) + report.format_explain(plan, ops=True)).splitlines()
+
+    assert [line for line in lines if len(line) > WIDTH] == []
+
+
+def test_a_plan_that_was_not_simulated_says_so() -> None:
+    """Objective and simulated time are never confused."""
+    plan = replace(two_stage_plan(), simulated=None, alternatives=())
+
+    text = report.format_report(plan)
+
+    assert "980 ms by the planner's formula, not simulated" in text
+    assert "MFU" not in text
+
+
+@pytest.mark.parametrize("termination", ["optimal", "exhausted", "time limit", "interrupted"])
+def test_report_says_why_the_search_stopped(termination: str) -> None:
+    """The reason is a record's field, told in the record's word."""
+    plan = two_stage_plan()
+    assert plan.search is not None, "the plan made by hand has a search"
+
+    text = report.format_report(replace(plan, search=replace(plan.search, termination=termination)))
+
+    assert f"stopped     {termination}: " in text
+
+
+def test_explain_refuses_a_placement_that_does_not_fit_the_mesh() -> None:
+    """Plan files are edited by hand."""
+    plan = two_stage_plan()
+    block = replace(plan.blocks[0], states=(ValuePlacement("wte", "S(1)"),))
+
+    with pytest.raises(PlanError, match="'S\\(1\\)' is not a placement on a mesh of 2 axes"):
+        report.format_explain(replace(plan, blocks=(block,)))
+
+
+def test_table_continues_underneath_when_it_is_too_wide() -> None:
+    """Columns are moved, never cut."""
+    header = ("stage", "aaaaaaaaaa", "bbbbbbbbbb")
+
+    lines = format_table(header, [("0", "1 GB", "2 GB")], width=20)
+
+    assert lines == ["stage  aaaaaaaaaa", "    0        1 GB", "", "stage  bbbbbbbbbb", "    0        2 GB"]
+
+
+def test_table_wraps_its_last_column_of_text() -> None:
+    """Summaries of plans are longer than the space beside the figures."""
+    rows = [("1", "2 ms", "dp=8, 1F1B, 64 microbatches of 1")]
+
+    lines = format_table(("#", "step", "plan"), rows, width=36)
+
+    assert lines == [
+        "#  step  plan",
+        "1  2 ms  dp=8, 1F1B, 64 microbatches",
+        "         of 1",
+    ]
+
+
+def test_times_of_a_timeline_are_listed_by_stage() -> None:
+    """One line per stage in each table."""
+    memory = MemoryPeak(3e9, 0.5, "B0", ((Category.PARAMETERS, 1e9), (Category.ACTIVATIONS, 2e9)))
+    timeline = Timeline(1.0, (StageTimeline(0, 0.5, 0.1, 0.0, 0.2, 0.1, 0.05, 0.05, 0.3, memory),))
+
+    text = report.format_timeline(timeline)
+
+    assert text == (GOLDEN / "timeline.txt").read_text()
+
+
+def _rules() -> Rules:
+    matmul = Rule(
+        "MatMul",
+        (
+            Strategy((Replicate(), Replicate()), (Replicate(),)),
+            Strategy((Shard(0), Replicate()), (Shard(0),)),
+            Strategy((Shard(1), Shard(0)), (Partial(),)),
+        ),
+        "m",
+        (2, 2),
+        (2,),
+        7,
+    )
+    relu = Rule(
+        "Relu", (Strategy((Replicate(),), (Replicate(),)), Strategy((Shard(0),), (Shard(0),))), "r", (1,), (1,), 3
+    )
+    return Rules({"up": matmul, "act": relu, "down": matmul}, 10, 0, 0.1)
+
+
+def test_rules_are_listed_once_with_the_number_of_their_ops() -> None:
+    """Equal ops share a rule."""
+    lines = report.format_rules(_rules()).splitlines()
+
+    assert lines[1:3] == ["MatMul    2  [a,b],[b,.]->[a,.]; b: sum", "Relu      1  [a]->[a]"]
+
+
+def test_rules_can_be_asked_for_by_kind() -> None:
+    """As JSON with the names of the ops."""
+    (entry,) = report.rules_to_json(_rules(), kind="Relu")
+
+    assert entry["ops"] == ["act"]
+    assert entry["kind"] == "Relu"
+
+
+def test_a_kind_the_model_does_not_have_is_an_error_with_those_it_has() -> None:
+    """An empty answer would look like "cannot be sharded"."""
+    with pytest.raises(JobError, match="no op of kind 'Conv'") as caught:
+        report.format_rules(_rules(), kind="Conv")
+
+    assert caught.value.hint == "it has MatMul, Relu"

@@ -1,0 +1,167 @@
+"""Simulated memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hypothesis import given
+
+from autopar.program.records import Category, Operand, Program, Segment, SegmentPhase, StageProgram, defines, reads
+from autopar.schedule import SCHEDULES, Pass
+from autopar.sharding import Mesh
+from autopar.simulate import simulate
+from tests.programs import ExactCosts, equal_stages, programs, two_block_step
+
+Tensor = tuple[object, ...]
+"""A tensor of the whole step: where and for which microbatch it was defined, and its name there."""
+
+
+@dataclass
+class _Step:
+    """A moment: tensors that are read and tensors that come to be."""
+
+    uses: list[Tensor]
+    makes: list[tuple[Tensor, float]]
+
+
+class _Flat:
+    """Everything one device of a stage does in a step, instruction by instruction, microbatches apart."""
+
+    def __init__(self, program: Program, stage: StageProgram) -> None:
+        self.program, self.stage, self.table = program, stage, program.table()
+        self.names: dict[tuple[object, ...], Tensor] = {}  # (microbatch, block, name) -> tensor
+        self.handed: dict[tuple[object, ...], list[Tensor]] = {}  # (pass, microbatch) -> tensors on their way
+        self.steps = list(self._walk())
+
+    def _walk(self) -> Iterator[_Step]:
+        order = SCHEDULES[self.program.schedule].order(
+            self.stage.index, len(self.program.stages), self.program.num_microbatches
+        )
+        blocks = list(enumerate(self.stage.blocks))
+        for task in order:
+            if task.kind is Pass.FORWARD:
+                for block, kind in blocks:
+                    yield from self._forward(task.microbatch, block, kind)
+            else:
+                for block, kind in reversed(blocks):
+                    yield from self._backward(task.microbatch, block, kind)
+        for block, kind in blocks:
+            for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
+                if (kind, phase) in self.table and self.program.trains:
+                    yield from self._body(("once", phase, block), self.table[kind, phase], {})
+
+    def _receive(self, key: tuple[object, ...], inputs: tuple[Operand, ...]) -> Iterator[_Step]:
+        """Take what the block before handed over, or have it sent by the neighbouring stage."""
+        if key not in self.handed:
+            self.handed[key] = [("received", *key, operand.value) for operand in inputs]
+            sizes = [operand.bytes for operand in inputs]
+            yield _Step([], list(zip(self.handed[key], sizes, strict=True)))
+
+    def _body(
+        self, tag: tuple[object, ...], segment: Segment, known: dict[str, Tensor], *, again: bool = False
+    ) -> Iterator[_Step]:
+        """Run instructions; values that are stored or external take nothing. What is handed over is read at the end."""
+        stored = {store.value.value for store in segment.stores}
+        for instruction in segment.instructions:
+            uses = [known[operand.value] for operand in reads(instruction) if operand.value in known]
+            makes: list[tuple[Tensor, float]] = []
+            for operand in defines(instruction):
+                if operand.value not in stored:
+                    known[operand.value] = (*tag, operand.value)
+                    makes.append((known[operand.value], operand.bytes))
+            yield _Step(uses, makes)
+        if not again:
+            yield _Step([known[operand.value] for operand in segment.outputs], [])
+
+    def _forward(self, microbatch: int, block: int, kind: int) -> Iterator[_Step]:
+        segment = self.table[kind, SegmentPhase.FORWARD]
+        yield from self._receive((Pass.FORWARD, microbatch), segment.inputs)
+        arrived = self.handed[Pass.FORWARD, microbatch]
+        known = {operand.value: tensor for operand, tensor in zip(segment.inputs, arrived, strict=True)}
+        yield _Step(list(known.values()), [])
+        yield from self._body(("F", microbatch, block), segment, known)
+        self.handed[Pass.FORWARD, microbatch] = [known[operand.value] for operand in segment.outputs]
+        kept = segment.inputs if self.stage.recompute else segment.saved
+        for operand in kept:
+            self.names[microbatch, block, operand.value] = known[operand.value]
+
+    def _backward(self, microbatch: int, block: int, kind: int) -> Iterator[_Step]:
+        forward, segment = self.table[kind, SegmentPhase.FORWARD], self.table[kind, SegmentPhase.BACKWARD]
+        kept = {name: tensor for (m, b, name), tensor in self.names.items() if (m, b) == (microbatch, block)}
+        known = {str(name): tensor for name, tensor in kept.items()}
+        yield from self._receive((Pass.BACKWARD, microbatch), segment.inputs)
+        arrived = self.handed[Pass.BACKWARD, microbatch]
+        if self.stage.recompute:
+            yield from self._body(("again", microbatch, block), forward, known, again=True)
+            known = {operand.value: known[operand.value] for operand in forward.saved}
+        known |= {operand.value: tensor for operand, tensor in zip(segment.inputs, arrived, strict=True)}
+        yield _Step(list(known.values()), [])
+        yield from self._body(("B", microbatch, block), segment, known)
+        self.handed[Pass.BACKWARD, microbatch] = [known[operand.value] for operand in segment.outputs]
+        if self.stage.recompute:  # a block's inputs are kept until its backward is done
+            yield _Step(list(kept.values()), [])
+
+    def peak(self) -> float:
+        """Return the most bytes at once: a tensor lives from the step that makes it to the last one that reads it."""
+        last = {tensor: i for i, step in enumerate(self.steps) for tensor in (*step.uses, *(t for t, _ in step.makes))}
+        live: dict[Tensor, float] = {}
+        highest = 0.0
+        for i, step in enumerate(self.steps):
+            live.update(step.makes)
+            highest = max(highest, sum(live.values()))
+            live = {tensor: size for tensor, size in live.items() if last[tensor] > i}
+        return highest
+
+
+@given(program=programs())
+def test_peak_is_that_of_the_whole_step_instruction_by_instruction(program: Program) -> None:
+    """From block peaks and counts of microbatches the same follows as from all tensors of the step."""
+    timeline = simulate(program, ExactCosts())
+
+    for stage, simulated in zip(program.stages, timeline.stages, strict=True):
+        resident = sum(part.bytes for part in stage.resident)
+        assert simulated.memory.bytes == resident + _Flat(program, stage).peak()
+
+
+@given(program=programs())
+def test_breakdown_adds_up_to_the_peak(program: Program) -> None:
+    for stage in simulate(program, ExactCosts()).stages:
+        sizes = [size for _, size in stage.memory.breakdown]
+        assert sum(sizes) == stage.memory.bytes
+        assert min(sizes) >= 0
+
+
+@given(program=programs())
+def test_samples_reach_the_peak_and_no_higher(program: Program) -> None:
+    """Memory over time has one sample per task; its maximum is the reported peak, at the reported time."""
+    timeline = simulate(program, ExactCosts(), trace=True)
+
+    for stage in timeline.stages:
+        samples = [sample for sample in timeline.samples if sample.stage == stage.index]
+        highest = max(samples, key=lambda sample: sample.bytes)
+        assert (highest.bytes, highest.start) == (stage.memory.bytes, stage.memory.start)
+    assert timeline.peak_bytes == max(sample.bytes for sample in timeline.samples)
+
+
+def test_recompute_keeps_block_inputs_only() -> None:
+    """4 blocks on a stage, 3 microbatches in flight, 5 bytes saved per block; boundary values take nothing here.
+
+    Without recompute 3 x 4 x 5 = 60 bytes on top of 10 resident ones, with it the 5 bytes of one block at a time.
+    """
+    plain, recomputed = (
+        simulate(equal_stages(3, 4, "1f1b", activation=5, blocks_per_stage=4, recompute=recompute), ExactCosts())
+        for recompute in (False, True)
+    )
+
+    assert plain.stages[0].memory.bytes == 70
+    assert recomputed.stages[0].memory.bytes == 15
+    assert dict(recomputed.stages[0].memory.breakdown)[Category.ACTIVATIONS] == 0
+
+
+def test_peak_of_two_blocks_is_the_one_worked_out_by_hand() -> None:
+    """12 bytes are resident; in the backward of block 1 `a` of block 0 and `x` are there, `dx` and `v.acc` come.
+
+    They are of 4 bytes each: 12 + 16 = 28, reached in the first backward, which starts at 6.
+    """
+    memory = simulate(two_block_step(Mesh.of(dp=2, tp=8)), ExactCosts()).stages[0].memory
+
+    assert (memory.bytes, memory.start, memory.during) == (28, 6, "B0")

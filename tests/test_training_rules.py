@@ -1,0 +1,268 @@
+"""Every gradient rule against central differences in float64."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from autopar.errors import UnsupportedOpError
+from autopar.execute import Executor
+from autopar.ir.functions import FUNCTIONS, function_proto
+from autopar.ir.graph import Attr, Graph, Op, Role, State, Value
+from autopar.ir.verify import verify
+from autopar.training import VJPS, training_step
+from tests.gradients import check_gradient, feeds_of
+
+Array = NDArray[Any]
+OPSET = 24
+EXECUTOR = Executor()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op: float arrays named in `trained` are parameters, all other data are constants."""
+
+    kind: str
+    inputs: Sequence[Array | None]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    num_outputs: int = 1
+    trained: tuple[int, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}{'-' if self.note else ''}{self.note}"
+
+
+def _random(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0) -> Array:
+    return np.random.default_rng((seed, *shape)).uniform(low, high, shape)
+
+
+def _ints(*numbers: int) -> Array:
+    return np.asarray(numbers, np.int64)
+
+
+def _int(number: int) -> Array:
+    return np.asarray(number, np.int64)
+
+
+def forward_graph(case: Case) -> Graph:
+    """Return the op as a model in float64; several outputs are reduced to one by a weighted sum of sums."""
+    names = ["" if array is None else f"x{index}" for index, array in enumerate(case.inputs)]
+    outputs = tuple(f"y{index}" for index in range(case.num_outputs))
+    op = Op("op", case.kind, tuple(names), outputs, tuple(sorted(case.attrs.items())))
+    results = EXECUTOR.run(op, case.inputs, OPSET)
+    values = {n: Value(n, a.shape, str(a.dtype)) for n, a in zip(names, case.inputs, strict=True) if a is not None}
+    values |= {n: Value(n, a.shape, str(a.dtype)) for n, a in zip(op.outputs, results, strict=True)}
+    trained = case.trained or tuple(
+        index for index, array in enumerate(case.inputs) if array is not None and array.dtype == np.float64
+    )
+    parameters = [names[index] for index in trained]
+    constants = {n: a for n, a in zip(names, case.inputs, strict=True) if n and n not in parameters and a is not None}
+    ops = [op]
+    floats = [name for name in op.outputs if values[name].is_float]
+    output = floats[0]
+    if len(floats) > 1:
+        values["flat"] = Value("flat", (1,), "int64")
+        constants["flat"] = _ints(-1)
+        rows = [f"{name}.row" for name in floats]
+        for name, row in zip(floats, rows, strict=True):
+            ops.append(Op(row, "Reshape", (name, "flat"), (row,)))
+            values[row] = Value(row, (values[name].size,), "float64")
+        output = "all"
+        ops.append(Op("all", "Concat", tuple(rows), ("all",), (("axis", 0),)))
+        values["all"] = Value("all", (sum(values[name].size for name in floats),), "float64")
+    states = tuple(State(name, name, Role.PARAMETER, name) for name in parameters)
+    return Graph("case", OPSET, values, (), states, constants, tuple(ops), (output,))
+
+
+def _positive(*shape: int) -> Array:
+    return _random(*shape, low=0.5, high=2.0)
+
+
+A, B, V = _random(3, 4), _random(3, 4, seed=1), _random(4, seed=2)
+X = _random(2, 3, 4)
+IMAGE = _random(2, 4, 7, 6)
+Q, K, W = _random(2, 4, 5, 6), _random(2, 2, 5, 6, seed=1), _random(2, 2, 5, 3, seed=2)
+FLAT_Q, FLAT_K = _random(2, 5, 24), _random(2, 5, 12, seed=1)
+PLACES = np.asarray([[[2, 3], [0, 1]], [[1, 0], [1, 0]]])
+TRANSPOSED = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}
+WINDOW: Mapping[str, Attr] = {"kernel_shape": (3, 2), "strides": (2, 2), "pads": (1, 0, 1, 1)}
+COS, SIN = np.cos(_random(2, 5, 3)), np.sin(_random(2, 5, 3))
+
+CASES = [
+    Case("Abs", [A]),
+    Case("Add", [X, V], note="broadcast"),
+    Case("Add", [_random(1, 3, 1), _random(2, 1, 4)], note="both-broadcast"),
+    Case("Cast", [A], {"to": 11}),
+    Case("CastLike", [A, B], trained=(0,)),
+    Case("Clip", [A, np.asarray(-1.0), np.asarray(0.5)], trained=(0,)),
+    Case("Cos", [A]),
+    Case("Div", [A, _positive(4)]),
+    Case("Dropout", [A, np.asarray(0.5)], trained=(0,)),
+    Case("Erf", [A]),
+    Case("Exp", [A]),
+    Case("Gelu", [A], note="erf"),
+    Case("Gelu", [A], {"approximate": "tanh"}, note="tanh"),
+    Case("Identity", [A]),
+    Case("LeakyRelu", [A], {"alpha": 0.2}),
+    Case("Log", [_positive(3, 4)]),
+    Case("Max", [A, B]),
+    Case("Max", [A], note="single"),
+    Case("Mean", [A, B, V]),
+    Case("Min", [A, V]),
+    Case("Mul", [X, _random(3, 1)]),
+    Case("Mul", [X, V], trained=(1,), note="one-side"),
+    Case("Neg", [A]),
+    Case("Pow", [_positive(3, 4), np.asarray(2.0)], trained=(0,), note="square"),
+    Case("Pow", [_positive(3, 4), np.asarray(-0.5)], trained=(0,), note="number"),
+    Case("Pow", [_positive(3, 4), V], note="tensor"),
+    Case("Pow", [A, _int(3)], note="integer"),
+    Case("Reciprocal", [_positive(3, 4)]),
+    Case("Relu", [A]),
+    Case("Sigmoid", [A]),
+    Case("Sin", [A]),
+    Case("Softplus", [A]),
+    Case("Sqrt", [_positive(3, 4)]),
+    Case("Sub", [V, A]),
+    Case("Sum", [A, V, B]),
+    Case("Swish", [A], note="default"),
+    Case("Swish", [A], {"alpha": 1.7}, note="alpha"),
+    Case("Tanh", [A]),
+    Case("Where", [A > 0, B, V]),
+    Case("Concat", [A, _random(3, 2)], {"axis": 1}),
+    Case("CumSum", [A, _int(1)], {"exclusive": 1}),
+    Case("CumSum", [A, _int(0)], {"reverse": 1}, note="reverse"),
+    Case("Expand", [_random(3, 1), _ints(2, 3, 4)]),
+    Case("Flatten", [X], {"axis": 2}),
+    Case("Gather", [A, np.asarray([[2, 0], [1, 2]])], note="rows"),
+    Case("Gather", [X, _int(-1)], {"axis": 1}, note="one-from-the-end"),
+    Case("Gather", [X, _ints(3, 0, 3)], {"axis": -1}, note="columns"),
+    Case("GatherElements", [A, np.asarray([[0, 0], [3, 1], [2, 2]])], {"axis": 1}),
+    Case("GatherND", [X, np.asarray([[[2], [0]], [[1], [1]]])], {"batch_dims": 1}),
+    Case("GatherND", [X, np.asarray([[0, 2], [1, 1], [0, 2]])], note="two-coordinates"),
+    Case("GatherND", [_random(2, 3, 4, 2), PLACES], {"batch_dims": 1}, note="moe"),
+    Case("Pad", [A, _ints(0, 1, 2, 1)]),
+    Case("Pad", [A, _ints(1, 2), None, _ints(1)], note="axes"),
+    Case("ReduceMax", [X, _ints(-1)]),
+    Case("ReduceMin", [X, _ints(0, 1)], {"keepdims": 0}),
+    Case("ReduceMean", [X, _ints(1)], {"keepdims": 0}),
+    Case("ReduceMean", [X], note="all"),
+    Case("ReduceSum", [X, _ints(-1, 0)], {"keepdims": 0}),
+    Case("ReduceSum", [X, _ints()], {"noop_with_empty_axes": 1}, note="none"),
+    Case("Reshape", [X, _ints(0, -1)]),
+    Case("Reshape", [_random(6, 4), _ints(2, 3, 4)], note="split"),
+    Case("Slice", [X, _ints(1, 0), _ints(3, -1), _ints(1, 2)]),
+    Case("Slice", [X, _ints(-1), _ints(-100), _ints(2), _ints(-2)], note="backwards"),
+    Case("Split", [A, _ints(1, 3)], {"axis": 1}, num_outputs=2),
+    Case("Squeeze", [_random(3, 1, 4, 1), _ints(-1, 1)]),
+    Case("Squeeze", [_random(3, 1, 4)], note="all"),
+    Case("Tile", [A, _ints(2, 3)]),
+    Case("TopK", [A, _ints(2)], num_outputs=2),
+    Case("Transpose", [X], {"perm": (2, 0, 1)}),
+    Case("Transpose", [X], note="reversed"),
+    Case("Trilu", [A], {"upper": 0}),
+    Case("Unsqueeze", [A, _ints(0, -1)]),
+    Case("MatMul", [X, _random(4, 5)], note="weight"),
+    Case("MatMul", [_random(2, 3, 4), _random(2, 4, 5)], note="batched"),
+    Case("MatMul", [_random(2, 1, 3, 4), _random(3, 4, 2)], note="broadcast"),
+    Case("MatMul", [_random(4), _random(2, 4, 3)], note="vector-matrix"),
+    Case("MatMul", [_random(2, 3, 4), _random(4)], note="matrix-vector"),
+    Case("MatMul", [_random(4), _random(4, seed=1)], note="vectors"),
+    Case("Gemm", [_random(3, 4), _random(4, 5), _random(5)]),
+    Case("Gemm", [_random(4, 3), _random(5, 4), _random(3, 1)], TRANSPOSED, note="all"),
+    Case("Einsum", [X, _random(4, 5)], {"equation": "bsd,df->bsf"}),
+    Case("Einsum", [X, _random(3, 4)], {"equation": "bsd, se -> be"}, note="summed-alone"),
+    Case("Einsum", [X, _random(4, 5)], {"equation": "...d,df->...f"}, note="ellipsis"),
+    Case("Einsum", [A, _random(4, 5), _random(5)], {"equation": "ab,bc,c"}, note="implicit"),
+    Case("Attention", [Q, K, W], {"is_causal": 1}, note="causal-grouped"),
+    Case("Attention", [Q, K, W], {"scale": 0.3}, note="scale"),
+    Case("Attention", [Q, K, W, _random(5, 5)], trained=(0, 1, 2), note="mask"),
+    Case("Attention", [Q, K, W, _random(2, 1, 5, 5) > -1.5], {"is_causal": 1}, note="bool-mask"),
+    Case("Attention", [FLAT_Q, FLAT_K, FLAT_K], {"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1}, note="flat"),
+    Case("RotaryEmbedding", [Q, COS, SIN], trained=(0,)),
+    Case("RotaryEmbedding", [Q, COS, SIN], {"interleaved": 1}, trained=(0,), note="interleaved"),
+    Case(
+        "RotaryEmbedding",
+        [FLAT_Q, _random(9, 2), _random(9, 2, seed=1), np.arange(10).reshape(2, 5) % 9],
+        {"num_heads": 4, "rotary_embedding_dim": 4},
+        trained=(0,),
+        note="positions",
+    ),
+    Case("LayerNormalization", [X, V, _random(4, seed=3)]),
+    Case("LayerNormalization", [X, _random(3, 4, seed=4)], {"axis": 1, "epsilon": 0.1}, note="no-bias"),
+    Case("RMSNormalization", [X, V]),
+    Case("Softmax", [X]),
+    Case("Softmax", [X], {"axis": 1}, note="axis"),
+    Case("LogSoftmax", [X]),
+    Case("BatchNormalization", [IMAGE, _random(4), _random(4, seed=1), _random(4), _positive(4)], trained=(0, 1, 2)),
+    Case("BatchNormalization", [A, V, V, V, _positive(4)], trained=(0, 1, 2), note="rows"),
+    Case("LRN", [IMAGE], {"size": 3, "alpha": 0.5, "beta": 0.6, "bias": 1.5}),
+    Case("LRN", [IMAGE], {"size": 4, "alpha": 0.5}, note="even"),
+    Case("Conv", [IMAGE, _random(6, 4, 3, 2), _random(6)]),
+    Case("Conv", [IMAGE, _random(6, 2, 3, 3)], {"group": 2, "strides": (2, 3), "pads": (1, 0, 2, 1)}, note="groups"),
+    Case("Conv", [IMAGE, _random(4, 1, 2, 2)], {"group": 4, "dilations": (2, 2)}, note="depthwise"),
+    Case("Conv", [IMAGE, _random(3, 4, 3, 2)], {"auto_pad": "SAME_LOWER", "strides": (2, 2)}, note="same"),
+    Case("Conv", [IMAGE, _random(3, 4, 3, 2)], {"auto_pad": "VALID", "strides": (2, 2)}, note="valid"),
+    Case("Conv", [_random(2, 3, 8), _random(4, 3, 3)], {"strides": (2,), "pads": (1, 1)}, note="1d"),
+    Case("Conv", [_random(1, 2, 4, 3, 4), _random(2, 2, 2, 2, 2)], note="3d"),
+    Case("MaxPool", [IMAGE], WINDOW),
+    Case("MaxPool", [IMAGE], {"kernel_shape": (2, 2), "strides": (2, 2), "ceil_mode": 1}, note="ceil"),
+    Case("MaxPool", [IMAGE], {"kernel_shape": (2, 3), "dilations": (2, 1)}, note="dilated"),
+    Case("MaxPool", [_random(2, 3, 8)], {"kernel_shape": (3,)}, note="1d"),
+    Case("AveragePool", [IMAGE], WINDOW),
+    Case("AveragePool", [IMAGE], {**WINDOW, "count_include_pad": 1}, note="pad"),
+    Case("AveragePool", [IMAGE], {"kernel_shape": (2, 4), "strides": (2, 3), "ceil_mode": 1}, note="ceil"),
+    Case("AveragePool", [_random(2, 3, 8)], {"kernel_shape": (3,), "strides": (2,)}, note="1d"),
+    Case("GlobalAveragePool", [IMAGE]),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_equal_central_differences(case: Case) -> None:
+    """For L = mean((y - target)^2): (L(x + h d) - L(x - h d)) / 2h = <dL/dx, d> up to h^2, with h = 1e-6 and float64."""
+    graph = forward_graph(case)
+
+    step = training_step(graph, loss="mse", optimizer="sgd")
+
+    verify(step)
+    given = {f"x{index}": array for index, array in enumerate(case.inputs) if array is not None}
+    check_gradient(step, feeds_of(step, given))
+
+
+def test_every_rule_has_a_case() -> None:
+    """A rule that is not in the table above is not tested."""
+    tested = {case.kind for case in CASES}
+
+    assert set(VJPS) == (tested - {"BatchNormalization"}) | {"autopar::BatchNorm"}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_function_is_named_by_its_kind(kind: str) -> None:
+    """The body parses, and its name and domain are those of the kind."""
+    proto = function_proto(kind)
+
+    assert f"{proto.domain}::{proto.name}" == kind
+    assert set(proto.attribute).issubset(
+        {a.ref_attr_name for node in proto.node for a in node.attribute if a.ref_attr_name}
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("Det", [_random(2, 2)]),
+        Case("Pad", [A, _ints(0, 1, 0, 0)], {"mode": "edge"}),
+        Case("Attention", [Q, K, W], {"softcap": 5.0}),
+        Case("Einsum", [_random(3, 3)], {"equation": "aa->a"}),
+    ],
+    ids=str,
+)
+def test_unsupported_op_is_named(case: Case) -> None:
+    """An op that has no gradient is an error that names it and its kind, never a silent zero."""
+    graph = forward_graph(case)
+
+    with pytest.raises(UnsupportedOpError, match=rf"'op' \({case.kind}\)"):
+        training_step(graph, loss="mse")
