@@ -16,16 +16,20 @@ import numpy as np
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from autopar.solvers import highs, lazy
 from autopar.solvers.base import EXACT, Budget, Solver
-from autopar.solvers.eliminate import Eliminated, eliminate, eliminate_all, order_of
+from autopar.solvers.eliminate import Marginals, eliminate, eliminate_all, order_of
 from autopar.solvers.field import Field, Floats, Prepared, prepare
 from autopar.solvers.local import State, descend, repair
 from autopar.solvers.memory import Memory
-from autopar.solvers.prices import price_limits
+from autopar.solvers.prices import Priced, price_limits
 
 MAX_ENTRIES = 2_000_000
 """Largest table of an exact elimination (16 MB)."""
 MAX_WORK = 40_000_000
 """Entries of all tables of an exact elimination, times how often each is added up; about half a second."""
+
+
+FIRST_STEP = 1e-4
+"""How far above the bound, relative, a choice is looked for first."""
 
 
 class Auto(Solver):
@@ -59,6 +63,8 @@ class _Search:
         self._prepared = prepared
         self._budget = budget
         self._memory = Memory.of(problem, prepared.labels)
+        self._best = Priced(np.zeros(self._memory.num_rows), -math.inf)
+        self._step = 0.0
 
     def run(self) -> None:
         """Raise the bound and offer choices until the budget is done."""
@@ -134,22 +140,42 @@ class _Search:
         return field
 
     def _branch(self) -> None:
-        """Drop what cannot lead below the incumbent and branch on the rest."""
-        field, memory, labels = self._pruned()
+        """Look for a choice just above the bound, then a little further up, until there is one or the incumbent is reached.
+
+        Below a low ceiling little is left to branch on, and finding nothing there raises the bound to the ceiling.
+        """
+        marginals = self._marginals()
+        while not self._budget.spent():
+            bound, upper = self._budget.bound, self._budget.upper
+            ceiling = upper
+            if marginals is not None:
+                step = max(FIRST_STEP * abs(bound), self._step)
+                self._step = 4 * step
+                ceiling = upper if bound + 2 * step >= upper else bound + step
+            self._branch_below(ceiling, marginals)
+            if marginals is None or ceiling == upper:
+                return
+
+    def _branch_below(self, ceiling: float, marginals: Marginals | None) -> None:
+        """Find the best choice that costs less than `ceiling`, or raise the bound to it."""
+        field, memory = self._field, self._memory
+        if marginals is not None and math.isfinite(ceiling):
+            field = marginals.below(field, ceiling - self._best.bound + OPTIMALITY_TOLERANCE * abs(self._best.bound))
         if not field.propagate():
-            self._budget.raise_bound(self._budget.upper)
+            self._budget.raise_bound(ceiling)
             return
         alive = tuple(np.flatnonzero(np.isfinite(u)) for u in field.unary)
-        field, memory = field.restrict(alive), memory.restrict(alive)
-        labels = [kept[part] for kept, part in zip(labels, alive, strict=True)]
-        reduced = eliminate(field, keep=memory.users())
+        memory = memory.restrict(alive)
+        if memory.hopeless():
+            self._budget.raise_bound(ceiling)
+            return
+        reduced = eliminate(field.restrict(alive), keep=memory.users())
 
         def offer(core_labels: list[int]) -> bool:
-            found = [int(kept[s]) for kept, s in zip(labels, reduced.invert(core_labels), strict=True)]
-            return self._offer(found)
+            labels = reduced.invert(core_labels)
+            return self._offer([int(kept[label]) for kept, label in zip(alive, labels, strict=True)])
 
-        # What was dropped costs at least as much as the incumbent, so the bound of the rest holds up to the incumbent's cost.
-        ceiling = self._budget.upper
+        # What was dropped costs at least the ceiling, so a bound of what is left holds up to there.
         lazy.minimise(
             reduced.field,
             memory,
@@ -159,21 +185,11 @@ class _Search:
             report=lambda bound: self._budget.raise_bound(min(bound, ceiling)),
         )
 
-    def _pruned(self) -> tuple[Field, Memory, list[np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-        """Return the field without labels and pairs whose min-marginal at the best prices reaches the incumbent, and their numbers."""
-        field = self._field.copy()
-        everything = [np.arange(len(u)) for u in field.unary]
-        order = order_of(field, MAX_ENTRIES, MAX_WORK)
-        room = self._budget.upper - self._best.bound
-        if order is None or not math.isfinite(room):
-            return field, self._memory, everything
-        priced = self._priced(self._best.prices, [len(u) for u in field.unary])
-        eliminated: Eliminated | None = eliminate_all(priced, order, self._budget)
-        if eliminated is None:
-            return field, self._memory, everything
-        room += OPTIMALITY_TOLERANCE * abs(self._best.bound)
-        nodes, pairs = eliminated.marginals()
-        field.unary = [np.where(rise > room, np.inf, u) for u, rise in zip(field.unary, nodes, strict=True)]
-        for pair, rise in pairs.items():
-            field.tables[pair] = np.where(rise > room, np.inf, field.tables[pair])
-        return field, self._memory, everything
+    def _marginals(self) -> Marginals | None:
+        """Return the min-marginals at the best prices; None if elimination would take too much or the budget ran out."""
+        order = order_of(self._field, MAX_ENTRIES, MAX_WORK)
+        if order is None:
+            return None
+        priced = self._priced(self._best.prices, [len(u) for u in self._field.unary])
+        eliminated = eliminate_all(priced, order, self._budget)
+        return None if eliminated is None else eliminated.marginals()

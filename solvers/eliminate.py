@@ -146,6 +146,27 @@ class _Bucket:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Marginals:
+    """By how much each label and each pair raises the optimum of a field: its min-marginal minus the optimum, at least 0.
+
+    Attributes:
+        nodes: Per node, shape (labels,).
+        pairs: Per pair with a table, in its shape.
+    """
+
+    nodes: list[Floats]
+    pairs: dict[tuple[int, int], Floats]
+
+    def below(self, field: Field, room: float) -> Field:
+        """Return `field`, of the same nodes and pairs, without what raises the optimum by more than `room`."""
+        result = field.copy()
+        result.unary = [np.where(rise > room, np.inf, u) for u, rise in zip(field.unary, self.nodes, strict=True)]
+        for pair, rise in self.pairs.items():
+            result.tables[pair] = np.where(rise > room, np.inf, field.tables[pair])
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Eliminated:
     """A field with all nodes eliminated in turn.
 
@@ -169,8 +190,8 @@ class Eliminated:
             result[v] = int(bucket.total[tuple(result[n] for n in bucket.scope)].argmin())
         return result
 
-    def marginals(self) -> tuple[list[Floats], dict[tuple[int, int], Floats]]:
-        """Return by how much every label and every pair of labels raises the optimum (its min-marginal minus the optimum)."""
+    def marginals(self) -> "Marginals":
+        """Return by how much every label and every pair of labels raises the optimum."""
         nodes = [np.zeros(len(u)) for u in self.field.unary]
         pairs: dict[tuple[int, int], Floats] = {}
         beliefs: dict[int, tuple[tuple[int, ...], Floats]] = {}
@@ -193,7 +214,7 @@ class Eliminated:
                 first, second = axes.index(a), axes.index(b)
                 pair = belief.min(axis=tuple(i for i in range(len(axes)) if i not in (first, second)))
                 pairs[a, b] = pair if first < second else pair.T
-        return nodes, pairs
+        return Marginals(nodes, pairs)
 
 
 def eliminate_all(field: Field, order: Sequence[int], budget: Budget) -> Eliminated | None:

@@ -61,6 +61,7 @@ def price_limits(
     best_prices = np.zeros(memory.num_rows)  # in the scale of the formula above
     query = best_prices
     highest_price = 0.0
+    at_ceiling = False
     for _ in range(max_rounds):
         answer = oracle(query / scales)
         if answer is None or budget.spent():
@@ -83,14 +84,13 @@ def price_limits(
         if highest_price == 0.0:
             highest_price = max(1e-9, abs(cost)) / max(1e-3, float(excess.max()))
         target, top = _highest(cuts, active, highest_price)
-        while (target >= 0.999 * highest_price).any() and top > best.bound and highest_price < 1e12 * max(1.0, abs(cost)):
-            if min(float(e[active] @ target[active]) for _, e in cuts) <= 0:
-                break
-            highest_price *= 10
+        if at_ceiling and (target >= 0.999 * highest_price).any():
+            highest_price *= 10  # even there use is not dear enough
             target, top = _highest(cuts, active, highest_price)
+        at_ceiling = bool((target >= 0.999 * highest_price).any())
         if top - best.bound <= tolerance * max(abs(top), abs(best.bound)):
             break
-        query = target if len(cuts) <= 2 or len(active) == 1 else 0.6 * target + 0.4 * best_prices
+        query = target if at_ceiling or len(active) == 1 else 0.6 * target + 0.4 * best_prices
     return best
 
 

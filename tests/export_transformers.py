@@ -1,6 +1,7 @@
 """Exports small random transformers through PyTorch's exporter: `python tests/export_transformers.py FOLDER [NAME]...`.
 
-Needs the extra `torch`. Each model is written to `FOLDER/NAME.onnx`, with its weights inside, unless that file is there already.
+Needs the extra `torch`. Each model is written to `FOLDER/NAME.onnx`, with its weights inside, unless that file is
+there already.
 """
 
 import sys
@@ -15,7 +16,9 @@ LAYERS = 3
 def _gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(vocab_size=96, n_positions=SEQ, n_embd=32, n_layer=LAYERS, n_head=4, use_cache=False))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=96, n_positions=SEQ, n_embd=32, n_layer=LAYERS, n_head=4, use_cache=False)
+    )
 
 
 def _bert() -> Any:

@@ -15,6 +15,20 @@ Array = NDArray[Any]
 EXECUTOR = Executor()
 
 
+def as_float64(graph: Graph) -> Graph:
+    """Return a float32 model in float64: its values, constants and casts."""
+    values = {
+        name: replace(value, dtype="float64") if value.dtype == "float32" else value
+        for name, value in graph.values.items()
+    }
+    constants = {
+        name: array.astype(np.float64) if array.dtype == np.float32 else array
+        for name, array in graph.constants.items()
+    }
+    ops = tuple(replace(op, attrs=(("to", 11),)) if op.attrs == (("to", 1),) else op for op in graph.ops)
+    return replace(graph, values=values, constants=constants, ops=ops)
+
+
 def feeds_of(step: Graph, given: Mapping[str, Array]) -> dict[str, Array]:
     """Return float64 data for every input and state: what is given, fresh moments, step 1, otherwise random numbers."""
     feeds: dict[str, Array] = {}
@@ -23,12 +37,19 @@ def feeds_of(step: Graph, given: Mapping[str, Array]) -> dict[str, Array]:
         assert name in given or value.is_float, f"no data for {value}"
         feeds[name] = given[name] if name in given else np.random.default_rng(index).uniform(-2, 2, value.shape)
     feeds |= {state.input: np.zeros_like(feeds[state.input]) for state in step.states if state.role is Role.MOMENT}
-    return feeds | ({STEP: np.asarray(1.0)} if STEP in step.inputs else {})
+    return feeds | ({STEP: np.asarray(1.0, np.float32)} if STEP in step.inputs else {})
+
+
+def check_types(graph: Graph, values: Mapping[str, Array]) -> None:
+    """Assert that every value has the shape and dtype the graph says."""
+    for name, value in graph.values.items():
+        assert (values[name].shape, str(values[name].dtype)) == (value.shape, value.dtype), f"{value} is computed"
 
 
 def gradients(step: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the gradient of every trained parameter, by running the step."""
+    """Return the gradient of every trained parameter, by running the step, whose feeds have its dtypes."""
     values = run_graph(step, feeds, EXECUTOR)
+    check_types(step, values)
     owners = [state.owner for state in step.states if state.role is Role.GRADIENT]
     return {name: values[f"{name}.grad.sum"] - feeds[f"{name}.grad"] for name in owners}
 

@@ -143,5 +143,7 @@ def _gather(parts: list[Array], placement: Placement) -> Array:
         case Shard(dim):
             return np.concatenate(parts, axis=dim)
         case Partial(reduce):
-            combine = {"sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean}[reduce]
-            return np.asarray(combine(np.stack(parts), axis=0))
+            stacked = np.stack(parts)
+            reductions: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "mean": np.add}
+            total = np.asarray(reductions[reduce].reduce(stacked, axis=0))
+            return total / len(parts) if reduce == "mean" else total

@@ -123,7 +123,7 @@ NORMS: list[Case] = [
 ]
 
 ATTENTION: list[Case] = [
-    # Query rows of causal attention know their position: no sharding of the sequence. The head size of the values is free.
+    # Query rows of causal attention know their position: no sharding of the sequence. The values' head size is free.
     (
         "Attention",
         [floats(B, H, S, K)] * 3,

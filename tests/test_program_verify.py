@@ -47,6 +47,11 @@ def _once(phase: SegmentPhase, **fields: Any) -> Callable[[Program], Program]:
     return lambda program: replace(program, segments=(*program.segments, segment))
 
 
+def _kind_with_update_only(program: Program) -> Program:
+    segments = (Segment(7, SegmentPhase.FORWARD, (), (), ()), Segment(7, SegmentPhase.UPDATE, (), (), ()))
+    return replace(program, segments=(*program.segments, *segments))
+
+
 Y = value("y")
 BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "unknown schedule": (lambda p: replace(p, schedule="2f2b"), "no schedule '2f2b'"),
@@ -78,6 +83,10 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "first block with inputs": (lambda p: _stage(p, 0, blocks=(1,)), "forward has inputs but no block"),
     "exchange once per step": (_once(SegmentPhase.UPDATE, inputs=(Y,)), "runs once per step"),
     "compute in a reduction": (_once(SegmentPhase.REDUCE, instructions=(work((), (Y,), 1),)), "only communicate"),
+    "update of what has no backward": (
+        _kind_with_update_only,
+        "segment 7 update follows a backward, but kind 7 has none",
+    ),
     "foreign axis": (
         lambda p: _append(p, 0, all_reduce(Axis("dp", 1, 1), Y, "z", seconds=1)),
         "axis Axis.* is none of stage 0",

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.cluster import load_cluster
+from autopar.cost import CostModel
 from autopar.program.records import Collective, Compute, Operand, Program, Segment, SegmentPhase, Slice, Store
 from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.simulate import Row, Timeline, simulate
@@ -284,6 +286,32 @@ def test_a_deadlock_is_caught() -> None:
 
     with pytest.raises(AssertionError, match=r"stages \[0, 1\] wait"):
         run_pipeline([[backward, forward], [forward, backward]], seconds, [0.0], [0.0])
+
+
+def test_the_costs_of_the_planner_are_those_of_the_simulator() -> None:
+    """With `CostModel` the compute of a stage is the sum of its op seconds, and the transfer that of `send_seconds`.
+
+    Stages are one device each, so stages 0 and 1 share a node. An op that makes values of no bytes takes
+    the launch time alone.
+    """
+    costs = CostModel(load_cluster("h100"))
+    launch = costs.cluster.device.launch
+
+    first, second = simulate(equal_stages(2, 1, "forward-only", activation=0.0), costs).stages
+
+    assert first.compute_seconds == second.compute_seconds == launch
+    assert second.wait_seconds == pytest.approx(costs.send_seconds(0.0, crosses_nodes=False))
+
+
+def test_transfers_between_nodes_take_the_slow_link() -> None:
+    """Stage 7 to 8 crosses nodes of 8 devices, the others do not."""
+    costs = CostModel(load_cluster("h100"))
+
+    stages = simulate(equal_stages(9, 1, "forward-only"), costs).stages
+
+    near, far = (costs.send_seconds(0.0, crosses) for crosses in (False, True))
+    assert near != far
+    assert [stage.wait_seconds for stage in stages] == pytest.approx([0, *[near] * 7, far])
 
 
 def test_large_pipelines_are_fast() -> None:

@@ -124,7 +124,7 @@ class Executor:
             )
             opsets = {"": opset, "autopar": 1} | ({domain: 1} if domain else {})
             return ReferenceEvaluator(graph, opsets=opsets, functions=functions, new_ops=self._new_ops())
-        except (NotImplementedError, RuntimeError) as error:
+        except (KeyError, RuntimeError) as error:
             raise UnsupportedOpError(
                 f"op {name!r} of kind {kind!r} has no implementation at opset {opset}",
                 hint="rewrite it with standard ONNX ops, or add a function body to autopar.ir.functions",

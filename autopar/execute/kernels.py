@@ -184,15 +184,17 @@ def conv(
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
     padding = _padding(x.shape[2:], kernel, strides, dilations, pads, auto_pad, ceil_mode=False)
     windows = _windows(x, kernel, strides, dilations, padding, 0)
-    inner = (1, *_spatial_axes(x))
-    parts = [
-        np.tensordot(part, kernels, axes=(inner, tuple(range(1, w.ndim))))
-        for part, kernels in zip(np.split(windows, groups, axis=1), np.split(w, groups), strict=True)
-    ]
-    y = np.moveaxis(parts[0] if groups == 1 else np.concatenate(parts, axis=-1), -1, 1)
+    sizes = windows.shape[2 : 2 + rank]
+    # One matrix product per group: (G, N * sizes, C / G * kernel) with (G, C / G * kernel, M / G).
+    grouped = windows.reshape(x.shape[0], groups, w.shape[1], *windows.shape[2:])
+    rows = np.moveaxis(grouped, (1, 2), (0, 2 + rank)).reshape(groups, -1, prod(w.shape[1:]))
+    weights = w.reshape(groups, w.shape[0] // groups, -1)
+    parts = rows @ weights.swapaxes(1, 2)
+    y = np.moveaxis(parts.reshape(groups, x.shape[0], *sizes, -1), (1, 0, -1), (0, 1, 2))
+    y = y.reshape(x.shape[0], w.shape[0], *sizes)
     if b is not None:
         y = y + b.reshape(-1, *[1] * rank)
-    return (np.ascontiguousarray(y),)
+    return (y,)
 
 
 def conv_transpose(
@@ -237,16 +239,18 @@ def conv_transpose(
         sizes.append(size)
     reach = [max(full[axis], before[axis] + sizes[axis], spans[axis]) for axis in range(rank)]
     canvas = np.zeros((x.shape[0], w.shape[1] * groups, *reach), dtype=x.dtype)
-    inputs, weights, targets = np.split(x, groups, axis=1), np.split(w, groups), np.split(canvas, groups, axis=1)
+    # One matrix product per group and kernel position: (G, N * sizes, C / G) with (G, C / G, M / G).
+    inputs = np.moveaxis(x.reshape(x.shape[0], groups, -1, *x.shape[2:]), (1, 2), (0, -1))
+    rows = inputs.reshape(groups, -1, x.shape[1] // groups)
+    weights = w.reshape(groups, x.shape[1] // groups, *w.shape[1:])
     for offsets in product(*map(range, kernel)):
-        steps = tuple(
+        steps = [
             slice(offset * dilation, offset * dilation + (count - 1) * stride + 1, stride)
             for offset, dilation, stride, count in zip(offsets, dilations, strides, x.shape[2:], strict=True)
-        )
-        for part, kernels, target in zip(inputs, weights, targets, strict=True):
-            taps = np.moveaxis(kernels, (0, 1), (-2, -1))[offsets]
-            term = np.tensordot(part, taps, axes=((1,), (0,)))
-            target[(slice(None), slice(None), *steps)] += np.moveaxis(term, -1, 1)
+        ]
+        term = rows @ np.moveaxis(weights, (0, 1, 2), (-3, -2, -1))[offsets]
+        term = np.moveaxis(term.reshape(*inputs.shape[:-1], w.shape[1]), (1, 0, -1), (0, 1, 2))
+        canvas[tuple([slice(None), slice(None), *steps])] += term.reshape(x.shape[0], -1, *x.shape[2:])
     crop = [slice(start, start + size) for start, size in zip(before, sizes, strict=True)]
     y = canvas[tuple([slice(None), slice(None), *crop])]
     return (y if b is None else y + b.reshape(-1, *[1] * rank),)

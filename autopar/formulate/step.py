@@ -253,7 +253,13 @@ class Weights:
 
 
 def weights(
-    tables: Tables, pipeline: Pipeline, *, recompute: bool, hidden: float, bounding: bool
+    tables: Tables,
+    pipeline: Pipeline,
+    *,
+    recompute: bool,
+    hidden: float,
+    bounding: bool,
+    slowest: Sequence[float] | None = None,
 ) -> Weights:
     """Return the weights that make the step time linear.
 
@@ -264,10 +270,12 @@ def weights(
         hidden: Multiplier in [0, 1] on `r - b`, the gradient reduction the last backward does not hide: any value gives a lower bound when
             there is one stage, the best one closes the gap (Lagrange).
         bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that make better plans.
+        slowest: Instances of each kind taken to be on the slowest stage; an even share of all if None. For a bound every split must have a stage
+            at least as slow (`busiest_share`).
     """
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
     num_stages, num_microbatches = pipeline.num_stages, pipeline.num_microbatches
-    flow = counts * (1 + (num_microbatches - 1) / num_stages)
+    flow = counts + (num_microbatches - 1) * (counts / num_stages if slowest is None else np.asarray(slowest))
     share = counts / num_stages
     factors = np.zeros((len(counts), len(Slot)))
     factors[:, Slot.FORWARD] = flow * (2 if recompute else 1)
@@ -281,6 +289,42 @@ def weights(
         # Reduced gradients per microbatch only ever pay in memory; priced in full, they are used where memory asks for it.
         factors[:, Slot.GRADIENT] = flow
     return Weights(factors, bounding and not recompute)
+
+
+def busiest_share(tables: Tables, totals: FloatArray, num_stages: int) -> tuple[float, ...] | None:
+    """Return instances per kind that some stage of every split has at least in seconds, if that is more than an even share of all blocks.
+
+    Whatever the split, one stage holds the most expensive block whole, and one holds at least ceil(n / p) of the n instances of a kind.
+    """
+    counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
+    seconds = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
+    even = float(counts @ seconds) / num_stages
+    held = np.ceil(counts / num_stages)
+    most = int((held * seconds).argmax())
+    if held[most] * seconds[most] <= even * (1 + 1e-9):
+        return None
+    share = np.zeros(len(counts))
+    share[most] = held[most]
+    return tuple(float(s) for s in share)
+
+
+def least_bytes(tables: Tables, pipeline: Pipeline) -> tuple[float, float]:
+    """Return a lower bound on the peak bytes of the fullest stage, without and with recompute: every item at its smallest, stages even."""
+    kinds = tables.folded.kinds
+    resident, saved, arrived = 0.0, 0.0, 0.0
+    for item in tables.bytes:
+        amount = float(item.amounts.min()) * kinds[item.kind].count / pipeline.num_stages
+        match item.memory:
+            case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
+                resident += amount
+            case Memory.SAVED:
+                saved += amount
+            case Memory.ARRIVED:
+                saved += amount
+                arrived += amount
+    # The fullest stage holds at least the mean of all stages, and every stage at least the least number of microbatches.
+    least = min(pipeline.in_flight(stage) for stage in range(pipeline.num_stages))
+    return resident + least * saved, resident + least * arrived
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Blocks: the forward graph as a chain of pieces, most of them equal.
 
-A block is what pipeline stages are made of, and what later passes look at once per *kind* instead of once per layer. Repeated regions (the layers
-of a transformer, the bottlenecks of a ResNet) are found by structure; the rest is cut where few values are alive.
+A block is what pipeline stages are made of, and what later passes look at once per *kind* instead of once per layer.
+Repeated regions (the layers of a transformer, the bottlenecks of a ResNet) are found by structure; the rest is cut
+where few values are alive.
 """
 
 import hashlib
@@ -36,8 +37,9 @@ class _Numbers:
 def find_blocks(graph: Graph) -> Graph:
     """Return the graph with ops in canonical order and `op.block` set.
 
-    Blocks are numbered along the chain. Equal layers become one block each; the ops before, between and after them become blocks of their own.
-    Ops without a trained tensor upstream (masks, tables of angles) belong to block 0; loss ops to the last block.
+    Blocks are numbered along the chain. Equal layers become one block each; the ops before, between and after them
+    become blocks of their own. Ops without a trained tensor upstream (masks, tables of angles) belong to block 0;
+    loss ops to the last block.
 
     Raises:
         GraphError: If the graph has backward or update ops: blocks are found before a training step is built.
@@ -50,7 +52,8 @@ def find_blocks(graph: Graph) -> Graph:
     regions = find_regions(sequence)
     shared = _shared(graph, ordered, regions)
     if shared:
-        # Values that all layers read are computed within the first one, which is therefore not equal to the others: move them up.
+        # Values that all layers read are computed within the first one, which is therefore not equal to the others:
+        # move them up.
         again = canonical_order(graph, forward, shared)
         sequence_again = _sequence(graph, again)
         regions_again = find_regions(sequence_again)
@@ -216,8 +219,9 @@ def instance_ops(graph: Graph) -> list[list[Op]]:
 def block_kinds(graph: Graph) -> tuple[int, ...]:
     """Return the kind of each block, numbered in order of first occurrence.
 
-    Blocks are of one kind if their ops are equal position by position, in all phases: kind, attributes, types, and inputs that come from
-    corresponding ops. What comes from other blocks counts by type and order only, trained tensors by shape, constants by content.
+    Blocks are of one kind if their ops are equal position by position, in all phases: kind, attributes, types, and
+    inputs that come from corresponding ops. What comes from other blocks counts by type and order only, trained
+    tensors by shape, constants by content.
 
     Raises:
         GraphError: If blocks were not found yet.
@@ -234,7 +238,8 @@ class _Facts:
     Attributes:
         sort: Per value, what it is: input, constant with its content, a role, or the type of an activation.
         owner: Parameter that a state belongs to, by state input and output.
-        first_block: Block that uses a state first, buffers aside: a shared tensor makes its first user differ from the others.
+        first_block: Block that uses a state first, buffers aside: a shared tensor makes its first user differ from
+            the others.
         leaving: State that leaves the step as this value.
         results: Outputs of the graph.
     """
@@ -253,7 +258,11 @@ class _Facts:
         for name in graph.inputs:
             facts.sort[name] = ("input", graph.values[name].shape, graph.values[name].dtype)
         for state in graph.states:
-            facts.sort[state.input] = (str(state.role), graph.values[state.input].shape, graph.values[state.input].dtype)
+            facts.sort[state.input] = (
+                str(state.role),
+                graph.values[state.input].shape,
+                graph.values[state.input].dtype,
+            )
             facts.owner[state.input] = state.owner
             if state.output != state.input:
                 facts.leaving[state.output] = state

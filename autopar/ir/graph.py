@@ -1,7 +1,8 @@
 """The IR: an SSA graph of ONNX ops over typed values.
 
-One graph describes one *microbatch* of a job on one (virtual) device: all shapes are global. Ops keep their ONNX semantics, so each can be
-executed alone; gradient and optimizer kernels are functions of domain `autopar` with an ONNX body (`autopar.ir.functions`).
+One graph describes one *microbatch* of a job on one (virtual) device: all shapes are global. Ops keep their ONNX
+semantics, so each can be executed alone; gradient and optimizer kernels are functions of domain `autopar` with an
+ONNX body (`autopar.ir.functions`).
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ class Phase(StrEnum):
 class Role(StrEnum):
     """What a persistent tensor (an input that outlives the step) is.
 
-    `GRADIENT` is the buffer in which gradients of the microbatches are summed; `BUFFER` is not trained (running means, masks).
+    `GRADIENT` is the buffer in which gradients of the microbatches are summed; `BUFFER` is not trained (running
+    means, masks).
     """
 
     PARAMETER = "parameter"
@@ -75,9 +77,10 @@ class Op:
         outputs: Value names; "" stands for an output nobody asked for.
         attrs: Attributes sorted by name.
         phase: When it runs.
-        block: Index of its block in the chain of blocks, -1 before blocks were found. Backward and update ops carry the block of the forward op
-            they belong to.
-        origin: Name of the forward op a backward op differentiates, or the parameter an update op updates; "" otherwise.
+        block: Index of its block in the chain of blocks, -1 before blocks were found. Backward and update ops carry
+            the block of the forward op they belong to.
+        origin: Name of the forward op a backward op differentiates, or the parameter an update op updates; ""
+            otherwise.
     """
 
     name: str
@@ -104,7 +107,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A persistent tensor: it enters a step as value `input` and leaves it as value `output` (equal to `input` if the step leaves it as it is).
+    """A persistent tensor: it enters a step as value `input` and leaves it as value `output`.
+
+    `output` is `input` itself if the step leaves the tensor as it is.
 
     `owner` is the parameter a gradient buffer or a moment belongs to; a parameter owns itself.
     """

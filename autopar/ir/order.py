@@ -1,8 +1,8 @@
 """A canonical order of ops, which depends on the structure of a graph and not on the order it was written in.
 
-Ops without a trained tensor upstream (masks, tables of angles, preprocessing) come first. The others follow in depth-first post-order from the
-deepest output: as every layer of a chain depends on the whole layer before it, the ops of one layer end up side by side, and in the same
-order in each layer.
+Ops without a trained tensor upstream (masks, tables of angles, preprocessing) come first. The others follow in
+depth-first post-order from the deepest output: as every layer of a chain depends on the whole layer before it, the
+ops of one layer end up side by side, and in the same order in each layer.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -39,7 +39,9 @@ def canonical_order(graph: Graph, ops: Sequence[Op], first: Iterable[str] = ()) 
     inputs = [tuple(dict.fromkeys(producer[name] for name in op.inputs if name in producer)) for op in core]
 
     roots = [producer[name] for name in first if name in producer]
-    outputs = [producer[name] for name in (*graph.outputs, *(state.output for state in graph.states)) if name in producer]
+    outputs = [
+        producer[name] for name in (*graph.outputs, *(state.output for state in graph.states)) if name in producer
+    ]
     depths = _depths(inputs)
     main = max(outputs, key=lambda index: depths[index], default=len(core) - 1)
     order, seen = _post_order(inputs, [*roots, main] if core else [], set())

@@ -1,11 +1,12 @@
 """Finds repeated regions in a sequence of ops: stretches of equal instances that form a chain.
 
-An op is described by its *token* (all about it but where its inputs come from) and by *sources*, one number per input. Two ops p apart are alike
-if their tokens are equal and each pair of sources is either p apart too, or lies before the region both times (masks, skip connections). The
-first instance of a region may take from before the region what the others take from their predecessor.
+An op is described by its *token* (all about it but where its inputs come from) and by *sources*, one number per
+input. Two ops p apart are alike if their tokens are equal and each pair of sources is either p apart too, or lies
+before the region both times (masks, skip connections). The first instance of a region may take from before the region
+what the others take from their predecessor.
 
-A region is accepted if every instance has a trained tensor of its own and reads from its predecessor, and if no value merely passes by: branches
-within a layer are not regions.
+A region is accepted if every instance has a trained tensor of its own and reads from its predecessor, and if no value
+merely passes by: branches within a layer are not regions.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ LOCAL = 64
 """Values that live over at most so many ops are part of a layer; longer ones may be skip connections."""
 
 _ROUNDS = 4  # rounds of mixing the tokens of producers into the token, to tell alike ops of a layer apart
+_LAGS = 8  # equal tokens are paired with so many of their next ones: an op may occur several times in a layer
 _MAX_PERIODS = 48  # periods tried per segment
 _MAX_STARTS = 64  # starts tried per stretch of equal tokens
 _NEARLY = 0.9  # a shorter period is preferred if it covers this fraction of the best
@@ -121,13 +123,14 @@ def _periods(mixed: list[NDArray[np.uint64]], low: int, high: int) -> list[int]:
     """Return the commonest distances of equal tokens between `low` and `high`."""
     votes: dict[int, int] = {}
     for tokens in mixed:
-        part = tokens[low:high]
-        order = np.argsort(part, kind="stable")
-        same = part[order][1:] == part[order][:-1]
-        distances, counts = np.unique(np.diff(order)[same], return_counts=True)
+        order = np.argsort(tokens[low:high], kind="stable")
+        ranked = tokens[low:high][order]
+        pairs = [order[lag:] - order[:-lag] for lag in range(1, _LAGS + 1)]
+        same = [ranked[lag:] == ranked[:-lag] for lag in range(1, _LAGS + 1)]
+        distances, counts = np.unique(np.concatenate(pairs)[np.concatenate(same)], return_counts=True)
         for distance, count in zip(distances.tolist(), counts.tolist(), strict=True):
-            # A region of two instances has as many pairs as a period has ops.
-            if 2 * distance <= high - low and 2 * count >= distance:
+            # A region of two instances has as many pairs as its period has ops; not all of them are seen.
+            if 2 * distance <= high - low and 4 * count >= distance:
                 votes[distance] = max(count, votes.get(distance, 0))
     return sorted(votes, key=lambda distance: -votes[distance])[:_MAX_PERIODS]
 
@@ -140,7 +143,9 @@ def _largest(sequence: Sequence, mixed: list[NDArray[np.uint64]], low: int, high
         edges = np.flatnonzero(np.diff(np.concatenate(([False], equal, [False]))))
         starts, stops = low + edges[::2], low + edges[1::2]
         long = stops - starts >= period
-        stretches += [(period, start, stop) for start, stop in zip(starts[long].tolist(), stops[long].tolist(), strict=True)]
+        stretches += [
+            (period, start, stop) for start, stop in zip(starts[long].tolist(), stops[long].tolist(), strict=True)
+        ]
     stretches.sort(key=lambda item: item[1] - item[2] - item[0])
     found: list[Region] = []
     best = 0
@@ -212,5 +217,4 @@ def cut_positions(sequence: Sequence, low: int, high: int) -> Iterator[int]:
     """Yield the positions strictly between `low` and `high` at which at most one value of a layer is alive."""
     local = sequence.value_last - sequence.value_position <= LOCAL
     alive = sequence.crossing(np.ones_like(sequence.value_bytes), local)
-    for position in (np.flatnonzero(alive[low + 1 : high] <= 1) + low + 1).tolist():
-        yield position
+    yield from (np.flatnonzero(alive[low + 1 : high] <= 1) + low + 1).tolist()

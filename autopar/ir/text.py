@@ -8,9 +8,9 @@ r"""The text form of a graph: one line per op, exact in both directions (`parse_
     %y: float32[8,2] = Pow(%h, %two) #0 as square
     output %y
 
-An op line is `results = kind(operands) {attributes} @phase #block of origin as name`; what equals the default is left out: the phase
-`forward`, block -1, no origin, a name equal to that of the first result. `_` is an absent operand or result. Names with other characters than
-letters, digits and `_.-/+'$` are written as JSON strings: `%"a b"`.
+An op line is `results = kind(operands) {attributes} @phase #block of origin as name`; what equals the default is left
+out: the phase `forward`, block -1, no origin, a name equal to that of the first result. `_` is an absent operand or
+result. Names with other characters than letters, digits and `_.-/+'$` are written as JSON strings: `%"a b"`.
 """
 
 import base64
@@ -310,7 +310,8 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     return np.dtype(name)
 
 
@@ -348,7 +349,8 @@ def parse_graph(text: str) -> Graph:
     Blank lines and lines that start with `//` are skipped.
 
     Raises:
-        GraphError: If the text is no graph; the message gives line number and line. Laws of the IR are checked by `verify`.
+        GraphError: If the text is no graph; the message gives line number and line. Laws of the IR are checked by
+            `verify`.
     """
     draft: _Draft | None = None
     for number, content in enumerate(text.split("\n"), 1):

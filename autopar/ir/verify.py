@@ -1,9 +1,11 @@
 """The laws of the IR, checked.
 
-A graph is in static single assignment form and in topological order; phases follow each other; every value has a type; blocks are a chain.
+A graph is in static single assignment form and in topological order; phases follow each other; every value has a
+type; blocks are a chain.
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from autopar.errors import GraphError
 from autopar.ir.graph import ITEM_BYTES, Graph, Op, Phase, Role, Value
@@ -110,7 +112,7 @@ def _problem(op: Op, last: Op | None, values: Mapping[str, Value], defined: set[
         if name in defined or results.count(name) > 1:
             return f"op {op.name!r} defines {name!r} a second time"
     keys = [key for key, _ in op.attrs]
-    if any(one >= other for one, other in zip(keys, keys[1:], strict=False)):
+    if any(one >= other for one, other in pairwise(keys)):
         return f"attributes of op {op.name!r} are not sorted by name, each once"
     if op.block < -1:
         return f"op {op.name!r} has block {op.block}"

@@ -17,19 +17,20 @@ def load(
 ) -> Graph:
     """Return a model as a graph of static shapes at one opset (24, or the model's own if that is newer).
 
-    Weights need not be there: trained tensors become states that have a shape and no data, and external data files are not opened for them.
-    Local functions are inlined; shape arithmetic, `Identity`, `Dropout` and casts to the same type are folded away; unused ops are dropped.
-    `Graph.metadata` keeps `producer`, `sha256` (of the file), `dims` (JSON: bound dims), `batch` and `batch_inputs` (JSON: the data inputs
-    whose dim 0 is the batch).
+    Weights need not be there: trained tensors become states that have a shape and no data, and external data files
+    are not opened for them. Local functions are inlined; shape arithmetic, `Identity`, `Dropout` and casts to the
+    same type are folded away; unused ops are dropped. `Graph.metadata` keeps `producer`, `sha256` (of the file),
+    `dims` (JSON: bound dims), `batch` and `batch_inputs` (JSON: the data inputs whose dim 0 is the batch).
 
     Args:
         source: An ONNX file, or a model in memory (which is not changed).
         dims: Sizes of dynamic dims by name; an unnamed one is called `INPUT.AXIS`.
-        batch: Size of dim 0 of every data input, whatever its name. A model exported for a fixed batch is re-batched if its constants permit.
+        batch: Size of dim 0 of every data input, whatever its name. A model exported for a fixed batch is re-batched
+            if its constants permit.
 
     Raises:
-        ModelError: If the source is no complete ONNX model, has unbound dims, unknown ops, control flow that depends on data, shapes that
-            depend on data, or cannot be re-batched. The message names the node.
+        ModelError: If the source is no complete ONNX model, has unbound dims, unknown ops, control flow that depends
+            on data, shapes that depend on data, or cannot be re-batched. The message names the node.
     """
     from autopar.onnx.importer import import_model
     from autopar.onnx.reader import read

@@ -1,8 +1,8 @@
 """Sizes of the data inputs: dynamic dims bound by name, and the batch put in place of another.
 
-A model exported for a fixed batch has that number in constants. It is imported with that batch first; a second sweep with the new one then
-compares shapes, and puts the new number in place of the old one in
-target shapes of `Reshape` and `Expand`, and in constants whose rows along dim 0 are all equal, of which one is kept (it broadcasts).
+A model exported for a fixed batch has that number in constants. It is imported with that batch first; a second sweep
+with the new one then compares shapes, and puts the new number in place of the old one in target shapes of `Reshape`
+and `Expand`, and in constants whose rows along dim 0 are all equal, of which one is kept (it broadcasts).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,6 @@ from autopar.errors import ModelError
 from autopar.ir.graph import Value
 from autopar.onnx.reader import Source
 from autopar.onnx.tensors import dtype_name
-
 
 Dims = tuple[int, ...]
 
@@ -68,8 +67,10 @@ class Batch:
 
 
 def resolve(entries: Sequence[int], source: Dims, *, zero_is_copy: bool) -> Dims | None:
-    """Return the shape that target `entries` of a `Reshape` mean for an input of shape `source`; None if they do not fit it."""
-    sizes = [source[at] if entry == 0 and zero_is_copy and at < len(source) else entry for at, entry in enumerate(entries)]
+    """Return the shape that the target of a `Reshape` means for an input of shape `source`; None if it does not fit."""
+    sizes = [
+        source[at] if entry == 0 and zero_is_copy and at < len(source) else entry for at, entry in enumerate(entries)
+    ]
     rest = prod(size for size in sizes if size != -1)
     if -1 in sizes and rest:
         sizes[sizes.index(-1)] = prod(source) // rest
@@ -148,7 +149,9 @@ def _shape(item: onnx.ValueInfoProto) -> tuple[int | str, ...]:
     """
     tensor = item.type.tensor_type
     if not item.type.HasField("tensor_type") or not tensor.HasField("shape"):
-        raise ModelError(f"input {item.name!r} is no tensor of known rank", hint="export it with a shape, dynamic dims named")
+        raise ModelError(
+            f"input {item.name!r} is no tensor of known rank", hint="export it with a shape, dynamic dims named"
+        )
     return tuple(
         dim.dim_value if dim.dim_value > 0 else dim.dim_param or f"{item.name}.{axis}"
         for axis, dim in enumerate(tensor.shape.dim)

@@ -32,10 +32,17 @@ _MAX_DATA = 256  # elements of a constant that shape inference is shown
 def import_model(source: Source, dims: Mapping[str, int], batch: int | None) -> Graph:
     """Return the model as a graph; see `autopar.onnx.load`."""
     ports = bind(source, dims, batch)
-    exported: Mapping[str, Type] = {}
     if ports.batch is not None and ports.batch.replaced:
         exported = _swept(source, bind(source, dims, ports.batch.exported), {}).types
-    sweep = _swept(source, ports, exported)
+        try:
+            sweep = _swept(source, ports, exported)
+        except ModelError as error:
+            raise ModelError(
+                f"the model is exported for a batch of {ports.batch.exported} and cannot take {ports.batch.size}: {error}",
+                hint="export it with a dynamic batch dim",
+            ) from error
+    else:
+        sweep = _swept(source, ports, {})
     graph = sweep.finish([item.name for item in source.model.graph.output])
     graph = replace(graph, metadata=_metadata(source, ports))
     verify(graph)
@@ -156,16 +163,21 @@ class _Sweep:
         inputs = [self._alias.get(item, item) for item in node.input]
         for item in inputs:
             if item and item not in self._values:
-                raise ModelError(f"{what} reads {item!r}, which nothing before it defines", hint="check the model with onnx.checker")
+                raise ModelError(
+                    f"{what} reads {item!r}, which nothing before it defines", hint="check the model with onnx.checker"
+                )
         if op_type == "Constant" and not domain:
             self._constant_node(node, what)
             return
         if op_type == "ConstantOfShape" and not domain and self._filled(node, inputs, what):
             return
         if not onnx.defs.has(op_type, self._source.domains.get(domain, 1), domain):
-            known = "" if domain in ("", "ai.onnx.ml") else f" of the unknown domain {domain!r}"
+            version = self._source.domains.get(domain, 1)
+            unknown = f"is of the unknown domain {domain!r}"
+            if not domain or domain == "ai.onnx.ml":
+                unknown = f"is unknown at opset {version}"
             raise ModelError(
-                f"{what} is an op{known} that the installed onnx does not know at opset {self._source.domains.get(domain, 1)}",
+                f"{what} {unknown}",
                 hint="export with standard ONNX ops only, or add the op to the model as a local function",
             )
         kind = f"{domain}::{op_type}" if domain else op_type
@@ -202,7 +214,7 @@ class _Sweep:
         self._values[name] = Value(name, array.shape, str(array.dtype))
 
     def _filled(self, node: onnx.NodeProto, inputs: Sequence[str], what: str) -> bool:
-        """Take in a `ConstantOfShape`: a weight, or an `Expand` of a scalar constant. False if its shape is not known."""
+        """Take in a `ConstantOfShape`, unless its shape is not known: a weight, or an `Expand` of a scalar."""
         fill = read_array(node.attribute[0].t, None).reshape(()) if node.attribute else np.zeros((), np.float32)
         target = self._known.get(inputs[0])
         if target is None:
@@ -238,7 +250,11 @@ class _Sweep:
         shown = [None if array is None or array.size > _MAX_DATA else array for array in data]
         types = self._inference.infer(draft.name, draft.kind, attrs, inputs, shown, len(draft.outputs))
         foldable = all(array is not None or not name for array, name in zip(data, draft.inputs, strict=True))
-        if foldable and draft.kind not in _RANDOM and all(kept is None or prod(kept[0]) <= MAX_CONSTANT for kept in types):
+        if (
+            foldable
+            and draft.kind not in _RANDOM
+            and all(kept is None or prod(kept[0]) <= MAX_CONSTANT for kept in types)
+        ):
             arrays = self._executor.run_kind(draft.kind, attrs, data, len(draft.outputs), self._opset, draft.name)
             if all(array.size <= MAX_CONSTANT for array in arrays):
                 self._fold(draft, arrays)
@@ -270,23 +286,21 @@ class _Sweep:
             draft.inputs[1] = self.constant(np.array(target, np.int64), f"{draft.name}.batched")
 
     def _merged(self, draft: Draft, attrs: tuple[tuple[str, Attr], ...]) -> bool:
-        """Drop an op without a trained tensor upstream that repeats another one (masks and tables computed once per layer)."""
+        """Drop an op that repeats another one, if no trained tensor is upstream (masks, tables made once per layer)."""
         if not self._weighted.isdisjoint(draft.inputs):
             self._weighted.update(draft.outputs)
             return False
         if draft.kind in _RANDOM:
             return False
-        key = (draft.kind, attrs, tuple(draft.inputs), len(draft.outputs))
+        key = (draft.kind, attrs, tuple(draft.inputs), tuple(map(bool, draft.outputs)))
         first = self._same.setdefault(key, tuple(draft.outputs))
-        if first is draft.outputs or first == tuple(draft.outputs):
-            return False
-        if not all(first):
+        if first == tuple(draft.outputs):
             return False
         self._alias.update(zip(draft.outputs, first, strict=True))
         return True
 
     def _dropout(self, draft: Draft) -> None:
-        """Keep everything: that is the expected value, and the cost is that of a neighbour into which every backend fuses it."""
+        """Keep everything: that is the expected value, and backends fuse the op into a neighbour."""
         self._alias[draft.outputs[0]] = draft.inputs[0]
         for mask in draft.outputs[1:]:
             keep = self.constant(np.array(True), f"{mask}.value")
@@ -325,7 +339,9 @@ class _Sweep:
         for name in outputs:
             source = self._alias.get(name, name)
             if source not in self._values:
-                raise ModelError(f"output {name!r} is not defined by any node", hint="the file is damaged: export it again")
+                raise ModelError(
+                    f"output {name!r} is not defined by any node", hint="the file is damaged: export it again"
+                )
             if source != name and source in self._made and source not in renamed and source not in outputs:
                 renamed[source] = name
             wanted.append(source)
@@ -334,14 +350,20 @@ class _Sweep:
         for op in reversed(self._ops):
             if not needed.isdisjoint(op.outputs):
                 needed.update(op.inputs)
-                ops.append(replace(op, outputs=tuple(name if name in needed else "" for name in op.outputs)))
+                outputs_kept = tuple([name if name in needed else "" for name in op.outputs])
+                ops.append(op if outputs_kept == op.outputs else replace(op, outputs=outputs_kept))
         ops.reverse()
 
         def final(names: Iterable[str]) -> tuple[str, ...]:
             return tuple(renamed.get(name, name) for name in names)
 
         if renamed:
-            ops = [replace(op, inputs=final(op.inputs), outputs=final(op.outputs)) for op in ops]
+            ops = [
+                op
+                if renamed.keys().isdisjoint((*op.inputs, *op.outputs))
+                else replace(op, inputs=final(op.inputs), outputs=final(op.outputs))
+                for op in ops
+            ]
         states = tuple(State(name, name, role, name) for name, role in self._states.items() if name in needed)
         constants = {name: array for name, array in self._known.items() if name in needed}
         sources = [*self._inputs, *(state.input for state in states), *constants]

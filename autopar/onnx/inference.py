@@ -82,7 +82,9 @@ class Inference:
             for slot, value in zip(names, inputs, strict=True)
             if value is not None
         }
-        tensors = {slot: numpy_helper.from_array(array) for slot, array in zip(names, data, strict=True) if array is not None}
+        tensors = {
+            slot: numpy_helper.from_array(array) for slot, array in zip(names, data, strict=True) if array is not None
+        }
         try:
             found = shape_inference.infer_node_outputs(schema, node, types, tensors, opset_imports=self._imports)
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError) as error:

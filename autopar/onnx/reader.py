@@ -8,7 +8,7 @@ import onnx
 import onnx.defs
 import onnx.inliner
 import onnx.version_converter
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from autopar.errors import ModelError
 
@@ -94,7 +94,9 @@ def _bytes(path: Path) -> bytes:
 def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     for magic, what in _MAGIC.items():
         if data.startswith(magic):
-            raise ModelError(f"{path} is {what}, not an ONNX model", hint="export it with torch.onnx.export(..., dynamo=True)")
+            raise ModelError(
+                f"{path} is {what}, not an ONNX model", hint="export it with torch.onnx.export(..., dynamo=True)"
+            )
     if not data or data[0] != _FIELD_IR_VERSION:
         what = "is empty" if not data else "is not an ONNX model"
         raise ModelError(f"{path} {what}", hint="export it with torch.onnx.export(..., dynamo=True)")

@@ -5,7 +5,8 @@ ONNX does not say which of its initializers are trained. In order of precedence:
 1. names listed in the model's metadata `autopar.buffers` are buffers;
 2. PyTorch's exporter notes on each initializer whether it was a parameter or a buffer;
 3. running statistics (inputs 3 and 4 of `BatchNormalization`) are buffers;
-4. integers, booleans, single numbers and inputs that must be known (sizes of a `Resize`) are constants if they are small and their data is
+4. integers, booleans, single numbers and inputs that must be known (sizes of a `Resize`) are constants if they are
+   small and their data is
    there, else buffers;
 5. any other float tensor is trained.
 """

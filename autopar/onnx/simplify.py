@@ -20,7 +20,7 @@ def same_as(
     made: Mapping[str, Op],
     types: Sequence[Type | None],
 ) -> str | None:
-    """Return the value that the op's first output is equal to, if it is one of its inputs and no other output is asked for.
+    """Return the value that the op's first output equals; None if there is none or other outputs are asked for.
 
     Args:
         draft: The op.
@@ -64,7 +64,9 @@ def _nan_guard(draft: Draft, known: Mapping[str, NDArray[np.generic]], made: Map
     """`Where(IsNaN(x), c, x)`: PyTorch's guard of a softmax over rows that are masked throughout."""
     condition, fallback, value = draft.inputs
     test = made.get(condition)
-    return value if test is not None and test.kind == "IsNaN" and test.inputs[0] == value and fallback in known else None
+    return (
+        value if test is not None and test.kind == "IsNaN" and test.inputs[0] == value and fallback in known else None
+    )
 
 
 _Check = Callable[[Draft, Mapping[str, NDArray[np.generic]], Mapping[str, Op]], str | None]

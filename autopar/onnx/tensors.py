@@ -35,7 +35,9 @@ def dtype_name(elem_type: int, what: str) -> str:
     """
     if elem_type not in DTYPES:
         known = TensorProto.DataType.Name(elem_type) if elem_type in TensorProto.DataType.values() else elem_type
-        raise ModelError(f"{what} has element type {known}, which is not supported", hint="export in float32 or bfloat16")
+        raise ModelError(
+            f"{what} has element type {known}, which is not supported", hint="export in float32 or bfloat16"
+        )
     return DTYPES[elem_type]
 
 
@@ -56,7 +58,9 @@ def read_array(tensor: TensorProto, folder: Path | None) -> NDArray[np.generic]:
     try:
         array = numpy_helper.to_array(tensor, base_dir=str(folder or ""))
     except ValueError as error:
-        raise ModelError(f"tensor {tensor.name!r} has not the {prod(tensor.dims)} elements of its shape: {error}") from error
+        raise ModelError(
+            f"tensor {tensor.name!r} has not the {prod(tensor.dims)} elements of its shape: {error}"
+        ) from error
     return np.asarray(array)
 
 

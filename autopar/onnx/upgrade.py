@@ -1,7 +1,7 @@
 """Ops of older opsets rewritten for opset 24, so that every later pass knows one form of each op.
 
-Only changes of form between opset 7 and 24 need a rule; where a newer version takes all that an older one took, nothing is done. Sources: the
-change log of ONNX operators.
+Only changes of form between opset 7 and 24 need a rule; where a newer version takes all that an older one took,
+nothing is done. Sources: the change log of ONNX operators.
 """
 
 from collections.abc import Callable, Mapping

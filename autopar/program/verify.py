@@ -34,7 +34,7 @@ def verify_program(program: Program) -> None:
     - In a segment every value is defined once and before it is read; a backward may also read what its forward saves.
     - Collectives and slices run over an axis of their stage and change shapes as their placements say.
     - Neighbouring blocks agree on the values that cross, in number, shape and size.
-    - Reductions only communicate; only gradient traffic overlaps.
+    - Reductions and updates follow a backward; reductions only communicate; only gradient traffic overlaps.
 
     Raises:
         ProgramError: If it does not; the message prints the surrounding instructions.
@@ -44,6 +44,8 @@ def verify_program(program: Program) -> None:
     if len(table) < len(program.segments):
         raise ProgramError(f"{len(program.segments)} segments for {len(table)} pairs of kind and phase")
     for segment in program.segments:
+        if segment.phase in _ONCE and (segment.kind, SegmentPhase.BACKWARD) not in table:
+            raise ProgramError(f"{_title(segment)} follows a backward, but kind {segment.kind} has none")
         forward = table.get((segment.kind, SegmentPhase.FORWARD))
         saved = forward.saved if forward is not None and segment.phase is SegmentPhase.BACKWARD else ()
         _verify_segment(segment, saved)

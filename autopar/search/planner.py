@@ -29,12 +29,14 @@ from autopar.formulate.step import (
     StepTime,
     best_split,
     block_bytes,
+    busiest_share,
+    least_bytes,
     problem,
     stage_mixes,
     weights,
 )
 from autopar.formulate.tables import Decision, Slot, Tables, build_tables
-from autopar.problem import Choice, Problem, Recipe, Solution, Termination
+from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution, Termination
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.floor import Floor
 from autopar.search.space import Configuration
@@ -45,6 +47,9 @@ KEEP_WITHIN = 1.05
 
 PLACEMENT_SECONDS = 20.0
 """Longest time one placement problem may take; most take a fraction of a second."""
+
+MEMORY_GAP = 0.005
+"""Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,27 +193,35 @@ class Attempt:
         self.search, self.configuration, self.tables, self.pipeline, self.end = search, configuration, tables, pipeline, end
         self.best: Candidate | None = None
         self.undecided = False
+        self.least_bytes = least_bytes(tables, pipeline)
         self.relaxed_choice: Choice | None = None
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
         one_stage = self.pipeline.num_stages == 1
+        if min(self.least_bytes) > self.search.memory_limit:
+            return math.inf
         solution = self._solve(hidden=1.0 if one_stage else 0.0, recompute=False, bounding=True, cutoff=cutoff)
         bound = solution.bound
-        if solution.choice is None:
+        if solution.choice is None or bound >= cutoff:
             return bound
         self.relaxed_choice = solution.choice
         totals = self.tables.kind_totals(solution.choice)
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        hidden = counts @ (totals[:, Slot.REDUCE] - totals[:, Slot.BACKWARD]) < 0
         self._consider(solution.choice)
-        if one_stage and hidden and bound < cutoff:
+        if one_stage:
+            counts = np.array([kind.count for kind in self.tables.folded.kinds])
+            if counts @ (totals[:, Slot.REDUCE] - totals[:, Slot.BACKWARD]) >= 0:
+                return bound
             # The reduction hides behind the last backward: its price must go. The better of both multipliers is the bound.
             other = self._solve(hidden=0.0, recompute=False, bounding=True, cutoff=cutoff)
-            bound = max(bound, other.bound)
-            if other.choice is not None:
-                self._consider(other.choice)
-        return bound
+        else:
+            share = busiest_share(self.tables, totals, self.pipeline.num_stages)
+            if share is None:
+                return bound
+            other = self._solve(hidden=0.0, recompute=False, bounding=True, cutoff=cutoff, slowest=share)
+        if other.choice is not None:
+            self._consider(other.choice)
+        return max(bound, other.bound)
 
     def improve(self) -> None:
         """Look for better plans where the relaxed choice may not be the best one."""
@@ -218,7 +231,9 @@ class Attempt:
                 self._consider(solution.choice)
         if self.relaxed_choice is None or (self.best is not None and not any(self.best.split.recompute)):
             return
-        for recompute in (False, True):
+        for recompute, least in zip((False, True), self.least_bytes, strict=True):
+            if least > self.search.memory_limit:
+                continue
             if self.search.should_stop() or time.monotonic() > self.end:
                 self.undecided = self.best is None
                 return
@@ -244,8 +259,11 @@ class Attempt:
         cutoff: float = math.inf,
         mixes: tuple[StageMix, ...] = (),
         recipe: Recipe | None = None,
+        slowest: tuple[float, ...] | None = None,
     ) -> Solution:
-        weighting = weights(self.tables, self.pipeline, recompute=recompute, hidden=hidden, bounding=bounding)
+        weighting = weights(
+            self.tables, self.pipeline, recompute=recompute, hidden=hidden, bounding=bounding, slowest=slowest
+        )
         instance = problem(self.tables, weighting, mixes, self.search.memory_limit, str(self.configuration))
         if recipe is not None:
             instance = restrict(instance, recipe)
@@ -255,7 +273,11 @@ class Attempt:
             self.search.on_problem(instance)
         left = max(0.1, min(PLACEMENT_SECONDS, self.end - time.monotonic()))
         return self.search.solver.solve(
-            instance, time_limit=left, cutoff=cutoff, should_stop=self.search.should_stop
+            instance,
+            time_limit=left,
+            cutoff=cutoff,
+            gap=MEMORY_GAP if mixes else OPTIMALITY_TOLERANCE,
+            should_stop=self.search.should_stop,
         )
 
     def _consider(self, choice: Choice) -> None:

@@ -57,17 +57,20 @@ def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
     _tally(axes, tables, choice)
     degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "idle": 1}
     notes: dict[str, list[str]] = {name: [] for name in degrees}
+    levels: dict[str, set[int]] = {name: set() for name in degrees}
     for axis, tallies in zip(plan.mesh, axes, strict=True):
         if axis.size == 1:
             continue
         role = _role(tallies)
         degrees[role] *= axis.size
         if role in ("dp", "sp"):
-            zero = _zero(tallies)
-            if zero and f"zero-{zero}" not in notes[role]:
-                notes[role].append(f"zero-{zero}")
+            levels[role].add(_zero(tallies))
         if role == "tp" and tallies.boundaries.most(tallies.boundaries.second):
             notes[role] = ["sequence parallel"]
+    for role, found in levels.items():
+        if any(found):
+            # Two axes of one role may differ: ZeRO over the links inside a node only, say.
+            notes[role].append("zero-" + "/".join(str(level) for level in sorted(found)))
     words = [
         f"{name}={degree}" + (f" ({', '.join(notes[name])})" if notes[name] else "")
         for name, degree in degrees.items()

@@ -8,7 +8,11 @@ between stages, has the link.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.simulate.layout import Resource
+from autopar.program.records import SegmentPhase
+from autopar.schedule import Pass
+from autopar.simulate.layout import Layout, Resource
+from autopar.simulate.pipeline import Run, Transfer
+from autopar.simulate.stages import StageLayout
 
 Interval = tuple[float, float]
 """Start and end in seconds."""
@@ -31,6 +35,73 @@ class Job:
     ready: float
     seconds: float
     after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Between a stage and the next: seconds of a transfer there (activations) and back (gradients), and its link."""
+
+    forward_seconds: float
+    backward_seconds: float
+    resource: Resource
+
+
+def gradient_jobs(layout: StageLayout, runs: Sequence[Run]) -> list[Job]:
+    """Return the gradient traffic of a stage in order of issue: of each backward, then of the step."""
+    parts = layout.passes[Pass.BACKWARD].parts
+    backwards = [run for run in runs if run.task.kind is Pass.BACKWARD]
+    jobs: list[Job] = []
+
+    def issue(start: float, what: Layout) -> None:
+        base = len(jobs)
+        for traffic in what.traffic:
+            after = base + traffic.after if traffic.after >= 0 else -1
+            jobs.append(Job(traffic.resource, traffic.name, start + traffic.ready, traffic.seconds, after))
+
+    if not any(part.layout.traffic for part in parts):
+        backwards = backwards[-1:]
+    for run in backwards:
+        for part in parts:
+            issue(run.start + part.offset, part.layout)
+            if run is backwards[-1] and part.phase is SegmentPhase.BACKWARD and part.index in layout.reduce:
+                issue(run.start + part.offset + part.layout.seconds, layout.reduce[part.index])
+    return jobs
+
+
+def transfers_by_stage(
+    transfers: Iterable[Transfer], boundaries: Sequence[Boundary], since: float
+) -> list[list[tuple[Resource, Interval]]]:
+    """Return, per stage, when which of its links carries a transfer to or from a neighbour, from `since` on."""
+    passing: list[list[tuple[Resource, Interval]]] = [[] for _ in range(len(boundaries) + 1)]
+    for transfer in transfers:
+        if transfer.end > since:
+            link = boundaries[min(transfer.sender, transfer.receiver)].resource
+            for stage in (transfer.sender, transfer.receiver):
+                passing[stage].append((link, (transfer.start, transfer.end)))
+    return passing
+
+
+def urgent_intervals(
+    layout: StageLayout, runs: Iterable[Run], passing: Iterable[tuple[Resource, Interval]], since: float
+) -> dict[Resource, list[Interval]]:
+    """Return when each link of a stage is taken by what is waited for, from `since` on."""
+    busy: dict[Resource, list[Interval]] = {Resource.INTRA: [], Resource.INTER: []}
+    for resource, interval in passing:
+        busy[resource].append(interval)
+    blocking = {
+        kind: [
+            (span.resource, part.offset + span.offset, part.offset + span.offset + span.seconds)
+            for part in task.parts
+            for span in part.layout.spans
+            if span.resource is not Resource.COMPUTE
+        ]
+        for kind, task in layout.passes.items()
+    }
+    for run in runs:
+        if run.end > since:
+            for resource, start, end in blocking[run.task.kind]:
+                busy[resource].append((run.start + start, run.start + end))
+    return busy
 
 
 def fit_in(jobs: Sequence[Job], busy: Mapping[Resource, Iterable[Interval]]) -> list[Interval]:

@@ -11,10 +11,23 @@ Receive buffers and copies that the framework or the allocator makes are not cou
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import NamedTuple
 
-from autopar.program.records import Category, Instruction, Operand, Segment, SegmentPhase, StageProgram, defines, reads
+from autopar.program.records import (
+    Category,
+    Instruction,
+    Operand,
+    Program,
+    Segment,
+    SegmentPhase,
+    StageProgram,
+    defines,
+    reads,
+)
 from autopar.schedule import Pass, Task
+from autopar.simulate.pipeline import Run
+from autopar.simulate.timeline import MemoryPeak, MemorySample
 
 Table = Mapping[tuple[int, SegmentPhase], Segment]
 
@@ -188,7 +201,7 @@ def memory_over_time(memory: StageMemory, order: Sequence[Task], trains: bool) -
         yield TaskMemory(None, 0.0, memory.update)
 
 
-def breakdown(stage: StageProgram, moment: TaskMemory) -> tuple[tuple[Category, float], ...]:
+def _breakdown(stage: StageProgram, moment: TaskMemory) -> tuple[tuple[Category, float], ...]:
     """Return the bytes of a moment by category, every category once."""
     sizes = dict.fromkeys(Category, 0.0)
     for resident in stage.resident:
@@ -196,3 +209,39 @@ def breakdown(stage: StageProgram, moment: TaskMemory) -> tuple[tuple[Category, 
     sizes[Category.ACTIVATIONS] = moment.activations
     sizes[Category.TRANSIENT] = moment.transient
     return tuple(sizes.items())
+
+
+@dataclass(frozen=True, slots=True)
+class StageMoments:
+    """The fullest moment of each task of a stage, and when the task starts."""
+
+    stage: StageProgram
+    starts: Sequence[float]
+    moments: Sequence[TaskMemory]
+
+    @property
+    def resident(self) -> float:
+        """Bytes that are there all the time."""
+        return fsum(part.bytes for part in self.stage.resident)
+
+    def peak(self) -> MemoryPeak:
+        """Return the fullest moment of the step, the first of several."""
+        sizes = [moment.activations + moment.transient for moment in self.moments]
+        highest = sizes.index(max(sizes))
+        moment = self.moments[highest]
+        during = "update" if moment.task is None else str(moment.task)
+        return MemoryPeak(self.resident + sizes[highest], self.starts[highest], during, _breakdown(self.stage, moment))
+
+    def samples(self) -> Iterator[MemorySample]:
+        """Yield the fullest moment of each task."""
+        resident = self.resident
+        for start, moment in zip(self.starts, self.moments, strict=True):
+            yield MemorySample(self.stage.index, start, resident + moment.activations + moment.transient)
+
+
+def stage_moments(stage: StageProgram, program: Program, runs: Sequence[Run], update_start: float) -> StageMoments:
+    """Return the fullest moments of a stage of a program whose tasks run as given."""
+    memory = stage_memory(stage, program.table(), program.trains)
+    moments = list(memory_over_time(memory, [run.task for run in runs], program.trains))
+    starts = [run.start for run in runs]
+    return StageMoments(stage, [*starts, update_start] if program.trains else starts, moments)

@@ -11,10 +11,9 @@ Ops are visited from last to first; each turns the gradients of its outputs into
 
 from collections.abc import Callable, Iterable, Sequence
 
-from autopar.errors import UnsupportedOpError
 from autopar.ir.graph import Op, Phase
 from autopar.training.rules.base import Grads
-from autopar.training.tape import Tape
+from autopar.training.tape import Tape, unsupported
 from autopar.training.vjps import CONSTANT_KINDS, VJPS
 
 
@@ -78,62 +77,39 @@ class _Sums:
         return terms[0]
 
 
-def backward(
-    tape: Tape, ops: Sequence[Op], seed: tuple[str, str], accumulate: Callable[[str, str, int], None]
-) -> frozenset[str]:
+def backward(tape: Tape, ops: Sequence[Op], output: str, seed: str, finish: Callable[[str, str, int], None]) -> None:
     """Write the backward pass of `ops`.
 
     Args:
         tape: Where to write; its `needed` values get gradients.
-        ops: The forward ops, in order.
-        seed: The value to start from and its gradient.
-        accumulate: Called with a parameter (a needed value no op makes), its gradient and its block, as soon as the
+        ops: The forward ops, in order; the last one makes `output`.
+        output: The value to start from.
+        seed: Its gradient.
+        finish: Called with a parameter (a needed value no op makes), its gradient and its block, as soon as the
             gradient is complete.
-
-    Returns:
-        The parameters that have a gradient.
 
     Raises:
         UnsupportedOpError: If a gradient must pass through an op without a rule.
     """
     sums = _Sums(tape, ops)
+    sums.give(output, seed, ops[-1])
     made = {name for op in ops for name in op.outputs}
-    first_user: dict[str, Op] = {}
-    last: Op = ops[-1]
-    for op in reversed(ops):
-        if seed[0] in op.outputs:
-            last = op
-        for name in op.inputs:
-            if name in tape.needed and name not in made:
-                first_user[name] = op
-    sums.give(seed[0], seed[1], last)
-    done: set[str] = set()
-
-    def finish(name: str) -> None:
-        user = first_user[name]
-        grad = sums.total(name, user)
-        if grad is not None:
-            accumulate(name, grad, user.block)
-            done.add(name)
-
+    first_user = {name: op for op in reversed(ops) for name in op.inputs if name in tape.needed and name not in made}
     for op in reversed(ops):
         grads = [sums.total(name, op) if name in tape.needed else None for name in op.outputs]
         if any(grads):
             _differentiate(tape, op, grads, sums)
         for name in dict.fromkeys(op.inputs):
-            if first_user.get(name) is op:
-                finish(name)
-    return frozenset(done)
+            grad = sums.total(name, op) if first_user.get(name) is op else None
+            if grad is not None:
+                finish(name, grad, op.block)
 
 
 def _differentiate(tape: Tape, op: Op, grads: Grads, sums: _Sums) -> None:
     """Apply an op's rule."""
     rule = VJPS.get(op.kind)
     if rule is None:
-        raise UnsupportedOpError(
-            f"no gradient rule for op {op.name!r} ({op.kind})",
-            hint="rewrite it with ops that have one (autopar.training.VJPS), or plan for inference with --mode infer",
-        )
+        raise unsupported(op, "its kind has no rule")
     tape.write_for(Phase.BACKWARD, op.block, stem=f"{op.name}.vjp", origin=op.name)
     for name, grad in zip(op.inputs, rule(tape, op, grads), strict=False):
         if grad is not None and name in tape.needed:

@@ -63,8 +63,8 @@ def _cross_entropy(t: Tape, y: str) -> Loss:
     """Cross-entropy of logits [..., V] against input `labels` int64 [...]: mean of log(sum(exp(y))) - y[label].
 
     It is computed as log(sum(exp(y - max))) + max - y[label]. The maximum and the sums over classes are outputs of ops,
-    and the classes are numbered by an op, so that logits can stay split over the classes (Megatron's
-    vocabulary-parallel loss, found and not told).
+    and the classes are numbered by an op, so that logits can stay split over the classes (the
+    vocabulary-parallel loss of Megatron-LM).
     """
     shape, dtype = t.shape(y), t.dtype(y)
     ones = [dim for dim in range(2, len(shape)) if prod(shape[dim:]) == 1]

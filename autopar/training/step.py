@@ -1,5 +1,7 @@
 """From a forward graph to a training step: forward, loss, backward, update."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.errors import JobError
@@ -47,16 +49,16 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") 
 
     tape = Tape(graph)
     tape.needed = needed_values(tape, trained)
-    if output not in tape.needed:
+    if output not in tape.needed or not graph.ops:
         raise JobError(
             f"output {output!r} of {graph.name!r} does not depend on any parameter", hint="plan it with --mode infer"
         )
-    last = graph.producers().get(output)
-    tape.write_for(Phase.LOSS, last.block if last else -1, stem="loss")
+    block = graph.ops[-1].block
+    tape.write_for(Phase.LOSS, block, stem="loss")
     written = write_loss(tape, output)
 
-    tape.write_for(Phase.BACKWARD, tape.ops[-1].block, stem=f"{written.value}.vjp", origin=written.value)
-    seed = (output, written.backward())
+    tape.write_for(Phase.BACKWARD, block, stem=f"{written.value}.vjp", origin=written.value)
+    seed = written.backward()
     blocks: dict[str, int] = {}
 
     def accumulate(parameter: str, grad: str, block: int) -> None:
@@ -68,7 +70,7 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") 
         tape.append("Add", [f"{parameter}.grad", grad], [total], total)
         blocks[parameter] = block
 
-    backward(tape, graph.ops, seed, accumulate)
+    backward(tape, graph.ops, output, seed, accumulate)
     states, step_inputs = _update(tape, graph.states, blocks, optimizer)
     return replace(
         graph,
@@ -78,8 +80,21 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") 
         constants=tape.constants,
         ops=tuple(tape.ops),
         outputs=(written.value,),
-        metadata={**graph.metadata, "loss": written.value, "optimizer": optimizer, LOSS_SCALE: written.scale},
+        metadata={
+            **_with_batch_inputs(graph.metadata, written.inputs),
+            "loss": written.value,
+            "optimizer": optimizer,
+            LOSS_SCALE: written.scale,
+        },
     )
+
+
+def _with_batch_inputs(metadata: Mapping[str, str], inputs: tuple[str, ...]) -> dict[str, str]:
+    """Return the metadata with the inputs of the loss added to the list of inputs whose dim 0 is the batch, if any."""
+    if "batch_inputs" not in metadata:
+        return dict(metadata)
+    names = dict.fromkeys((*json.loads(metadata["batch_inputs"]), *inputs))
+    return {**metadata, "batch_inputs": json.dumps(list(names))}
 
 
 def _update(

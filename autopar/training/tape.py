@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import UnsupportedOpError
+from autopar.errors import ModelError, UnsupportedOpError
 from autopar.ir.graph import Attr, Graph, Op, Phase, Value
 
 Shape = tuple[int, ...]
@@ -23,11 +23,10 @@ class Tape:
         values: Every value by name, in order of definition.
         constants: Known data by value name.
         ops: The ops so far.
-        opset: Version of the default domain.
+        needed: The values whose gradient is wanted.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.opset = graph.opset
         self.values: dict[str, Value] = dict(graph.values)
         self.constants: dict[str, NDArray[np.generic]] = dict(graph.constants)
         self.ops: list[Op] = list(graph.ops)
@@ -98,8 +97,15 @@ class Tape:
         return self.define(name, array.shape, dtype)
 
     def define(self, name: str, shape: Shape, dtype: str) -> str:
-        """Give a type to a value that has no producing op (an input or a state), or whose op is added by `append`."""
-        assert name not in self.values, f"value {name} is defined twice"
+        """Give a type to a value that has no producing op (an input or a state), or whose op is added by `append`.
+
+        Raises:
+            ModelError: If the model has a value of that name.
+        """
+        if name in self.values:
+            raise ModelError(
+                f"the model has a value {self.values[name]}, a name the training step needs", hint=f"rename {name!r}"
+            )
         self.values[name] = Value(name, shape, dtype)
         return name
 

@@ -101,6 +101,7 @@ BatchNorm <epsilon> (x, scale, bias, mean, mean_square) => (y)
     x_NCS = Reshape (x, flat)
     square_mean = Mul (mean, mean)
     spread = Sub (mean_square, square_mean)
+    # Rounding may leave a difference below zero.
     variance = Max (spread, zero)
     padded = Add (variance, epsilon)
     deviation = Sqrt (padded)
@@ -128,6 +129,7 @@ BatchNormGradStats <epsilon> (x, mean, mean_square, dy) => (dscale, dbias)
     dy_NCS = Reshape (dy, flat)
     square_mean = Mul (mean, mean)
     spread = Sub (mean_square, square_mean)
+    # Rounding may leave a difference below zero.
     variance = Max (spread, zero)
     padded = Add (variance, epsilon)
     deviation = Sqrt (padded)
@@ -152,6 +154,7 @@ BatchNormGrad <epsilon> (x, scale, mean, mean_square, mean_dscale, mean_dbias, d
     dy_NCS = Reshape (dy, flat)
     square_mean = Mul (mean, mean)
     spread = Sub (mean_square, square_mean)
+    # Rounding may leave a difference below zero.
     variance = Max (spread, zero)
     padded = Add (variance, epsilon)
     deviation = Sqrt (padded)

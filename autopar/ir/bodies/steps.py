@@ -70,6 +70,7 @@ Adam <learning_rate, beta1, beta2, epsilon, weight_decay> (p, m, v, g, step) => 
     correction2 = Sub (one, power2)
     mean = Div (m_next, correction1)
     spread = Div (v_next, correction2)
+    # A sum of squares is never negative; random probes may be.
     variance = Max (spread, zero)
     root = Sqrt (variance)
     padded = Add (root, epsilon)

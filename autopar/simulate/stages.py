@@ -1,0 +1,88 @@
+"""The tasks of a stage in time: its blocks' segments end to end, in the order in which a pass goes through them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import fsum
+
+from autopar.program.records import SegmentPhase, StageProgram
+from autopar.schedule import Pass
+from autopar.simulate.layout import Layout
+
+Layouts = Mapping[tuple[int, SegmentPhase], Layout]
+"""Layouts by kind of block and phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment within a task: block `index` of the stage runs `layout` from `offset` seconds after the start on."""
+
+    offset: float
+    index: int
+    phase: SegmentPhase
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLayout:
+    """Segments end to end."""
+
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, segments: Iterable[tuple[int, SegmentPhase, Layout | None]]) -> "TaskLayout":
+        """Place segments, given as block index, phase and layout, one after the other; None has nothing to do."""
+        parts = []
+        offset = 0.0
+        for index, phase, layout in segments:
+            if layout is not None:
+                parts.append(Part(offset, index, phase, layout))
+                offset += layout.seconds
+        return cls(tuple(parts))
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the task."""
+        return self.parts[-1].offset + self.parts[-1].layout.seconds if self.parts else 0.0
+
+    @property
+    def compute_seconds(self) -> float:
+        """The part of it in which kernels run."""
+        return fsum(part.layout.compute_seconds for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayout:
+    """What a stage does in time.
+
+    Attributes:
+        passes: A forward and a backward.
+        reduce: Reductions of each block by its index; blocks without any are left out.
+        update: The update.
+    """
+
+    passes: Mapping[Pass, TaskLayout]
+    reduce: Mapping[int, Layout]
+    update: TaskLayout
+
+
+def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
+    """Return what a stage does in time, given the layouts of its kinds of blocks."""
+    chain = list(enumerate(stage.blocks))
+
+    def forwards(phase: SegmentPhase) -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
+        return ((index, phase, layouts.get((kind, phase))) for index, kind in chain)
+
+    def backwards() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
+        for index, kind in reversed(chain):
+            if stage.recompute:
+                yield index, SegmentPhase.FORWARD, layouts.get((kind, SegmentPhase.FORWARD))
+            yield index, SegmentPhase.BACKWARD, layouts.get((kind, SegmentPhase.BACKWARD))
+
+    return StageLayout(
+        passes={
+            Pass.FORWARD: TaskLayout.of(forwards(SegmentPhase.FORWARD)),
+            Pass.BACKWARD: TaskLayout.of(backwards()),
+        },
+        reduce={index: layout for index, _, layout in forwards(SegmentPhase.REDUCE) if layout is not None},
+        update=TaskLayout.of(forwards(SegmentPhase.UPDATE)),
+    )
