@@ -1,11 +1,11 @@
-"""The main path, on one screen: model -> graph and training step -> rules -> search -> program -> simulation -> plan."""
+"""The main path, on one screen: model -> training step -> rules -> search -> program -> simulation -> plan."""
 
 import math
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar import solvers
@@ -13,10 +13,11 @@ from autopar.cluster import Cluster, cluster_from_dict, load_cluster
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.errors import InfeasibleError, InterruptedSearchError, JobError, PlanError
+from autopar.formulate.recipes import BatchDims, batch_dims
 from autopar.formulate.step import model_flops
+from autopar.iopddl import save
 from autopar.plan import Job, PhaseTime, Plan, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
-from autopar.iopddl import save
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -77,52 +78,194 @@ def solve(
         InfeasibleError: If no plan fits; the message says what is missing, the hint the cheapest way out.
         InterruptedSearchError: If it was stopped before the first plan.
     """
-    placement_solver = solvers.load(solver)
-    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    _check_request(gpus, machine, global_batch, top_k, time_limit, memory_limit)
-    costs = CostModel(machine)
-    phases = _Phases(progress)
+    effort = Effort(solver, top_k, time_limit)
+    task = prepare(
+        model,
+        gpus=gpus,
+        cluster=cluster,
+        mode=mode,
+        global_batch=global_batch,
+        dims=dims,
+        memory_limit=memory_limit,
+        loss=loss,
+        optimizer=optimizer,
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+    return plan_task(task, effort, progress=progress, should_stop=should_stop, dump_problem=dump_problem)
 
-    with phases("import"):
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to look for a plan.
+
+    Attributes:
+        solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
+        top_k: Number of plans wanted.
+        time_limit: Seconds for the search; None for no limit.
+
+    Raises:
+        JobError: If a number is not positive.
+        SolverError: If there is no such solver.
+    """
+
+    solver: str = "auto"
+    top_k: int = 3
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        solvers.load(self.solver)
+        if self.top_k < 1:
+            raise JobError(f"top {self.top_k} plans", hint="--top-k takes a whole number from 1 on")
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise JobError(f"a time limit of {self.time_limit:g} s", hint="--time-limit takes seconds above 0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A job ready to be searched, by the planner or by a baseline.
+
+    Attributes:
+        job: The request.
+        workload: The model.
+        rules: Sharding rules of its ops.
+        costs: Cost model of the cluster.
+        space: The declared space.
+        phases: What preparing it took.
+    """
+
+    job: Job
+    workload: Workload
+    rules: Rules
+    costs: CostModel
+    space: list[Configuration]
+    phases: tuple[PhaseTime, ...]
+
+    def search(
+        self,
+        effort: Effort,
+        *,
+        progress: ProgressCallback = silent,
+        should_stop: StopCallback = never,
+        on_problem: Callable[[Problem], None] | None = None,
+    ) -> Search:
+        """Return the search of the space."""
+        samples = _extreme_samples(self.space, self.job.global_batch)
+        small, large = (self.workload.folded(number) for number in samples)
+        return Search(
+            folded=self.workload.folded,
+            rules=self.rules,
+            costs=self.costs,
+            solver=solvers.load(effort.solver),
+            floor=floor(small, large, samples, self.costs),
+            global_batch=self.job.global_batch,
+            memory_limit=self.job.memory_limit,
+            keep=effort.top_k,
+            time_limit=math.inf if effort.time_limit is None else effort.time_limit,
+            progress=progress,
+            should_stop=should_stop,
+            on_problem=on_problem,
+            batch_dims=self.batch_dims if effort.solver == "grid" else None,
+        )
+
+    @property
+    def batch_dims(self) -> BatchDims:
+        """The batch dim of every value that has one.
+
+        It is the first dim in which two microbatch sizes differ; of a model that insists on one, the first of that size.
+        """
+        fixed = self.workload.fixed_batch
+        if fixed is None:
+            largest = _extreme_samples(self.space, self.job.global_batch)[1]
+            return batch_dims(self.workload.folded(largest).graph.values, self.workload.probe.values)
+        values = self.workload.folded(fixed).graph.values
+        return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
+
+
+def prepare(
+    model: str | Path,
+    *,
+    gpus: int,
+    cluster: str | Path | Cluster = "h100",
+    mode: str = "train",
+    global_batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    memory_limit: float | None = None,
+    loss: str = "auto",
+    optimizer: str = "adam",
+    cache_dir: Path | None = None,
+    progress: ProgressCallback = silent,
+) -> Task:
+    """Return a job ready to be searched: model imported, rules discovered, space declared; arguments as of `solve`.
+
+    Raises:
+        AutoparError: If the model, cluster or request is wrong.
+    """
+    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    _check_request(gpus, machine, global_batch, memory_limit)
+    clock = PhaseClock(progress)
+    with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
         batch = global_batch or default_batch(workload, gpus)
         space = _space(workload, machine, gpus, batch)
-    with phases("discover"):
-        samples = _extreme_samples(space, batch)
+    with clock("discover"):
         found = discover(workload.probe, cache_dir=cache_dir, progress=progress)
     limit = memory_limit or MEMORY_SHARE * machine.device.memory
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer)
+    return Task(job, workload, found, CostModel(machine), space, clock.times)
+
+
+def plan_task(
+    task: Task,
+    effort: Effort,
+    *,
+    progress: ProgressCallback = silent,
+    should_stop: StopCallback = never,
+    dump_problem: Path | None = None,
+) -> Plan:
+    """Return the best plan found for a task; arguments and errors as of `solve`."""
+    clock = PhaseClock(progress, task.phases)
     problems: list[Problem] = []
-    with phases("search"):
-        search = Search(
-            folded=workload.folded,
-            rules=found,
-            costs=costs,
-            solver=placement_solver,
-            floor=floor(workload.folded(samples[0]), workload.folded(samples[1]), samples, costs),
-            global_batch=batch,
-            memory_limit=limit,
-            keep=top_k,
-            time_limit=math.inf if time_limit is None else time_limit,
+    with clock("search"):
+        search = task.search(
+            effort,
             progress=progress,
             should_stop=should_stop,
             on_problem=problems.append if dump_problem is not None else None,
         )
-        outcome = search.run(space)
-    if not outcome.candidates:
-        if outcome.stopped:
-            raise InterruptedSearchError(f"stopped by {outcome.stopped} before the first plan", hint="allow more time")
-        raise explain_infeasible(search, space)
-    with phases("simulate"):
-        plans = [assemble(c, workload.info(), job) for c in outcome.candidates[: VERIFY * top_k]]
-        plans = [verified for plan in plans if (verified := _verify(plan, workload, costs)) is not None]
-        if not plans:
-            raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
-        plans.sort(key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf)
+        outcome = search.run(task.space)
+    if not outcome.candidates and not outcome.stopped:
+        raise explain_infeasible(search, task.space)
+    plan = conclude(outcome, task, effort.solver, effort.top_k, clock)
     if dump_problem is not None:
         best = str(outcome.candidates[0].configuration)
         save([problem for problem in problems if problem.name == best][-1], dump_problem)
-    report = _report(outcome, space, plans[0].objective, solver, phases.times)
+    return plan
+
+
+def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: "PhaseClock") -> Plan:
+    """Return the plan a search comes to: its best candidates lowered, verified, simulated and ranked.
+
+    Args:
+        outcome: What a search of the task's space found.
+        task: The task.
+        method: What found it, for the report.
+        top_k: Number of plans wanted.
+        clock: Has timed the search.
+
+    Raises:
+        InfeasibleError: If there is no candidate, or none fits when simulated.
+        InterruptedSearchError: If the search was stopped before the first.
+    """
+    if not outcome.candidates and outcome.stopped:
+        raise InterruptedSearchError(f"stopped by {outcome.stopped} before the first plan", hint="allow more time")
+    with clock("simulate"):
+        plans = [assemble(c, task.workload.info(), task.job) for c in outcome.candidates[: VERIFY * top_k]]
+        plans = [fit for plan in plans if (fit := _verify(plan, task.workload, task.costs)) is not None]
+        if not plans:
+            raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
+        plans.sort(key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf)
+    report = _report(outcome, task.space, plans[0].objective, method, clock.times)
     runners_up = tuple(plan.without_alternatives() for plan in plans[1:top_k])
     return replace(plans[0], search=report, alternatives=runners_up)
 
@@ -170,9 +313,7 @@ def rules(
     return discover(workload.probe, cache_dir=cache_dir)
 
 
-def _check_request(
-    gpus: int, machine: Cluster, global_batch: int | None, top_k: int, time_limit: float | None, memory_limit: float | None
-) -> None:
+def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
     if gpus < 1:
         raise JobError(f"{gpus} GPUs", hint="--gpus takes a whole number from 1 on")
     per_node = machine.devices_per_node
@@ -184,10 +325,6 @@ def _check_request(
         )
     if global_batch is not None and global_batch < 1:
         raise JobError(f"a global batch of {global_batch}", hint="--global-batch takes a whole number from 1 on")
-    if top_k < 1:
-        raise JobError(f"top {top_k} plans", hint="--top-k takes a whole number from 1 on")
-    if time_limit is not None and not time_limit > 0:
-        raise JobError(f"a time limit of {time_limit:g} s", hint="--time-limit takes seconds above 0")
     if memory_limit is not None and not 0 < memory_limit <= machine.device.memory:
         raise JobError(
             f"a memory limit of {memory_limit / 1e9:g} GB on a device of {machine.device.memory / 1e9:g} GB",
@@ -259,19 +396,27 @@ def _report(
     )
 
 
-class _Phases:
+class PhaseClock:
     """Clock of the phases of a call."""
 
-    def __init__(self, progress: ProgressCallback) -> None:
+    def __init__(self, progress: ProgressCallback = silent, before: tuple[PhaseTime, ...] = ()) -> None:
+        """Start a clock.
+
+        Args:
+            progress: Told when a phase begins.
+            before: Phases that are over.
+        """
         self._progress = progress
-        self._times: list[PhaseTime] = []
+        self._times = list(before)
 
     @property
     def times(self) -> tuple[PhaseTime, ...]:
+        """The phases so far."""
         return tuple(self._times)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase."""
         self._progress(Progress(name))
         start = time.perf_counter()
         yield

@@ -61,12 +61,35 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class DividedNumber:
+    """A number inside an op that is smaller on a shard: an entry of a Reshape's target shape, the `group` of a Conv.
+
+    Attributes:
+        source: Index of the constant input that holds the number, or the name of an attribute.
+        entry: Position in that tensor or list; 0 for a scalar.
+        divisor: What it is divided by: the sizes of the mesh axes that split it, multiplied.
+    """
+
+    source: int | str
+    entry: int
+    divisor: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpPlacement:
-    """Placements of one op's inputs and outputs; "" for an absent or constant one."""
+    """How one op runs on the devices of a stage.
+
+    Attributes:
+        op: Its name in the representative block.
+        inputs: Placements per input, data and constants included; "" for an absent one.
+        outputs: Placements per output; "" for an unwanted one.
+        divided: Numbers inside the op that one device's op has divided.
+    """
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    divided: tuple[DividedNumber, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

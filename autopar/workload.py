@@ -1,4 +1,4 @@
-"""A model as the planner sees it: its graph, training step and distinct blocks for any number of samples per microbatch."""
+"""A model as the planner sees it: graph, training step and distinct blocks for any number of samples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,7 +75,8 @@ class Workload:
     def fixed_batch(self) -> int | None:
         """Samples the model insists on; None if it takes any number.
 
-        That is the number it was exported for if its constants depend on it, or the number the user set its batch dim to.
+        That is the number it was exported for if its constants depend on it, or the number the user set its batch dim
+        to.
         """
         if self.source.startswith(ZOO):
             return None
@@ -137,7 +138,8 @@ def open_workload(
 def default_batch(workload: Workload, gpus: int) -> int:
     """Return the samples per step if the user does not say.
 
-    For training the published batch of a zoo model, else 8 per GPU; for inference 1 per GPU. A multiple of what the model insists on.
+    For training the published batch of a zoo model, else 8 per GPU; for inference 1 per GPU. A multiple of what the
+    model insists on.
     """
     if workload.mode == "train" and workload.source.startswith(ZOO):
         return models.spec(workload.source.removeprefix(ZOO)).global_batch

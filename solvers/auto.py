@@ -10,17 +10,21 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from autopar.solvers import highs, lazy
 from autopar.solvers.base import EXACT, Budget, Solver
-from autopar.solvers.eliminate import Marginals, eliminate, eliminate_all, order_of
+from autopar.solvers.coordinate_descent import greedy
+from autopar.solvers.dominance import undominated
+from autopar.solvers.eliminate import Marginals, Reduced, eliminate, eliminate_all, order_of, thin
 from autopar.solvers.field import Field, Floats, Prepared, prepare
 from autopar.solvers.local import State, descend, repair
 from autopar.solvers.memory import Memory
-from autopar.solvers.prices import Priced, price_limits
+from autopar.solvers.prices import price_limits
 
 MAX_ENTRIES = 2_000_000
 """Largest table of an exact elimination (16 MB)."""
@@ -30,6 +34,23 @@ MAX_WORK = 40_000_000
 
 FIRST_STEP = 1e-4
 """How far above the bound, relative, a choice is looked for first."""
+
+
+DEARER = (1.0, 1.02, 1.1, 1.5, 3.0)
+"""Factors on the prices of the relaxation at which choices are sought until one fits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What the limits' prices prove.
+
+    Attributes:
+        marginals: By how much labels and pairs raise the bound.
+        bound: A lower bound on the optimum under the limits.
+    """
+
+    marginals: Marginals
+    bound: float
 
 
 class Auto(Solver):
@@ -63,8 +84,7 @@ class _Search:
         self._prepared = prepared
         self._budget = budget
         self._memory = Memory.of(problem, prepared.labels)
-        self._best = Priced(np.zeros(self._memory.num_rows), -math.inf)
-        self._step = 0.0
+        self._broken: set[int] = set()
 
     def run(self) -> None:
         """Raise the bound and offer choices until the budget is done."""
@@ -73,24 +93,28 @@ class _Search:
             return
         relaxed = self._minimise(self._field)
         if relaxed is None:
-            self._settle()
+            self._improve(greedy(self._field.softened()))
             return
         labels, bound = relaxed
         self._budget.raise_bound(bound, EXACT)
         if self._offer(labels) or self._budget.spent():
             return
-        self._price(labels, bound)
+        kept = undominated(self._field, self._memory)
+        self._field, self._memory = self._field.restrict(kept), self._memory.restrict(kept)
+        self._prepared = Prepared(self._field, tuple(s[k] for s, k in zip(self._prepared.labels, kept, strict=True)))
+        reduced = eliminate(self._field, keep=self._memory.users())
+        if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:
+            known = self._price(reduced.field)
+        else:
+            known = self._relax(reduced.field)
         if not self._budget.spent():
-            self._branch()
+            self._branch(reduced, known)
 
     def _offer(self, labels: Sequence[int]) -> bool:
         return self._budget.offer(self._prepared.strategies(labels))
 
-    def _settle(self) -> None:
-        """Find any choice with the little that is left of the budget."""
-        self._improve([int(u.argmin()) for u in self._field.unary])
-
     def _improve(self, labels: Sequence[int]) -> None:
+        """Offer what repair and descent reach from `labels`."""
         state = State(self._field, self._memory, labels)
         if repair(state, self._budget):
             descend(state, self._budget)
@@ -113,83 +137,102 @@ class _Search:
             return None
         return reduced.invert(labels), max(bounds)
 
-    def _price(self, labels: Sequence[int], bound: float) -> None:
-        """Raise the bound by prices of the limits, and collect incumbents."""
-        sizes = [len(u) for u in self._field.unary]
-        first: list[tuple[list[int], float] | None] = [(list(labels), bound)]
+    def _drop_dominated(self) -> None:
+        kept = undominated(self._field, self._memory)
+        self._field, self._memory = self._field.restrict(kept), self._memory.restrict(kept)
+        self._prepared = Prepared(self._field, tuple(s[k] for s, k in zip(self._prepared.labels, kept, strict=True)))
+
+    def _price(self, field: Field) -> Known | None:
+        """Raise the bound by prices of the limits, collect incumbents, and return what labels of `field` raise the bound by."""
 
         def oracle(prices: Floats) -> tuple[list[int], float, float] | None:
-            answer = first.pop() if first else self._minimise(self._priced(prices, sizes))
+            answer = self._minimise(self._priced(prices))
             if answer is None:
                 return None
             found, total = answer
             return found, total - float(prices @ self._memory.profile(found)), total
 
-        visited: set[tuple[int, ...]] = set()
+        best = price_limits(oracle, self._memory, self._budget, self._field.highest_cost(), self._improve)
+        self._broken |= set(self._memory.times[best.prices > 0].tolist())
+        order = order_of(field, MAX_ENTRIES, MAX_WORK)
+        assert order is not None, "the caller has seen that the field can be eliminated"
+        priced = field.copy()
+        costs = self._memory.prices(best.prices, [len(u) for u in self._field.unary])
+        priced.unary = [u + c if len(u) else u for u, c in zip(field.unary, costs, strict=True)]
+        eliminated = eliminate_all(priced, order, self._budget)
+        return None if eliminated is None else Known(eliminated.marginals(), best.bound)
 
-        def visit(found: list[int], prices: Floats) -> None:
-            if tuple(found) not in visited:
-                visited.add(tuple(found))
-                self._improve(found)
+    def _relax(self, field: Field) -> Known | None:
+        """As `_price`, by the linear program with limits: for fields too wide to eliminate."""
+        program, outcome = lazy.relax(field, self._memory, self._budget, highs.run, self._broken)
+        self._budget.raise_bound(outcome.bound)
+        if outcome.duals is None or self._budget.spent():
+            return None
+        prices = np.zeros(self._memory.num_rows)
+        prices[list(program.limits)] = program.prices(outcome.duals) / self._memory.scales[list(program.limits)]
+        for factor in DEARER:
+            answer = self._minimise(self._priced(factor * prices))
+            if answer is None:
+                return None
+            self._improve(answer[0])
+            if self._offer(answer[0]):
+                break
+        thinned, order = thin(program.residual(outcome.duals), MAX_ENTRIES // 4, MAX_WORK // 4)
+        eliminated = eliminate_all(thinned, order, self._budget)
+        return None if eliminated is None else Known(eliminated.marginals(), outcome.bound)
 
-        self._best = price_limits(oracle, self._memory, self._budget, self._field.highest_cost(), visit)
-
-    def _priced(self, prices: Floats, sizes: Sequence[int]) -> Field:
+    def _priced(self, prices: Floats) -> Field:
         field = self._field.copy()
+        sizes = [len(u) for u in field.unary]
         field.unary = [u + p for u, p in zip(field.unary, self._memory.prices(prices, sizes), strict=True)]
         return field
 
-    def _branch(self) -> None:
+    def _branch(self, reduced: Reduced, known: Known | None) -> None:
         """Look for a choice just above the bound, then a little further up, until there is one or the incumbent is reached.
 
         Below a low ceiling little is left to branch on, and finding nothing there raises the bound to the ceiling.
         """
-        marginals = self._marginals()
-        while not self._budget.spent():
+        step = 0.0
+        while known is not None and not self._budget.spent():
             bound, upper = self._budget.bound, self._budget.upper
-            ceiling = upper
-            if marginals is not None:
-                step = max(FIRST_STEP * abs(bound), self._step)
-                self._step = 4 * step
-                ceiling = upper if bound + 2 * step >= upper else bound + step
-            self._branch_below(ceiling, marginals)
-            if marginals is None or ceiling == upper:
-                return
+            step = max(FIRST_STEP * abs(bound), 4 * step)
+            if bound + 2 * step >= upper:
+                break
+            self._branch_below(reduced, bound + step, known)
+        if not self._budget.spent():
+            self._branch_below(reduced, self._budget.upper, known)
 
-    def _branch_below(self, ceiling: float, marginals: Marginals | None) -> None:
+    def _branch_below(self, reduced: Reduced, ceiling: float, known: Known | None) -> None:
         """Find the best choice that costs less than `ceiling`, or raise the bound to it."""
-        field, memory = self._field, self._memory
-        if marginals is not None and math.isfinite(ceiling):
-            field = marginals.below(field, ceiling - self._best.bound + OPTIMALITY_TOLERANCE * abs(self._best.bound))
+        field = reduced.field
+        if known is not None and math.isfinite(ceiling):
+            room = ceiling - known.bound + OPTIMALITY_TOLERANCE * abs(known.bound)
+            field = known.marginals.below(field, room)
         if not field.propagate():
             self._budget.raise_bound(ceiling)
             return
-        alive = tuple(np.flatnonzero(np.isfinite(u)) for u in field.unary)
-        memory = memory.restrict(alive)
+        alive = [np.flatnonzero(np.isfinite(u)) for u in field.unary]
+        field = field.restrict(alive)
+        memory = self._memory.restrict([part if len(part) else np.arange(1) for part in alive])
         if memory.hopeless():
             self._budget.raise_bound(ceiling)
             return
-        reduced = eliminate(field.restrict(alive), keep=memory.users())
+        better = undominated(field, memory)
+        alive = [part[kept] for part, kept in zip(alive, better, strict=True)]
+        field, memory = field.restrict(better), memory.restrict([kept if len(kept) else np.arange(1) for kept in better])
+        rest = eliminate(field, keep=memory.users())
 
-        def offer(core_labels: list[int]) -> bool:
-            labels = reduced.invert(core_labels)
-            return self._offer([int(kept[label]) for kept, label in zip(alive, labels, strict=True)])
+        def offer(core: list[int]) -> bool:
+            labels = [int(kept[s]) if len(kept) else 0 for kept, s in zip(alive, rest.invert(core), strict=True)]
+            return self._offer(reduced.invert(labels))
 
         # What was dropped costs at least the ceiling, so a bound of what is left holds up to there.
         lazy.minimise(
-            reduced.field,
+            rest.field,
             memory,
             self._budget,
-            highs.run,
+            partial(highs.run, ceiling=ceiling),
             offer,
             report=lambda bound: self._budget.raise_bound(min(bound, ceiling)),
+            broken_before=self._broken,
         )
-
-    def _marginals(self) -> Marginals | None:
-        """Return the min-marginals at the best prices; None if elimination would take too much or the budget ran out."""
-        order = order_of(self._field, MAX_ENTRIES, MAX_WORK)
-        if order is None:
-            return None
-        priced = self._priced(self._best.prices, [len(u) for u in self._field.unary])
-        eliminated = eliminate_all(priced, order, self._budget)
-        return None if eliminated is None else eliminated.marginals()

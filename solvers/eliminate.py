@@ -136,6 +136,46 @@ def order_of(field: Field, max_entries: int, max_work: int) -> list[int] | None:
     return order
 
 
+def thin(field: Field, max_entries: int, max_work: int) -> tuple[Field, list[int]]:
+    """Return a field of costs >= 0 without its weakest tables, so that it can be eliminated, and the order.
+
+    Dropping a table of costs >= 0 keeps every bound a bound. A spanning forest of the strongest always stays.
+    """
+    strength = {pair: float(np.minimum(table, 1e300).mean()) for pair, table in field.tables.items()}
+    root = list(range(len(field.unary)))
+
+    def find(v: int) -> int:
+        while root[v] != v:
+            root[v] = root[root[v]]
+            v = root[v]
+        return v
+
+    forest: list[tuple[int, int]] = []
+    others: list[tuple[int, int]] = []
+    for a, b in sorted(field.tables, key=lambda pair: -strength[pair]):
+        if find(a) != find(b):
+            root[find(a)] = find(b)
+            forest.append((a, b))
+        else:
+            others.append((a, b))
+
+    def trial(count: int) -> tuple[Field, list[int] | None]:
+        kept = forest + others[:count]
+        part = Field(field.unary, {pair: field.tables[pair] for pair in kept}, constant=field.constant)
+        return part, order_of(part, max_entries, max_work)
+
+    low, high = 0, len(others) + 1
+    best, order = trial(0)
+    while high - low > 1:
+        middle = (low + high) // 2
+        part, found = trial(middle)
+        if found is None:
+            high = middle
+        else:
+            low, best, order = middle, part, found
+    return best, order if order is not None else [v for v, u in enumerate(field.unary) if len(u)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
     """What the elimination of one node left: `total` has the axes `(*scope, node)`."""

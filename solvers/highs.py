@@ -26,8 +26,14 @@ class HighsSolver(MipSolver):
         return run(program, whole, budget)
 
 
-def run(program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
+def run(program: LinearProgram, whole: bool, budget: Budget, ceiling: float = math.inf) -> Outcome:
     """Solve the relaxation, or the whole-number program.
+
+    Args:
+        program: What to solve.
+        whole: Whether labels must be whole.
+        budget: Time.
+        ceiling: Solutions that cost more need not be found; the bound is then infinite, and true up to the ceiling.
 
     Raises:
         SolverError: If HiGHS refuses the program.
@@ -51,12 +57,14 @@ def run(program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
     if whole:
         highs.setOptionValue("mip_rel_gap", OPTIMALITY_TOLERANCE / 4)
         kinds = [highspy.HighsVarType.kInteger] * program.num_labels
+        if math.isfinite(ceiling):
+            highs.setOptionValue("objective_bound", (ceiling - program.constant) / program.scale * (1 + 1e-9))
         model.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (num_columns - program.num_labels)
     if highs.passModel(model) == highspy.HighsStatus.kError:
         raise SolverError("HiGHS refused the linear program")
     highs.run()
     status = highs.getModelStatus()
-    if status == highspy.HighsModelStatus.kInfeasible:
+    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound):
         return Outcome(True, None, math.inf)
     finished = status == highspy.HighsModelStatus.kOptimal
     solution = highs.getSolution()
@@ -67,4 +75,5 @@ def run(program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
         return Outcome(finished, np.array(solution.col_value) if found else None, bound)
     if not finished:
         return Outcome(False, None, -math.inf)
-    return Outcome(True, np.array(solution.col_value), program.dual_bound(np.array(solution.row_dual)))
+    duals = np.array(solution.row_dual)
+    return Outcome(True, np.array(solution.col_value), program.dual_bound(duals), duals)

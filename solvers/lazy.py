@@ -22,11 +22,13 @@ class Outcome:
         finished: Whether it solved the program, or proved that it has no solution; false if it hit a limit.
         solution: Value per column, None if it has none.
         bound: Lower bound in problem units; infinity if there is no solution.
+        duals: Multiplier per row of a relaxation; None if the code did not give them.
     """
 
     finished: bool
     solution: Floats | None
     bound: float
+    duals: Floats | None = None
 
 
 Code = Callable[[LinearProgram, bool, Budget], Outcome]
@@ -81,6 +83,7 @@ def minimise(
     *,
     relax: bool = True,
     report: Callable[[float], None] | None = None,
+    broken_before: set[int] | None = None,
 ) -> list[int] | None:
     """Minimise a field under limits.
 
@@ -92,13 +95,15 @@ def minimise(
         offer: Called with labels that satisfy the field; says whether they fit.
         relax: Whether to branch only once the relaxation is fractional.
         report: Takes the bounds; by default the budget does.
+        broken_before: Times whose limits are in the program from the start; those found broken are added.
 
     Returns:
         Labels that are optimal for the field under the limits, None if none were found and proven.
     """
     report = report or budget.raise_bound
     plain = linear_program(field, scale_of(field))
-    rows: list[int] = []
+    before = set() if broken_before is None else broken_before
+    rows = [t for t, time in enumerate(memory.times.tolist()) if time in before]
     whole = not relax
     while not budget.spent():
         outcome = code(plain.with_rows(memory, rows), whole, budget)
@@ -115,11 +120,31 @@ def minimise(
         broken = [t for t in memory.peaks(profile, 8) if t not in rows]
         if broken:
             rows += broken
+            before |= set(memory.times[broken].tolist())
         elif whole:
             return None  # the choice keeps the limits to the code's tolerance only, so it was refused
         else:
             whole = True
     return None
+
+
+def relax(
+    field: Field, memory: Memory, budget: Budget, code: Code, broken_before: set[int]
+) -> tuple[LinearProgram, Outcome]:
+    """Return the relaxation with every limit it breaks added, and its last outcome; see `minimise` for `broken_before`."""
+    plain = linear_program(field, scale_of(field))
+    rows = [t for t, time in enumerate(memory.times.tolist()) if time in broken_before]
+    while True:
+        program = plain.with_rows(memory, rows)
+        outcome = code(program, False, budget)
+        if outcome.solution is None or not outcome.finished:
+            return program, outcome
+        profile = _fractional_profile(plain, memory, outcome.solution)
+        broken = [t for t in memory.peaks(profile, 8) if t not in rows]
+        if not broken:
+            return program, outcome
+        rows += broken
+        broken_before |= set(memory.times[broken].tolist())
 
 
 def _fractional_profile(program: LinearProgram, memory: Memory, solution: Floats) -> Floats:

@@ -16,6 +16,7 @@ class Memory:
     Segment t is one of `num_rows`; usage u covers the segments `first[u] <= t < last[u]`.
 
     Attributes:
+        times: Per segment its start, shape (num_rows,).
         limits: Per segment its limit, shape (num_rows,); below 0 once more than the problem's limit is used whatever is chosen.
         scales: Per segment the unit to measure excess in, shape (num_rows,), above 0.
         nodes: Per usage its node, shape (num_usages,).
@@ -24,6 +25,7 @@ class Memory:
         amounts: Per usage the use of each label of its node.
     """
 
+    times: Ints
     limits: Floats
     scales: Floats
     nodes: Ints
@@ -39,7 +41,8 @@ class Memory:
     @classmethod
     def unlimited(cls) -> "Memory":
         """Return no rows at all."""
-        return cls(np.zeros(0), np.zeros(0), *(np.zeros(0, np.int64) for _ in range(3)), ())
+        none = np.zeros(0, np.int64)
+        return cls(none, np.zeros(0), np.zeros(0), none, none, none, ())
 
     @classmethod
     def of(cls, problem: Problem, labels: Sequence[Ints]) -> "Memory":
@@ -75,6 +78,7 @@ class Memory:
         first, last = number[first], number[last]
         active = np.flatnonzero(first < last)
         return cls(
+            times[keep],
             bound[keep],
             np.where(bound[keep] > 0, bound[keep], 1.0),
             np.array([usages[u].node for u in active], np.int64),
@@ -131,7 +135,13 @@ class Memory:
         varying = [(u, amounts) for u, amounts in varying if first[u] < last[u]]
         index = np.array([u for u, _ in varying], np.int64)
         return Memory(
-            limits[keep], self.scales[keep], self.nodes[index], first[index], last[index], tuple(amounts for _, amounts in varying)
+            self.times[keep],
+            limits[keep],
+            self.scales[keep],
+            self.nodes[index],
+            first[index],
+            last[index],
+            tuple(amounts for _, amounts in varying),
         )
 
     def peaks(self, profile: Floats, count: int) -> list[int]:

@@ -8,7 +8,7 @@ Labels whose rows (columns) of a table differ by a constant form one class: the 
 relaxation exactly as tight as one y per pair of labels and is what makes it small. Forbidden pairs have no y.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,23 @@ from numpy.typing import NDArray
 
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.memory import Memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairColumns:
+    """Where the columns of a pair are.
+
+    Attributes:
+        nodes: The pair.
+        columns: Column of each pair of classes, -1 if forbidden, shape (classes of the first node, classes of the second).
+        first_class: Class of each label of the first node.
+        second_class: Class of each label of the second node.
+    """
+
+    nodes: tuple[int, int]
+    columns: Ints
+    first_class: Ints
+    second_class: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +50,8 @@ class LinearProgram:
         values: Value of each entry.
         constant: Added to the objective, in problem units.
         scale: Problem units per unit of `cost`.
+        pairs: Where the pair columns are.
+        limits: Segments of the memory rows, which are the last rows.
     """
 
     cost: Floats
@@ -45,6 +64,8 @@ class LinearProgram:
     values: Floats
     constant: float
     scale: float
+    pairs: tuple[PairColumns, ...]
+    limits: tuple[int, ...] = ()
 
     def labels(self, solution: Floats) -> tuple[list[int], bool]:
         """Return the largest label of each node in a solution, and whether the solution was integral."""
@@ -60,26 +81,44 @@ class LinearProgram:
             chosen.append(label)
         return chosen, integral
 
-    def columns_of(self, choice: Iterable[int]) -> Ints:
-        """Return the label columns of a choice."""
-        used = np.diff(self.offsets) > 0
-        return (self.offsets[:-1] + np.fromiter(choice, np.int64))[used]
-
     def dual_bound(self, duals: Floats) -> float:
         """Return the Lagrangian bound of row multipliers, in problem units: a true bound whatever their quality.
 
         Rows `<=` take multipliers <= 0. Each node's labels sum to 1, so their least reduced cost counts; pairs count if negative.
         """
-        free = np.where(np.isneginf(self.row_lower), np.minimum(duals, 0.0), duals)
-        rows = np.repeat(np.arange(len(free)), np.diff(self.starts))
-        reduced = self.cost - np.bincount(self.columns, self.values * free[rows], minlength=len(self.cost))
+        free, reduced = self._reduced(duals)
         total = float(free @ self.row_upper) + float(np.minimum(reduced[self.num_labels :], 0.0).sum())
         firsts = self.offsets[:-1][np.diff(self.offsets) > 0]
         if len(firsts):
             total += float(np.minimum.reduceat(reduced[: self.num_labels], firsts).sum())
         return total * self.scale + self.constant
 
-    def with_rows(self, memory: Memory, rows: Iterable[int]) -> "LinearProgram":
+    def residual(self, duals: Floats) -> Field:
+        """Return what every label and pair costs above `dual_bound`, as a field of costs >= 0: with limits priced in, a choice that keeps
+        them costs at least `dual_bound` plus its cost in this field.
+        """
+        reduced = self._reduced(duals)[1] * self.scale
+        unary = []
+        for first, last in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True):
+            part = reduced[first:last]
+            unary.append(part - part.min() if len(part) else part)
+        above = np.append(np.maximum(reduced, 0.0), np.inf)  # column -1 is a forbidden pair
+        result = Field(unary)
+        for pair in self.pairs:
+            result.add(*pair.nodes, above[pair.columns][np.ix_(pair.first_class, pair.second_class)])
+        return result
+
+    def _reduced(self, duals: Floats) -> tuple[Floats, Floats]:
+        """Return the multipliers with their signs right, and the reduced cost per column."""
+        free = np.where(np.isneginf(self.row_lower), np.minimum(duals, 0.0), duals)
+        rows = np.repeat(np.arange(len(free)), np.diff(self.starts))
+        return free, self.cost - np.bincount(self.columns, self.values * free[rows], minlength=len(self.cost))
+
+    def prices(self, duals: Floats) -> Floats:
+        """Return the cost of one scale of use in each segment of `limits`."""
+        return np.maximum(-duals[len(duals) - len(self.limits) :], 0.0) * self.scale
+
+    def with_rows(self, memory: Memory, rows: Sequence[int]) -> "LinearProgram":
         """Return the program with the limit of each segment in `rows` added, in units of its scale."""
         starts, columns, values, upper = [self.starts], [self.columns], [self.values], []
         end = int(self.starts[-1])
@@ -101,6 +140,8 @@ class LinearProgram:
             np.concatenate(values),
             self.constant,
             self.scale,
+            self.pairs,
+            (*self.limits, *rows),
         )
 
     def memory_row(self, memory: Memory, t: int) -> tuple[NDArray[np.int32], Floats]:
@@ -122,6 +163,7 @@ def linear_program(field: Field, scale: float) -> LinearProgram:
     columns: list[Ints] = []
     values: list[Floats] = []
     pair_costs: list[Floats] = []
+    pairs: list[PairColumns] = []
     first_row = first_column = 0
     for i, u in enumerate(unary):
         if len(u):
@@ -152,6 +194,9 @@ def linear_program(field: Field, scale: float) -> LinearProgram:
         ones = np.ones(len(p))
         values += [ones, -np.ones(len(class_a)), ones, -np.ones(len(class_b))]
         pair_costs.append(small[p, q])
+        place = np.full(small.shape, -1)
+        place[p, q] = y
+        pairs.append(PairColumns((a, b), place, class_a, class_b))
         first_column += len(p)
         first_row += num_p + num_q
     row = np.concatenate(rows) if rows else np.zeros(0, np.int64)
@@ -169,6 +214,7 @@ def linear_program(field: Field, scale: float) -> LinearProgram:
         np.concatenate(values)[order] if values else np.zeros(0),
         field.constant,
         scale,
+        tuple(pairs),
     )
 
 

@@ -38,10 +38,10 @@ def price_limits(
     memory: Memory,
     budget: Budget,
     highest_cost: float,
-    visit: Callable[[list[int], Floats], None],
+    visit: Callable[[list[int]], None],
     *,
     max_rounds: int = 60,
-    tolerance: float = 1e-5,
+    tolerance: float = 0.02,
 ) -> Priced:
     """Maximise L.
 
@@ -50,9 +50,9 @@ def price_limits(
         memory: The limits.
         budget: Time and targets.
         highest_cost: No permitted choice costs more; a bound above it proves that nothing fits.
-        visit: Called with every minimiser and its prices.
+        visit: Called with every minimiser.
         max_rounds: Calls of the oracle at most.
-        tolerance: Stop when the cuts show that L cannot rise by more than this, relative.
+        tolerance: Stop when the cuts show that L cannot rise by more than this part of what is between L and the incumbent.
     """
     scales = memory.scales
     cuts: list[tuple[float, Floats]] = []
@@ -73,7 +73,7 @@ def price_limits(
         if bound > best.bound:
             best, best_prices = Priced(query / scales, bound), query
             budget.raise_bound(bound, EXACT)
-        visit(labels, query / scales)
+        visit(labels)
         cuts.append((cost, excess))
         active += [t for t in memory.peaks(profile, 4) if t not in active]
         if bound > highest_cost:
@@ -88,7 +88,8 @@ def price_limits(
             highest_price *= 10  # even there use is not dear enough
             target, top = _highest(cuts, active, highest_price)
         at_ceiling = bool((target >= 0.999 * highest_price).any())
-        if top - best.bound <= tolerance * max(abs(top), abs(best.bound)):
+        room = min(budget.upper - best.bound, abs(top))
+        if top - best.bound <= tolerance * room:
             break
         query = target if at_ceiling or len(active) == 1 else 0.6 * target + 0.4 * best_prices
     return best

@@ -1,8 +1,9 @@
 """Folding: one copy of every distinct block.
 
-A graph whose forward is a chain of blocks is described by its distinct blocks (*kinds*), how often each occurs and how values pass between
-them. Position j of one instance corresponds to position j of every other instance of the kind, so that one strategy per (kind, position)
-decides for the whole model. Restricting all instances of a kind to one strategy is part of the declared space.
+A graph whose forward is a chain of blocks is described by its distinct blocks (*kinds*), how often each occurs and how
+values pass between them. Position j of one instance corresponds to position j of every other instance of the kind, so
+that one strategy per (kind, position) decides for the whole model. Restricting all instances of a kind to one strategy
+is part of the declared space.
 """
 
 from collections.abc import Mapping, Set
@@ -25,7 +26,10 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Where a value comes from: output `slot` of op `position` of a kind, or the parameter first used as input `slot` of that op."""
+    """Where a value comes from.
+
+    Output `slot` of op `position` of a kind, or the parameter first used as input `slot` of that op.
+    """
 
     source: Source
     kind: int
@@ -44,7 +48,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A producer and a consumer that meet `count` times in the unfolded graph; `crossing` if they lie in different blocks."""
+    """A producer and a consumer that meet `count` times in the unfolded graph; `crossing` if in different blocks."""
 
     producer: Producer
     consumer: Consumer
@@ -54,7 +58,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a kind: its value in the representative instance, and how many parameters of the model it stands for."""
+    """A parameter of a kind: its value in the representative, and how many parameters of the model it stands for."""
 
     producer: Producer
     value: Value
@@ -69,7 +73,8 @@ class Arrival:
         value: Its name in the representative.
         uses: Where the block uses it.
         saved: Whether the block's backward needs a value of its forward.
-        producers: What it is in the unfolded graph, with counts; more than one if the first instance differs from the others.
+        producers: What it is in the unfolded graph, with counts; more than one if the first instance differs from the
+            others.
     """
 
     value: str
@@ -89,8 +94,8 @@ class BlockKind:
         ops: Ops of the representative in program order.
         saved: Per op, per output: whether the backward pass of the same block needs the value (or a view of it).
         arrivals: Values that come from other blocks, in order of first use, each with its uses in this block.
-        last_use: Per op, per output: position after the last op of the instance that reads the value or a view of it; the end of the phase
-            if another block reads it; the op's own position plus one if nobody does.
+        last_use: Per op, per output: position after the last op of the instance that reads the value or a view of it;
+            the end of the phase if another block reads it; the op's own position plus one if nobody does.
     """
 
     id: int
@@ -142,7 +147,8 @@ class Folded:
 def fold(graph: Graph) -> Folded:
     """Fold a graph in which blocks have been found.
 
-    Free values (data, constants, buffers) have no producer and thus no uses: data loaders can deliver any shard and buffers are replicated.
+    Free values (data, constants, buffers) have no producer and thus no uses: data loaders can deliver any shard and
+    buffers are replicated.
     """
     chain = tuple(block_kinds(graph))
     members: list[list[Op]] = [[] for _ in chain]
@@ -199,7 +205,9 @@ def fold(graph: Graph) -> Folded:
         chain=chain,
         kinds=tuple(kinds),
         parameters=tuple(Parameter(producer, graph.values[name], count) for producer, (name, count) in owners.items()),
-        uses=tuple(Use(producer, consumer, count, crossing) for (producer, consumer), (count, crossing) in uses.items()),
+        uses=tuple(
+            Use(producer, consumer, count, crossing) for (producer, consumer), (count, crossing) in uses.items()
+        ),
         free=frozenset(graph.inputs) | frozenset(graph.constants) | frozenset(sizes),
         buffer_bytes=float(sum(value.size * 2 if value.is_float else value.size * 8 for value in sizes.values())),
         by_value={name: producer for name, (_, producer) in produced.items()},
@@ -212,7 +220,9 @@ def _lifetimes(
 ) -> tuple[tuple[tuple[bool, ...], ...], tuple[tuple[int, ...], ...]]:
     """Return `saved` and `last_use` of a representative instance."""
     position = {op.name: index for index, op in enumerate(ops)}
-    phase_end = {phase: max((i + 1 for i, op in enumerate(ops) if _group(op) == phase), default=0) for phase in range(3)}
+    phase_end = {
+        phase: max((i + 1 for i, op in enumerate(ops) if _group(op) == phase), default=0) for phase in range(3)
+    }
     saved: list[tuple[bool, ...]] = []
     last_use: list[tuple[int, ...]] = []
     for index, op in enumerate(ops):
@@ -240,7 +250,7 @@ def _arrivals(
     uses: Mapping[tuple[Producer, Consumer], tuple[int, bool]],
     activations: Set[str],
 ) -> tuple[Arrival, ...]:
-    """Return the values a representative instance takes from other blocks. Parameters are none: they are resident where they are used."""
+    """Return the values a representative takes from other blocks; no parameters, which are resident where used."""
     incoming: dict[str, list[Consumer]] = {}
     for position, op in enumerate(ops):
         for slot, name in enumerate(op.inputs):

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.discover import Rule
+from autopar.discover import Rule, Scaled, Strategy
 from autopar.ir.graph import Graph, Op
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard
 
@@ -61,17 +61,25 @@ class Options:
         outputs: Per output: (S,) placement numbers; None for an unwanted one.
         local_inputs: Per input: (S, rank) local shapes; None for an absent one.
         local_outputs: Per output: (S, rank) local shapes; None for an unwanted one.
+        on_one_axis: The strategies on a single axis that are combined.
+        combined: (S, axes) index into `on_one_axis` per mesh axis.
     """
 
     inputs: tuple[IntArray | None, ...]
     outputs: tuple[IntArray | None, ...]
     local_inputs: tuple[IntArray | None, ...]
     local_outputs: tuple[IntArray | None, ...]
+    on_one_axis: tuple[Strategy, ...]
+    combined: IntArray
 
     @property
     def count(self) -> int:
         """Number of strategies."""
-        return next(len(array) for array in self.local_outputs if array is not None)
+        return len(self.combined)
+
+    def by_axis(self, strategy: int) -> tuple[Strategy, ...]:
+        """Return what a strategy does on each mesh axis."""
+        return tuple(self.on_one_axis[index] for index in self.combined[strategy])
 
     def select(self, keep: NDArray[np.bool_] | IntArray) -> "Options":
         """Return the options with these strategies only."""
@@ -79,21 +87,29 @@ class Options:
         def pick(arrays: tuple[IntArray | None, ...]) -> tuple[IntArray | None, ...]:
             return tuple(None if array is None else array[keep] for array in arrays)
 
-        return Options(pick(self.inputs), pick(self.outputs), pick(self.local_inputs), pick(self.local_outputs))
+        return Options(
+            pick(self.inputs),
+            pick(self.outputs),
+            pick(self.local_inputs),
+            pick(self.local_outputs),
+            self.on_one_axis,
+            self.combined[keep],
+        )
 
 
 def options(graph: Graph, op: Op, rule: Rule, mesh: Mesh, free: frozenset[str]) -> Options:
-    """Return the strategies of `op` whose shards divide evenly.
+    """Return the strategies of `op` whose shards, and the numbers they divide, divide evenly.
 
     Strategies that place every tensor alike are listed once.
     """
     names = (*op.inputs, *op.outputs)
     shapes = [graph.values[name].shape if name else () for name in names]
     offsets = np.cumsum([0, *(len(shape) for shape in shapes)])
-    per_axis = []
+    on_one_axis, per_axis = [], []
     for strategy in rule.strategies:
         digits = [encode(placement) for placement in (*strategy.inputs, *strategy.outputs)]
         if None not in digits:
+            on_one_axis.append(strategy)
             per_axis.append(digits)
     codes = np.array(per_axis, dtype=np.int64)  # (strategies on one axis, tensors)
 
@@ -107,7 +123,7 @@ def options(graph: Graph, op: Op, rule: Rule, mesh: Mesh, free: frozenset[str]) 
                 sharded = digits_SAT[:, axis_index, tensor] == 2 + dim
                 divisors_SD[sharded, offsets[tensor] + dim] *= axis.size
     sizes_D = np.array([size for shape in shapes for size in shape], dtype=np.int64)
-    valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1)
+    valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1) & _divides_numbers(graph, op, on_one_axis, combos, mesh)
 
     numbers_ST = np.zeros((len(combos), len(names)), dtype=np.int64)
     for tensor, shape in enumerate(shapes):
@@ -125,7 +141,36 @@ def options(graph: Graph, op: Op, rule: Rule, mesh: Mesh, free: frozenset[str]) 
         local.append(local_SD[:, offsets[tensor] : offsets[tensor + 1]] if name else None)
         placed.append(numbers_ST[:, tensor] if name and name not in free else None)
     split = len(op.inputs)
-    return Options(tuple(placed[:split]), tuple(placed[split:]), tuple(local[:split]), tuple(local[split:]))
+    return Options(
+        tuple(placed[:split]),
+        tuple(placed[split:]),
+        tuple(local[:split]),
+        tuple(local[split:]),
+        tuple(on_one_axis),
+        combos[kept],
+    )
+
+
+def _divides_numbers(
+    graph: Graph, op: Op, on_one_axis: Sequence[Strategy], combos: IntArray, mesh: Mesh
+) -> NDArray[np.bool_]:
+    """Return for each combination (S, axes) whether the numbers inside the op that it divides are divisible."""
+    valid = np.ones(len(combos), dtype=bool)
+    for number in dict.fromkeys(scaled for strategy in on_one_axis for scaled in strategy.scaled):
+        divides = np.array([number in strategy.scaled for strategy in on_one_axis])
+        divisors = np.where(divides[combos], np.array(mesh.shape, dtype=np.int64), 1).prod(axis=1)
+        valid &= _number(graph, op, number) % divisors == 0
+    return valid
+
+
+def _number(graph: Graph, op: Op, number: Scaled) -> int:
+    """Return a number inside an op."""
+    if isinstance(number.source, int):
+        return int(graph.constants[op.inputs[number.source]].reshape(-1)[number.entry])
+    value = op.attr(number.source)
+    entry = value[number.entry] if isinstance(value, tuple) else value
+    assert isinstance(entry, int), f"{number} of {op.name} is no integer"
+    return entry
 
 
 def all_placements(shape: Sequence[int], mesh: Mesh, *, partial: bool) -> IntArray:

@@ -1,9 +1,10 @@
 """What people do by hand, as restrictions of the placement problem: the points of a grid search.
 
-A recipe gives each mesh axis a task. On a *data* axis every value is split along the batch, parameters are copied and gradients summed; with ZeRO-1
-the update is split. On a *tensor* axis (Megatron-LM) the parameters of repeated blocks are split where they are used, values between blocks are copied
-or, with sequence parallelism, split along the sequence, and nothing is split along the batch. What a recipe leaves open (which matrix by rows,
-which by columns) is for the solver to complete.
+A recipe gives each mesh axis a task. On a *data* axis every value is split along the batch, parameters are copied and
+gradients summed; with ZeRO-1 the update is split. On a *tensor* axis (Megatron-LM) the parameters of repeated blocks
+are split where they are used, values between blocks are copied or, with sequence parallelism, split along the sequence,
+and nothing is split along the batch. What a recipe leaves open (which matrix by rows, which by columns) is for the
+solver to complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,18 +88,22 @@ def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
         frozenset(state.input for state in states if state.role is Role.PARAMETER),
         frozenset(name for s in states if s.role is Role.GRADIENT for name in (s.input, s.output)),
     )
-    made = []
-    for axes in tasks:
-        allowed = []
-        for node in tables.nodes:
+    places = {place for axes in tasks for place in enumerate(axes)}
+    allowed: list[list[tuple[int, ...]]] = [[] for _ in tasks]
+    for node in tables.nodes:
+        wanted = {
+            (axis, task): _data(facts, node, axis, task) if isinstance(task, Data) else _tensor(facts, node, axis, task)
+            for axis, task in places
+        }
+        for axes, strategies in zip(tasks, allowed, strict=True):
             mask = np.ones(node.count, dtype=bool)
-            for axis, task in enumerate(axes):
-                wanted = _data(facts, node, axis, task) if isinstance(task, Data) else _tensor(facts, node, axis, task)
-                if (mask & wanted).any():  # a node that cannot follow stays free on this axis
-                    mask &= wanted
-            allowed.append(tuple(int(i) for i in np.flatnonzero(mask)))
-        made.append(Recipe(" × ".join(map(str, axes)), tuple(allowed)))
-    return tuple(made)
+            for place in enumerate(axes):
+                if (mask & wanted[place]).any():  # a node that cannot follow stays free on this axis
+                    mask &= wanted[place]
+            strategies.append(tuple(np.flatnonzero(mask).tolist()))
+    return tuple(
+        Recipe(" × ".join(map(str, axes)), tuple(strategies)) for axes, strategies in zip(tasks, allowed, strict=True)
+    )
 
 
 def _digits(numbers: NDArray[np.int64], rank: int, axis: int, num_axes: int) -> NDArray[np.int64]:
@@ -111,7 +116,8 @@ def _tensors(tables: Tables, node: Node, axis: int) -> Sequence[tuple[str, NDArr
     """Return (name, code on the axis per strategy, is output) of everything a node places."""
     num_axes = len(tables.mesh.axes)
     if node.options is None:
-        assert node.value is not None and node.placements is not None
+        assert node.value is not None, node.name
+        assert node.placements is not None, node.name
         return [(node.value.name, _digits(node.placements, len(node.value.shape), axis, num_axes), True)]
     op = tables.folded.kinds[node.kind].ops[node.position]
     values = tables.folded.graph.values

@@ -1,22 +1,24 @@
 """From the seconds of blocks to the seconds of a step, and to the problem a solver sees.
 
-With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s), g_s its gradient traffic per
-microbatch, r_s its gradient reduction per step, u_s its update, h the seconds of one hop between stages, p stages and m microbatches:
+With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s), g_s its
+gradient traffic per microbatch, r_s its gradient reduction per step, u_s its update, h the seconds of one hop between
+stages, p stages and m microbatches:
 
     t_s    = max(f_s + b_s, g_s)                      gradient traffic runs beside compute
     flow   = sum_s t_s + (m - 1) max_s t_s + 2 (p - 1) h
     tail_s = max(0, r_s + g_s - b_s) + u_s            what the last backward does not hide, and the update
     step   = max_s (flow - sum_{q<s} b_q - s h + tail_s)
 
-Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event simulator computes the same
-quantities from the lowered program by events; the formula is what the solver minimises and its error against the simulator is reported.
+Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event
+simulator computes the same quantities from the lowered program by events; the formula is what the solver minimises and
+its error against the simulator is reported.
 
-Lower bound on `step` over all splits into stages: max_s t_s >= mean_s t_s, and tail_0 >= max(0, r_0 - b_0) when there is one stage. Both are
-linear in the seconds of blocks, which makes the best choice of strategies a `Problem`.
+Lower bound on `step` over all splits into stages: max_s t_s >= mean_s t_s, and tail_0 >= max(0, r_0 - b_0) when there
+is one stage. Both are linear in the seconds of blocks, which makes the best choice of strategies a `Problem`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,9 +113,7 @@ class StepTime:
     stage_seconds: FloatArray
 
 
-def step_time(
-    totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float
-) -> StepTime:
+def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float) -> StepTime:
     """Return the step time of blocks split into stages.
 
     Args:
@@ -145,26 +145,35 @@ def best_split(
 ) -> tuple[Split, StepTime] | None:
     """Return the split into stages with the least step time whose stages all fit, or None.
 
-    Exact over the sum of stage times for every bound on the slowest stage that is tried: first the least possible slowest stage, then looser
-    ones as long as they can pay. Recompute (none or full) is chosen per stage: a stage recomputes only if it does not fit otherwise.
+    Recompute (none or full) is chosen per stage: a stage recomputes only if it does not fit otherwise. Among those
+    splits the best is found exactly if gradient traffic hides behind compute (g_s <= f_s + b_s); where it does not, the
+    split minimises a slightly smaller step time, in which such a stage delays only the stages after it by its forward.
+
+    For a cap T on the slowest stage the rest of the formula is a dynamic program over stages: with A_s the forward
+    seconds of the stages before s, its state is the latest end so far,
+
+        end_{s+1} = max(end_s + t_s, A_s - s h + t_s + tail_s)    as t_q - b_q = f_q with and without recompute,
+
+    so that step = end_p + (m - 1) T + 2 (p - 1) h. Caps are tried in ascending order until (m - 1) T alone is too much.
     """
-    num_blocks, num_stages = len(chain), pipeline.num_stages
-    if num_stages > num_blocks:
+    if pipeline.num_stages > len(chain):
         return None
-    seconds, recompute = _stage_options(totals, memory, chain, pipeline, limit)
-    bottleneck = _dynamic_program(seconds, num_stages, np.maximum)
-    if not np.isfinite(bottleneck[0]):
+    stages = _stage_options(totals, memory, chain, pipeline, limit)
+    slowest = _dynamic_program(stages.seconds, np.maximum)
+    if not np.isfinite(slowest):
         return None
-    candidates = np.unique(seconds[np.isfinite(seconds)])
-    candidates = candidates[candidates >= bottleneck[0] * (1 - 1e-12)]
     best: tuple[Split, StepTime] | None = None
-    for cap in candidates[:: max(1, len(candidates) // 8)][:8]:
-        if best is not None and cap * (pipeline.num_microbatches - 1) >= best[1].seconds:
+    follow = pipeline.num_microbatches - 1
+    hops = (2 if stages.trains else 1) * (pipeline.num_stages - 1) * hop
+    least, ranges = _earliest_end(stages, np.inf, hop)
+    caps = stages.seconds[np.isfinite(stages.seconds) & (stages.seconds >= slowest * (1 - 1e-12))]
+    for cap in [np.inf] if follow == 0 else _distinct(caps):
+        # No split with a slowest stage of at least `cap` is better than this.
+        if best is not None and follow and follow * cap + least + hops >= best[1].seconds * (1 - 1e-9):
             break
-        total, ranges = _dynamic_program(np.where(seconds <= cap, seconds, np.inf), num_stages, np.add)
-        if not np.isfinite(total):
-            continue
-        redo = tuple(bool(recompute[s, a, b]) for s, (a, b) in enumerate(ranges))
+        if np.isfinite(cap):
+            _, ranges = _earliest_end(stages, cap * (1 + 1e-9), hop)
+        redo = tuple(bool(stages.recompute[s, a, b]) for s, (a, b) in enumerate(ranges))
         split = Split(ranges, redo)
         time = step_time(totals, chain, pipeline, split, hop)
         if best is None or time.seconds < best[1].seconds:
@@ -172,17 +181,45 @@ def best_split(
     return best
 
 
+def _distinct(values: FloatArray) -> FloatArray:
+    """Return the values in ascending order, one of each that differ by rounding only: sums of equal blocks do."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], np.diff(ordered) > 1e-9 * ordered[1:]])]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StageOptions:
+    """What stages can hold; (stages, blocks, blocks + 1) arrays: stage s with blocks a to b.
+
+    Attributes:
+        seconds: t_s, infinity if it cannot fit.
+        tails: tail_s.
+        recompute: Whether it has to recompute.
+        before: (blocks + 1,) forward seconds of the blocks before a.
+        trains: Whether there are backward passes.
+    """
+
+    seconds: FloatArray
+    tails: FloatArray
+    recompute: NDArray[np.bool_]
+    before: FloatArray
+    trains: bool
+
+
 def _stage_options(
     totals: FloatArray, memory: BlockBytes, chain: Sequence[int], pipeline: Pipeline, limit: float
-) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return seconds of stage s holding blocks a to b (infinity if it cannot fit) and whether it recomputes, (stages, blocks, blocks + 1)."""
+) -> _StageOptions:
+    """Return seconds, tail and need of recompute for every stage and every range of blocks."""
     num_blocks, num_stages = len(chain), pipeline.num_stages
     index = np.asarray(chain)
     sums = np.concatenate([np.zeros((1, totals.shape[1])), np.cumsum(totals[index], axis=0)])
     spans = sums[None, :, :] - sums[:-1, None, :]  # [a, b]: blocks a to b
-    forward, backward = spans[..., Slot.FORWARD], spans[..., Slot.BACKWARD]
-    plain = np.maximum(forward + backward, spans[..., Slot.GRADIENT])
-    redone = np.maximum(2 * forward + backward, spans[..., Slot.GRADIENT])
+    forward, backward, gradient = (spans[..., slot] for slot in (Slot.FORWARD, Slot.BACKWARD, Slot.GRADIENT))
+    plain = np.maximum(forward + backward, gradient)
+    redone = np.maximum(2 * forward + backward, gradient)
+    exposed = spans[..., Slot.REDUCE] + gradient - backward
+    plain_tail = np.maximum(0.0, exposed) + spans[..., Slot.UPDATE]
+    redone_tail = np.maximum(0.0, exposed - forward) + spans[..., Slot.UPDATE]
 
     def span(values: FloatArray) -> FloatArray:
         total = np.concatenate([[0.0], np.cumsum(values[index])])
@@ -207,30 +244,40 @@ def _stage_options(
         seconds[stage] = np.where(fits, plain, np.where(fits_redone, redone, np.inf))
         recompute[stage] = ~fits & fits_redone
         seconds[stage][empty] = np.inf
-    return seconds, recompute
+    return _StageOptions(
+        seconds, np.where(recompute, redone_tail, plain_tail), recompute, sums[:, Slot.FORWARD], trains
+    )
 
 
-def _dynamic_program(
-    seconds: FloatArray, num_stages: int, combine: np.ufunc
-) -> tuple[float, tuple[tuple[int, int], ...]]:
-    """Return the least combined seconds of a split of all blocks into exactly `num_stages` ranges, and the ranges."""
-    num_blocks = seconds.shape[1]
+def _dynamic_program(seconds: FloatArray, combine: np.ufunc) -> float:
+    """Return the least combined seconds of a split of all blocks into one range per stage."""
+    num_stages, num_blocks, _ = seconds.shape
     best = np.full(num_blocks + 1, np.inf)
     best[0] = 0.0
+    for stage in range(num_stages):
+        best = combine(best[:num_blocks, None], seconds[stage]).min(axis=0)
+    return float(best[num_blocks])
+
+
+def _earliest_end(stages: _StageOptions, cap: float, hop: float) -> tuple[float, tuple[tuple[int, int], ...]]:
+    """Return end_p of `best_split` and the ranges of blocks that reach it, with no stage slower than `cap`."""
+    num_stages, num_blocks, _ = stages.seconds.shape
+    end = np.full(num_blocks + 1, np.inf)
+    end[0] = 0.0
     cuts = []
     for stage in range(num_stages):
-        combined = combine(best[:num_blocks, None], seconds[stage])
-        cuts.append(combined.argmin(axis=0))
-        best = combined.min(axis=0)
-    end = num_blocks
-    if not np.isfinite(best[end]):
-        return float(best[end]), ()
+        seconds = np.where(stages.seconds[stage] <= cap, stages.seconds[stage], np.inf)
+        start = stages.before[:num_blocks] - (stage * hop if stages.trains else 0.0)
+        ends = np.maximum(end[:num_blocks, None] + seconds, start[:, None] + seconds + stages.tails[stage])
+        cuts.append(ends.argmin(axis=0))
+        end = ends.min(axis=0)
     ranges = []
+    stop = num_blocks
     for stage in reversed(range(num_stages)):
-        start = int(cuts[stage][end])
-        ranges.append((start, end))
-        end = start
-    return float(best[num_blocks]), tuple(reversed(ranges))
+        first = int(cuts[stage][stop])
+        ranges.append((first, stop))
+        stop = first
+    return float(end[num_blocks]), tuple(reversed(ranges))
 
 
 def model_flops(folded: Folded) -> float:
@@ -246,7 +293,7 @@ def model_flops(folded: Folded) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Times each slot of each kind counts in the objective, (kinds, slots), and whether the optimum is then a lower bound on `step`."""
+    """Times each slot of each kind counts, (kinds, slots), and whether the optimum is then a lower bound on `step`."""
 
     factors: FloatArray
     is_bound: bool
@@ -256,45 +303,51 @@ def weights(
     tables: Tables,
     pipeline: Pipeline,
     *,
-    recompute: bool,
+    recompute: bool | Sequence[bool],
     hidden: float,
     bounding: bool,
     slowest: Sequence[float] | None = None,
+    traffic_hidden: bool = True,
 ) -> Weights:
     """Return the weights that make the step time linear.
 
     Args:
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
-        recompute: Whether every stage runs its forward twice.
-        hidden: Multiplier in [0, 1] on `r - b`, the gradient reduction the last backward does not hide: any value gives a lower bound when
-            there is one stage, the best one closes the gap (Lagrange).
-        bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that make better plans.
-        slowest: Instances of each kind taken to be on the slowest stage; an even share of all if None. For a bound every split must have a stage
-            at least as slow (`busiest_share`).
+        recompute: Whether blocks run their forward twice, for all kinds or by kind.
+        hidden: Multiplier in [0, 1] on `r - b`, the gradient reduction the last backward does not hide: any value gives
+            a lower bound when there is one stage, the best one closes the gap (Lagrange).
+        bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that
+            make better plans.
+        slowest: Instances of each kind taken to be on the slowest stage; an even share of all if None. For a bound
+            every split must have a stage at least as slow (`busiest_share`).
+        traffic_hidden: Whether gradient traffic per microbatch is taken to hide behind compute, but for the last one;
+            else it is priced in full, which is no lower bound but keeps choices away from it.
     """
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
     num_stages, num_microbatches = pipeline.num_stages, pipeline.num_microbatches
     flow = counts + (num_microbatches - 1) * (counts / num_stages if slowest is None else np.asarray(slowest))
     share = counts / num_stages
+    redo = np.broadcast_to(np.asarray(recompute, dtype=np.float64), counts.shape)
     factors = np.zeros((len(counts), len(Slot)))
-    factors[:, Slot.FORWARD] = flow * (2 if recompute else 1)
+    factors[:, Slot.FORWARD] = flow * (1 + redo)
     factors[:, Slot.BACKWARD] = flow
     if num_stages == 1 or not bounding:
         factors[:, Slot.BACKWARD] -= hidden * share
-        if recompute:
-            factors[:, Slot.FORWARD] -= hidden * share
+        factors[:, Slot.FORWARD] -= hidden * share * redo
         factors[:, Slot.REDUCE] = hidden * share
         factors[:, Slot.UPDATE] = share
-        # Reduced gradients per microbatch only ever pay in memory; priced in full, they are used where memory asks for it.
+        factors[:, Slot.GRADIENT] = hidden * share
+    if not traffic_hidden:
         factors[:, Slot.GRADIENT] = flow
-    return Weights(factors, bounding and not recompute)
+    return Weights(factors, bounding and traffic_hidden)
 
 
 def busiest_share(tables: Tables, totals: FloatArray, num_stages: int) -> tuple[float, ...] | None:
-    """Return instances per kind that some stage of every split has at least in seconds, if that is more than an even share of all blocks.
+    """Return instances per kind that some stage of every split outweighs in seconds, if more than an even share.
 
-    Whatever the split, one stage holds the most expensive block whole, and one holds at least ceil(n / p) of the n instances of a kind.
+    Whatever the split, one stage holds the most expensive block whole, and one holds at least ceil(n / p) of the n
+    instances of a kind.
     """
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
     seconds = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
@@ -308,12 +361,74 @@ def busiest_share(tables: Tables, totals: FloatArray, num_stages: int) -> tuple[
     return tuple(float(s) for s in share)
 
 
-def least_bytes(tables: Tables, pipeline: Pipeline) -> tuple[float, float]:
-    """Return a lower bound on the peak bytes of the fullest stage, without and with recompute: every item at its smallest, stages even."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MeanBytes:
+    """Bytes of a mean stage: no split has all stages below it.
+
+    Stage s with n_s blocks and f_s microbatches in flight holds n_s (resident + f_s saved) and more. Weighting stages
+    by (1 / f_s) / H, H = sum 1 / f_s, the mean of saved activations is total / H for every split, that of resident
+    bytes at least total / (H max f).
+
+    Attributes:
+        factors: Per item of `Tables.bytes` its weight in the mean.
+        limit: Bytes the mean may reach.
+    """
+
+    factors: FloatArray
+    limit: float
+
+    def excess(self, tables: Tables, choice: Sequence[int]) -> float:
+        """Return by how many bytes the mean of a choice is over the limit; negative if it is under."""
+        used = sum(
+            factor * item.amounts[choice[item.node]]
+            for factor, item in zip(self.factors, tables.bytes, strict=True)
+            if factor
+        )
+        return float(used) - self.limit
+
+    def priced(self, instance: Problem, tables: Tables, price: float) -> Problem:
+        """Return the problem with every byte of the mean priced at `price` seconds."""
+        costs = [cost.copy() for cost in instance.node_costs]
+        for factor, item in zip(self.factors, tables.bytes, strict=True):
+            if factor:
+                costs[item.node] += price * factor * item.amounts
+        return replace(instance, node_costs=tuple(costs))
+
+
+def mean_bytes(tables: Tables, pipeline: Pipeline, limit: float, saves: Sequence[bool]) -> MeanBytes:
+    """Return the mean stage of a pipeline when kinds with `saves` keep all their activations and the others only what arrives."""
+    flying = np.array([pipeline.in_flight(stage) for stage in range(pipeline.num_stages)], dtype=np.float64)
+    harmonic = float((1 / flying).sum())
+    factors = np.zeros(len(tables.bytes))
+    for index, item in enumerate(tables.bytes):
+        count = tables.folded.kinds[item.kind].count
+        match item.memory:
+            case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
+                factors[index] = count / (harmonic * float(flying.max()))
+            case Memory.ARRIVED:
+                factors[index] = count / harmonic
+            case Memory.SAVED if saves[item.kind]:
+                factors[index] = count / harmonic
+    return MeanBytes(factors, limit - tables.folded.buffer_bytes)
+
+
+def least_bytes(
+    tables: Tables, pipeline: Pipeline, allowed: Sequence[Sequence[int]] | None = None
+) -> tuple[float, float]:
+    """Return a lower bound on the peak bytes of the fullest stage, without and with recompute.
+
+    Every item is taken at its smallest, and all stages at their mean.
+
+    Args:
+        tables: The decisions.
+        pipeline: Stages, microbatches, schedule.
+        allowed: Strategies per node that may be chosen; None for all.
+    """
     kinds = tables.folded.kinds
     resident, saved, arrived = 0.0, 0.0, 0.0
     for item in tables.bytes:
-        amount = float(item.amounts.min()) * kinds[item.kind].count / pipeline.num_stages
+        amounts = item.amounts if allowed is None else item.amounts[np.asarray(allowed[item.node])]
+        amount = float(amounts.min()) * kinds[item.kind].count / pipeline.num_stages
         match item.memory:
             case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
                 resident += amount
@@ -322,7 +437,8 @@ def least_bytes(tables: Tables, pipeline: Pipeline) -> tuple[float, float]:
             case Memory.ARRIVED:
                 saved += amount
                 arrived += amount
-    # The fullest stage holds at least the mean of all stages, and every stage at least the least number of microbatches.
+    # The fullest stage holds at least the mean of all stages, and every stage at least the least number of
+    # microbatches.
     least = min(pipeline.in_flight(stage) for stage in range(pipeline.num_stages))
     return resident + least * saved, resident + least * arrived
 
@@ -359,13 +475,11 @@ def problem(
 ) -> Problem:
     """Return the placement problem: weighted seconds, and the memory of every stage in `mixes` under `limit` bytes.
 
-    Time runs through the ops of every kind of every stage in turn: persistent tensors and saved activations take memory throughout their
-    stage, transient values while the ops that need them run.
+    Time runs through the ops of every kind of every stage in turn: persistent tensors and saved activations take memory
+    throughout their stage, transient values while the ops that need them run.
     """
     factors = weighting.factors
-    node_costs = [
-        np.maximum(0.0, factors[node.kind, node.slot]) * node.share * node.seconds for node in tables.nodes
-    ]
+    node_costs = [np.maximum(0.0, factors[node.kind, node.slot]) * node.share * node.seconds for node in tables.nodes]
     edges = []
     for edge in tables.edges:
         weight = max(0.0, factors[edge.kind, edge.slot]) * edge.share

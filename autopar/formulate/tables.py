@@ -1,8 +1,9 @@
 """Decisions and costs of one folded graph on one mesh, independent of how a pipeline weighs them.
 
-A *node* is a decision: the strategy of an op, the placement of a parameter between steps, of a value on its way between blocks (*boundary*), or
-of the copy of a value that several ops of a block share. An *edge* prices the change of placement between two nodes. Every price is in seconds
-for one block instance and belongs to a *slot*: how often it is paid depends on the schedule, which only `step.py` knows.
+A *node* is a decision: the strategy of an op, the placement of a parameter between steps, of a value on its way between
+blocks (*boundary*), or of the copy of a value that several ops of a block share. An *edge* prices the change of
+placement between two nodes. Every price is in seconds for one block instance and belongs to a *slot*: how often it is
+paid depends on the schedule, which only `step.py` knows.
 """
 
 from collections.abc import Sequence
@@ -26,8 +27,9 @@ IntArray = NDArray[np.int64]
 class Slot(IntEnum):
     """How often a price is paid.
 
-    `FORWARD` and `BACKWARD` once per microbatch and in line with compute; `GRADIENT` once per microbatch beside compute (gradients reduced
-    before they are summed over microbatches); `REDUCE` once per step beside the last backward; `UPDATE` once per step.
+    `FORWARD` and `BACKWARD` once per microbatch and in line with compute; `GRADIENT` once per microbatch beside compute
+    (gradients reduced before they are summed over microbatches); `REDUCE` once per step beside the last backward;
+    `UPDATE` once per step.
     """
 
     FORWARD = 0
@@ -130,7 +132,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bytes:
-    """Bytes per device a node takes for one instance: (S,) amounts, while ops `start` to `end` of the kind run if transient."""
+    """Bytes per device of a node for one instance: (S,) amounts; if transient, while ops `start` to `end` run."""
 
     node: int
     kind: int
@@ -214,13 +216,14 @@ class _Builder:
         self._op_bytes(kind, position, op, choices)
 
     def _in_place(self, op: Op, choices: Options) -> Options:
-        """Keep the strategies that write persistent tensors where they were read: a sum of gradients or a moment never moves."""
+        """Keep the strategies that write persistent tensors where they were read: sums and moments never move."""
         keep = np.ones(choices.count, dtype=bool)
         for slot, name in enumerate(op.outputs):
             state = self.written.get(name)
             if state is not None and state.role in (Role.GRADIENT, Role.MOMENT):
                 before, after = choices.inputs[op.inputs.index(state.input)], choices.outputs[slot]
-                assert before is not None and after is not None, state
+                assert before is not None, state
+                assert after is not None, state
                 keep &= before == after
         return choices if keep.all() else choices.select(keep)
 
@@ -240,7 +243,9 @@ class _Builder:
             if block.saved[position][slot]:
                 self.bytes.append(Bytes(node, kind, Memory.SAVED, amounts))
             elif block.last_use[position][slot] > position:
-                self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, block.last_use[position][slot]))
+                self.bytes.append(
+                    Bytes(node, kind, Memory.TRANSIENT, amounts, position, block.last_use[position][slot])
+                )
 
     def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
         numbers = all_placements(value.shape, self.mesh, partial=False)
@@ -250,7 +255,16 @@ class _Builder:
         self.bytes.append(Bytes(len(self.nodes), producer.kind, Memory.PARAMETERS, amounts))
         self.nodes.append(
             Node(
-                Decision.PARAMETER, producer.kind, value.name, Slot.UPDATE, np.zeros(len(numbers)), share, -1, None, numbers, value
+                Decision.PARAMETER,
+                producer.kind,
+                value.name,
+                Slot.UPDATE,
+                np.zeros(len(numbers)),
+                share,
+                -1,
+                None,
+                numbers,
+                value,
             )
         )
 
@@ -262,7 +276,10 @@ class _Builder:
     # Edges.
 
     def _connect_inside(self) -> None:
-        """Connect ops with the ops and parameters of their own block, through a shared copy where several ops of a phase read a value."""
+        """Connect ops with the ops and parameters of their own block.
+
+        A value that several ops of a phase read goes through a copy that they share.
+        """
         groups: dict[tuple[Producer, int, Slot], list[tuple[Consumer, float]]] = {}
         for use in self.folded.uses:
             if use.crossing and use.producer.source is Source.OP:
@@ -281,7 +298,7 @@ class _Builder:
             self._fan_out(node, producer.slot, value, kind_id, slot, consumers)
 
     def _connect_between(self) -> None:
-        """Give every value that passes between blocks one placement, the same wherever it crosses, so that blocks fit together."""
+        """Give every value that passes between blocks one placement wherever it crosses, so that blocks fit together."""
         groups = boundary_groups(self.folded)
         for number, (producers, arrivals) in enumerate(groups):
             first = producers[0]
@@ -325,7 +342,7 @@ class _Builder:
             self._price(source, output, target, consumer.slot, value, kind, paid, share, consumer.slot)
 
     def _close_step(self) -> None:
-        """Connect the new parameters with the old: whoever owns a shard of the update sends it to whoever stores the parameter."""
+        """Connect new parameters with old: who owns a shard of the update sends it to who stores the parameter."""
         for state in self.graph.states:
             if state.role is not Role.PARAMETER or state.output == state.input:
                 continue
@@ -380,8 +397,8 @@ def build_tables(folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> 
 def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
     """Return the bytes per element of every value in memory and on the wire.
 
-    The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce before and after the sum
-    over microbatches.
+    The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
+    before and after the sum over microbatches.
     """
     resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
@@ -399,4 +416,3 @@ def _slot(op: Op) -> Slot:
     if op.phase is Phase.UPDATE:
         return Slot.UPDATE
     return Slot.BACKWARD if op.phase is Phase.BACKWARD else Slot.FORWARD
-

@@ -37,8 +37,9 @@ def import_model(source: Source, dims: Mapping[str, int], batch: int | None) -> 
         try:
             sweep = _swept(source, ports, exported)
         except ModelError as error:
+            was, wanted = ports.batch.exported, ports.batch.size
             raise ModelError(
-                f"the model is exported for a batch of {ports.batch.exported} and cannot take {ports.batch.size}: {error}",
+                f"the model is exported for a batch of {was} and cannot take {wanted}: {error}",
                 hint="export it with a dynamic batch dim",
             ) from error
     else:

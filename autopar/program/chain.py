@@ -1,62 +1,162 @@
-"""Which values neighbouring blocks hand to each other.
+"""Which values neighbouring blocks hand to each other, and under which names every block knows them.
 
-Segments belong to kinds of blocks, so what a kind sends must be what every successor expects. Values that skip blocks (skip connections, the
-gradient of a tied embedding) are not part of the hand-over: they are external to the segments that read them.
+Segments belong to kinds of blocks, so what a kind sends must be what every successor expects: output i of one block is input i of the next. A
+value can be handed over by position if, in every instance of every kind involved, it is made in one block and read in the neighbouring one.
+Others (skip connections, the gradient of a tied embedding, what all layers read) are *far*: the block that makes them exports them, and the
+blocks that read them find them by name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
-from autopar.formulate.fold import Folded, boundary_groups
+from autopar.formulate.fold import Folded
+from autopar.ir.blocks import instance_ops
 from autopar.ir.graph import Phase
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Names of the values a kind receives and sends, by position, in the forward and in the backward pass."""
+    """Names of the values that enter and leave a kind, as its representative knows them.
+
+    Attributes:
+        forward_in: Received from the block before in the forward pass, by position.
+        forward_out: Sent to the next block in the forward pass, by position.
+        backward_in: Received from the next block in the backward pass, by position.
+        backward_out: Sent to the block before in the backward pass, by position.
+        far: Made here and read by blocks that do not receive it by position.
+    """
 
     forward_in: tuple[str, ...]
     forward_out: tuple[str, ...]
     backward_in: tuple[str, ...]
     backward_out: tuple[str, ...]
+    far: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """A value at the edge of a kind, by its name in the representative."""
+
+    kind: int
+    value: str
+    leaves: bool
+
+
+def instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
+    """Return for every block of the chain the names of its values by their names in the representative of its kind.
+
+    Names that an instance shares with its representative (a tied parameter, the model's inputs) are listed, too.
+    """
+    names: list[Mapping[str, str]] = []
+    for kind, ops in zip(folded.chain, instance_ops(folded.graph), strict=True):
+        known: dict[str, str] = {}
+        for model, own in zip(folded.kinds[kind].ops, ops, strict=True):
+            for name, instance in zip((*model.inputs, *model.outputs), (*own.inputs, *own.outputs), strict=True):
+                if name:
+                    same = known.setdefault(name, instance)
+                    assert same == instance, f"{name} of kind {kind} is both {same} and {instance} in one block"
+        names.append(known)
+    return tuple(names)
 
 
 def hand_overs(folded: Folded) -> dict[int, HandOver]:
-    """Return what every kind receives and sends: the values all its neighbours agree on."""
-    received: dict[int, dict[int, str]] = {kind.id: {} for kind in folded.kinds}
-    sent: dict[int, dict[int, str]] = {kind.id: {} for kind in folded.kinds}
-    backward = set()
-    for group, (producers, arrivals) in enumerate(boundary_groups(folded)):
-        for producer in producers:
-            op = folded.kinds[producer.kind].ops[producer.position]
-            sent[producer.kind][group] = op.outputs[producer.slot]
-            if op.phase is Phase.BACKWARD:
-                backward.add(group)
-        for kind, arrival in arrivals:
-            received[kind][group] = arrival.value
-    incoming = {kind: set(groups) for kind, groups in received.items()}
-    outgoing = {kind: set(groups) for kind, groups in sent.items()}
-    links = [(a, b, False) for a, b in pairwise(folded.chain)] + [(b, a, True) for a, b in pairwise(folded.chain)]
-    ends = ((folded.chain[0], False, incoming), (folded.chain[-1], False, outgoing),
-            (folded.chain[-1], True, incoming), (folded.chain[0], True, outgoing))  # fmt: skip
-    for kind, is_backward, sides in ends:
-        sides[kind] -= {group for group in sides[kind] if (group in backward) == is_backward}
-    changed = True
-    while changed:
-        changed = False
-        for sender, receiver, is_backward in links:
-            out = {group for group in outgoing[sender] if (group in backward) == is_backward}
-            into = {group for group in incoming[receiver] if (group in backward) == is_backward}
-            if out != into:
-                outgoing[sender] -= out - into
-                incoming[receiver] -= into - out
-                changed = True
+    """Return what every kind receives, sends and exports."""
+    blocks = instance_ops(folded.graph)
+    made: dict[str, tuple[int, _Port]] = {}  # value -> its block, and the port it would leave by
+    backward: set[_Port] = set()
+    for block, names in enumerate(instance_names(folded)):
+        own = {instance: name for name, instance in names.items()}
+        for op in blocks[block]:
+            for value in op.outputs:
+                if value:
+                    port = _Port(folded.chain[block], own[value], leaves=True)
+                    made[value] = block, port
+                    if op.phase is Phase.BACKWARD:
+                        backward.add(port)
+
+    readers: dict[str, dict[int, _Port]] = {}  # value -> other blocks that read it, and the ports it would enter by
+    for block, names in enumerate(instance_names(folded)):
+        for name, value in names.items():
+            if value in made and made[value][0] != block:
+                readers.setdefault(value, {})[block] = _Port(folded.chain[block], name, leaves=False)
+
+    channels = _Channels()
+    for value, (block, port) in made.items():
+        near = block - 1 if port in backward else block + 1
+        entered = readers.get(value, {})
+        for reader, entry in entered.items():
+            if reader == near:
+                channels.join(port, entry)
+            else:
+                channels.refuse(entry)
+        if near not in entered:
+            channels.refuse(port)
+    sides: dict[tuple[int, bool, bool], dict[int, str]] = {}
+    for port, channel in channels.valid().items():
+        is_backward = any(other in backward for other in channels.members(port))
+        sides.setdefault((port.kind, port.leaves, is_backward), {})[channel] = port.value
+
+    far: dict[int, dict[str, None]] = {kind.id: {} for kind in folded.kinds}
+    by_position = channels.valid()
+    for value, (_, port) in made.items():
+        if any(entry not in by_position for entry in readers.get(value, {}).values()):
+            far[port.kind][port.value] = None
+
+    def side(kind: int, leaves: bool, is_backward: bool) -> tuple[str, ...]:
+        return tuple(name for _, name in sorted(sides.get((kind, leaves, is_backward), {}).items()))
+
     return {
         kind.id: HandOver(
-            tuple(received[kind.id][g] for g in sorted(incoming[kind.id] - backward)),
-            tuple(sent[kind.id][g] for g in sorted(outgoing[kind.id] - backward)),
-            tuple(received[kind.id][g] for g in sorted(incoming[kind.id] & backward)),
-            tuple(sent[kind.id][g] for g in sorted(outgoing[kind.id] & backward)),
+            forward_in=side(kind.id, False, False),
+            forward_out=side(kind.id, True, False),
+            backward_in=side(kind.id, False, True),
+            backward_out=side(kind.id, True, True),
+            far=tuple(far[kind.id]),
         )
         for kind in folded.kinds
     }
+
+
+class _Channels:
+    """Ports that must have the same position because a value passes between them, in any instance."""
+
+    def __init__(self) -> None:
+        self._parent: dict[_Port, _Port] = {}
+        self._refused: set[_Port] = set()
+
+    def _root(self, port: _Port) -> _Port:
+        parent = self._parent.setdefault(port, port)
+        while parent != self._parent[parent]:
+            parent = self._parent[parent]
+        return parent
+
+    def join(self, first: _Port, second: _Port) -> None:
+        """Note that a value passes from one port to the other."""
+        self._parent[self._root(second)] = self._root(first)
+
+    def refuse(self, port: _Port) -> None:
+        """Note that a value passes through a port from or to no neighbour."""
+        self._root(port)
+        self._refused.add(port)
+
+    def members(self, port: _Port) -> list[_Port]:
+        """Return all ports of a port's channel."""
+        root = self._root(port)
+        return [other for other in self._parent if self._root(other) == root]
+
+    def valid(self) -> dict[_Port, int]:
+        """Return the channels, numbered in order, of the ports through which values can pass by position.
+
+        A channel has at most one port per kind and side, as a kind cannot send or receive two values at one position.
+        """
+        numbers: dict[_Port, int] = {}
+        ports: dict[int, list[_Port]] = {}
+        for port in self._parent:
+            number = numbers.setdefault(self._root(port), len(numbers))
+            ports.setdefault(number, []).append(port)
+        kept: dict[_Port, int] = {}
+        for number, members in ports.items():
+            distinct = {(port.kind, port.leaves) for port in members}
+            if len(distinct) == len(members) and self._refused.isdisjoint(members):
+                kept.update((port, number) for port in members)
+        return kept

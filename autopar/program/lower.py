@@ -3,17 +3,20 @@
 A value has one *home* placement (where its op defines it, or how it reaches the block). Before an op reads it at another placement, the cheapest
 sequence of collectives is inserted, once per placement and phase. Gradients that are reduced before they are summed over microbatches, and the
 reduction of the sums, run beside compute.
+
+Ops are rewritten for the shapes of one device: numbers that the strategy divides (an entry of a target shape, the groups of a convolution) are
+divided, so that every instruction can be executed as it stands.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.cost import CostModel, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.tables import element_bytes
-from autopar.ir.graph import Op, Phase, Role
-from autopar.plan import BlockPlan, Plan
+from autopar.ir.graph import Attr, Graph, Op, Phase, Role
+from autopar.plan import BlockPlan, DividedNumber, Plan
 from autopar.program.chain import HandOver, hand_overs
 from autopar.program.records import (
     Category,
@@ -21,6 +24,7 @@ from autopar.program.records import (
     Compute,
     Instruction,
     Operand,
+    Part,
     Program,
     Resident,
     Segment,
@@ -88,6 +92,8 @@ class _Draft:
     instructions: list[Instruction] = field(default_factory=list)
     external: dict[str, Operand] = field(default_factory=dict)
     stores: list[Store] = field(default_factory=list)
+    exports: list[Operand] = field(default_factory=list)
+    parts: dict[str, Part] = field(default_factory=dict)
     forms: dict[tuple[str, Placements], Operand] = field(default_factory=dict)
 
 
@@ -110,7 +116,7 @@ class _BlockLowering:
         self.copies = {item.value: parse_placements(item.placement) for item in block.copies}
         self.parameters = {item.value for item in block.states}
         self.roles = {state.output: state.role for state in self.graph.states if state.output != state.input}
-        self.owners = {state.output: state.owner for state in self.graph.states}
+        self.states = {state.output: state.input for state in self.graph.states}
         missing = [op.name for op in self.kind.ops if op.name not in self.ops]
         if missing:
             raise PlanError(
@@ -132,6 +138,7 @@ class _BlockLowering:
         inputs = self._enter(forward, self.handed.forward_in)
         for op in groups[SegmentPhase.FORWARD]:
             self._emit(forward, op)
+        self._export(forward)
         kept = tuple(self._home(forward, name) for name in saved)
         outputs = self._leave(forward, self.handed.forward_out)
         segments = [self._segment(forward, inputs, kept, outputs)]
@@ -142,6 +149,7 @@ class _BlockLowering:
                 backward.forms[name, self.homes[name]] = operand
             for op in groups[SegmentPhase.BACKWARD]:
                 self._emit(backward, op)
+            self._export(backward)
             outputs = self._leave(backward, self.handed.backward_out)
             segments.append(self._segment(backward, inputs, (), outputs))
         if groups[SegmentPhase.UPDATE]:
@@ -153,19 +161,24 @@ class _BlockLowering:
         reduce, update = _Draft(SegmentPhase.REDUCE), _Draft(SegmentPhase.UPDATE)
         for op in ops:
             for name, text in zip(op.inputs, self.ops[op.name].inputs, strict=True):
-                if self.roles.get(name) is Role.GRADIENT and text:
-                    operand = self._read(reduce, name, parse_placements(text), overlaps=True)
-                    if operand.value != name:
-                        reduce.stores.append(Store(operand, operand.value))
-                    update.forms[name, parse_placements(text)] = operand
+                if self.roles.get(name) is not Role.GRADIENT:
+                    continue
+                target = parse_placements(text)
+                operand = self._read(reduce, name, target, overlaps=True)
+                if operand.value == name:
+                    self._declare(update, operand, self.states[name], target)
+                else:
+                    reduce.stores.append(Store(operand, operand.value))
                     update.external[operand.value] = operand
+                update.forms[name, target] = operand
             self._emit(update, op)
             for name in op.outputs:
-                owner = self.owners.get(name, "")
-                if self.roles.get(name) is Role.PARAMETER and owner in self.parameters:
-                    update.stores.append(Store(self._read(update, name, self.homes[owner]), owner))
+                if self.roles.get(name) is Role.PARAMETER:
+                    owner = self.states[name]
+                    assert owner in self.parameters, f"{op.name} updates {owner}, which another block owns"
+                    self._store(update, self._read(update, name, self.homes[owner]), owner, self.homes[owner])
                 elif self.roles.get(name) is Role.MOMENT:
-                    update.stores.append(Store(self._home(update, name), name))
+                    self._store(update, self._home(update, name), self.states[name], self.homes[name])
         return [self._segment(reduce, (), (), ()), self._segment(update, (), (), ())]
 
     # Values.
@@ -188,19 +201,46 @@ class _BlockLowering:
         for name in names:
             operand = self._operand(name, self.homes[name])
             draft.forms[name, self.homes[name]] = operand
+            draft.parts[operand.value] = Part(operand.value, name, self.homes[name])
             operands.append(operand)
         return tuple(operands)
 
     def _leave(self, draft: _Draft, names: Sequence[str]) -> tuple[Operand, ...]:
-        return tuple(self._read(draft, name, self.departures[name], shared=False) for name in names)
+        operands = tuple(self._read(draft, name, self.departures[name], shared=False) for name in names)
+        for operand, name in zip(operands, names, strict=True):
+            draft.parts[operand.value] = Part(operand.value, name, self.departures[name])
+        return operands
+
+    def _export(self, draft: _Draft) -> None:
+        """Export what this segment makes for blocks further away, and the results of the model."""
+        made = {
+            name for instruction in draft.instructions if isinstance(instruction, Compute) for name in instruction.op.outputs
+        }
+        leaving = [(name, self.departures[name]) for name in self.handed.far if name in made]
+        leaving += [(name, self.homes[name]) for name in self.graph.outputs if name in made]
+        for name, placements in leaving:
+            operand = self._read(draft, name, placements, shared=False)
+            draft.parts[operand.value] = Part(operand.value, name, placements)
+            if operand not in draft.exports:
+                draft.exports.append(operand)
+
+    def _declare(self, draft: _Draft, operand: Operand, tensor: str, placements: Placements) -> Operand:
+        """Note that a value is there anyway."""
+        draft.external[operand.value] = operand
+        draft.parts[operand.value] = Part(operand.value, tensor, placements)
+        return operand
+
+    def _store(self, draft: _Draft, operand: Operand, tensor: str, placements: Placements) -> None:
+        """Note that a value is the new content of a persistent tensor."""
+        draft.stores.append(Store(operand, tensor))
+        draft.parts[operand.value] = Part(operand.value, tensor, placements)
 
     def _home(self, draft: _Draft, name: str) -> Operand:
         """Return the value as its op defines it; what comes from outside the segment is declared external."""
         key = (name, self.homes[name])
         if key not in draft.forms:
-            operand = self._operand(name, self.homes[name])
-            draft.forms[key] = operand
-            draft.external[operand.value] = operand
+            tensor = self.states[name] if self.roles.get(name) is Role.GRADIENT else name
+            draft.forms[key] = self._declare(draft, self._operand(name, self.homes[name]), tensor, self.homes[name])
         return draft.forms[key]
 
     def _read(
@@ -213,8 +253,7 @@ class _BlockLowering:
             name not in self.homes
         ):  # data, constants, buffers and the optimizer's own state are wherever they are needed
             operand = self._operand(name, target, f"{name}|{format_placements(target)}")
-            draft.forms[name, target] = operand
-            draft.external[operand.value] = operand
+            draft.forms[name, target] = self._declare(draft, operand, name, target)
             return operand
         source, operand = self.homes[name], self._home(draft, name)
         if shared and draft.phase in _COPY_PHASE:
@@ -245,19 +284,18 @@ class _BlockLowering:
 
     def _emit(self, draft: _Draft, op: Op) -> None:
         placement = self.ops[op.name]
+        local, constants = _divide(self.graph, op, placement.divided)
         accumulates = any(self.roles.get(name) is Role.GRADIENT for name in op.outputs)
         inputs: list[Operand | None] = []
         for name, text in zip(op.inputs, placement.inputs, strict=True):
             if not name:
                 inputs.append(None)
                 continue
-            whole: Placements = tuple(Replicate() for _ in self.mesh.axes)
-            target = parse_placements(text) if text else whole
+            target = parse_placements(text)
             if op.phase is Phase.UPDATE and name in self.parameters:
                 # The optimizer updates its own copy, which lies where the update runs.
                 operand = self._operand(name, target, f"{name}|master")
-                draft.external[operand.value] = operand
-                inputs.append(operand)
+                inputs.append(self._declare(draft, operand, name, target))
             else:
                 inputs.append(self._read(draft, name, target, overlaps=accumulates))
         outputs: list[Operand | None] = []
@@ -269,8 +307,8 @@ class _BlockLowering:
             draft.forms[name, self.homes[name]] = operand
             outputs.append(operand)
             if self.roles.get(name) is Role.GRADIENT:
-                draft.stores.append(Store(operand, name))
-        draft.instructions.append(Compute(op, tuple(inputs), tuple(outputs)))
+                self._store(draft, operand, self.states[name], self.homes[name])
+        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants))
 
     def _segment(
         self, draft: _Draft, inputs: tuple[Operand, ...], saved: tuple[Operand, ...], outputs: tuple[Operand, ...]
@@ -284,6 +322,8 @@ class _BlockLowering:
             saved,
             outputs,
             tuple(draft.stores),
+            tuple(draft.exports),
+            tuple(draft.parts.values()),
         )
 
     def _resident(self) -> dict[Category, float]:
@@ -306,3 +346,43 @@ class _BlockLowering:
                 elif role is Role.MOMENT:
                     add(Category.OPTIMIZER, name, self.homes[name])
         return totals
+
+
+def _divide(
+    graph: Graph, op: Op, divided: Sequence[DividedNumber]
+) -> tuple[Op, tuple[tuple[int, tuple[int, ...]], ...]]:
+    """Return an op for the shapes of one device.
+
+    Args:
+        graph: Holds the op's constants.
+        op: The op for global shapes.
+        divided: The numbers inside it to divide.
+
+    Returns:
+        The op with its attributes divided, and (index, flat content) of the constant inputs that have other content.
+
+    Raises:
+        PlanError: If a number is not there or not divisible.
+    """
+    attrs: dict[str, Attr] = dict(op.attrs)
+    constants: dict[int, list[int]] = {}
+    for number in divided:
+        if isinstance(number.source, int):
+            name = op.inputs[number.source] if number.source < len(op.inputs) else ""
+            held = graph.constants.get(name)
+            content = [] if held is None else [int(entry) for entry in held.reshape(-1)]
+            entries = constants.setdefault(number.source, content)
+        else:
+            value = attrs.get(number.source)
+            entries = [entry for entry in (value if isinstance(value, tuple) else (value,)) if isinstance(entry, int)]
+        if number.entry >= len(entries) or entries[number.entry] % number.divisor:
+            raise PlanError(
+                f"the plan divides number {number.source}[{number.entry}] of op {op.name!r} by {number.divisor}, "
+                f"which {entries} does not allow",
+                hint="it belongs to another model: solve again",
+            )
+        entries[number.entry] //= number.divisor
+        if isinstance(number.source, str):
+            attrs[number.source] = tuple(entries) if isinstance(attrs[number.source], tuple) else entries[0]
+    local = replace(op, attrs=tuple(attrs.items())) if any(isinstance(n.source, str) for n in divided) else op
+    return local, tuple((index, tuple(content)) for index, content in sorted(constants.items()))

@@ -18,7 +18,7 @@ from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.ir.graph import Op
-from autopar.sharding import Axis, Mesh, Partial, Placement, Replicate, Shard
+from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
 
 
 class SegmentPhase(StrEnum):
@@ -74,11 +74,14 @@ class Compute:
             those of the graph.
         inputs: What is read, one per input of the op; None for an absent optional one.
         outputs: What is defined, one per output of the op; None for one nobody asked for.
+        constants: Inputs whose numbers are other ones on a shard (the target shape of a Reshape, the ends of a Slice):
+            (index of the input, its flat content), to be taken instead of what the graph's constant holds.
     """
 
     op: Op
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand | None, ...]
+    constants: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +170,29 @@ def defines(instruction: Instruction) -> tuple[Operand, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of which tensor of the graph the devices hold as a value.
+
+    Attributes:
+        value: Name of the value in its segment.
+        tensor: Name of the tensor in the graph; blocks of one kind have the names of their representative, each
+            instance stands for its own tensors.
+        placements: One per mesh axis.
+    """
+
+    value: str
+    tensor: str
+    placements: Placements
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """New content of a persistent tensor, written in place: `value` takes no memory of its own.
 
     Attributes:
         value: Defined in the segment; a gradient sum, an updated parameter or moment.
-        target: Name under which later segments (and the next step) read it as an external value.
+        target: What gets the content: the persistent tensor as it enters a step (parameter, gradient buffer, moment),
+            or the external value of that name in later segments of the block.
     """
 
     value: Operand
@@ -196,6 +216,11 @@ class Segment:
         outputs: Values handed on, by position: to the next block in `FORWARD`, to the previous one in `BACKWARD`; an
             input may be passed on. Empty in `REDUCE` and `UPDATE`.
         stores: Persistent tensors that get new content.
+        exports: Values read elsewhere than in the neighbouring block: results of the model, and what blocks further
+            away read as external values. They are inputs or defined here.
+        parts: What the values are that cross the segment's edge: inputs, external values, outputs, stores and exports.
+            An external value without a part is what an earlier segment of the block stored under its name. Programs
+            that are only timed need none.
     """
 
     kind: int
@@ -206,6 +231,8 @@ class Segment:
     saved: tuple[Operand, ...] = ()
     outputs: tuple[Operand, ...] = ()
     stores: tuple[Store, ...] = ()
+    exports: tuple[Operand, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

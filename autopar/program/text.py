@@ -11,11 +11,12 @@
       v: [1, 4] 8 = slice(z) axis=(tp: 2/1) dim=0
       saved x
       output z
+      part x h.0 S(0)R
     end
 
 A value is written with its local shape and bytes where it is defined, and by its name where it is read; `_` is an
 output nobody asked for, `-` an absent input. A mesh axis is `name: size/stride`. Names that are not plain words are in
-JSON quotes; attributes are JSON.
+JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input.
 """
 
 import json
@@ -32,6 +33,7 @@ from autopar.program.records import (
     Compute,
     Instruction,
     Operand,
+    Part,
     Program,
     Resident,
     Segment,
@@ -40,12 +42,13 @@ from autopar.program.records import (
     StageProgram,
     Store,
 )
-from autopar.sharding import Axis, Mesh, parse_placement
+from autopar.sharding import Axis, Mesh, format_placements, parse_placement, parse_placements
 
 _T = TypeVar("_T")
 _PLAIN = re.compile(r"[A-Za-z0-9_./@~#$%+*-][A-Za-z0-9_./:@~#$%+*-]*(?<!:)")
 _NUMBER = re.compile(r"-?(?:inf|nan|[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)")
 _PLACEMENT = re.compile(r"[RSP](?:\([a-z0-9]+\))?")
+_PLACEMENTS = re.compile(f"(?:{_PLACEMENT.pattern})*")
 _DECODER = json.JSONDecoder()
 
 
@@ -94,6 +97,9 @@ def _compute(compute: Compute) -> str:
         parts.append(f"reads={_list(map(_name, op.inputs))}")
     if op.outputs != _values(compute.outputs):
         parts.append(f"defines={_list(map(_name, op.outputs))}")
+    if compute.constants:
+        contents = (f"{index}: [{', '.join(map(str, content))}]" for index, content in compute.constants)
+        parts.append(f"constants={_list(contents)}")
     return " ".join(parts)
 
 
@@ -119,6 +125,9 @@ def _segment_lines(segment: Segment) -> Iterator[str]:
     yield from (f"  saved {_name(operand.value)}" for operand in segment.saved)
     yield from (f"  output {_name(operand.value)}" for operand in segment.outputs)
     yield from (f"  store {_name(store.value.value)} {_name(store.target)}" for store in segment.stores)
+    yield from (f"  export {_name(operand.value)}" for operand in segment.exports)
+    for part in segment.parts:
+        yield f"  part {_name(part.value)} {_name(part.tensor)} {format_placements(part.placements)}".rstrip()
 
 
 def format_program(program: Program) -> str:
@@ -217,6 +226,18 @@ class _Line:
         self.expect("->")
         return source, self.match(_PLACEMENT, "a placement")
 
+    def numbered(self) -> tuple[int, tuple[int, ...]]:
+        index = self.integer()
+        self.expect(":")
+        return index, self.sequence(self.integer, "[", "]")
+
+    def part(self) -> Part:
+        value, tensor = self.name(), self.name()
+        try:
+            return Part(value, tensor, parse_placements(self.match(_PLACEMENTS, "placements")))
+        except ShardingError as error:
+            raise self.fail(f"placements ({error})") from error
+
     def definition(self) -> Operand | None:
         if self.text[self.at : self.at + 2] in ("_ ", "_,"):
             self.expect("_")
@@ -294,7 +315,8 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
         inputs=line.sequence(line.name) if line.accept("reads=") else _values(inputs),
         outputs=line.sequence(line.name) if line.accept("defines=") else _values(outputs),
     )
-    return Compute(op, inputs, tuple(outputs))
+    constants = line.sequence(line.numbered) if line.accept("constants=") else ()
+    return Compute(op, inputs, tuple(outputs), constants)
 
 
 def _parse_move(
@@ -326,12 +348,13 @@ def _parse_segment(header: _Line, lines: Sequence[_Line], saved: Mapping[int, tu
     header.end()
     scope = _Scope(saved.get(kind, ()) if phase is SegmentPhase.BACKWARD else ())
     defined: dict[str, list[Operand]] = {"input": [], "external": []}
-    named: dict[str, list[Operand]] = {"saved": [], "output": []}
+    named: dict[str, list[Operand]] = {"saved": [], "output": [], "export": []}
     instructions: list[Instruction] = []
     stores: list[Store] = []
+    parts: list[Part] = []
     for line in lines:
         # a keyword is followed by a name, a value that happens to be called so by a colon
-        word = re.match(r"(input|external|saved|output|store) (?!=)", line.text[line.at :])
+        word = re.match(r"(input|external|saved|output|store|export|part) (?!=)", line.text[line.at :])
         keyword = word[1] if word else ""
         line.accept(keyword)
         if keyword in defined:
@@ -342,6 +365,8 @@ def _parse_segment(header: _Line, lines: Sequence[_Line], saved: Mapping[int, tu
             named[keyword].append(scope.find(line))
         elif keyword == "store":
             stores.append(Store(scope.find(line), line.name()))
+        elif keyword == "part":
+            parts.append(line.part())
         else:
             instruction = _parse_instruction(line, scope)
             for result in instruction.outputs if isinstance(instruction, Compute) else (instruction.result,):
@@ -357,6 +382,8 @@ def _parse_segment(header: _Line, lines: Sequence[_Line], saved: Mapping[int, tu
         saved=tuple(named["saved"]),
         outputs=tuple(named["output"]),
         stores=tuple(stores),
+        exports=tuple(named["export"]),
+        parts=tuple(parts),
     )
 
 

@@ -122,13 +122,16 @@ def _verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
             known[operand.value] = operand
         _verify_instruction(segment, index, instruction)
     own = {operand.value for operand in segment.inputs} | (known.keys() - given)
-    for what, operands in (("saved", segment.saved), ("output", segment.outputs)):
+    for what, operands in (("saved", segment.saved), ("output", segment.outputs), ("export", segment.exports)):
         for operand in operands:
             if operand.value not in own or known[operand.value] != operand:
                 raise ProgramError(f"{_title(segment)}: {what} {operand} is no input and not defined there")
     for store in segment.stores:
         if known.get(store.value.value) != store.value or store.value.value in given:
             raise ProgramError(f"{_title(segment)}: {store.value.value!r} is stored but not defined there")
+    for part in segment.parts:
+        if part.value not in known:
+            raise ProgramError(f"{_title(segment)}: {part.value!r} is a part of {part.tensor!r} but not there")
     if segment.phase in _ONCE and (segment.inputs or segment.outputs):
         raise ProgramError(f"{_title(segment)} runs once per step and cannot exchange values with its neighbours")
     if segment.phase is not SegmentPhase.FORWARD and segment.saved:

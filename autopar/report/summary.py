@@ -1,8 +1,9 @@
 """The answer on one screen: what to run, how fast it will be, whether it fits, and what is proven about it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from autopar.plan import Plan, SearchReport, Simulated
+from autopar.plan import Job, ModelInfo, Plan, SearchReport, Simulated
 from autopar.report.text import (
     format_change,
     format_entries,
@@ -40,7 +41,19 @@ def format_report(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_model(plan: Plan) -> str:
+class Planned(Protocol):
+    """Whatever was worked out for a job on a model: a plan, or a comparison of several."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model."""
+
+    @property
+    def job(self) -> Job:
+        """The request."""
+
+
+def describe_model(plan: Planned) -> str:
     """Return which model runs on which cluster, in one line."""
     cluster = plan.job.cluster
     device = cluster.get("device", {}).get("name", "device")
@@ -49,7 +62,7 @@ def describe_model(plan: Plan) -> str:
     return f"{plan.model.name} ({parameters} parameters) on {plan.job.gpus} × {device} ({name})"
 
 
-def describe_job(plan: Plan) -> str:
+def describe_job(plan: Planned) -> str:
     """Return what was asked for, in one line."""
     job = plan.job
     what = f"training step with {job.optimizer}" if job.mode == "train" else "forward pass"

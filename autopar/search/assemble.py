@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
+from autopar.discover import Scaled, Strategy
 from autopar.formulate.fold import Source
 from autopar.formulate.options import decode_index
 from autopar.formulate.tables import Decision, Tables
-from autopar.ir.graph import Graph
-from autopar.plan import BlockPlan, Job, ModelInfo, OpPlacement, Plan, StagePlan, ValuePlacement
+from autopar.ir.graph import Op
+from autopar.plan import BlockPlan, DividedNumber, Job, ModelInfo, OpPlacement, Plan, StagePlan, ValuePlacement
 from autopar.search.planner import Candidate
 from autopar.search.summary import summarise
-from autopar.sharding import format_placements
+from autopar.sharding import Mesh, Placements, format_placements
 
 
 def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
@@ -39,7 +38,7 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
 
 def _blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
     """Return the decisions by distinct block."""
-    folded, graph = tables.folded, tables.folded.graph
+    folded = tables.folded
     ops: dict[int, dict[str, OpPlacement]] = {kind.id: {} for kind in folded.kinds}
     states: dict[str, ValuePlacement] = {}
     owners: dict[str, int] = {}
@@ -49,9 +48,7 @@ def _blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
         if node.decision is Decision.OP:
             assert node.options is not None
             op = folded.kinds[node.kind].ops[node.position]
-            inputs = tuple(_text(graph, tables, name, array, strategy) for name, array in zip(op.inputs, node.options.inputs, strict=True))
-            outputs = tuple(_text(graph, tables, name, array, strategy) for name, array in zip(op.outputs, node.options.outputs, strict=True))
-            ops[node.kind][op.name] = OpPlacement(op.name, inputs, outputs)
+            ops[node.kind][op.name] = _op_placement(op, node.options.by_axis(strategy), tables.mesh)
             continue
         assert node.value is not None and node.placements is not None
         text = _placement(tables, len(node.value.shape), int(node.placements[strategy]))
@@ -70,9 +67,7 @@ def _blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
             name: ValuePlacement(name, states[_representative(tables, name)].placement)
             for op in kind.ops
             for name in op.inputs
-            if name in folded.by_value
-            and folded.by_value[name].source is Source.STATE
-            and owners.get(name) != kind.id
+            if name in folded.by_value and folded.by_value[name].source is Source.STATE and owners.get(name) != kind.id
         }
         blocks.append(
             BlockPlan(
@@ -116,10 +111,23 @@ def _crossings(
     return arrivals, departures
 
 
-def _text(graph: Graph, tables: Tables, name: str, numbers: np.ndarray | None, strategy: int) -> str:  # type: ignore[type-arg]
-    if not name or numbers is None:
-        return ""
-    return _placement(tables, len(graph.values[name].shape), int(numbers[strategy]))
+def _op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacement:
+    """Return an op's placements and the numbers it has divided, given its strategy on each mesh axis."""
+
+    def texts(names: Sequence[str], placements: Sequence[Placements]) -> tuple[str, ...]:
+        """Return the text per tensor, `placements` being (tensors,) per axis."""
+        return tuple(format_placements(tuple(own)) if name else "" for name, *own in zip(names, *placements, strict=True))
+
+    divisors: dict[Scaled, int] = {}
+    for strategy, axis in zip(by_axis, mesh.axes, strict=True):
+        for number in strategy.scaled:
+            divisors[number] = divisors.get(number, 1) * axis.size
+    return OpPlacement(
+        op.name,
+        texts(op.inputs, [strategy.inputs for strategy in by_axis]),
+        texts(op.outputs, [strategy.outputs for strategy in by_axis]),
+        tuple(DividedNumber(number.source, number.entry, divisor) for number, divisor in divisors.items()),
+    )
 
 
 def _placement(tables: Tables, rank: int, number: int) -> str:

@@ -54,7 +54,10 @@ def _shortage(search: Search, configuration: Configuration) -> Shortage:
     chain = tables.folded.chain
     size = -(-len(chain) // pipeline.num_stages)
     ranges = tuple(
-        (min(stage * size, len(chain) - pipeline.num_stages + stage), min((stage + 1) * size, len(chain) - pipeline.num_stages + stage + 1))
+        (
+            min(stage * size, len(chain) - pipeline.num_stages + stage),
+            min((stage + 1) * size, len(chain) - pipeline.num_stages + stage + 1),
+        )
         for stage in range(pipeline.num_stages)
     )
     kept = {Memory.PARAMETERS, Memory.GRADIENTS, Memory.OPTIMIZER, Memory.ARRIVED}
@@ -95,5 +98,3 @@ def _way_out(search: Search, best: Shortage, gpus: int) -> str:
                     return f"{fix}--gpus {count} would fit; or devices with {format_bytes(best.bytes)} free each"
         count *= 2
     return f"devices with {format_bytes(best.bytes)} free each; or a smaller model or batch"
-
-

@@ -1,7 +1,8 @@
 """A floor under the step time of a configuration, before anything is formulated.
 
-On n devices an op takes at least its launch and one n-th of its FLOPs or bytes, whatever its sharding, and the slowest of p stages at least one
-p-th of a microbatch. FLOPs and bytes are affine in the number of samples, so two microbatch sizes give them for all.
+On n devices an op takes at least its launch and one n-th of its FLOPs or bytes, whatever its sharding, and the slowest
+of p stages at least one p-th of a microbatch. FLOPs and bytes are affine in the number of samples, so two microbatch
+sizes give them for all.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Floor:
 
 
 def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostModel) -> Floor:
-    """Return the floor of a model from its graphs at two microbatch sizes; equal graphs if the model has only one size."""
+    """Return the floor of a model from its graphs at two microbatch sizes; equal graphs if it has only one."""
     counts, flops, moved = _work(small, costs)
     _, flops_large, moved_large = _work(large, costs)
     step = max(1, samples[1] - samples[0])

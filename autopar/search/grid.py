@@ -1,7 +1,7 @@
-"""Grid search, the baseline: every configuration of the outer space times every recipe people use by hand, nothing pruned.
+"""Grid search, the baseline: every configuration of the outer space times every recipe used by hand, nothing pruned.
 
-Same costs, same stages, same memory rules and same simulator as the planner. What a recipe leaves open is completed exactly, which is kinder to the grid
-than any hand would be.
+Same costs, same stages, same memory rules and same simulator as the planner. What a recipe leaves open is completed
+exactly, which is kinder to the grid than any hand would be.
 """
 
 import math
@@ -27,8 +27,7 @@ def grid_search(search: Search, space: list[Configuration], dims: BatchDims) -> 
         tables = build_tables(search.folded(samples), search.rules, configuration.mesh, search.costs)
         pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
         attempt = Attempt(search, configuration, tables, pipeline, end)
-        for recipe in recipes(tables, dims):
-            attempt.follow(recipe)
+        attempt.follow(recipes(tables, dims))
         outcome.solved += 1
         if attempt.best is not None:
             outcome.candidates.append(attempt.best)

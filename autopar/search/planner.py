@@ -1,4 +1,4 @@
-"""The search over hybrids: for every configuration of the outer space the best placements, stage boundaries and recompute, with bounds.
+"""The search over hybrids: per configuration the best placements, stage boundaries and recompute, with bounds.
 
 For each configuration, in order of their floors (`floor.py`):
 
@@ -6,12 +6,13 @@ For each configuration, in order of their floors (`floor.py`):
 2. if the choice does not fit, solve it under the memory of every stage, without and with recompute;
 3. split the chain of blocks into stages for each choice found, exactly (`best_split`), and keep the best.
 
-Configurations whose bound is above the best plan so far are skipped. The reported bound is the least over all configurations.
+Configurations whose bound is above the best plan so far are skipped. The reported bound is the least over all
+configurations.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from autopar.formulate.options import local_sizes
 from autopar.formulate.recipes import BatchDims, recipes, restrict
 from autopar.formulate.step import (
     BlockBytes,
+    MeanBytes,
     Pipeline,
     Split,
     StageMix,
@@ -31,13 +33,15 @@ from autopar.formulate.step import (
     block_bytes,
     busiest_share,
     least_bytes,
+    mean_bytes,
     problem,
     stage_mixes,
     weights,
 )
 from autopar.formulate.tables import Decision, Slot, Tables, build_tables
-from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution, Termination
+from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.progress import Progress, ProgressCallback, StopCallback
+from autopar.schedule import SCHEDULES
 from autopar.search.floor import Floor
 from autopar.search.space import Configuration
 from autopar.solvers import Solver
@@ -45,8 +49,11 @@ from autopar.solvers import Solver
 KEEP_WITHIN = 1.05
 """Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
 
-PLACEMENT_SECONDS = 20.0
+PLACEMENT_SECONDS = 8.0
 """Longest time one placement problem may take; most take a fraction of a second."""
+
+PRICE_STEPS = 6
+"""Prices of memory that are tried per configuration."""
 
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
@@ -142,9 +149,7 @@ class Search:
             bound = self._configuration(space[index], least, threshold, end, outcome)
             lowest = min(lowest, bound)
             best = outcome.candidates[0].objective if outcome.candidates else math.inf
-            self.progress(
-                Progress("solve", done + 1, len(floors), best, min(best, lowest, least), str(space[index]))
-            )
+            self.progress(Progress("solve", done + 1, len(floors), best, min(best, lowest, least), f"{space[index]}"))
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.bound = min(best, lowest)
         return outcome
@@ -169,13 +174,10 @@ class Search:
             outcome.pruned += 1
             return bound
         outcome.solved += 1
-        attempt.improve()
+        bound = attempt.improve(bound, threshold)
         if attempt.best is not None:
             outcome.candidates.append(attempt.best)
             outcome.candidates.sort(key=lambda candidate: candidate.objective)
-        else:
-            # Nothing in this configuration fits, as far as we could find: it does not bound the plans that do.
-            bound = bound if attempt.undecided else math.inf
         return bound
 
 
@@ -184,36 +186,47 @@ class Attempt:
 
     Attributes:
         best: The best plan so far; None before the first.
-        undecided: Whether nothing was found and nothing proves that there is nothing.
     """
 
     def __init__(
         self, search: Search, configuration: Configuration, tables: Tables, pipeline: Pipeline, end: float
     ) -> None:
-        self.search, self.configuration, self.tables, self.pipeline, self.end = search, configuration, tables, pipeline, end
+        self.search, self.configuration, self.tables, self.pipeline, self.end = (
+            search,
+            configuration,
+            tables,
+            pipeline,
+            end,
+        )
         self.best: Candidate | None = None
-        self.undecided = False
+        self.hidden = 0.0
+        self.traffic_hidden = True
         self.least_bytes = least_bytes(tables, pipeline)
         self.relaxed_choice: Choice | None = None
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
         one_stage = self.pipeline.num_stages == 1
+        self.hidden = 1.0 if one_stage else 0.0
         if min(self.least_bytes) > self.search.memory_limit:
             return math.inf
-        solution = self._solve(hidden=1.0 if one_stage else 0.0, recompute=False, bounding=True, cutoff=cutoff)
+        solution = self._solve(hidden=self.hidden, recompute=False, bounding=True, cutoff=cutoff)
         bound = solution.bound
         if solution.choice is None or bound >= cutoff:
             return bound
         self.relaxed_choice = solution.choice
         totals = self.tables.kind_totals(solution.choice)
         self._consider(solution.choice)
+        counts = np.array([kind.count for kind in self.tables.folded.kinds])
+        inline = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
+        self.traffic_hidden = bool(counts @ (totals[:, Slot.GRADIENT] - inline) <= 0)
         if one_stage:
-            counts = np.array([kind.count for kind in self.tables.folded.kinds])
             if counts @ (totals[:, Slot.REDUCE] - totals[:, Slot.BACKWARD]) >= 0:
                 return bound
-            # The reduction hides behind the last backward: its price must go. The better of both multipliers is the bound.
+            # The reduction hides behind the last backward: its price must go. The better of both multipliers is the
+            # bound.
             other = self._solve(hidden=0.0, recompute=False, bounding=True, cutoff=cutoff)
+            self.hidden = 0.0
         else:
             share = busiest_share(self.tables, totals, self.pipeline.num_stages)
             if share is None:
@@ -223,60 +236,138 @@ class Attempt:
             self._consider(other.choice)
         return max(bound, other.bound)
 
-    def improve(self) -> None:
-        """Look for better plans where the relaxed choice may not be the best one."""
-        if self.pipeline.num_stages > 1:
+    def improve(self, bound: float, cutoff: float) -> float:
+        """Look for better plans where the relaxed choice may not be the best one, and return the bound, raised where memory binds."""
+        if self.pipeline.num_stages > 1 or not self.traffic_hidden:
             solution = self._solve(hidden=1.0, recompute=False, bounding=False)
             if solution.choice is not None:
                 self._consider(solution.choice)
         if self.relaxed_choice is None or (self.best is not None and not any(self.best.split.recompute)):
-            return
+            return bound
+        bound = self._priced(self.relaxed_choice, bound, cutoff)
         for recompute, least in zip((False, True), self.least_bytes, strict=True):
-            if least > self.search.memory_limit:
+            near = self.best is not None and self.best.objective <= bound * (1 + MEMORY_GAP)
+            if least > self.search.memory_limit or bound >= cutoff or near or self._stopped():
                 continue
-            if self.search.should_stop() or time.monotonic() > self.end:
-                self.undecided = self.best is None
-                return
             mixes = self._mixes(self.relaxed_choice, recompute)
-            solution = self._solve(hidden=1.0, recompute=recompute, bounding=False, mixes=mixes)
+            start = self.best.choice if self.best is not None else None
+            solution = self._solve(
+                hidden=1.0, recompute=recompute, bounding=False, mixes=mixes, start=start, cutoff=cutoff
+            )
             if solution.choice is not None:
                 self._consider(solution.choice)
-            elif solution.termination is not Termination.INFEASIBLE:
-                self.undecided = True
+        return bound
 
-    def follow(self, recipe: Recipe) -> None:
-        """Consider the best completion of a recipe."""
-        solution = self._solve(hidden=1.0, recompute=False, bounding=False, recipe=recipe)
-        if solution.choice is not None:
-            self._consider(solution.choice)
+    def _stopped(self) -> bool:
+        return self.search.should_stop() or time.monotonic() > self.end
+
+    def _priced(self, choice: Choice, bound: float, cutoff: float) -> float:
+        """Put a price on memory, look for the price at which the bound is highest, and return that bound.
+
+        The blocks of the most frequent kind either keep their activations or run their forward again, in any mixture;
+        time and bytes are linear in the mixture, so the bound at a price is the lesser of both extremes. The other
+        kinds get the cheaper of both for free.
+        """
+        kinds = self.tables.folded.kinds
+        main = max(kinds, key=lambda kind: kind.count).id
+        trains = SCHEDULES[self.pipeline.schedule].trains
+        alternatives = []
+        for redo in (False, True) if trains else (False,):
+            saves = [kind.id == main and not redo for kind in kinds] if trains else [True] * len(kinds)
+            mean = mean_bytes(self.tables, self.pipeline, self.search.memory_limit, saves)
+            alternatives.append((mean, [kind.id == main and redo for kind in kinds]))
+        price = self._first_price(choice, [mean for mean, _ in alternatives])
+        low, high = 0.0, math.inf
+        for _ in range(PRICE_STEPS):
+            if self._stopped() or bound >= cutoff:
+                break
+            lowest, excess = math.inf, 0.0
+            for mean, recompute in alternatives:
+                paid = price * mean.limit
+                solution = self._solve(
+                    hidden=self.hidden, recompute=recompute, bounding=True, cutoff=cutoff + paid, price=(price, mean)
+                )
+                if solution.choice is not None:
+                    self._consider(solution.choice)
+                if solution.bound - paid < lowest:
+                    lowest = solution.bound - paid
+                    excess = mean.excess(self.tables, solution.choice) if solution.choice is not None else 1.0
+            bound = max(bound, lowest)
+            if excess > 0:
+                low = price
+                price = price * 4 if high == math.inf else math.sqrt(low * high)
+            else:
+                high = price
+                price = price / 4 if low == 0 else math.sqrt(low * high)
+            if high < low * 1.2:
+                break
+        return bound
+
+    def _first_price(self, choice: Choice, means: list[MeanBytes]) -> float:
+        """Return the price of a byte at which saving activations costs as much as the forward that would bring them back."""
+        totals = self.tables.kind_totals(choice)
+        counts = np.array([kind.count for kind in self.tables.folded.kinds], dtype=np.float64)
+        flow = 1 + (self.pipeline.num_microbatches - 1) / self.pipeline.num_stages
+        seconds = float(counts @ totals[:, Slot.FORWARD]) * flow
+        kept = means[0].excess(self.tables, choice) + means[0].limit
+        less = means[-1].excess(self.tables, choice) + means[-1].limit
+        return seconds / max(kept - less, 0.1 * kept, 1.0)
+
+    def follow(self, known: Sequence[Recipe]) -> None:
+        """Consider the best completion of each recipe, except of those whose every completion is too large."""
+        weighting = weights(self.tables, self.pipeline, recompute=False, hidden=1.0, bounding=False)
+        instance = problem(self.tables, weighting, name=str(self.configuration))
+        for recipe in known:
+            if min(least_bytes(self.tables, self.pipeline, recipe.allowed)) > self.search.memory_limit:
+                continue
+            solution = self._run(restrict(instance, recipe))
+            if solution.choice is not None:
+                self._consider(solution.choice)
 
     def _solve(
         self,
         *,
         hidden: float,
-        recompute: bool,
+        recompute: bool | Sequence[bool],
         bounding: bool,
         cutoff: float = math.inf,
         mixes: tuple[StageMix, ...] = (),
-        recipe: Recipe | None = None,
         slowest: tuple[float, ...] | None = None,
+        start: Choice | None = None,
+        price: tuple[float, MeanBytes] | None = None,
     ) -> Solution:
         weighting = weights(
-            self.tables, self.pipeline, recompute=recompute, hidden=hidden, bounding=bounding, slowest=slowest
+            self.tables,
+            self.pipeline,
+            recompute=recompute,
+            hidden=hidden,
+            bounding=bounding,
+            slowest=slowest,
+            traffic_hidden=bounding or self.traffic_hidden,
         )
         instance = problem(self.tables, weighting, mixes, self.search.memory_limit, str(self.configuration))
-        if recipe is not None:
-            instance = restrict(instance, recipe)
-        elif self.search.batch_dims is not None:
+        if price is not None:
+            instance = price[1].priced(instance, self.tables, price[0])
+        if self.search.batch_dims is not None:
             instance = replace(instance, recipes=recipes(self.tables, self.search.batch_dims))
         if self.search.on_problem is not None:
             self.search.on_problem(instance)
+        return self._run(instance, start, cutoff, MEMORY_GAP if mixes else OPTIMALITY_TOLERANCE)
+
+    def _run(
+        self,
+        instance: Problem,
+        start: Choice | None = None,
+        cutoff: float = math.inf,
+        gap: float = OPTIMALITY_TOLERANCE,
+    ) -> Solution:
         left = max(0.1, min(PLACEMENT_SECONDS, self.end - time.monotonic()))
         return self.search.solver.solve(
             instance,
             time_limit=left,
+            start=start,
             cutoff=cutoff,
-            gap=MEMORY_GAP if mixes else OPTIMALITY_TOLERANCE,
+            gap=gap,
             should_stop=self.search.should_stop,
         )
 
@@ -287,9 +378,7 @@ class Attempt:
             return
         memory = block_bytes(self.tables, choice)
         hop = self._hop(choice)
-        found = best_split(
-            totals, memory, self.tables.folded.chain, self.pipeline, self.search.memory_limit, hop
-        )
+        found = best_split(totals, memory, self.tables.folded.chain, self.pipeline, self.search.memory_limit, hop)
         if found is not None and (self.best is None or found[1].seconds < self.best.objective):
             self.best = Candidate(self.configuration, self.tables, choice, found[0], found[1], memory)
 
@@ -311,7 +400,10 @@ class Attempt:
         largest = 0.0
         for node, strategy in zip(self.tables.nodes, choice, strict=True):
             if node.decision is Decision.BOUNDARY and node.value is not None and node.placements is not None:
-                largest = max(largest, boundary_bytes(self.tables, node.value.name, node.value.shape, int(node.placements[strategy])))
+                largest = max(
+                    largest,
+                    boundary_bytes(self.tables, node.value.name, node.value.shape, int(node.placements[strategy])),
+                )
         crosses = mesh.size >= self.search.costs.cluster.devices_per_node
         return self.search.costs.send_seconds(largest, crosses)
 
@@ -320,5 +412,3 @@ def boundary_bytes(tables: Tables, name: str, shape: tuple[int, ...], placement:
     """Return the bytes one device hands to the next stage for a value at a placement number."""
     elements = float(local_sizes(shape, np.array([placement]), tables.mesh)[0])
     return elements * tables.costs.policy.element_bytes(tables.folded.graph.values[name])
-
-

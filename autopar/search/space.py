@@ -40,8 +40,8 @@ def divisors(number: int) -> list[int]:
 def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
     """Yield the meshes of one stage: one axis, or two of which the minor one lies within a node.
 
-    Which axis does what is the solver's choice, so that an 8×8 mesh stands for 8-way data times 8-way tensor parallelism, for 64-way data
-    parallelism and for anything between.
+    Which axis does what is the solver's choice, so that an 8×8 mesh stands for 8-way data times 8-way tensor
+    parallelism, for 64-way data parallelism and for anything between.
 
     >>> [str(mesh) for mesh in meshes(16, 8)]
     ['outer=8×inner=2', 'outer=4×inner=4', 'outer=2×inner=8']
@@ -61,9 +61,10 @@ def configurations(
 ) -> list[Configuration]:
     """Return the outer space of a job.
 
-    Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the divisors of the global batch
-    that are powers of two times the smallest, all of them where they are few. 1F1B takes as long as GPipe and never holds more, so GPipe is
-    left out where both would be the same; with one stage there is nothing to order.
+    Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the
+    divisors of the global batch that are powers of two times the smallest, all of them where they are few. 1F1B takes
+    as long as GPipe and never holds more, so GPipe is left out where both would be the same; with one stage there is
+    nothing to order.
 
     Args:
         gpus: Number of devices.
@@ -79,7 +80,8 @@ def configurations(
     if batch_of_model is not None:
         if global_batch % batch_of_model:
             raise JobError(
-                f"the model works on {batch_of_model} samples at a time, which does not divide the global batch {global_batch}",
+                f"the model works on {batch_of_model} samples at a time, which does not divide "
+                f"the global batch {global_batch}",
                 hint=f"--global-batch {-(-global_batch // batch_of_model) * batch_of_model}",
             )
         counts = [global_batch // batch_of_model]
@@ -108,10 +110,11 @@ def describe(space: list[Configuration], *, solver: str) -> tuple[str, ...]:
     """Return the space in words, for the report."""
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
-    shapes = sorted({configuration.mesh.shape for configuration in space})
+    grids = ["×".join(map(str, shape)) for shape in sorted({configuration.mesh.shape for configuration in space})]
+    schedules = sorted({configuration.schedule for configuration in space})
     return (
-        f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(sorted({c.schedule for c in space}))}",
-        f"meshes of a stage {', '.join('×'.join(map(str, shape)) for shape in shapes)}; every discovered sharding of every op on every axis",
+        f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(schedules)}",
+        f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
         f"microbatches {', '.join(map(str, counts))}; recompute none or full per stage",
         "equal blocks are sharded alike; values keep one placement between blocks",
         f"placements by {solver}",

@@ -1,8 +1,9 @@
 """The plan in one line, in the field's words.
 
-The solver decides op by op what a mesh axis does; the line says what it does to most of the elements: an axis that splits dim 0 of most
-activations is data parallel, one that splits most parameters where they are used is tensor parallel (expert parallel where it splits dim 0 of
-rank-3 parameters), one that splits dim 1 of most activations is sequence parallel.
+The solver decides op by op what a mesh axis does; the line says what it does to most of the elements: an axis that
+splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
+parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
+sequence parallel.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class _Tally:
 
 @dataclass(slots=True)
 class _AxisTallies:
-    """What one axis does to activations, used and stored parameters, gradient sums and updates, and values between blocks."""
+    """What one axis does to activations, parameters used and stored, gradient sums, updates and boundaries."""
 
     activations: _Tally
     used: _Tally
@@ -95,7 +96,11 @@ def _recompute(plan: Plan) -> str:
 def _role(tallies: _AxisTallies) -> str:
     if tallies.activations.most(tallies.activations.first):
         return "dp"
-    if tallies.experts.total and tallies.experts.most(tallies.experts.first) and not tallies.used.most(tallies.used.split):
+    if (
+        tallies.experts.total
+        and tallies.experts.most(tallies.experts.first)
+        and not tallies.used.most(tallies.used.split)
+    ):
         return "ep"
     if tallies.used.most(tallies.used.split):
         return "tp"

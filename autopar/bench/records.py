@@ -1,0 +1,133 @@
+"""What a comparison finds, as records that print and serialise."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from autopar.plan import Job, ModelInfo, PhaseTime, Plan
+
+COMPARISON_VERSION = 1
+GRID = "grid search"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFigures:
+    """One plan of a method.
+
+    Attributes:
+        summary: The plan in one line.
+        objective: Step time in seconds by the planner's formula.
+        step_seconds: Step time in seconds by the simulator.
+        mfu: Model FLOPs over peak FLOPs of all devices in one simulated step.
+        peak_bytes: Peak memory of the fullest device.
+    """
+
+    summary: str
+    objective: float
+    step_seconds: float
+    mfu: float
+    peak_bytes: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlanFigures":
+        """Return the figures of a simulated plan."""
+        simulated = plan.simulated
+        assert simulated is not None, "plans are simulated before they are compared"
+        peak = max(stage.peak for stage in simulated.stages)
+        return cls(plan.summary, plan.objective, simulated.step_seconds, simulated.mfu, peak)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one method came to.
+
+    Attributes:
+        method: Name of the solver of the placements, or "grid search".
+        termination: "optimal", "exhausted", "time limit", "interrupted", or "infeasible" if nothing it tried fits.
+        plans: Its best plans by simulated step time; empty if it found none.
+        bound: Step seconds by the formula that no plan of the space can beat; 0 if the method proves nothing.
+        configurations: Combinations of pipeline degree, mesh and microbatches in the space.
+        solved: How many of them were solved.
+        phases: Wall time of each phase, and peak memory of the process at its end.
+        note: Why there is no plan, if there is none.
+    """
+
+    method: str
+    termination: str
+    plans: tuple[PlanFigures, ...]
+    bound: float
+    configurations: int
+    solved: int
+    phases: tuple[PhaseTime, ...]
+    note: str = ""
+
+    @classmethod
+    def of(cls, method: str, plan: Plan) -> "Result":
+        """Return the result of a method that found a plan."""
+        search = plan.search
+        assert search is not None, "the best plan tells how it was found"
+        plans = tuple(PlanFigures.of(each) for each in (plan, *plan.alternatives))
+        bound = search.bound
+        return cls(method, search.termination, plans, bound, search.configurations, search.solved, search.phases)
+
+    @property
+    def best(self) -> PlanFigures | None:
+        """The plan with the least simulated step time; None if there is none."""
+        return self.plans[0] if self.plans else None
+
+    @property
+    def gap(self) -> float | None:
+        """How much lower than the objective the optimum can be, relative to it; None if nothing is proven."""
+        if self.best is None or self.bound <= 0:
+            return None
+        return max(0.0, 1.0 - self.bound / self.best.objective)
+
+    @property
+    def search_seconds(self) -> float:
+        """Wall time from the prepared job to the ranked plans."""
+        return sum(phase.seconds for phase in self.phases if phase.name in ("search", "simulate"))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Methods side by side on one job.
+
+    Attributes:
+        model: The model.
+        job: The request.
+        time_limit: Seconds each method was given; None for no limit.
+        results: Our planner first, then grid search, then the other solvers; short if it was interrupted.
+        version: Version of this format.
+    """
+
+    model: ModelInfo
+    job: Job
+    time_limit: float | None
+    results: tuple[Result, ...]
+    version: int = COMPARISON_VERSION
+
+    @property
+    def ours(self) -> Result:
+        """The result of our planner."""
+        return self.results[0]
+
+    @property
+    def grid(self) -> Result | None:
+        """The result of grid search; None if it was not run."""
+        return next((result for result in self.results if result.method == GRID), None)
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than grid search's best our best plan is when simulated; None if either has none."""
+        grid = self.grid.best if self.grid is not None else None
+        ours = self.ours.best
+        return grid.step_seconds / ours.step_seconds if grid is not None and ours is not None else None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody stopped it."""
+        return any(result.termination == "interrupted" for result in self.results)
+
+    def to_json(self) -> bytes:
+        """Return the comparison as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)

@@ -1,0 +1,68 @@
+"""All cases of a benchmark, each in a fresh process with a cold cache: its seconds and bytes are its own."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+from autopar.bench.compare import compare
+from autopar.bench.records import Comparison
+from autopar.bench.specs import BenchSpec
+from autopar.errors import InterruptedSearchError
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+
+Compare = Callable[..., Comparison]
+"""`compare`, or what stands for it."""
+
+
+def in_fresh_process(*args: Any, **request: Any) -> Comparison:
+    """Return what `compare` returns, computed by a process of its own; errors come back as they were raised.
+
+    Raises:
+        InterruptedSearchError: If that process was interrupted.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(compare, *args, **request).result()
+        except KeyboardInterrupt:  # Ctrl-C reaches every process of the terminal
+            raise InterruptedSearchError(
+                "interrupted in the middle of a case", hint="run the rest with --gpus"
+            ) from None
+
+
+def run_sweep(
+    spec: BenchSpec,
+    *,
+    gpus: int | None = None,
+    progress: ProgressCallback = silent,
+    should_stop: StopCallback = never,
+    run: Compare = in_fresh_process,
+    **request: Any,
+) -> Iterator[Comparison]:
+    """Yield the comparison of every case of a benchmark as soon as it is done.
+
+    Args:
+        spec: The benchmark.
+        gpus: Only the case with this number of devices; None for all.
+        progress: Told when a case begins.
+        should_stop: Polled between cases.
+        run: What compares; gets the arguments of `compare`.
+        **request: Further arguments of `compare`.
+
+    Raises:
+        AutoparError: As `compare` does.
+    """
+    cases = [case for case in spec.sweep if gpus is None or case.gpus == gpus]
+    for done, case in enumerate(cases):
+        if should_stop():
+            return
+        detail = f"{spec.name} on {case.gpus} × {case.cluster}"
+        progress(Progress("benchmark", done, len(cases), detail=detail))
+        yield run(spec.model, gpus=case.gpus, cluster=case.cluster, **request)
+
+
+def run_tiny(spec: BenchSpec, **request: Any) -> Iterator[Comparison]:
+    """Yield the comparison of the smallest case of a benchmark for a small stand-in of its model, in this process."""
+    small = partial(compare, dims=spec.tiny, global_batch=spec.tiny_batch)
+    return run_sweep(spec, gpus=spec.sweep[0].gpus, run=small, **request)

@@ -1,0 +1,340 @@
+"""The reference executor: a whole step of a program, all devices of all stages in one process.
+
+The law it is for: outputs, loss, gradients and updated parameters equal the unpartitioned model's. It follows the
+program and nothing else, instruction by instruction on local arrays, and checks the shape of whatever is computed.
+Stages run their tasks in the order of the schedule, each as soon as what it needs is there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import ModelError, ProgramError
+from autopar.execute import Executor
+from autopar.formulate.fold import Folded
+from autopar.ir.graph import Graph, Role
+from autopar.program.chain import instance_names
+from autopar.program.records import (
+    Collective,
+    Compute,
+    Instruction,
+    Operand,
+    Part,
+    Program,
+    Segment,
+    SegmentPhase,
+    Slice,
+    defines,
+)
+from autopar.program.text import format_instruction
+from autopar.runtime.blocks import Blocks, gather, move, scatter
+from autopar.schedule import SCHEDULES, Pass, Task
+from autopar.sharding import Mesh, Placements, Replicate, Shard
+from autopar.training.losses import LOSS_SCALE
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """What a step computed, as whole tensors.
+
+    Attributes:
+        outputs: Per microbatch, the outputs of the graph by name. The losses of all microbatches add up to the loss of
+            the step, the mean over all its samples.
+        gradients: Gradient of that loss by parameter, on top of what the gradient buffer held.
+        states: Content of every state after the step, by the name under which it enters the next one.
+    """
+
+    outputs: tuple[Mapping[str, Array], ...]
+    gradients: Mapping[str, Array]
+    states: Mapping[str, Array]
+
+
+def run_step(
+    program: Program,
+    folded: Folded,
+    microbatches: Sequence[Mapping[str, Array]],
+    states: Mapping[str, Array],
+    executor: Executor | None = None,
+) -> StepResult:
+    """Run one training or inference step.
+
+    Floats keep the precision they are fed with, see `autopar.execute`.
+
+    Args:
+        program: The lowered plan.
+        folded: The graph it was lowered from.
+        microbatches: Per microbatch, an array for each input of the graph, by name. What the optimizer reads (the
+            number of the update) is taken from the last one.
+        states: An array for each state of the graph, by the name under which it enters the step. Gradient buffers
+            are usually zero.
+        executor: Reused if given.
+
+    Raises:
+        ModelError: If an array is missing or has another shape than the graph says.
+        ProgramError: If an instruction does not compute what the program says, values are not there when they are
+            needed, or copies of a tensor differ.
+        UnsupportedOpError: If nothing implements an op's kind.
+        ExecutionError: If a kernel fails.
+    """
+    _check_feeds(program, folded.graph, microbatches, states)
+    step = _Step(program, folded, microbatches, states, executor or Executor())
+    for stage, task in _tasks(program):
+        step.run_task(stage, task)
+    for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
+        for block in range(len(folded.chain)):
+            step.run_once(block, phase)
+    return step.result()
+
+
+def _check_feeds(
+    program: Program, graph: Graph, microbatches: Sequence[Mapping[str, Array]], states: Mapping[str, Array]
+) -> None:
+    if len(microbatches) != program.num_microbatches:
+        raise ModelError(f"{len(microbatches)} microbatches for a program of {program.num_microbatches}")
+    wanted = [(microbatch, name) for microbatch in microbatches for name in graph.inputs]
+    wanted += [(states, state.input) for state in graph.states]
+    for feeds, name in wanted:
+        if name not in feeds:
+            raise ModelError(f"no data for value {name!r}", hint="feed every input and every state of the graph")
+        if feeds[name].shape != graph.values[name].shape:
+            raise ModelError(f"value {graph.values[name]} is fed with data of shape {list(feeds[name].shape)}")
+
+
+def _tasks(program: Program) -> Iterator[tuple[int, Task]]:
+    """Yield (stage, task) in an order in which every stage follows its schedule and nothing comes before what it needs.
+
+    Raises:
+        ProgramError: If the stages wait for each other.
+    """
+    num_stages, count = len(program.stages), program.num_microbatches
+    schedule = SCHEDULES[program.schedule]
+    queues = [list(schedule.order(stage, num_stages, count)) for stage in range(num_stages)]
+    done: set[tuple[int, Task]] = set()
+
+    def is_ready(stage: int, task: Task) -> bool:
+        if task.kind is Pass.FORWARD:
+            return stage == 0 or (stage - 1, task) in done
+        last = stage == num_stages - 1
+        return (stage, Task(Pass.FORWARD, task.microbatch)) in done and (last or (stage + 1, task) in done)
+
+    while any(queues):
+        progress = False
+        for stage, queue in enumerate(queues):
+            while queue and is_ready(stage, queue[0]):
+                task = queue.pop(0)
+                done.add((stage, task))
+                progress = True
+                yield stage, task
+        if not progress:
+            waiting = ", ".join(f"stage {stage} for {queue[0]}" for stage, queue in enumerate(queues) if queue)
+            raise ProgramError(f"schedule {program.schedule!r} deadlocks: {waiting}")
+
+
+@dataclass(slots=True, eq=False)
+class _Passage:
+    """What one microbatch has left behind.
+
+    Attributes:
+        handed: Values between blocks, by the block that receives them and the phase.
+        saved: Forward values kept for the backward, by block and name.
+        exports: Values read far away, by tensor and placement.
+        outputs: Results of the model.
+    """
+
+    handed: dict[tuple[int, SegmentPhase], list[Blocks]] = field(default_factory=dict)
+    saved: dict[int, dict[str, Blocks]] = field(default_factory=dict)
+    exports: dict[tuple[str, Placements], Blocks] = field(default_factory=dict)
+    outputs: dict[str, Array] = field(default_factory=dict)
+
+
+class _Step:
+    """A step in progress."""
+
+    def __init__(
+        self,
+        program: Program,
+        folded: Folded,
+        microbatches: Sequence[Mapping[str, Array]],
+        states: Mapping[str, Array],
+        executor: Executor,
+    ) -> None:
+        self._graph = folded.graph
+        self._segments = program.table()
+        self._blocks = list(program.blocks())
+        self._names = instance_names(folded)
+        self._ranges: list[range] = []
+        for stage in program.stages:
+            start = self._ranges[-1].stop if self._ranges else 0
+            self._ranges.append(range(start, start + len(stage.blocks)))
+        self._stages = program.stages
+        self._data = microbatches
+        self._states = states
+        self._executor = executor
+        self._constants = dict(self._graph.constants)
+        scale = self._graph.metadata.get(LOSS_SCALE)
+        if scale is not None:
+            held = self._constants[scale]
+            self._constants[scale] = np.asarray(np.divide(held, program.num_microbatches), held.dtype)
+        self._passages = [_Passage() for _ in microbatches]
+        self._persistent: dict[str, tuple[Placements, Blocks, Mesh]] = {}
+        self._stored: dict[tuple[int, str], Blocks] = {}
+        self._scattered: dict[tuple[str, Placements, Mesh], Blocks] = {}
+
+    def run_task(self, stage: int, task: Task) -> None:
+        """Run one microbatch through the blocks of a stage."""
+        blocks, passage = self._ranges[stage], self._passages[task.microbatch]
+        if task.kind is Pass.FORWARD:
+            for block in blocks:
+                values = self._run(block, SegmentPhase.FORWARD, task.microbatch, {})
+                inputs = self._segment(block, SegmentPhase.FORWARD)
+                assert inputs is not None, "every kind has a forward"
+                if self._stages[stage].recompute:
+                    continue  # the inputs stay in `handed`
+                passage.saved[block] = {operand.value: values[operand.value] for operand in inputs.saved}
+            return
+        for block in reversed(blocks):
+            if self._stages[stage].recompute:
+                segment = self._segment(block, SegmentPhase.FORWARD)
+                assert segment is not None, "every kind has a forward"
+                values = self._run(block, SegmentPhase.FORWARD, task.microbatch, {})
+                passage.saved[block] = {operand.value: values[operand.value] for operand in segment.saved}
+            self._run(block, SegmentPhase.BACKWARD, task.microbatch, passage.saved.pop(block))
+
+    def run_once(self, block: int, phase: SegmentPhase) -> None:
+        """Run what a block does once per step."""
+        self._run(block, phase, len(self._passages) - 1, {})
+
+    def result(self) -> StepResult:
+        """Return what was computed, as whole tensors.
+
+        Raises:
+            ProgramError: If something the graph computes was not.
+        """
+        graph = self._graph
+        for passage in self._passages:
+            for name in graph.outputs:
+                if name not in passage.outputs:
+                    raise ProgramError(f"the program does not compute output {name!r}")
+        states, gradients = {}, {}
+        for state in graph.states:
+            if state.input in self._persistent:
+                placements, blocks, mesh = self._persistent[state.input]
+                states[state.input] = gather(blocks, placements, mesh)
+            elif state.output != state.input:
+                raise ProgramError(f"the program does not compute {state.output!r}, the new {state.input!r}")
+            else:
+                states[state.input] = self._states[state.input]
+            if state.role is Role.GRADIENT:
+                gradients[state.owner] = states[state.input]
+        return StepResult(tuple(passage.outputs for passage in self._passages), gradients, states)
+
+    # One segment.
+
+    def _segment(self, block: int, phase: SegmentPhase) -> Segment | None:
+        return self._segments.get((self._blocks[block][1], phase))
+
+    def _run(self, block: int, phase: SegmentPhase, microbatch: int, saved: Mapping[str, Blocks]) -> dict[str, Blocks]:
+        """Run a block's segment, hand on what it makes, and return its values."""
+        segment = self._segment(block, phase)
+        if segment is None:
+            return {}
+        mesh = self._blocks[block][0].mesh
+        passage = self._passages[microbatch]
+        parts = {part.value: part for part in segment.parts}
+        values: dict[str, Blocks] = dict(saved)
+        for operand in segment.external:
+            values[operand.value] = self._external(block, operand, parts.get(operand.value), microbatch)
+        handed = passage.handed.get((block, phase), [])
+        if len(handed) != len(segment.inputs):
+            raise ProgramError(f"block {block} {phase} gets {len(handed)} values, {len(segment.inputs)} expected")
+        for operand, blocks in zip(segment.inputs, handed, strict=True):
+            values[operand.value] = blocks
+        for instruction in segment.instructions:
+            self._execute(instruction, values, mesh, f"block {block} {phase}")
+
+        following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
+        if phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
+            passage.handed[following, phase] = [values[operand.value] for operand in segment.outputs]
+        for operand in segment.exports:
+            part = parts[operand.value]
+            tensor = self._names[block][part.tensor]
+            passage.exports[tensor, part.placements] = values[operand.value]
+            if tensor in self._graph.outputs:
+                passage.outputs[tensor] = gather(values[operand.value], part.placements, mesh)
+        for store in segment.stores:
+            kept = parts.get(store.value.value)
+            if kept is None:
+                self._stored[block, store.target] = values[store.value.value]
+            else:
+                tensor = self._names[block][store.target]
+                self._persistent[tensor] = (kept.placements, values[store.value.value], mesh)
+        return values
+
+    def _external(self, block: int, operand: Operand, part: Part | None, microbatch: int) -> Blocks:
+        """Return a value that is there anyway."""
+        if part is None:
+            if (block, operand.value) not in self._stored:
+                raise ProgramError(f"block {block} reads {operand.value!r}, which it has not stored before")
+            return self._stored[block, operand.value]
+        tensor, mesh = self._names[block][part.tensor], self._blocks[block][0].mesh
+        exported = self._passages[microbatch].exports.get((tensor, part.placements))
+        if exported is not None:
+            return exported
+        if tensor in self._persistent:
+            placements, blocks, _ = self._persistent[tensor]
+            if placements != part.placements:
+                raise ProgramError(f"block {block} reads {tensor!r} at another placement than it was stored at")
+            return blocks
+        if tensor in self._graph.inputs:
+            return scatter(self._data[microbatch][tensor], part.placements, mesh)
+        key = (tensor, part.placements, mesh)
+        if key not in self._scattered:
+            whole = self._states.get(tensor, self._constants.get(tensor))
+            if whole is None:
+                raise ProgramError(f"block {block} reads {tensor!r}, which nothing has made yet")
+            self._scattered[key] = scatter(np.asarray(whole), part.placements, mesh)
+        return self._scattered[key]
+
+    def _execute(self, instruction: Instruction, values: dict[str, Blocks], mesh: Mesh, where: str) -> None:
+        match instruction:
+            case Compute():
+                self._compute(instruction, values, mesh)
+            case Collective(axis=axis, source=source, target=target, operand=operand, result=result):
+                values[result.value] = move(values[operand.value], mesh.axes.index(axis), source, target, mesh)
+            case Slice(axis=axis, dim=dim, operand=operand, result=result):
+                blocks = values[operand.value]
+                values[result.value] = move(blocks, mesh.axes.index(axis), Replicate(), Shard(dim), mesh)
+            case _:
+                assert_never(instruction)
+        for operand in defines(instruction):
+            for block in values[operand.value]:
+                if block.shape != operand.shape:
+                    line = format_instruction(instruction)
+                    raise ProgramError(f"{where}: {operand.value!r} is {list(block.shape)} in\n  {line}")
+
+    def _compute(self, compute: Compute, values: dict[str, Blocks], mesh: Mesh) -> None:
+        """Run an op on every device; devices with the same inputs share the result."""
+        op = compute.op
+        numbers = {}
+        for index, content in compute.constants:
+            held = self._graph.constants[op.inputs[index]]
+            numbers[index] = np.array(content, held.dtype).reshape(held.shape)
+        known: dict[tuple[int, ...], tuple[Array, ...]] = {}
+        outputs: list[tuple[Array, ...]] = []
+        for rank in range(mesh.size):
+            inputs = [
+                numbers.get(index, None if operand is None else values[operand.value][rank])
+                for index, operand in enumerate(compute.inputs)
+            ]
+            key = tuple(id(array) for array in inputs)
+            if key not in known:
+                known[key] = self._executor.run(op, inputs, self._graph.opset)
+            outputs.append(known[key])
+        for slot, operand in enumerate(compute.outputs):
+            if operand is not None:
+                values[operand.value] = [result[slot] for result in outputs]

@@ -1,0 +1,102 @@
+"""Small models as the planner sees them, each built once per run, and choices to try on them."""
+
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+
+from autopar.cluster import PRESETS
+from autopar.cost import CostModel
+from autopar.discover import Rules, discover
+from autopar.formulate.fold import Folded
+from autopar.formulate.step import BlockBytes, FloatArray, Pipeline, Split, step_time
+from autopar.formulate.tables import Slot, Tables, build_tables
+from autopar.problem import Problem
+from autopar.sharding import Mesh
+from autopar.solvers import load
+from autopar.workload import Workload, open_workload
+from tests.test_models import TINY
+
+COSTS = CostModel(PRESETS["h100"])
+
+DIMS = TINY | {"gpt2": TINY["gpt2"] | {"num_layers": 4}, "mlp-xs": {"num_layers": 5, "hidden": 16}}
+"""Long enough that some block repeats."""
+
+
+@cache
+def workload(name: str, mode: str = "train") -> Workload:
+    """Return a tiny zoo model."""
+    return open_workload(f"zoo:{name}", mode=mode, dims=DIMS[name])
+
+
+@cache
+def rules(name: str, mode: str = "train") -> Rules:
+    """Return its sharding rules."""
+    return discover(workload(name, mode).probe)
+
+
+def folded(name: str, mode: str = "train", samples: int = 8) -> Folded:
+    """Return its distinct blocks."""
+    return workload(name, mode).folded(samples)
+
+
+@cache
+def tables(name: str, mode: str = "train", samples: int = 8, shape: tuple[int, ...] = (2, 2)) -> Tables:
+    """Return its decisions and prices on a mesh of one or two axes."""
+    names = ("outer", "inner")[-len(shape) :]
+    mesh = Mesh.of(**dict(zip(names, shape, strict=True)))
+    return build_tables(folded(name, mode, samples), rules(name, mode), mesh, COSTS)
+
+
+def random_choice(
+    problem: Problem, rng: np.random.Generator, *, near: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    """Return a random choice that is mostly possible: given one, a few nodes are changed if that stays possible."""
+    if near is None:
+        return tuple(int(rng.integers(size)) for size in problem.num_strategies)
+    choice = list(near)
+    for node in rng.integers(problem.num_nodes, size=6):
+        before = choice[node]
+        choice[node] = int(rng.integers(problem.num_strategies[node]))
+        if not np.isfinite(problem.cost(choice)):
+            choice[node] = before
+    return tuple(choice)
+
+
+def optimum(problem: Problem) -> tuple[float, tuple[int, ...]]:
+    """Return the least cost and a choice that has it."""
+    solution = load("highs").solve(problem)
+    assert solution.choice is not None
+    return solution.cost, solution.choice
+
+
+def splits(num_blocks: int, num_stages: int) -> list[tuple[tuple[int, int], ...]]:
+    """Return all ways to cut a chain into stages of one block or more."""
+    inner = combinations(range(1, num_blocks), num_stages - 1)
+    return [tuple(zip((0, *cuts), (*cuts, num_blocks), strict=True)) for cuts in inner]
+
+
+def stage_peak(memory: BlockBytes, chain: tuple[int, ...], pipeline: Pipeline, split: Split, stage: int) -> float:
+    """Return the peak bytes of a stage."""
+    start, stop = split.ranges[stage]
+    counts = np.bincount(np.asarray(chain[start:stop]), minlength=len(memory.resident))
+    return memory.stage_bytes(counts, pipeline.in_flight(stage), split.recompute[stage])
+
+
+def best_by_enumeration(
+    totals: FloatArray, memory: BlockBytes, chain: tuple[int, ...], pipeline: Pipeline, limit: float, hop: float
+) -> float:
+    """Return the least step seconds over all splits whose stages fit, each with as little recompute as it fits with."""
+    best = float("inf")
+    trains = bool(totals[:, Slot.BACKWARD].any())
+    for ranges in splits(len(chain), pipeline.num_stages):
+        redo = []
+        for stage in range(len(ranges)):
+            for recompute in (False, True) if trains else (False,):
+                split = Split(ranges, tuple(recompute for _ in ranges))
+                if stage_peak(memory, chain, pipeline, split, stage) <= limit:
+                    redo.append(recompute)
+                    break
+        if len(redo) == len(ranges):
+            best = min(best, step_time(totals, chain, pipeline, Split(ranges, tuple(redo)), hop).seconds)
+    return best

@@ -1,0 +1,315 @@
+"""Decisions and prices: what a choice costs is what its placements cost, op by op and value by value."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import fsum, prod
+
+import numpy as np
+import pytest
+
+from autopar.formulate.fold import Source
+from autopar.formulate.options import decode_index
+from autopar.formulate.step import Pipeline, block_bytes, problem, stage_mixes, weights
+from autopar.formulate.step import Split as Cut
+from autopar.formulate.tables import Decision, Slot, Tables
+from autopar.ir.graph import Op, Phase, Role
+from autopar.sharding import Placements, Replicate, local_shape
+from tests.formulations import COSTS, DIMS, optimum, random_choice, stage_peak, tables
+
+CASES = [("gpt2", "train"), ("gpt2", "infer"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("resnet50", "infer")]
+
+
+def _placements(found: Tables, value: str, number: int) -> Placements:
+    return decode_index(int(number), len(found.folded.graph.values[value].shape), len(found.mesh.axes))
+
+
+@pytest.mark.parametrize("name", DIMS)
+def test_strategies_divide_and_mean_what_they_say(name: str) -> None:
+    """The number of every placement decodes to one whose local shape is the one that was priced."""
+    found = tables(name)
+    values = found.folded.graph.values
+
+    for node in found.nodes:
+        if node.options is None:
+            assert node.value is not None
+            assert node.placements is not None
+            for number in node.placements:
+                local_shape(node.value.shape, _placements(found, node.value.name, number), found.mesh)
+            continue
+        op = found.folded.kinds[node.kind].ops[node.position]
+        for names, placed, local in (
+            (op.inputs, node.options.inputs, node.options.local_inputs),
+            (op.outputs, node.options.outputs, node.options.local_outputs),
+        ):
+            for value, numbers, shapes in zip(names, placed, local, strict=True):
+                if numbers is None or shapes is None:
+                    continue
+                for number, shape in zip(numbers, shapes.tolist(), strict=True):
+                    placements = _placements(found, value, number)
+                    assert local_shape(values[value].shape, placements, found.mesh) == tuple(shape)
+
+
+@pytest.mark.parametrize("name", DIMS)
+def test_strategies_of_an_op_differ(name: str) -> None:
+    """No strategy is listed twice, and the first one copies everything."""
+    found = tables(name)
+
+    for node in found.nodes:
+        if node.options is not None:
+            columns = [array for array in (*node.options.inputs, *node.options.outputs) if array is not None]
+            rows = list(zip(*(column.tolist() for column in columns), strict=True))
+            assert len(set(rows)) == len(rows) == node.count
+            assert not any(rows[0])
+
+
+@pytest.mark.parametrize("name", DIMS)
+def test_edges_price_the_change_of_placement(name: str) -> None:
+    """A table is zero where both ends agree, infinite where no collective leads, else the sum along the cheapest path."""
+    found = tables(name)
+    rng = np.random.default_rng(0)
+    graph = found.folded.graph
+
+    for edge in found.edges:
+        first, second = found.nodes[edge.first], found.nodes[edge.second]
+        shape = graph.values[edge.value].shape
+        sources = [_slot_of(found, edge.first, edge.value)] if first.options is not None else [first.placements]
+        assert len(sources) == 1
+        source, target = sources[0], _target(found, edge.second, edge.consumer)
+        assert source is not None
+        assert edge.table.shape == (first.count, second.count)
+        assert (edge.table[source[:, None] == target[None, :]] == 0).all()
+        reshards = found.resharder.of(shape, _wire(found, edge.value))
+        for row, column in zip(rng.integers(first.count, size=4), rng.integers(second.count, size=4), strict=True):
+            if np.isfinite(edge.table[row, column]):
+                path = reshards.path(
+                    _placements(found, edge.value, source[row]), _placements(found, edge.value, target[column])
+                )
+                assert edge.table[row, column] == pytest.approx(fsum(move.seconds for move in path), rel=1e-12)
+
+
+def _wire(found: Tables, value: str) -> float:
+    from autopar.formulate.tables import element_bytes
+
+    return element_bytes(found.folded.graph, found.costs.policy)[1][value]
+
+
+def _slot_of(found: Tables, node: int, value: str) -> np.ndarray:  # type: ignore[type-arg]
+    """Return the placements at which an op defines a value, by position where the name is another instance's."""
+    item = found.nodes[node]
+    assert item.options is not None
+    op = found.folded.kinds[item.kind].ops[item.position]
+    numbers = item.options.outputs[op.outputs.index(value) if value in op.outputs else 0]
+    assert numbers is not None
+    return numbers
+
+
+def _target(found: Tables, node: int, consumer: int) -> np.ndarray:  # type: ignore[type-arg]
+    item = found.nodes[node]
+    numbers = item.options.inputs[consumer] if item.options is not None else item.placements
+    assert numbers is not None
+    return numbers
+
+
+@dataclass
+class _Unfolded:
+    """Seconds by slot of the whole graph, walked op by op with the placements of a choice."""
+
+    found: Tables
+    choice: tuple[int, ...]
+    totals: dict[Slot, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        folded = self.found.folded
+        self.graph = folded.graph
+        self.resident = self.found.costs.policy.graph_element_bytes(self.graph)
+        self.op_node = {(n.kind, n.position): i for i, n in enumerate(self.found.nodes) if n.decision is Decision.OP}
+        self.named = {n.name: i for i, n in enumerate(self.found.nodes) if n.decision is Decision.COPY}
+        self.stored = {n.name: i for i, n in enumerate(self.found.nodes) if n.decision is Decision.PARAMETER}
+        self.boundary = {p: b.node for b in self.found.boundaries for p in b.producers}
+        self.states = {state.output: state for state in self.graph.states if state.output != state.input}
+        self.home = {name: op for op in self.graph.ops for name in op.outputs if name}
+
+    def position(self, op: Op) -> int:
+        members = [other.name for other in self.graph.ops if other.block == op.block]
+        return members.index(op.name)
+
+    def at(self, node: int) -> int:
+        """Return the placement number a node that is no op decides."""
+        placements = self.found.nodes[node].placements
+        assert placements is not None
+        return int(placements[self.choice[node]])
+
+    def move(self, value: str, source: int, target: int, slot: Slot) -> None:
+        reshards = self.found.resharder.of(self.graph.values[value].shape, _wire(self.found, value))
+        self.totals[slot].append(float(reshards.seconds[source, target]))
+
+    def walk(self) -> dict[Slot, float]:
+        folded = self.found.folded
+        own = {state.input for state in self.graph.states if state.role is not Role.BUFFER}
+        order = {op.name: (folded.chain[op.block], self.position(op)) for op in self.graph.ops}
+        readers: dict[tuple[str, int, Slot], list[tuple[Op, int]]] = defaultdict(list)
+        crossing = set()
+        for op in self.graph.ops:
+            self.run(op, order[op.name])
+            slot = _paid(op)
+            for index, value in enumerate(op.inputs):
+                if value not in folded.by_value or (op.phase is Phase.UPDATE and value in own):
+                    continue
+                readers[value, op.block, slot].append((op, index))
+                if value in self.home and self.home[value].block != op.block:
+                    crossing.add(value)
+        for value, op in self.home.items():
+            producer = folded.by_value[value]
+            if producer in self.boundary:  # every instance hands it on, whoever reads it there
+                self.move(value, self.defined(value, order), self.at(self.boundary[producer]), _paid(op))
+        for (value, block, slot), uses in readers.items():
+            producer = folded.by_value[value]
+            if value in crossing and self.home[value].block != block:
+                source, label = self.at(self.boundary[producer]), self.boundary_value(producer)
+            elif producer.source is Source.STATE:
+                label = next(p.value.name for p in folded.parameters if p.producer == producer)
+                source = self.at(self.stored[label])
+            else:
+                source, label = self.defined(value, order), self.representative(producer)
+            if len(uses) > 1:
+                copy = self.at(self.named[f"{label}@{folded.chain[block]}/{slot.name.lower()}"])
+                self.move(value, source, copy, slot)
+                source = copy
+            for op, index in uses:
+                target = self.option(order[op.name], index)
+                if target is None:
+                    continue
+                accumulates = any(out in self.states and self.states[out].role is Role.GRADIENT for out in op.outputs)
+                paid = Slot.GRADIENT if accumulates else Slot.REDUCE if op.phase is Phase.UPDATE else slot
+                self.move(value, source, target, paid)
+        for state in self.graph.states:
+            if state.role is Role.PARAMETER and state.output != state.input:
+                old = folded.by_value[state.input]
+                label = next(p.value.name for p in folded.parameters if p.producer == old)
+                self.move(state.input, self.defined(state.output, order), self.at(self.stored[label]), Slot.UPDATE)
+        return {slot: fsum(terms) for slot, terms in self.totals.items()}
+
+    def run(self, op: Op, place: tuple[int, int]) -> None:
+        node = self.found.nodes[self.op_node[place]]
+        assert node.options is not None
+        strategy = self.choice[self.op_node[place]]
+
+        def pick(arrays: tuple[object, ...]) -> list[np.ndarray | None]:  # type: ignore[type-arg]
+            return [None if array is None else array[[strategy]] for array in arrays]  # type: ignore[index]
+
+        seconds = COSTS.op_seconds(op, pick(node.options.local_inputs), pick(node.options.local_outputs), self.resident)
+        self.totals[_paid(op)].append(float(seconds[0]))
+
+    def defined(self, value: str, order: dict[str, tuple[int, int]]) -> int:
+        op = self.home[value]
+        node = self.op_node[order[op.name]]
+        options = self.found.nodes[node].options
+        assert options is not None
+        numbers = options.outputs[op.outputs.index(value)]
+        assert numbers is not None
+        return int(numbers[self.choice[node]])
+
+    def option(self, place: tuple[int, int], index: int) -> int | None:
+        node = self.op_node[place]
+        options = self.found.nodes[node].options
+        assert options is not None
+        numbers = options.inputs[index]
+        return None if numbers is None else int(numbers[self.choice[node]])
+
+    def representative(self, producer: object) -> str:
+        kind = self.found.folded.kinds[producer.kind]  # type: ignore[attr-defined]
+        return kind.ops[producer.position].outputs[producer.slot]  # type: ignore[attr-defined,no-any-return]
+
+    def boundary_value(self, producer: object) -> str:
+        value = self.found.nodes[self.boundary[producer]].value  # type: ignore[index]
+        assert value is not None
+        return value.name
+
+
+def _paid(op: Op) -> Slot:
+    if op.phase is Phase.UPDATE:
+        return Slot.UPDATE
+    return Slot.BACKWARD if op.phase is Phase.BACKWARD else Slot.FORWARD
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_folded_seconds_are_those_of_the_whole_graph(name: str, mode: str) -> None:
+    """Instances times seconds per kind and slot is what walking every op and every value of the graph adds up to."""
+    found = tables(name, mode)
+    weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=False, hidden=1.0, bounding=False)
+    instance = problem(found, weighting)
+    _, best = optimum(instance)
+    choice = random_choice(instance, np.random.default_rng(1), near=best)
+    counts = np.array([kind.count for kind in found.folded.kinds])
+
+    totals = counts @ found.kind_totals(choice)
+
+    walked = _Unfolded(found, choice).walk()
+    assert {slot: totals[slot] for slot in walked} == pytest.approx(walked, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
+    """A solver sees what `kind_totals` recomputes, for any choice and any pipeline."""
+    found = tables(name, mode)
+    rng = np.random.default_rng(2)
+    schedule = "1f1b" if mode == "train" else "forward-only"
+
+    for pipeline in (Pipeline(1, 1, schedule), Pipeline(1, 4, schedule), Pipeline(3, 4, schedule)):
+        for bounding in (False, True):
+            weighting = weights(found, pipeline, recompute=False, hidden=0.5, bounding=bounding)
+            instance = problem(found, weighting)
+            _, near = optimum(instance)
+            for _ in range(3):
+                choice = random_choice(instance, rng, near=near)
+                totals = found.kind_totals(choice)
+                expected = fsum((weighting.factors * totals).ravel())
+                assert instance.cost(choice) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, recompute: bool) -> None:
+    """The peak use of a stage in the problem, with buffers, is `stage_bytes`, so that what fits fits."""
+    found = tables(name, mode)
+    chain = found.folded.chain
+    pipeline = Pipeline(2, 3, "1f1b")
+    cut = Cut(((0, len(chain) - 1), (len(chain) - 1, len(chain))), (recompute, recompute))
+    weighting = weights(found, pipeline, recompute=recompute, hidden=1.0, bounding=False)
+    _, near = optimum(problem(found, weighting))
+    choice = random_choice(problem(found, weighting), np.random.default_rng(3), near=near)
+    memory = block_bytes(found, choice)
+
+    for stage in range(2):
+        counts = tuple(int(c) for c in np.bincount(chain[slice(*cut.ranges[stage])], minlength=len(found.folded.kinds)))
+        mixes = [m for m in stage_mixes(chain, pipeline, cut, len(found.folded.kinds)) if m.counts == counts]
+        if mixes:
+            instance = problem(found, weighting, mixes, 1e15)
+            peak = instance.peak_usage(choice) + memory.buffers
+            assert peak == pytest.approx(stage_peak(memory, chain, pipeline, cut, stage), rel=1e-9)
+
+
+def test_parameters_gradients_and_moments_by_hand() -> None:
+    """Copied everywhere, a trained element takes 2 B as parameter, 4 B as sum of gradients, 12 B in the optimizer.
+
+    mlp-xs here: 5 layers of 16 × 16 = 1280 elements.
+    """
+    found = tables("mlp-xs")
+    whole = tuple(
+        next(
+            s for s in range(node.count)
+            if node.placements is not None and not node.placements[s]
+        ) if node.options is None else 0
+        for node in found.nodes
+    )  # fmt: skip
+
+    memory = block_bytes(found, whole)
+
+    counts = np.array([kind.count for kind in found.folded.kinds])
+    assert all(
+        placement == Replicate()
+        for node, s in zip(found.nodes, whole, strict=True)
+        if node.placements is not None and node.value is not None
+        for placement in _placements(found, node.value.name, node.placements[s])
+    )
+    assert counts @ memory.resident == 5 * prod((16, 16)) * (2 + 4 + 12)
