@@ -172,7 +172,7 @@ class Task:
     def batch_dims(self) -> BatchDims:
         """The batch dim of every value that has one.
 
-        It is the first dim in which two microbatch sizes differ; of a model that insists on one, the first of that size.
+        It is the first dim in which two microbatch sizes differ; if the model insists on one, the first of that size.
         """
         fixed = self.workload.fixed_batch
         if fixed is None:

@@ -3,14 +3,18 @@
     {"problem": {"name": ..., "nodes": {"intervals": [[0, 9], ...], "costs": [[...], ...], "usages": [[...], ...]},
                  "edges": {"nodes": [[a, b], ...], "costs": [row-major, ...]}, "usage_limit": ...}}
 
-The form knows whole numbers only, one usage per node and one limit. What a `Problem` has beyond that is written so that every reader of the
-form sees the same optimum:
+The form knows whole numbers only, one usage per node and one limit. What a `Problem` has beyond that is written so that
+every reader of the form sees the same optimum:
 
-- Costs in seconds become whole numbers of 1e-10 s (1e-4 us); "unit_seconds" records it. Usages are rounded up, limits down, to whole bytes.
-- Further usages of a node go to clones: nodes without cost, appended at the end, tied to it by an edge that forbids all but equal strategies.
-- Several limits become the largest one, and a node with a single strategy that uses the difference while a smaller one holds.
+- Costs in seconds become whole numbers of 1e-10 s (1e-4 us); "unit_seconds" records it. Usages are rounded up, limits
+  down, to whole bytes.
+- Further usages of a node go to clones: nodes without cost, appended at the end, tied to it by an edge that forbids all
+  but equal strategies.
+- Several limits become the largest one, and a node with a single strategy that uses the difference while a smaller one
+  holds.
 
-The first `num_nodes` entries of a choice for the file are therefore a choice for the problem. Names and recipes are not written.
+The first `num_nodes` entries of a choice for the file are therefore a choice for the problem. Names and recipes are not
+written.
 """
 
 import gzip
@@ -19,6 +23,7 @@ import math
 import os
 import tempfile
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +33,7 @@ from autopar.errors import ProblemError
 from autopar.problem import FORBIDDEN, Limit, Numbers, Problem, Usage
 
 UNIT_SECONDS = 1e-10
-"""Seconds per unit in which float costs are written: below it costs are of no consequence, and 10^18 of them are three years."""
+"""Seconds per unit in which float costs are written: less is of no consequence, and 10^18 of them are three years."""
 
 _MAGIC = b"\x1f\x8b"
 
@@ -182,10 +187,11 @@ def _document(problem: Problem) -> dict[str, Any]:
 
 def _one_limit(problem: Problem) -> tuple[int, list[tuple[int, int, int]]]:
     """Return the largest limit, and what to use up while a smaller one holds as (start, end, amount)."""
-    times = sorted({t for x in (*problem.limits, *problem.usages) for t in (x.start, x.end)})
+    spans_of: tuple[Limit | Usage, ...] = (*problem.limits, *problem.usages)
+    times = sorted({t for x in spans_of for t in (x.start, x.end)})
     highest = sum(math.ceil(u.amounts.max()) for u in problem.usages)
     spans = []
-    for start, end in zip(times, times[1:], strict=False):
+    for start, end in pairwise(times):
         amount = min((x.amount for x in problem.limits if x.start <= start < x.end), default=math.inf)
         spans.append((start, end, math.floor(min(amount, highest))))
     limit = max((amount for _, _, amount in spans), default=0)

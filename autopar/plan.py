@@ -1,6 +1,7 @@
 """The plan: everything decided, as versioned JSON.
 
-Placements are stored as the text they print as, one placement per mesh axis ("S(0)R"), so that a plan file can be read and edited by hand.
+Placements are stored as the text they print as, one placement per mesh axis ("S(0)R"), so that a plan file can be read
+and edited by hand.
 """
 
 import os
@@ -188,7 +189,8 @@ class SearchReport:
 
     Attributes:
         solver: Name of the solver of the placement problems.
-        termination: "optimal" (gap proven to be within tolerance), "exhausted" (whole space searched, gap left), "time limit" or "interrupted".
+        termination: "optimal" (gap proven to be within tolerance), "exhausted" (whole space searched, gap left),
+            "time limit" or "interrupted".
         objective: Best objective in seconds.
         bound: No plan of the declared space has a lower objective, in seconds.
         space: The declared space, in words.
@@ -276,9 +278,13 @@ class Plan:
         try:
             plan = msgspec.json.decode(data, type=cls)
         except msgspec.DecodeError as error:
-            raise PlanError(f"not a plan: {error}", hint="give the plan.json that `autopar solve -o DIR` wrote") from None
+            raise PlanError(
+                f"not a plan: {error}", hint="give the plan.json that `autopar solve -o DIR` wrote"
+            ) from None
         if plan.version != PLAN_VERSION:
-            raise PlanError(f"plan of version {plan.version}, this autopar reads {PLAN_VERSION}", hint="solve the model again")
+            raise PlanError(
+                f"plan of version {plan.version}, this autopar reads {PLAN_VERSION}", hint="solve the model again"
+            )
         return plan
 
     @classmethod

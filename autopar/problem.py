@@ -4,9 +4,9 @@
     such that  for every limit (start, end, amount) and every time start <= t < end:
                    sum_{u: start_u <= t < end_u} amounts_u[x_node(u)] <= amount
 
-One strategy x_i per node; a forbidden strategy or pair costs infinity. This is the public IOPDDL form (one usage per node, whole numbers,
-one limit) with four liberties: a node may have several usages, limits may differ over time, an edge has a weight, so that equal tables are
-stored once, and numbers may be floats (seconds, bytes).
+One strategy x_i per node; a forbidden strategy or pair costs infinity. This is the public IOPDDL form (one usage per
+node, whole numbers, one limit) with four liberties: a node may have several usages, limits may differ over time, an
+edge has a weight, so that equal tables are stored once, and numbers may be floats (seconds, bytes).
 A solver knows nothing else of neural nets.
 """
 
@@ -25,7 +25,7 @@ FORBIDDEN = 10**18
 """In whole-number problems a cost from here on means forbidden (IOPDDL); in float problems infinity does."""
 
 OPTIMALITY_TOLERANCE = 1e-6
-"""Cost and bound that agree to this, relative to the cost, prove an optimum. It is what LP and MIP codes can promise in float64."""
+"""Cost and bound that agree to this, relative to the cost, prove an optimum; LP and MIP codes promise no more."""
 
 LIMIT_TOLERANCE = 1e-9
 """Relative slack of a limit when usages are floats, for the rounding of sums; whole-number usages get none."""
@@ -87,7 +87,8 @@ class Problem:
         edge_nodes: The two nodes of each edge, shape (num_edges, 2); parallel edges are allowed, loops are not.
         edge_tables: Distinct cost tables, shape (strategies of the first node, strategies of the second).
         edge_table_ids: Per edge its index into `edge_tables`, shape (num_edges,).
-        edge_weights: Per edge the factor on its table, shape (num_edges,), not negative; a forbidden pair stays forbidden under weight 0.
+        edge_weights: Per edge the factor on its table, shape (num_edges,), not negative; a forbidden pair stays
+            forbidden under weight 0.
         usages: Use of the limited resource.
         limits: Upper limits; where several cover a time the smallest holds, where none does there is no limit.
         node_names: One per node, or empty.
@@ -130,8 +131,8 @@ class Problem:
         """Return the problem, equal tables stored once.
 
         Args:
-            node_costs: Per node a 1-D sequence of costs. If every cost is a whole number of an integer type the problem is one of whole
-                numbers, else of floats.
+            node_costs: Per node a 1-D sequence of costs. If every cost is a whole number of an integer type the problem
+                is one of whole numbers, else of floats.
             edges: (first node, second node, 2-D table) or (first, second, table, weight).
             usages: Use of the limited resource.
             limit: One limit for all times, several `Limit`s, or None.
@@ -151,7 +152,9 @@ class Problem:
         costs = [np.asarray(c) for c in node_costs]
         tables: list[Numbers] = []
         seen: dict[tuple[tuple[int, ...], bytes], int] = {}
-        seen_objects: dict[int, int] = {}  # a table given twice as the same object is not hashed again; `kept` keeps ids valid
+        seen_objects: dict[
+            int, int
+        ] = {}  # a table given twice as the same object is not hashed again; `kept` keeps ids valid
         kept: list[Any] = []
         ends: list[tuple[int, int]] = []
         ids: list[int] = []
@@ -218,7 +221,9 @@ class Problem:
         return all(c.dtype == np.int64 for c in self.node_costs)
 
     def cost(self, choice: Sequence[int]) -> float:
-        """Return the objective of `choice`: an exact int in whole-number problems, a correctly rounded float else; infinity if forbidden.
+        """Return the objective of `choice`; infinity if it is forbidden.
+
+        It is an exact int in whole-number problems and a correctly rounded float in others.
 
         Raises:
             ProblemError: If the choice is not one strategy per node.
@@ -231,7 +236,8 @@ class Problem:
         if self.is_whole:
             if any(t >= FORBIDDEN for t in terms):
                 return math.inf
-            return sum(w * int(t) for w, t in zip(weights, terms, strict=True))
+            total: int = sum(w * int(t) for w, t in zip(weights, terms, strict=True))
+            return total
         if any(math.isinf(t) for t in terms):
             return math.inf
         return math.fsum(w * float(t) for w, t in zip(weights, terms, strict=True))
@@ -312,8 +318,8 @@ class Solution:
         termination: Why it stopped.
         choice: Strategy per node; None if none was found.
         cost: Objective of `choice`, recomputed by `Problem.cost`; infinity if none was found.
-        bound: Proven lower bound on the optimum, to a relative error of `OPTIMALITY_TOLERANCE`; -infinity if nothing was proven, infinity if
-            infeasible.
+        bound: Proven lower bound on the optimum, to a relative error of `OPTIMALITY_TOLERANCE`; -infinity if nothing
+            was proven, infinity if infeasible.
     """
 
     termination: Termination
@@ -344,7 +350,8 @@ def check(problem: Problem, solution: Solution) -> None:
     """Recompute everything a solution claims.
 
     Raises:
-        ProblemError: If the cost is not the choice's, the choice is forbidden or does not fit, the bound is above the cost, or the
+        ProblemError: If the cost is not the choice's, the choice is forbidden or does not fit, the bound is above the
+        cost, or the
             termination does not follow from the rest.
     """
     claim = solution.termination
@@ -375,7 +382,9 @@ def check(problem: Problem, solution: Solution) -> None:
 
 
 def _frozen(array: Numbers, dtype: Any) -> Numbers:
-    if array.dtype.kind not in "iuf" or (array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max):
+    if array.dtype.kind not in "iuf" or (
+        array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max
+    ):
         raise ProblemError(f"an array of costs has values that are no numbers or too large for 64 bits: {array!r}")
     result = np.array(array, dtype=dtype)
     result.flags.writeable = False
@@ -429,7 +438,9 @@ def _validate(problem: Problem) -> None:
                 raise ProblemError(f"{what} has a cost that is not a number or -infinity (array {index})")
     edges, ids, weights = problem.edge_nodes, problem.edge_table_ids, problem.edge_weights
     if edges.shape != (len(ids), 2) or weights.shape != ids.shape:
-        raise ProblemError(f"edge_nodes {edges.shape}, edge_table_ids {ids.shape} and edge_weights {weights.shape} differ")
+        raise ProblemError(
+            f"edge_nodes {edges.shape}, edge_table_ids {ids.shape} and edge_weights {weights.shape} differ"
+        )
     if len(ids):
         if edges.min() < 0 or edges.max() >= problem.num_nodes:
             raise ProblemError(f"an edge names node {edges.max()}, there are {problem.num_nodes}")
@@ -437,7 +448,10 @@ def _validate(problem: Problem) -> None:
             raise ProblemError(f"an edge names table {ids.max()}, there are {len(problem.edge_tables)}")
         loops = np.flatnonzero(edges[:, 0] == edges[:, 1])
         if len(loops):
-            raise ProblemError(f"edge {loops[0]} joins node {edges[loops[0], 0]} with itself", hint="add its diagonal to the node's costs")
+            raise ProblemError(
+                f"edge {loops[0]} joins node {edges[loops[0], 0]} with itself",
+                hint="add its diagonal to the node's costs",
+            )
         if not (np.isfinite(weights).all() and weights.min() >= 0):
             raise ProblemError("an edge has a weight that is negative or not finite")
         shapes = np.array([t.shape if t.ndim == 2 else (-1, -1) for t in problem.edge_tables])
@@ -452,8 +466,13 @@ def _validate(problem: Problem) -> None:
     for usage in problem.usages:
         if not 0 <= usage.node < problem.num_nodes or usage.amounts.shape != (sizes[usage.node],):
             raise ProblemError(f"a usage of node {usage.node} has {usage.amounts.shape} amounts")
-        if usage.amounts.dtype not in (np.int64, np.float64) or not (np.isfinite(usage.amounts) & (usage.amounts >= 0)).all():
-            raise ProblemError(f"a usage of node {_label(problem, usage.node)} has amounts that are no finite numbers >= 0")
+        if (
+            usage.amounts.dtype not in (np.int64, np.float64)
+            or not (np.isfinite(usage.amounts) & (usage.amounts >= 0)).all()
+        ):
+            raise ProblemError(
+                f"a usage of node {_label(problem, usage.node)} has amounts that are no finite numbers >= 0"
+            )
     for limit in problem.limits:
         if math.isnan(limit.amount):
             raise ProblemError("a limit that is not a number")
@@ -463,7 +482,12 @@ def _validate(problem: Problem) -> None:
         raise ProblemError("the strategy names are not one per strategy")
     for recipe in problem.recipes:
         if len(recipe.allowed) != problem.num_nodes:
-            raise ProblemError(f"recipe {recipe.name!r} speaks of {len(recipe.allowed)} nodes, there are {problem.num_nodes}")
+            raise ProblemError(
+                f"recipe {recipe.name!r} speaks of {len(recipe.allowed)} nodes, there are {problem.num_nodes}"
+            )
         for node, allowed in enumerate(recipe.allowed):
             if not allowed or min(allowed) < 0 or max(allowed) >= sizes[node]:
-                raise ProblemError(f"recipe {recipe.name!r} allows {allowed} for node {_label(problem, node)} of {sizes[node]} strategies")
+                raise ProblemError(
+                    f"recipe {recipe.name!r} allows {allowed} for node {_label(problem, node)} "
+                    f"of {sizes[node]} strategies"
+                )

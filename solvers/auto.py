@@ -1,11 +1,14 @@
 """The default: exact reductions first, a linear program only for what they leave, limits by prices, branching last.
 
 1. Forbidden strategies go, parallel edges merge (`field.prepare`).
-2. Without limits: nodes of degree <= 2 are eliminated; the core is eliminated as well if its tables stay small, else it is a linear program.
+2. Without limits: nodes of degree <= 2 are eliminated; the core is eliminated as well if its tables stay small, else it
+is a linear program.
    If the choice fits, it is optimal.
-3. Limits: their prices are raised by cutting planes, each step being step 2 with priced use added to the costs; choices on the way are
+3. Limits: their prices are raised by cutting planes, each step being step 2 with priced use added to the costs; choices
+on the way are
    repaired and descended into incumbents.
-4. Labels and pairs that provably cannot lead below the incumbent go (min-marginals at the best prices), and what is left is branched on.
+4. Labels and pairs that provably cannot lead below the incumbent go (min-marginals at the best prices), and what is
+left is branched on.
 """
 
 import math
@@ -24,18 +27,18 @@ from autopar.solvers.eliminate import Marginals, Reduced, eliminate, eliminate_a
 from autopar.solvers.field import Field, Floats, Prepared, prepare
 from autopar.solvers.local import State, descend, repair
 from autopar.solvers.memory import Memory
+from autopar.solvers.polytope import linear_program, scale_of
 from autopar.solvers.prices import price_limits
 
 MAX_ENTRIES = 2_000_000
 """Largest table of an exact elimination (16 MB)."""
 MAX_WORK = 40_000_000
 """Entries of all tables of an exact elimination, times how often each is added up; about half a second."""
-
-
 FIRST_STEP = 1e-4
-"""How far above the bound, relative, a choice is looked for first."""
-
-
+"""How far above the bound, relative, a choice is looked for first; each further step is `STEP_GROWTH` times as long."""
+STEP_GROWTH = 3.0
+STEPS = 8
+"""Steps before a choice is looked for anywhere."""
 DEARER = (1.0, 1.02, 1.1, 1.5, 3.0)
 """Factors on the prices of the relaxation at which choices are sought until one fits."""
 
@@ -120,8 +123,11 @@ class _Search:
             descend(state, self._budget)
             self._offer(state.labels)
 
-    def _minimise(self, field: Field) -> tuple[list[int], float] | None:
-        """Return a minimiser of `field` without limits and a lower bound on its minimum; None if the budget ran out first."""
+    def _minimise(self, field: Field, *, rounded: bool = False) -> tuple[list[int], float] | None:
+        """Return a minimiser of `field` without limits and a bound on its minimum; None if the budget ran out.
+
+        If `rounded`, the choice may be a fractional one rounded, and forbidden.
+        """
         reduced = eliminate(field)
         core = reduced.field
         order = order_of(core, MAX_ENTRIES, MAX_WORK)
@@ -130,6 +136,12 @@ class _Search:
             if eliminated is None:
                 return None
             return reduced.invert(eliminated.choice()), eliminated.optimum
+        if rounded:
+            program = linear_program(core, scale_of(core))
+            outcome = highs.run(program, False, self._budget)
+            if outcome.solution is None:
+                return None
+            return reduced.invert(program.labels(outcome.solution)[0]), outcome.bound
         bounds = [-math.inf]
         unlimited = Memory.unlimited()
         labels = lazy.minimise(core, unlimited, self._budget, highs.run, lambda _: True, report=bounds.append)
@@ -137,13 +149,8 @@ class _Search:
             return None
         return reduced.invert(labels), max(bounds)
 
-    def _drop_dominated(self) -> None:
-        kept = undominated(self._field, self._memory)
-        self._field, self._memory = self._field.restrict(kept), self._memory.restrict(kept)
-        self._prepared = Prepared(self._field, tuple(s[k] for s, k in zip(self._prepared.labels, kept, strict=True)))
-
     def _price(self, field: Field) -> Known | None:
-        """Raise the bound by prices of the limits, collect incumbents, and return what labels of `field` raise the bound by."""
+        """Price the limits, and return by how much labels of `field` raise the bound at the best prices."""
 
         def oracle(prices: Floats) -> tuple[list[int], float, float] | None:
             answer = self._minimise(self._priced(prices))
@@ -171,7 +178,7 @@ class _Search:
         prices = np.zeros(self._memory.num_rows)
         prices[list(program.limits)] = program.prices(outcome.duals) / self._memory.scales[list(program.limits)]
         for factor in DEARER:
-            answer = self._minimise(self._priced(factor * prices))
+            answer = self._minimise(self._priced(factor * prices), rounded=True)
             if answer is None:
                 return None
             self._improve(answer[0])
@@ -188,15 +195,19 @@ class _Search:
         return field
 
     def _branch(self, reduced: Reduced, known: Known | None) -> None:
-        """Look for a choice just above the bound, then a little further up, until there is one or the incumbent is reached.
+        """Look for a choice just above the bound, then further up, until there is one or the incumbent is reached.
 
         Below a low ceiling little is left to branch on, and finding nothing there raises the bound to the ceiling.
         """
         step = 0.0
-        while known is not None and not self._budget.spent():
+        for _ in range(STEPS if known is not None else 0):
+            if self._budget.spent():
+                return
             bound, upper = self._budget.bound, self._budget.upper
-            step = max(FIRST_STEP * abs(bound), 4 * step)
-            if bound + 2 * step >= upper:
+            step = max(
+                STEP_GROWTH * step, FIRST_STEP * abs(bound), FIRST_STEP * upper if bound == 0.0 and upper < math.inf else 0.0
+            )
+            if bound + step >= upper:
                 break
             self._branch_below(reduced, bound + step, known)
         if not self._budget.spent():
@@ -209,17 +220,20 @@ class _Search:
             room = ceiling - known.bound + OPTIMALITY_TOLERANCE * abs(known.bound)
             field = known.marginals.below(field, room)
         if not field.propagate():
-            self._budget.raise_bound(ceiling)
+            self._budget.raise_bound(ceiling, EXACT)
             return
         alive = [np.flatnonzero(np.isfinite(u)) for u in field.unary]
         field = field.restrict(alive)
         memory = self._memory.restrict([part if len(part) else np.arange(1) for part in alive])
         if memory.hopeless():
-            self._budget.raise_bound(ceiling)
+            self._budget.raise_bound(ceiling, EXACT)
             return
         better = undominated(field, memory)
         alive = [part[kept] for part, kept in zip(alive, better, strict=True)]
-        field, memory = field.restrict(better), memory.restrict([kept if len(kept) else np.arange(1) for kept in better])
+        field, memory = (
+            field.restrict(better),
+            memory.restrict([kept if len(kept) else np.arange(1) for kept in better]),
+        )
         rest = eliminate(field, keep=memory.users())
 
         def offer(core: list[int]) -> bool:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Solution, Termination, relative_gap
 
-
 EXACT = 1e-12
 """Relative error of a bound that is a plain sum in float64."""
 
@@ -32,8 +31,8 @@ class Solver(Protocol):
             time_limit: Seconds of wall time; met to within one step of the method.
             start: A choice to begin from; ignored if it is forbidden or does not fit.
             cutoff: Stop as soon as the bound proves that no choice costs less than this.
-            gap: Stop as soon as cost and bound agree to this, relative to the cost. A solution is called optimal only if they agree to
-                `OPTIMALITY_TOLERANCE`, whatever `gap` is.
+            gap: Stop as soon as cost and bound agree to this, relative to the cost. A solution is called optimal only
+                if they agree to `OPTIMALITY_TOLERANCE`, whatever `gap` is.
             should_stop: Polled between steps; the solver returns what it has once this is true.
 
         Raises:
@@ -45,7 +44,8 @@ class Solver(Protocol):
 class Budget:
     """Time, interruption and the targets of one call, and the best choice and bound so far.
 
-    A choice is taken only if the problem itself finds it permitted and fitting, so nothing a third-party code reports is trusted.
+    A choice is taken only if the problem itself finds it permitted and fitting, so nothing a third-party code reports
+    is trusted.
 
     Attributes:
         choice: Best choice so far.
@@ -98,7 +98,7 @@ class Budget:
         )
 
     def offer(self, choice: Sequence[int]) -> bool:
-        """Take `choice` if it is permitted, fits and is cheaper than what there is; return whether it is permitted and fits."""
+        """Take `choice` if it is the cheapest so far; return whether it is permitted and fits."""
         candidate = tuple(map(int, choice))
         cost = self._problem.cost(candidate)
         if cost == math.inf or not self._problem.fits(candidate):
@@ -108,7 +108,7 @@ class Budget:
         return True
 
     def raise_bound(self, bound: float, error: float = OPTIMALITY_TOLERANCE) -> None:
-        """Take a lower bound that is true to the relative `error`; in whole-number problems it is rounded up to what a cost can be."""
+        """Take a lower bound that is true to the relative `error`, rounded up to a cost there can be."""
         if self._problem.is_whole and math.isfinite(bound):
             bound = math.ceil(bound - max(1e-3, error * abs(bound)))
         self.bound = max(self.bound, bound)

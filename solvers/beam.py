@@ -1,4 +1,4 @@
-"""Beam search: nodes in order, the best partial choices kept, judged by their cost so far plus the least the rest can add."""
+"""Beam search: nodes in order, partial choices judged by their cost so far plus the least the rest can add."""
 
 import math
 from collections.abc import Callable, Sequence

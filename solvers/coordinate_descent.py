@@ -1,4 +1,4 @@
-"""Coordinate descent: repair what does not fit, then give one node after another its best strategy until nothing gets cheaper."""
+"""Coordinate descent: repair what does not fit, then give one node after another its best strategy."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,7 +32,11 @@ class CoordinateDescent(Solver):
 
 
 def search(
-    problem: Problem, budget: Budget, *, start: Sequence[int] | None = None, allowed: Sequence[Sequence[int]] | None = None
+    problem: Problem,
+    budget: Budget,
+    *,
+    start: Sequence[int] | None = None,
+    allowed: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Offer what descent reaches from `start`, from a greedy choice and from the choice that uses least.
 

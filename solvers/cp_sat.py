@@ -1,7 +1,7 @@
 """The local polytope on CP-SAT, all numbers scaled to whole ones so that its bound stays a bound.
 
-Costs and uses are rounded down, limits up: the scaled problem is a relaxation, so its bound holds for the true one. One worker with
-`linearization_level=2` closes these problems; the default portfolio on few cores does not.
+Costs and uses are rounded down, limits up: the scaled problem is a relaxation, so its bound holds for the true one. One
+worker with `linearization_level=2` closes these problems; the default portfolio on few cores does not.
 """
 
 import math

@@ -9,7 +9,8 @@ from autopar.solvers.memory import Memory
 def undominated(field: Field, memory: Memory) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Return per node the labels to keep; at least one optimal choice under the limits consists of kept labels.
 
-    A node's labels are judged against all labels of its neighbours that are still kept, so one pass in order of nodes is sound.
+    A node's labels are judged against all labels of its neighbours that are still kept, so one pass in order of nodes
+    is sound.
     """
     kept = [np.arange(len(u)) for u in field.unary]
     uses: list[list[Floats]] = [[] for _ in field.unary]
@@ -18,7 +19,9 @@ def undominated(field: Field, memory: Memory) -> list[np.ndarray[tuple[int], np.
     for node, unary in enumerate(field.unary):
         if len(unary) < 2:
             continue
-        dearer = unary[:, None] - unary[None, :]  # [s, t]: the most by which label t can be cheaper than s, at first of the node alone
+        dearer = (
+            unary[:, None] - unary[None, :]
+        )  # [s, t]: the most by which label t can be cheaper than s, at first of the node alone
         worse = np.zeros(dearer.shape, bool)
         for other in field.adjacent[node]:
             table = field.table(node, other)[:, kept[other]]

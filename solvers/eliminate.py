@@ -1,7 +1,7 @@
 """Exact elimination: min-plus removal of nodes, and dynamic programming over what is left when its width is small.
 
-Removing node v with neighbours N leaves the table  m(x_N) = min_v [ c_v(v) + sum_{n in N} t_vn(v, x_n) ]  on N; the optimum stays, and
-the best v follows from x_N. With at most two neighbours the result is again a field.
+Removing node v with neighbours N leaves the table  m(x_N) = min_v [ c_v(v) + sum_{n in N} t_vn(v, x_n) ]  on N; the
+optimum stays, and the best v follows from x_N. With at most two neighbours the result is again a field.
 """
 
 import heapq
@@ -52,7 +52,11 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
     work = field.copy()
     removed: list[_Removed] = []
     kept = set(keep)
-    heap = [(_effort(work, v), v) for v, u in enumerate(work.unary) if len(u) and v not in kept and len(work.adjacent[v]) <= 2]
+    heap = [
+        (_effort(work, v), v)
+        for v, u in enumerate(work.unary)
+        if len(u) and v not in kept and len(work.adjacent[v]) <= 2
+    ]
     heapq.heapify(heap)
     while heap:
         effort, v = heapq.heappop(heap)
@@ -74,7 +78,7 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
         elif len(neighbours) == 1:
             work.unary[neighbours[0]] = work.unary[neighbours[0]] + (unary[:, None] + tables[0]).min(axis=0)
         else:
-            work.add(*neighbours, _through(unary, *tables))
+            work.add(neighbours[0], neighbours[1], _through(unary, tables[0], tables[1]))
         for n in neighbours:
             if n not in kept and len(work.adjacent[n]) <= 2:
                 heapq.heappush(heap, (_effort(work, n), n))
@@ -84,7 +88,7 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
 def _through(unary: Floats, first: Floats, second: Floats) -> Floats:
     """Return min over v of unary[v] + first[v, a] + second[v, b], shape (a, b)."""
     left = first + unary[:, None]
-    result = left[0][:, None] + second[0][None, :]
+    result: Floats = left[0][:, None] + second[0][None, :]
     term = np.empty_like(result)
     for v in range(1, len(unary)):  # one pass per label keeps the working set in cache; the cube would not be
         np.add(left[v][:, None], second[v][None, :], out=term)
@@ -100,7 +104,7 @@ def _effort(field: Field, v: int) -> int:
 
 
 def order_of(field: Field, max_entries: int, max_work: int) -> list[int] | None:
-    """Return an order in which all nodes can be eliminated, greedily by table size; None if a table or their sum gets too large."""
+    """Return an order to eliminate all nodes in, greedily by table size; None if tables get too large."""
     adjacent = [set(n) for n in field.adjacent]
     sizes = [len(u) for u in field.unary]
     left = {v for v, s in enumerate(sizes) if s}
@@ -187,7 +191,7 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marginals:
-    """By how much each label and each pair raises the optimum of a field: its min-marginal minus the optimum, at least 0.
+    """By how much each label and each pair raises the optimum of a field: min-marginals minus the optimum, >= 0.
 
     Attributes:
         nodes: Per node, shape (labels,).
@@ -278,7 +282,9 @@ def eliminate_all(field: Field, order: Sequence[int], budget: Budget) -> Elimina
         scope = tuple(sorted({n for nodes, _ in own for n in nodes} - {v}, key=place.__getitem__))
         axes = (*scope, v)
         total: Floats | None = None
-        for nodes, table in sorted(own, key=lambda term: term[1].size):  # the full product of dims is formed as late as possible
+        for nodes, table in sorted(
+            own, key=lambda term: term[1].size
+        ):  # the full product of dims is formed as late as possible
             aligned = table.transpose(sorted(range(len(nodes)), key=lambda i: axes.index(nodes[i])))
             aligned = aligned.reshape([len(field.unary[n]) if n in nodes else 1 for n in axes])
             total = aligned if total is None else total + aligned

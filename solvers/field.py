@@ -1,7 +1,7 @@
 """The form solvers work on: one table per joined pair of nodes, only permitted strategies, float64.
 
-A `Field` has *nodes* with *labels*. It is made from a `Problem` (labels are then strategies that survived), or from another field by
-elimination; each step keeps what is needed to map a choice back.
+A `Field` has *nodes* with *labels*. It is made from a `Problem` (labels are then strategies that survived), or from
+another field by elimination; each step keeps what is needed to map a choice back.
 """
 
 import math
@@ -23,7 +23,8 @@ class Field:
 
     Attributes:
         unary: Per node its costs, shape (labels,); an empty array for a node that is gone.
-        tables: Per pair (a, b), a < b, costs of shape (labels of a, labels of b). The arrays may be shared and are never written to.
+        tables: Per pair (a, b), a < b, costs of shape (labels of a, labels of b). The arrays may be shared and are
+            never written to.
         adjacent: Per node the nodes it has a table with.
         constant: Cost that does not depend on the choice.
     """
@@ -50,7 +51,7 @@ class Field:
         return self.tables[a, b] if a < b else self.tables[b, a].T
 
     def add(self, a: int, b: int, table: Floats) -> None:
-        """Add `table`, labels of `a` first, to the costs of a pair; what depends on one node alone goes to that node."""
+        """Add `table`, labels of `a` first, to a pair; what depends on one node alone goes to that node."""
         if a > b:
             a, b, table = b, a, table.T
         old = self.tables.get((a, b))
@@ -97,7 +98,7 @@ class Field:
         return self.constant + math.fsum(float(c.min()) for c in costs)
 
     def softened(self) -> "Field":
-        """Return the field with a very high cost in place of infinity, for searches that pass through forbidden choices."""
+        """Return the field with a very high cost for infinity, for searches that pass through forbidden choices."""
         penalty = 2.0 * (abs(self.highest_cost()) + abs(self.lowest_cost())) + 1.0
         cache: dict[int, Floats] = {}
 
@@ -106,10 +107,12 @@ class Field:
                 cache[id(costs)] = np.where(np.isinf(costs), penalty, costs)
             return cache[id(costs)]
 
-        return Field([soft(u) for u in self.unary], {k: soft(t) for k, t in self.tables.items()}, constant=self.constant)
+        return Field(
+            [soft(u) for u in self.unary], {k: soft(t) for k, t in self.tables.items()}, constant=self.constant
+        )
 
     def propagate(self) -> bool:
-        """Forbid labels without a permitted partner in some neighbour, until nothing changes; return False if a node has none left."""
+        """Forbid labels without a permitted partner in some neighbour; return False if a node has none left."""
         limited = {pair for pair, table in self.tables.items() if np.isinf(table).any()}
         pending = list(limited)
         queued = set(pending)
@@ -172,7 +175,7 @@ class Prepared:
 
 
 def prepare(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Prepared | None:
-    """Return the problem without forbidden strategies and with parallel edges merged; None if the forbidden pairs leave no choice.
+    """Return the problem without forbidden strategies, parallel edges merged; None if no choice is permitted.
 
     Args:
         problem: The problem; its usages and limits stay with it.

@@ -1,4 +1,4 @@
-"""Grid search: each recipe restricts the choices, the rest is completed greedily and by coordinate descent; the cheapest wins."""
+"""Grid search: each recipe restricts the choices, coordinate descent completes them, the cheapest wins."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from autopar.solvers.field import prepare
 
 
 class Grid(Solver):
-    """A baseline: what trying the known recipes finds. Without recipes, those that give all nodes the same strategy number."""
+    """A baseline: what known recipes find. Without recipes, those that give all nodes the same strategy number."""
 
     def solve(
         self,

@@ -1,4 +1,4 @@
-"""The loop around a linear-programming code: solve, add the limits that are broken, repeat; branch only if asked to or needed."""
+"""The loop around a linear-programming code: solve, add the limits that are broken, repeat."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -131,7 +131,7 @@ def minimise(
 def relax(
     field: Field, memory: Memory, budget: Budget, code: Code, broken_before: set[int]
 ) -> tuple[LinearProgram, Outcome]:
-    """Return the relaxation with every limit it breaks added, and its last outcome; see `minimise` for `broken_before`."""
+    """Return the relaxation with every limit it breaks added, and its last outcome; see `minimise`."""
     plain = linear_program(field, scale_of(field))
     rows = [t for t, time in enumerate(memory.times.tolist()) if time in broken_before]
     while True:

@@ -17,7 +17,8 @@ class Memory:
 
     Attributes:
         times: Per segment its start, shape (num_rows,).
-        limits: Per segment its limit, shape (num_rows,); below 0 once more than the problem's limit is used whatever is chosen.
+        limits: Per segment its limit, shape (num_rows,); below 0 once more than the problem's limit is used whatever is
+            chosen.
         scales: Per segment the unit to measure excess in, shape (num_rows,), above 0.
         nodes: Per usage its node, shape (num_usages,).
         first: Per usage the first segment it covers.
@@ -118,11 +119,13 @@ class Memory:
         return result
 
     def restrict(self, kept: Sequence[Ints]) -> "Memory":
-        """Return the rows on the labels `kept` of each node, without usages that are the same for all of them and rows that cannot break."""
+        """Return the rows on the labels `kept` of each node, without constant usages and rows that cannot break."""
         limits = self.limits.copy()
         highest = np.zeros(self.num_rows)
         varying = []
-        for u, (n, first, last) in enumerate(zip(self.nodes.tolist(), self.first.tolist(), self.last.tolist(), strict=True)):
+        for u, (n, first, last) in enumerate(
+            zip(self.nodes.tolist(), self.first.tolist(), self.last.tolist(), strict=True)
+        ):
             amounts = self.amounts[u][kept[n]]
             if amounts.min() == amounts.max():
                 limits[first:last] -= amounts[0]

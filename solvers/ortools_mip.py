@@ -81,7 +81,9 @@ def _cbc(program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
     starts, columns, values = program.starts.tolist(), program.columns.tolist(), program.values.tolist()
     for row, (lower, upper) in enumerate(zip(program.row_lower.tolist(), program.row_upper.tolist(), strict=True)):
         inside = slice(starts[row], starts[row + 1])
-        model.constraint.add(lower_bound=lower, upper_bound=upper, var_index=columns[inside], coefficient=values[inside])
+        model.constraint.add(
+            lower_bound=lower, upper_bound=upper, var_index=columns[inside], coefficient=values[inside]
+        )
     solver = pywraplp.Solver.CreateSolver("CBC")
     refused = solver.LoadModelFromProto(model) if solver is not None else "it is not in this build of OR-Tools"
     if refused:

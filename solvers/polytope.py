@@ -1,11 +1,11 @@
 """The local polytope of a field as a linear program.
 
     x[i, s] >= 0            label s of node i;           sum_s x[i, s] = 1
-    y[e, p, q] >= 0         pair of label classes of e;  sum_q y[e, p, q] = sum_{s in p} x[a, s],  sum_p y[e, p, q] = sum_{s in q} x[b, s]
-    sum_{i, s} use[t, i, s] x[i, s] <= limit[t]          for the time segments asked for
+    y[e, p, q] >= 0         pair of label classes of e;  sum_q y[e, p, q] = sum_{s in p} x[a, s],  sum_p y[e, p, q] =
+    sum_{s in q} x[b, s] sum_{i, s} use[t, i, s] x[i, s] <= limit[t]          for the time segments asked for
 
-Labels whose rows (columns) of a table differ by a constant form one class: the constant moves to the node's cost. This keeps the
-relaxation exactly as tight as one y per pair of labels and is what makes it small. Forbidden pairs have no y.
+Labels whose rows (columns) of a table differ by a constant form one class: the constant moves to the node's cost. This
+keeps the relaxation exactly as tight as one y per pair of labels and is what makes it small. Forbidden pairs have no y.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,8 @@ class PairColumns:
 
     Attributes:
         nodes: The pair.
-        columns: Column of each pair of classes, -1 if forbidden, shape (classes of the first node, classes of the second).
+        columns: Column of each pair of classes, -1 if forbidden, shape (classes of the first node, classes of the
+            second).
         first_class: Class of each label of the first node.
         second_class: Class of each label of the second node.
     """
@@ -37,7 +38,7 @@ class PairColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearProgram:
-    """min cost x + constant, row_lower <= A x <= row_upper, 0 <= x <= 1; the first `num_labels` columns are whole numbers.
+    """min cost x + constant, row_lower <= A x <= row_upper, 0 <= x <= 1; the first `num_labels` columns are whole.
 
     Attributes:
         cost: Per column, in units of `scale` problem units.
@@ -84,7 +85,8 @@ class LinearProgram:
     def dual_bound(self, duals: Floats) -> float:
         """Return the Lagrangian bound of row multipliers, in problem units: a true bound whatever their quality.
 
-        Rows `<=` take multipliers <= 0. Each node's labels sum to 1, so their least reduced cost counts; pairs count if negative.
+        Rows `<=` take multipliers <= 0. Each node's labels sum to 1, so their least reduced cost counts; pairs count if
+        negative.
         """
         free, reduced = self._reduced(duals)
         total = float(free @ self.row_upper) + float(np.minimum(reduced[self.num_labels :], 0.0).sum())
@@ -94,8 +96,9 @@ class LinearProgram:
         return total * self.scale + self.constant
 
     def residual(self, duals: Floats) -> Field:
-        """Return what every label and pair costs above `dual_bound`, as a field of costs >= 0: with limits priced in, a choice that keeps
-        them costs at least `dual_bound` plus its cost in this field.
+        """Return what every label and pair costs above `dual_bound`, as a field of costs >= 0.
+
+        A choice that keeps the limits costs at least `dual_bound` plus its cost in this field.
         """
         reduced = self._reduced(duals)[1] * self.scale
         unary = []
@@ -219,7 +222,7 @@ def linear_program(field: Field, scale: float) -> LinearProgram:
 
 
 def scale_of(field: Field) -> float:
-    """Return problem units per unit of scaled cost, so that the largest spread of finite costs in a node or pair is 1000."""
+    """Return problem units per unit of scaled cost: the largest spread of costs in a node or pair becomes 1000."""
     spread = 0.0
     for costs in (*(u for u in field.unary if len(u)), *field.tables.values()):
         finite = costs[np.isfinite(costs)]

@@ -2,8 +2,9 @@
 
     L(p) = min over choices x of  cost(x) + sum_t p[t] * (use_t(x) - limit[t]) / scale[t],   p >= 0
 
-Every L(p) is a lower bound, every minimiser x gives a cut  L(p') <= cost(x) + sum_t p'[t] * excess_t(x)  for all p'. The next prices lie
-between the best so far and the maximum of all cuts, which keeps the steps from jumping. Segments get a price once a minimiser breaks them.
+Every L(p) is a lower bound, every minimiser x gives a cut  L(p') <= cost(x) + sum_t p'[t] * excess_t(x)  for all p'.
+The next prices lie between the best so far and the maximum of all cuts, which keeps the steps from jumping. Segments
+get a price once a minimiser breaks them.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from autopar.solvers.field import Floats
 from autopar.solvers.memory import Memory
 
 Oracle = Callable[[Floats], tuple[list[int], float, float] | None]
-"""Prices per segment (cost per unit of use) -> a minimiser of cost plus priced use, its cost without prices, and a lower bound on the sum."""
+"""Prices per segment -> a minimiser of cost plus priced use, its cost without prices, a lower bound on the minimum."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,8 @@ def price_limits(
         highest_cost: No permitted choice costs more; a bound above it proves that nothing fits.
         visit: Called with every minimiser.
         max_rounds: Calls of the oracle at most.
-        tolerance: Stop when the cuts show that L cannot rise by more than this part of what is between L and the incumbent.
+        tolerance: Stop when the cuts show that L cannot rise by more than this part of what is between L and the
+            incumbent.
     """
     scales = memory.scales
     cuts: list[tuple[float, Floats]] = []

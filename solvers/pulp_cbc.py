@@ -1,7 +1,7 @@
 """The local polytope on the CBC binary that PuLP carries.
 
-PuLP calls an incumbent at the time limit "Optimal" in `status`; `sol_status` tells the truth. It does not hand over CBC's bound, so a run
-that hit its limit proves nothing.
+PuLP calls an incumbent at the time limit "Optimal" in `status`; `sol_status` tells the truth. It does not hand over
+CBC's bound, so a run that hit its limit proves nothing.
 """
 
 import math

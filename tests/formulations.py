@@ -9,7 +9,7 @@ from autopar.cluster import PRESETS
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.formulate.fold import Folded
-from autopar.formulate.step import BlockBytes, FloatArray, Pipeline, Split, step_time
+from autopar.formulate.step import BlockBytes, FloatArray, Pipeline, Split, problem, step_time, weights
 from autopar.formulate.tables import Slot, Tables, build_tables
 from autopar.problem import Problem
 from autopar.sharding import Mesh
@@ -65,9 +65,17 @@ def random_choice(
 
 def optimum(problem: Problem) -> tuple[float, tuple[int, ...]]:
     """Return the least cost and a choice that has it."""
-    solution = load("highs").solve(problem)
+    solution = load("auto").solve(problem)
     assert solution.choice is not None
     return solution.cost, solution.choice
+
+
+@cache
+def good_choice(name: str, mode: str) -> tuple[int, ...]:
+    """Return the choice that is best on one stage of 2 × 2 devices with two microbatches and no memory limit."""
+    found = tables(name, mode)
+    weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=False, hidden=1.0, bounding=True)
+    return optimum(problem(found, weighting))[1]
 
 
 def splits(num_blocks: int, num_stages: int) -> list[tuple[tuple[int, int], ...]]:

@@ -31,7 +31,9 @@ def reshard(source: tuple[str, ...], target: tuple[str, ...], size: float, mesh:
     return seconds
 
 
-def training_step(layers: int, *, mesh: tuple[int, ...] = (8, 8), tightness: float | None = None, seed: int = 0) -> Problem:
+def training_step(
+    layers: int, *, mesh: tuple[int, ...] = (8, 8), tightness: float | None = None, seed: int = 0
+) -> Problem:
     """Return a chain of products with residual connections, its mirrored backward pass, and updates.
 
     Args:
@@ -41,7 +43,7 @@ def training_step(layers: int, *, mesh: tuple[int, ...] = (8, 8), tightness: flo
         seed: Of the sizes.
     """
     rng = np.random.default_rng(seed)
-    kinds = {
+    kinds: dict[str, list[tuple[tuple[str, ...], ...]]] = {
         "matmul": [tuple(zip(*s, strict=True)) for s in product(MATMUL, repeat=len(mesh))],
         "pointwise": [tuple(zip(*s, strict=True)) for s in product(POINTWISE, repeat=len(mesh))],
         "state": [(s, s) for s in product(SHARDS, repeat=len(mesh))],

@@ -11,7 +11,7 @@ from autopar.problem import FORBIDDEN, Limit, Problem, Usage
 
 @st.composite
 def problems(draw: st.DrawFn, *, max_nodes: int = 6, max_strategies: int = 4, limited: bool | None = None) -> Problem:
-    """Draw a small strategy-selection problem: any graph, parallel edges, weights, forbidden entries, several usages and limits.
+    """Draw a small problem: any graph, parallel edges, weights, forbidden entries, several usages and limits.
 
     Args:
         draw: Given by hypothesis.
@@ -41,7 +41,7 @@ def problems(draw: st.DrawFn, *, max_nodes: int = 6, max_strategies: int = 4, li
         usages.append(Usage(node, start, start + draw(st.integers(0, 5)), rng.integers(0, 9, sizes[node])))
     if not (draw(st.booleans()) if limited is None else limited):
         return Problem.build([costs(size) for size in sizes], edges, usages=usages)
-    limit: float | list[Limit] = draw(st.integers(0, 9 * len(sizes)))
-    if draw(st.booleans()):
-        limit = [Limit(limit, 0, 4), Limit(draw(st.integers(0, 9 * len(sizes))), draw(st.integers(2, 5)), 9)]
+    first, second = (draw(st.integers(0, 9 * len(sizes))) for _ in range(2))
+    several = [Limit(first, 0, 4), Limit(second, draw(st.integers(2, 5)), 9)]
+    limit = several if draw(st.booleans()) else first
     return Problem.build([costs(size) for size in sizes], edges, usages=usages, limit=limit)

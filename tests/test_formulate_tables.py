@@ -7,15 +7,16 @@ from math import fsum, prod
 import numpy as np
 import pytest
 
-from autopar.formulate.fold import Source
+from autopar.formulate.fold import Producer, Source
 from autopar.formulate.options import decode_index
 from autopar.formulate.step import Pipeline, block_bytes, problem, stage_mixes, weights
 from autopar.formulate.step import Split as Cut
-from autopar.formulate.tables import Decision, Slot, Tables
+from autopar.formulate.tables import Decision, IntArray, Slot, Tables, element_bytes
 from autopar.ir.graph import Op, Phase, Role
 from autopar.sharding import Placements, Replicate, local_shape
-from tests.formulations import COSTS, DIMS, optimum, random_choice, stage_peak, tables
+from tests.formulations import COSTS, good_choice, random_choice, stage_peak, tables
 
+NAMES = ("gpt2", "mixtral-8x7b", "mlp-xs")
 CASES = [("gpt2", "train"), ("gpt2", "infer"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("resnet50", "infer")]
 
 
@@ -23,11 +24,12 @@ def _placements(found: Tables, value: str, number: int) -> Placements:
     return decode_index(int(number), len(found.folded.graph.values[value].shape), len(found.mesh.axes))
 
 
-@pytest.mark.parametrize("name", DIMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_strategies_divide_and_mean_what_they_say(name: str) -> None:
     """The number of every placement decodes to one whose local shape is the one that was priced."""
     found = tables(name)
     values = found.folded.graph.values
+    rng = np.random.default_rng(0)
 
     for node in found.nodes:
         if node.options is None:
@@ -44,12 +46,13 @@ def test_strategies_divide_and_mean_what_they_say(name: str) -> None:
             for value, numbers, shapes in zip(names, placed, local, strict=True):
                 if numbers is None or shapes is None:
                     continue
-                for number, shape in zip(numbers, shapes.tolist(), strict=True):
+                few = rng.choice(node.count, size=min(node.count, 12), replace=False)
+                for number, shape in zip(numbers[few], shapes[few].tolist(), strict=True):
                     placements = _placements(found, value, number)
                     assert local_shape(values[value].shape, placements, found.mesh) == tuple(shape)
 
 
-@pytest.mark.parametrize("name", DIMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_strategies_of_an_op_differ(name: str) -> None:
     """No strategy is listed twice, and the first one copies everything."""
     found = tables(name)
@@ -62,23 +65,21 @@ def test_strategies_of_an_op_differ(name: str) -> None:
             assert not any(rows[0])
 
 
-@pytest.mark.parametrize("name", DIMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_edges_price_the_change_of_placement(name: str) -> None:
-    """A table is zero where both ends agree, infinite where no collective leads, else the sum along the cheapest path."""
+    """A table is zero where both ends agree, infinite where there is no way, else the sum along the cheapest path."""
     found = tables(name)
     rng = np.random.default_rng(0)
     graph = found.folded.graph
+    _, wire = element_bytes(graph, found.costs.policy)
 
     for edge in found.edges:
         first, second = found.nodes[edge.first], found.nodes[edge.second]
         shape = graph.values[edge.value].shape
-        sources = [_slot_of(found, edge.first, edge.value)] if first.options is not None else [first.placements]
-        assert len(sources) == 1
-        source, target = sources[0], _target(found, edge.second, edge.consumer)
-        assert source is not None
+        source, target = _source(found, edge.first, edge.value), _target(found, edge.second, edge.consumer)
         assert edge.table.shape == (first.count, second.count)
         assert (edge.table[source[:, None] == target[None, :]] == 0).all()
-        reshards = found.resharder.of(shape, _wire(found, edge.value))
+        reshards = found.resharder.of(shape, wire[edge.value])
         for row, column in zip(rng.integers(first.count, size=4), rng.integers(second.count, size=4), strict=True):
             if np.isfinite(edge.table[row, column]):
                 path = reshards.path(
@@ -87,23 +88,16 @@ def test_edges_price_the_change_of_placement(name: str) -> None:
                 assert edge.table[row, column] == pytest.approx(fsum(move.seconds for move in path), rel=1e-12)
 
 
-def _wire(found: Tables, value: str) -> float:
-    from autopar.formulate.tables import element_bytes
-
-    return element_bytes(found.folded.graph, found.costs.policy)[1][value]
-
-
-def _slot_of(found: Tables, node: int, value: str) -> np.ndarray:  # type: ignore[type-arg]
-    """Return the placements at which an op defines a value, by position where the name is another instance's."""
+def _source(found: Tables, node: int, value: str) -> IntArray:
+    """Return the placements at which a node defines a value; a boundary may be named after another instance's."""
     item = found.nodes[node]
-    assert item.options is not None
+    if item.options is None:
+        return item.outputs(0)
     op = found.folded.kinds[item.kind].ops[item.position]
-    numbers = item.options.outputs[op.outputs.index(value) if value in op.outputs else 0]
-    assert numbers is not None
-    return numbers
+    return item.outputs(op.outputs.index(value) if value in op.outputs else 0)
 
 
-def _target(found: Tables, node: int, consumer: int) -> np.ndarray:  # type: ignore[type-arg]
+def _target(found: Tables, node: int, consumer: int) -> IntArray:
     item = found.nodes[node]
     numbers = item.options.inputs[consumer] if item.options is not None else item.placements
     assert numbers is not None
@@ -121,17 +115,13 @@ class _Unfolded:
     def __post_init__(self) -> None:
         folded = self.found.folded
         self.graph = folded.graph
-        self.resident = self.found.costs.policy.graph_element_bytes(self.graph)
+        self.resident, self.wire = element_bytes(self.graph, self.found.costs.policy)
         self.op_node = {(n.kind, n.position): i for i, n in enumerate(self.found.nodes) if n.decision is Decision.OP}
         self.named = {n.name: i for i, n in enumerate(self.found.nodes) if n.decision is Decision.COPY}
         self.stored = {n.name: i for i, n in enumerate(self.found.nodes) if n.decision is Decision.PARAMETER}
         self.boundary = {p: b.node for b in self.found.boundaries for p in b.producers}
         self.states = {state.output: state for state in self.graph.states if state.output != state.input}
         self.home = {name: op for op in self.graph.ops for name in op.outputs if name}
-
-    def position(self, op: Op) -> int:
-        members = [other.name for other in self.graph.ops if other.block == op.block]
-        return members.index(op.name)
 
     def at(self, node: int) -> int:
         """Return the placement number a node that is no op decides."""
@@ -140,13 +130,17 @@ class _Unfolded:
         return int(placements[self.choice[node]])
 
     def move(self, value: str, source: int, target: int, slot: Slot) -> None:
-        reshards = self.found.resharder.of(self.graph.values[value].shape, _wire(self.found, value))
+        reshards = self.found.resharder.of(self.graph.values[value].shape, self.wire[value])
         self.totals[slot].append(float(reshards.seconds[source, target]))
 
     def walk(self) -> dict[Slot, float]:
         folded = self.found.folded
         own = {state.input for state in self.graph.states if state.role is not Role.BUFFER}
-        order = {op.name: (folded.chain[op.block], self.position(op)) for op in self.graph.ops}
+        lengths = [0] * folded.num_blocks
+        order = {}
+        for op in self.graph.ops:
+            order[op.name] = (folded.chain[op.block], lengths[op.block])
+            lengths[op.block] += 1
         readers: dict[tuple[str, int, Slot], list[tuple[Op, int]]] = defaultdict(list)
         crossing = set()
         for op in self.graph.ops:
@@ -194,8 +188,8 @@ class _Unfolded:
         assert node.options is not None
         strategy = self.choice[self.op_node[place]]
 
-        def pick(arrays: tuple[object, ...]) -> list[np.ndarray | None]:  # type: ignore[type-arg]
-            return [None if array is None else array[[strategy]] for array in arrays]  # type: ignore[index]
+        def pick(arrays: tuple[IntArray | None, ...]) -> list[IntArray | None]:
+            return [None if array is None else array[[strategy]] for array in arrays]
 
         seconds = COSTS.op_seconds(op, pick(node.options.local_inputs), pick(node.options.local_outputs), self.resident)
         self.totals[_paid(op)].append(float(seconds[0]))
@@ -216,12 +210,11 @@ class _Unfolded:
         numbers = options.inputs[index]
         return None if numbers is None else int(numbers[self.choice[node]])
 
-    def representative(self, producer: object) -> str:
-        kind = self.found.folded.kinds[producer.kind]  # type: ignore[attr-defined]
-        return kind.ops[producer.position].outputs[producer.slot]  # type: ignore[attr-defined,no-any-return]
+    def representative(self, producer: Producer) -> str:
+        return self.found.folded.kinds[producer.kind].ops[producer.position].outputs[producer.slot]
 
-    def boundary_value(self, producer: object) -> str:
-        value = self.found.nodes[self.boundary[producer]].value  # type: ignore[index]
+    def boundary_value(self, producer: Producer) -> str:
+        value = self.found.nodes[self.boundary[producer]].value
         assert value is not None
         return value.name
 
@@ -237,9 +230,7 @@ def test_folded_seconds_are_those_of_the_whole_graph(name: str, mode: str) -> No
     """Instances times seconds per kind and slot is what walking every op and every value of the graph adds up to."""
     found = tables(name, mode)
     weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=False, hidden=1.0, bounding=False)
-    instance = problem(found, weighting)
-    _, best = optimum(instance)
-    choice = random_choice(instance, np.random.default_rng(1), near=best)
+    choice = random_choice(problem(found, weighting), np.random.default_rng(1), near=good_choice(name, mode))
     counts = np.array([kind.count for kind in found.folded.kinds])
 
     totals = counts @ found.kind_totals(choice)
@@ -254,13 +245,13 @@ def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
     found = tables(name, mode)
     rng = np.random.default_rng(2)
     schedule = "1f1b" if mode == "train" else "forward-only"
+    near = good_choice(name, mode)
 
     for pipeline in (Pipeline(1, 1, schedule), Pipeline(1, 4, schedule), Pipeline(3, 4, schedule)):
         for bounding in (False, True):
             weighting = weights(found, pipeline, recompute=False, hidden=0.5, bounding=bounding)
             instance = problem(found, weighting)
-            _, near = optimum(instance)
-            for _ in range(3):
+            for _ in range(2):
                 choice = random_choice(instance, rng, near=near)
                 totals = found.kind_totals(choice)
                 expected = fsum((weighting.factors * totals).ravel())
@@ -276,8 +267,7 @@ def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, reco
     pipeline = Pipeline(2, 3, "1f1b")
     cut = Cut(((0, len(chain) - 1), (len(chain) - 1, len(chain))), (recompute, recompute))
     weighting = weights(found, pipeline, recompute=recompute, hidden=1.0, bounding=False)
-    _, near = optimum(problem(found, weighting))
-    choice = random_choice(problem(found, weighting), np.random.default_rng(3), near=near)
+    choice = random_choice(problem(found, weighting), np.random.default_rng(3), near=good_choice(name, mode))
     memory = block_bytes(found, choice)
 
     for stage in range(2):

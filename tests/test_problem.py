@@ -64,7 +64,7 @@ def test_equal_tables_are_stored_once() -> None:
 
 
 def test_use_is_counted_over_half_open_intervals() -> None:
-    """Node 0 uses 4 in [0, 3) and 2 in [5, 6), node 1 uses 3 in [2, 5): together 4, 7 from 2, 3 from 3, 2 from 5, 0 from 6."""
+    """Node 0 uses 4 in [0, 3) and 2 in [5, 6), node 1 3 in [2, 5): 4, 7 from 2, 3 from 3, 2 from 5, 0 from 6."""
     usages = [
         Usage(0, 0, 3, np.array([4, 0])),
         Usage(0, 5, 6, np.array([2, 0])),
@@ -145,7 +145,7 @@ def test_a_gap_is_relative_to_the_cost() -> None:
 @given(problem=problems())
 @settings(max_examples=60)
 def test_a_saved_problem_has_the_same_optimum(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Clones, fillers and whole numbers change nothing: the optimum of the file is that of the problem, and so is its choice."""
+    """Clones, fillers and whole numbers change nothing: a choice for the file is one for the problem."""
     path = tmp_path_factory.mktemp("saved") / "problem.json.gz"
     iopddl.save(problem, path)
 
@@ -170,7 +170,7 @@ def test_the_example_of_the_contest_is_solved() -> None:
 
 
 def test_llama_3_8b_on_256_devices_is_solved_to_a_proof() -> None:
-    """4 layers of LLaMA-3 8B on a 32 x 8 mesh: 1,154 nodes; the optimum is AutoParallel's 102,658.18956 us before rounding to 1e-4 us."""
+    """1,154 nodes; the optimum is the 102,658.18956 us of AutoParallel's own solver, but for rounding to 1e-4 us."""
     problem = instance("llama3-8b-4layers-mesh32x8.json.gz")
 
     solution = solvers.load("auto").solve(problem, time_limit=60)

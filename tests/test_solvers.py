@@ -16,7 +16,15 @@ from tests.instances import training_step
 from tests.strategies import problems
 
 EXACT = ("auto", "highs", "ortools-highs", "ortools-scip", "ortools-cbc", "pulp-cbc", "cp-sat", "brute-force")
-EXAMPLES = {"auto": 300, "highs": 60, "pulp-cbc": 8, "ortools-scip": 30, "ortools-highs": 30, "ortools-cbc": 30, "cp-sat": 15}
+EXAMPLES = {
+    "auto": 300,
+    "highs": 60,
+    "pulp-cbc": 8,
+    "ortools-scip": 30,
+    "ortools-highs": 30,
+    "ortools-cbc": 30,
+    "cp-sat": 15,
+}
 
 
 @pytest.mark.parametrize("name", solvers.names())
@@ -54,7 +62,7 @@ def test_more_memory_is_never_worse(problem: Problem) -> None:
 
 @pytest.mark.parametrize("tightness", [0.1, 0.05, 0.02])
 def test_auto_equals_the_plain_program_on_a_training_step(tightness: float) -> None:
-    """Reductions, prices and pruning lose nothing: the unreduced program has the same optimum under a limit that binds."""
+    """Reductions, prices and pruning lose nothing: the unreduced program has the same optimum under the limit."""
     problem = training_step(3, mesh=(8,), tightness=tightness)
 
     reduced, plain = (solvers.load(name).solve(problem) for name in ("auto", "highs"))
@@ -91,7 +99,7 @@ def test_a_spent_limit_is_not_called_optimal(name: str) -> None:
 
 @pytest.mark.parametrize("name", solvers.names())
 def test_an_interrupted_solver_keeps_the_choice_it_was_given(name: str) -> None:
-    """`should_stop` ends the search; the start is the answer unless a better choice came from the step that was under way."""
+    """`should_stop` ends the search; the start is the answer unless the step under way found a better one."""
     problem = Problem.build([[1, 2], [3, 0]], [(0, 1, [[0, 9], [9, 0]])])
 
     solution = solvers.load(name).solve(problem, start=(0, 0), should_stop=lambda: True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autopar import api
-from autopar.bench.records import GRID, Comparison, Result
+from autopar.bench.records import GRID, Comparison, Result, planner
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.plan import PhaseTime
@@ -85,7 +85,7 @@ def compare(
 
 
 def _plan(task: api.Task, effort: api.Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
-    method = effort.solver
+    method = planner(effort.solver)
     try:
         return Result.of(method, api.plan_task(task, effort, progress=progress, should_stop=should_stop))
     except InfeasibleError as error:

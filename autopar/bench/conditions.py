@@ -8,7 +8,9 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("autopar", "numpy", "onnx", "ortools", "highspy")
+import autopar
+
+PACKAGES = ("numpy", "onnx", "ortools", "highspy")
 """Packages whose versions decide what is found, and how fast."""
 
 _CPU_INFO = Path("/proc/cpuinfo")  # Linux; elsewhere `platform.processor` has to do
@@ -26,7 +28,7 @@ class Conditions:
         cores: Cores the process may use.
         memory: Bytes of that machine; 0 if unknown.
         system: Operating system.
-        versions: Version of Python and of each package in `PACKAGES`.
+        versions: Version of autopar, of Python and of each package in `PACKAGES`.
     """
 
     day: date
@@ -44,7 +46,8 @@ def conditions(command: str) -> Conditions:
     Args:
         command: The command line that was given.
     """
-    versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    versions = {"autopar": autopar.__version__, "python": platform.python_version()}
+    versions |= {name: _version(name) for name in PACKAGES}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Conditions(date.today(), command, _cpu(), cores, _memory(), platform.system(), versions)
 

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
-import msgspec
-
 from autopar.plan import Job, ModelInfo, PhaseTime, Plan
 
 COMPARISON_VERSION = 1
 GRID = "grid search"
+
+
+def planner(solver: str) -> str:
+    """Return the name of a method: our planner with a solver of the placements."""
+    return f"planner: {solver}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Result:
     """What one method came to.
 
     Attributes:
-        method: Name of the solver of the placements, or "grid search".
+        method: "planner: NAME" for our planner with a solver of the placements, or "grid search".
         termination: "optimal", "exhausted", "time limit", "interrupted", or "infeasible" if nothing it tried fits.
         plans: Its best plans by simulated step time; empty if it found none.
         bound: Step seconds by the formula that no plan of the space can beat; 0 if the method proves nothing.
@@ -127,7 +130,3 @@ class Comparison:
     def interrupted(self) -> bool:
         """Whether somebody stopped it."""
         return any(result.termination == "interrupted" for result in self.results)
-
-    def to_json(self) -> bytes:
-        """Return the comparison as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1)

@@ -1,14 +1,21 @@
 """Comparisons as text: one table on the terminal, a Markdown file for docs/benchmarks/."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
 
 from autopar.bench.conditions import Conditions
 from autopar.bench.records import Comparison, PlanFigures, Result
+from autopar.plan import write_atomically
 from autopar.report.summary import WHY_STOPPED, describe_job, describe_model
 from autopar.report.text import format_entries, format_table, heading
 from autopar.units import format_bytes, format_seconds
 
-TABLE_WIDTH = 96
+TABLE_WIDTH = 100
+SAME = 0.05
+"""Percent below which two step times are called equal: what the table shows."""
+
 _HEADER = ("method", "step", "objective", "bound", "gap", "MFU", "peak", "search", "solved", "stopped")
 _SHORT = {"exhausted": "done"}
 
@@ -33,9 +40,11 @@ def verdict(comparison: Comparison) -> str:
         if comparison.ours.best is None:
             return "no plan of ours fits" + (", but one of grid search does" if grid is not None and grid.best else "")
         return "grid search was not run" if grid is None else "grid search finds no plan"
-    if speedup >= 1:
-        return f"ours takes {100 * (1 - 1 / speedup):.1f} % less time per step than the best of grid search, simulated"
-    return f"ours takes {100 * (1 / speedup - 1):.1f} % MORE time per step than the best of grid search, simulated"
+    change = 100 * (1 / speedup - 1)
+    if abs(change) < SAME:
+        return "ours takes as long per step as the best of grid search, simulated"
+    more_or_less = "more" if change > 0 else "less"
+    return f"ours takes {abs(change):.1f} % {more_or_less} time per step than the best of grid search, simulated"
 
 
 def format_markdown(comparisons: Sequence[Comparison], conditions: Conditions) -> str:
@@ -58,6 +67,29 @@ def format_markdown(comparisons: Sequence[Comparison], conditions: Conditions) -
         lines += ["", "Phases of our search:", ""]
         lines += _markdown_table(("phase", "time", "peak memory"), _phases(comparison.ours))
     return "\n".join(lines) + "\n"
+
+
+def write_pages(
+    comparisons: Sequence[Comparison], conditions: Conditions, folder: Path, name: str | None = None
+) -> list[Path]:
+    """Write comparisons of one model and cluster as Markdown and as JSON, and return the files.
+
+    Args:
+        comparisons: What to write.
+        conditions: How they were run.
+        folder: Where to.
+        name: Name of the files without suffix; None for `<model>_<cluster>_<date>`.
+
+    Raises:
+        PlanError: If the folder cannot be written to.
+    """
+    first = comparisons[0]
+    stem = name or f"{first.model.name}_{_cluster(first)}_{conditions.day.isoformat()}"
+    page, data = folder / f"{stem}.md", folder / f"{stem}.json"
+    write_atomically(page, format_markdown(comparisons, conditions).encode())
+    record = {"conditions": conditions, "comparisons": list(comparisons)}
+    write_atomically(data, msgspec.json.format(msgspec.json.encode(record), indent=1))
+    return [page, data]
 
 
 def _conditions(comparisons: Sequence[Comparison], conditions: Conditions) -> list[str]:

@@ -24,14 +24,12 @@ class BenchSpec:
         model: `zoo:NAME`.
         sweep: Cases, smallest first.
         tiny: Fields of the model's configuration that make it small enough for a smoke run.
-        tiny_batch: Samples per step of a smoke run.
     """
 
     name: str
     model: str
     sweep: tuple[Case, ...]
     tiny: Mapping[str, int] = field(hash=False)
-    tiny_batch: int = 8
 
 
 def _cases(cluster: str) -> tuple[Case, ...]:
@@ -71,9 +69,7 @@ SPECS: Mapping[str, BenchSpec] = {
                 "experts": 4,
             },
         ),
-        BenchSpec(
-            "resnet50", "zoo:resnet50", _cases("h100"), {"image_size": 32, "channels": 8, "classes": 16}, tiny_batch=4
-        ),
+        BenchSpec("resnet50", "zoo:resnet50", _cases("h100"), {"image_size": 64, "channels": 8, "classes": 16}),
     )
 }
 """Every benchmark by name."""

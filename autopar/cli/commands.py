@@ -3,6 +3,8 @@
 Heavy parts are imported inside the commands, so that `autopar --help` answers at once.
 """
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +22,12 @@ from autopar.cli.options import (
     json_option,
     model_options,
     resolve_cache_dir,
+    solver_names,
 )
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
+    from autopar.bench import Comparison
     from autopar.plan import Plan
 
 
@@ -38,7 +42,7 @@ def app() -> None:
 
 @app.command()
 @click.argument("model")
-@job_options
+@job_options()
 @model_options
 @click.option(
     "--top-k", type=click.IntRange(min=1), default=3, show_default=True, metavar="K", help="How many plans to return."
@@ -167,6 +171,131 @@ def rules(
         _echo_json(rules_to_json(found, kind))
     else:
         click.echo(format_rules(found, kind), nl=False)
+
+
+@app.command()
+@click.argument("model", required=False)
+@job_options(gpus_required=False)
+@model_options
+@click.option(
+    "--top-k", type=click.IntRange(min=1), default=3, show_default=True, metavar="K", help="Plans per method."
+)
+@click.option(
+    "--solvers",
+    "baselines",
+    type=solver_names,
+    default=(),
+    metavar="NAME,...",
+    help="Other solvers of the placements to compare with.",
+)
+@click.option("--spec", "specs", multiple=True, metavar="NAME", help="Run a published benchmark instead of MODEL.")
+@click.option("--all", "all_specs", is_flag=True, help="Run all published benchmarks.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the tables there, as .md and .json."
+)
+@cache_options
+@json_option
+@click.pass_context
+def benchmark(
+    context: click.Context,
+    /,
+    model: str | None,
+    gpus: int | None,
+    specs: tuple[str, ...],
+    all_specs: bool,
+    output: Path | None,
+    cache_dir: Path | None,
+    no_cache: bool,
+    as_json: bool,
+    **request: Any,
+) -> int:
+    """Compare our plan for MODEL with grid search.
+
+    Grid search tries data, tensor and pipeline parallelism and the number of microbatches in all combinations, with the
+    same costs and the same simulator. With --spec or --all, published benchmarks are run: every case in a process of
+    its own and with a cold cache; --gpus then selects the cases with that many devices.
+    """
+    command = shlex.join(("autopar", *context.obj)) if context.obj else context.command_path
+    if output is not None:
+        prepare_folder(output)
+    if specs or all_specs:
+        _refuse_with_specs(context, model)
+        del request["cluster"], request["dims"]
+        return _run_specs(specs, all_specs, gpus, command, output, as_json, request)
+    if model is None or gpus is None:
+        raise click.UsageError("give a MODEL and --gpus N, or --spec NAME, or --all", context)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    from autopar import bench
+    from autopar.bench.report import format_comparison
+
+    with Interruption() as interruption, show_progress() as progress:
+        comparison = bench.compare(
+            model, gpus=gpus, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request
+        )
+    if output is not None:
+        _write_benchmark([comparison], command, output, "benchmark")
+    if as_json:
+        _echo_json(comparison)
+    else:
+        click.echo(format_comparison(comparison), nl=False)
+    return _benchmark_code([comparison])
+
+
+def _refuse_with_specs(context: click.Context, model: str | None) -> None:
+    """Refuse what a published benchmark decides itself, or what cannot hold for all of its models."""
+    if model is not None:
+        raise click.UsageError(f"give either MODEL ({model}) or --spec and --all", context)
+    for name, option in (("cluster", "--cluster"), ("dims", "--set"), ("cache_dir", "--cache-dir")):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option} cannot be combined with --spec and --all", context)
+
+
+def _run_specs(
+    names: tuple[str, ...],
+    all_specs: bool,
+    gpus: int | None,
+    command: str,
+    output: Path | None,
+    as_json: bool,
+    request: dict[str, Any],
+) -> int:
+    from autopar.bench.report import format_comparison
+    from autopar.bench.specs import SPECS, spec
+    from autopar.bench.sweep import run_sweep
+
+    chosen = [spec(name) for name in (SPECS if all_specs else names)]
+    if gpus is not None and not any(case.gpus == gpus for each in chosen for case in each.sweep):
+        raise click.UsageError(f"no case of {', '.join(each.name for each in chosen)} has {gpus} devices")
+    every: list[Comparison] = []
+    with Interruption() as interruption, show_progress() as progress:
+        for each in chosen:
+            done: list[Comparison] = []
+            sweep = run_sweep(each, gpus=gpus, progress=progress, should_stop=interruption.requested, **request)
+            for comparison in sweep:
+                done.append(comparison)
+                if not as_json:
+                    click.echo(format_comparison(comparison))
+                if output is not None:  # after every case, so that an interrupted sweep leaves what it has
+                    _write_benchmark(done, command, output)
+            every += done
+        stopped = interruption.requested()
+    if as_json:
+        _echo_json(every)
+    return ExitCode.INTERRUPTED if stopped else _benchmark_code(every)
+
+
+def _write_benchmark(comparisons: "Sequence[Comparison]", command: str, folder: Path, name: str | None = None) -> None:
+    from autopar.bench.conditions import conditions
+    from autopar.bench.report import write_pages
+
+    for path in write_pages(comparisons, conditions(command), folder, name):
+        click.echo(f"wrote {path}", err=True)
+
+
+def _benchmark_code(comparisons: "Sequence[Comparison]") -> ExitCode:
+    if any(comparison.interrupted for comparison in comparisons):
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE if any(comparison.ours.best for comparison in comparisons) else ExitCode.INFEASIBLE
 
 
 @app.command(name="model")

@@ -20,8 +20,9 @@ def main(args: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show "×" gets "?" instead of a traceback
+    typed = tuple(sys.argv[1:] if args is None else args)
     try:
-        result = app.main(args=args, prog_name="autopar", standalone_mode=False)
+        result = app.main(args=args, prog_name="autopar", standalone_mode=False, obj=typed)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return ExitCode.BAD_INPUT

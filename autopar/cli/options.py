@@ -59,6 +59,17 @@ def solver_name(name: str) -> str:
     return name
 
 
+def solver_names(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of solvers written with commas between them.
+
+    Raises:
+        click.BadParameter: If one is not installed.
+    """
+    if isinstance(text, tuple):  # click converts a default, too
+        return text
+    return tuple(solver_name(name.strip()) for name in text.split(",") if name.strip())
+
+
 def _as_mapping(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, int], ...]) -> dict[str, int]:
     dims: dict[str, int] = {}
     for name, size in value:
@@ -96,11 +107,17 @@ def model_options(function: Command) -> Command:
     return function
 
 
-def job_options(function: Command) -> Command:
-    """Add the options that say what is to be planned, and how hard to look for it."""
+def job_options(*, gpus_required: bool = True) -> Callable[[Command], Command]:
+    """Return what adds the options that say what is to be planned, and how hard to look for it."""
+    gpus = click.option(
+        "--gpus", type=click.IntRange(min=1), required=gpus_required, metavar="N", help="Number of devices."
+    )
+    return lambda function: gpus(_other_job_options(function))
+
+
+def _other_job_options(function: Command) -> Command:
     for option in reversed(
         (
-            click.option("--gpus", type=click.IntRange(min=1), required=True, metavar="N", help="Number of devices."),
             click.option(
                 "--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file."
             ),

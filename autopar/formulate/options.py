@@ -1,7 +1,8 @@
 """Strategies of one op on a mesh: the products over mesh axes of the strategies discovered for one axis.
 
-Placements are coded as small integers, one per mesh axis: 0 Replicate, 1 Partial (sum), 2 + d Shard(d). A tensor's placements are the digits of
-one number in base rank + 2, major axis first; arrays of such numbers are what the tables of a problem are indexed with.
+Placements are coded as small integers, one per mesh axis: 0 Replicate, 1 Partial (sum), 2 + d Shard(d). A tensor's
+placements are the digits of one number in base rank + 2, major axis first; arrays of such numbers are what the tables
+of a problem are indexed with.
 """
 
 from collections.abc import Sequence
@@ -205,7 +206,7 @@ def local_sizes(shape: Sequence[int], numbers: IntArray, mesh: Mesh) -> NDArray[
 
 
 def whole_shapes(graph: Graph, op: Op) -> tuple[list[IntArray | None], list[IntArray | None]]:
-    """Return the global shapes of an op's inputs and outputs as arrays of one strategy, (1, rank) each; None for absent ones."""
+    """Return the global shapes of inputs and outputs as arrays of one strategy, (1, rank) each; None if absent."""
 
     def shapes(names: tuple[str, ...]) -> list[IntArray | None]:
         return [np.array([graph.values[name].shape], dtype=np.int64) if name else None for name in names]

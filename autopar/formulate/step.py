@@ -76,7 +76,7 @@ class BlockBytes:
     def stage_bytes(self, counts: NDArray[np.int64], in_flight: int, recompute: bool) -> float:
         """Return the peak bytes of a stage with `counts` instances of each kind."""
         kept = self.arrived if recompute else self.saved
-        running = self.transient + (self.saved if recompute else 0.0)
+        running = self.transient + (self.saved - self.arrived if recompute else 0.0)
         present = counts > 0
         peak = float(running[present].max()) if present.any() else 0.0
         return float(counts @ self.resident + in_flight * (counts @ kept)) + peak + self.buffers
@@ -206,6 +206,19 @@ class _StageOptions:
     trains: bool
 
 
+def least_flow(seconds: Sequence[float], chain: Sequence[int], pipeline: Pipeline) -> float:
+    """Return the least `flow` of any split into stages, whatever memory it takes, when a block of kind k takes `seconds[k]`.
+
+    With a lower bound per kind it is a lower bound on the step time that sees that blocks are not divided between stages.
+    """
+    index = np.asarray(chain)
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(seconds)[index])])
+    spans = sums[None, :] - sums[:-1, None]
+    spans[np.arange(len(index) + 1)[None, :] <= np.arange(len(index))[:, None]] = np.inf
+    slowest = _dynamic_program(np.broadcast_to(spans, (pipeline.num_stages, *spans.shape)), np.maximum)
+    return float(sums[-1] + (pipeline.num_microbatches - 1) * slowest)
+
+
 def _stage_options(
     totals: FloatArray, memory: BlockBytes, chain: Sequence[int], pipeline: Pipeline, limit: float
 ) -> _StageOptions:
@@ -232,7 +245,7 @@ def _stage_options(
         return result
 
     resident, saved, arrived = span(memory.resident), span(memory.saved), span(memory.arrived)
-    running, rerunning = peak(memory.transient), peak(memory.transient + memory.saved)
+    running, rerunning = peak(memory.transient), peak(memory.transient + memory.saved - memory.arrived)
     empty = np.arange(num_blocks + 1)[None, :] <= np.arange(num_blocks)[:, None]
     trains = bool(totals[:, Slot.BACKWARD].any())
     seconds = np.full((num_stages, num_blocks, num_blocks + 1), np.inf)
@@ -307,7 +320,7 @@ def weights(
     hidden: float,
     bounding: bool,
     slowest: Sequence[float] | None = None,
-    traffic_hidden: bool = True,
+    traffic: float | None = 0.0,
 ) -> Weights:
     """Return the weights that make the step time linear.
 
@@ -321,8 +334,9 @@ def weights(
             make better plans.
         slowest: Instances of each kind taken to be on the slowest stage; an even share of all if None. For a bound
             every split must have a stage at least as slow (`busiest_share`).
-        traffic_hidden: Whether gradient traffic per microbatch is taken to hide behind compute, but for the last one;
-            else it is priced in full, which is no lower bound but keeps choices away from it.
+        traffic: Multiplier in [0, 1] that shares the time of a stage between compute and the gradient traffic beside it,
+            max(f + b, g) >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best one
+            closes the gap. None prices both in full, which is no bound but keeps choices away from such traffic.
     """
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
     num_stages, num_microbatches = pipeline.num_stages, pipeline.num_microbatches
@@ -330,17 +344,25 @@ def weights(
     share = counts / num_stages
     redo = np.broadcast_to(np.asarray(recompute, dtype=np.float64), counts.shape)
     factors = np.zeros((len(counts), len(Slot)))
-    factors[:, Slot.FORWARD] = flow * (1 + redo)
-    factors[:, Slot.BACKWARD] = flow
+    inline, beside = (1.0, 1.0) if traffic is None else (1.0 - traffic, traffic)
+    factors[:, Slot.FORWARD] = flow * (1 + redo) * inline
+    factors[:, Slot.BACKWARD] = flow * inline
+    factors[:, Slot.GRADIENT] = flow * beside
     if num_stages == 1 or not bounding:
         factors[:, Slot.BACKWARD] -= hidden * share
         factors[:, Slot.FORWARD] -= hidden * share * redo
         factors[:, Slot.REDUCE] = hidden * share
         factors[:, Slot.UPDATE] = share
-        factors[:, Slot.GRADIENT] = hidden * share
-    if not traffic_hidden:
-        factors[:, Slot.GRADIENT] = flow
-    return Weights(factors, bounding and traffic_hidden)
+        factors[:, Slot.GRADIENT] += hidden * share
+    return Weights(factors, bounding and traffic is not None)
+
+
+def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
+    """Return the weights whose optimum is the least time a block of `kind` adds to its stage; `traffic` as in `weights`."""
+    factors = np.zeros((len(tables.folded.kinds), len(Slot)))
+    factors[kind, [Slot.FORWARD, Slot.BACKWARD]] = 1.0 - traffic
+    factors[kind, Slot.GRADIENT] = traffic
+    return Weights(factors, True)
 
 
 def busiest_share(tables: Tables, totals: FloatArray, num_stages: int) -> tuple[float, ...] | None:

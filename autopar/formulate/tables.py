@@ -320,7 +320,7 @@ class _Builder:
                     slot = _slot(self.folded.kinds[kind_id].ops[consumer.position])
                     by_slot.setdefault(slot, []).append((consumer, 1.0))
                 for slot, consumers in by_slot.items():
-                    self._fan_out(node, 0, value, kind_id, slot, consumers)
+                    self._fan_out(node, 0, self.graph.values[arrival.value], kind_id, slot, consumers)
 
     def _fan_out(
         self, node: int, output: int, value: Value, kind: int, slot: Slot, consumers: Sequence[tuple[Consumer, float]]

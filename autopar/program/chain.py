@@ -1,9 +1,9 @@
 """Which values neighbouring blocks hand to each other, and under which names every block knows them.
 
-Segments belong to kinds of blocks, so what a kind sends must be what every successor expects: output i of one block is input i of the next. A
-value can be handed over by position if, in every instance of every kind involved, it is made in one block and read in the neighbouring one.
-Others (skip connections, the gradient of a tied embedding, what all layers read) are *far*: the block that makes them exports them, and the
-blocks that read them find them by name.
+Segments belong to kinds of blocks, so what a kind sends must be what every successor expects: output i of one block is
+input i of the next. A value can be handed over by position if, in every instance of every kind involved, it is made in
+one block and read in the neighbouring one. Others (skip connections, the gradient of a tied embedding, what all layers
+read) are *far*: the block that makes them exports them, and the blocks that read them find them by name.
 """
 
 from collections.abc import Mapping
@@ -61,56 +61,55 @@ def instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
 
 def hand_overs(folded: Folded) -> dict[int, HandOver]:
     """Return what every kind receives, sends and exports."""
-    blocks = instance_ops(folded.graph)
-    made: dict[str, tuple[int, _Port]] = {}  # value -> its block, and the port it would leave by
-    backward: set[_Port] = set()
-    for block, names in enumerate(instance_names(folded)):
-        own = {instance: name for name, instance in names.items()}
-        for op in blocks[block]:
-            for value in op.outputs:
-                if value:
-                    port = _Port(folded.chain[block], own[value], leaves=True)
-                    made[value] = block, port
-                    if op.phase is Phase.BACKWARD:
-                        backward.add(port)
-
-    readers: dict[str, dict[int, _Port]] = {}  # value -> other blocks that read it, and the ports it would enter by
-    for block, names in enumerate(instance_names(folded)):
-        for name, value in names.items():
-            if value in made and made[value][0] != block:
+    names = instance_names(folded)
+    home = {value: op.block for op in folded.graph.ops for value in op.outputs if value}
+    readers: dict[str, dict[int, _Port]] = {}  # value -> other blocks that read it, and the ports it enters by
+    for block, known in enumerate(names):
+        for name, value in known.items():
+            if home.get(value, block) != block:
                 readers.setdefault(value, {})[block] = _Port(folded.chain[block], name, leaves=False)
 
+    made: dict[str, tuple[int, _Port]] = {}  # value -> its block, and the port it leaves by
+    for kind in folded.kinds:
+        for model in (value for op in kind.ops for value in op.outputs if value):
+            instances = [(block, names[block][model]) for block in kind.instances]
+            if any(value in readers for _, value in instances):
+                port = _Port(kind.id, model, leaves=True)
+                made.update((value, (block, port)) for block, value in instances)
+
     channels = _Channels()
+    is_backward: dict[_Port, bool] = {}
     for value, (block, port) in made.items():
-        near = block - 1 if port in backward else block + 1
+        is_backward[port] = folded.producers[value].phase is Phase.BACKWARD
+        near = block - 1 if is_backward[port] else block + 1
         entered = readers.get(value, {})
         for reader, entry in entered.items():
+            is_backward[entry] = is_backward[port]
             if reader == near:
                 channels.join(port, entry)
             else:
                 channels.refuse(entry)
         if near not in entered:
             channels.refuse(port)
-    sides: dict[tuple[int, bool, bool], dict[int, str]] = {}
-    for port, channel in channels.valid().items():
-        is_backward = any(other in backward for other in channels.members(port))
-        sides.setdefault((port.kind, port.leaves, is_backward), {})[channel] = port.value
 
-    far: dict[int, dict[str, None]] = {kind.id: {} for kind in folded.kinds}
     by_position = channels.valid()
+    sides: dict[tuple[int, bool, bool], dict[int, str]] = {}
+    for port, channel in by_position.items():
+        sides.setdefault((port.kind, port.leaves, is_backward[port]), {})[channel] = port.value
+    far: dict[int, dict[str, None]] = {kind.id: {} for kind in folded.kinds}
     for value, (_, port) in made.items():
         if any(entry not in by_position for entry in readers.get(value, {}).values()):
             far[port.kind][port.value] = None
 
-    def side(kind: int, leaves: bool, is_backward: bool) -> tuple[str, ...]:
-        return tuple(name for _, name in sorted(sides.get((kind, leaves, is_backward), {}).items()))
+    def side(kind: int, *, leaves: bool, backward: bool) -> tuple[str, ...]:
+        return tuple(name for _, name in sorted(sides.get((kind, leaves, backward), {}).items()))
 
     return {
         kind.id: HandOver(
-            forward_in=side(kind.id, False, False),
-            forward_out=side(kind.id, True, False),
-            backward_in=side(kind.id, False, True),
-            backward_out=side(kind.id, True, True),
+            forward_in=side(kind.id, leaves=False, backward=False),
+            forward_out=side(kind.id, leaves=True, backward=False),
+            backward_in=side(kind.id, leaves=False, backward=True),
+            backward_out=side(kind.id, leaves=True, backward=True),
             far=tuple(far[kind.id]),
         )
         for kind in folded.kinds
@@ -138,11 +137,6 @@ class _Channels:
         """Note that a value passes through a port from or to no neighbour."""
         self._root(port)
         self._refused.add(port)
-
-    def members(self, port: _Port) -> list[_Port]:
-        """Return all ports of a port's channel."""
-        root = self._root(port)
-        return [other for other in self._parent if self._root(other) == root]
 
     def valid(self) -> dict[_Port, int]:
         """Return the channels, numbered in order, of the ports through which values can pass by position.

@@ -1,11 +1,11 @@
 """From a plan to a program: gather before use, every change of placement an explicit instruction.
 
-A value has one *home* placement (where its op defines it, or how it reaches the block). Before an op reads it at another placement, the cheapest
-sequence of collectives is inserted, once per placement and phase. Gradients that are reduced before they are summed over microbatches, and the
-reduction of the sums, run beside compute.
+A value has one *home* placement (where its op defines it, or how it reaches the block). Before an op reads it at
+another placement, the cheapest sequence of collectives is inserted, once per placement and phase. Gradients that are
+reduced before they are summed over microbatches, and the reduction of the sums, run beside compute.
 
-Ops are rewritten for the shapes of one device: numbers that the strategy divides (an entry of a target shape, the groups of a convolution) are
-divided, so that every instruction can be executed as it stands.
+Ops are rewritten for the shapes of one device: numbers that the strategy divides (an entry of a target shape, the
+groups of a convolution) are divided, so that every instruction can be executed as it stands.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,9 +100,7 @@ class _Draft:
 class _BlockLowering:
     """Writes the segments of one kind of block."""
 
-    def __init__(
-        self, plan: Plan, block: BlockPlan, folded: Folded, handed: HandOver, resharder: Resharder
-    ) -> None:
+    def __init__(self, plan: Plan, block: BlockPlan, folded: Folded, handed: HandOver, resharder: Resharder) -> None:
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = plan.device_mesh
@@ -214,7 +212,10 @@ class _BlockLowering:
     def _export(self, draft: _Draft) -> None:
         """Export what this segment makes for blocks further away, and the results of the model."""
         made = {
-            name for instruction in draft.instructions if isinstance(instruction, Compute) for name in instruction.op.outputs
+            name
+            for instruction in draft.instructions
+            if isinstance(instruction, Compute)
+            for name in instruction.op.outputs
         }
         leaving = [(name, self.departures[name]) for name in self.handed.far if name in made]
         leaving += [(name, self.homes[name]) for name in self.graph.outputs if name in made]
@@ -270,7 +271,8 @@ class _BlockLowering:
             result = self._operand(name, reached, f"{name}|{format_placements(reached)}|{draft.phase}")
             axis = self.mesh.axes[move.axis]
             if move.collective is None:
-                assert isinstance(move.source, Replicate) and isinstance(move.target, Shard), move
+                assert isinstance(move.source, Replicate), move
+                assert isinstance(move.target, Shard), move
                 draft.instructions.append(Slice(axis, move.target.dim, operand, result))
             else:
                 draft.instructions.append(

@@ -50,7 +50,8 @@ def _blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
             op = folded.kinds[node.kind].ops[node.position]
             ops[node.kind][op.name] = _op_placement(op, node.options.by_axis(strategy), tables.mesh)
             continue
-        assert node.value is not None and node.placements is not None
+        assert node.value is not None
+        assert node.placements is not None
         text = _placement(tables, len(node.value.shape), int(node.placements[strategy]))
         match node.decision:
             case Decision.PARAMETER:
@@ -116,7 +117,9 @@ def _op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacemen
 
     def texts(names: Sequence[str], placements: Sequence[Placements]) -> tuple[str, ...]:
         """Return the text per tensor, `placements` being (tensors,) per axis."""
-        return tuple(format_placements(tuple(own)) if name else "" for name, *own in zip(names, *placements, strict=True))
+        return tuple(
+            format_placements(tuple(own)) if name else "" for name, *own in zip(names, *placements, strict=True)
+        )
 
     divisors: dict[Scaled, int] = {}
     for strategy, axis in zip(by_axis, mesh.axes, strict=True):

@@ -32,13 +32,15 @@ from autopar.formulate.step import (
     best_split,
     block_bytes,
     busiest_share,
+    kind_weights,
     least_bytes,
+    least_flow,
     mean_bytes,
     problem,
     stage_mixes,
     weights,
 )
-from autopar.formulate.tables import Decision, Slot, Tables, build_tables
+from autopar.formulate.tables import Decision, FloatArray, Slot, Tables, build_tables
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.schedule import SCHEDULES
@@ -51,6 +53,16 @@ KEEP_WITHIN = 1.05
 
 PLACEMENT_SECONDS = 8.0
 """Longest time one placement problem may take; most take a fraction of a second."""
+
+TAIL_STEPS = 7
+"""Multipliers of the gradient reduction at the end of a step that are tried per configuration."""
+
+HEAVY_KINDS = 3
+"""Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
+
+TRAFFIC_STEPS = 4
+FIRST_TRAFFIC = 0.1
+"""Multipliers of gradient traffic that are tried per configuration, and the first one."""
 
 PRICE_STEPS = 6
 """Prices of memory that are tried per configuration."""
@@ -200,7 +212,7 @@ class Attempt:
         )
         self.best: Candidate | None = None
         self.hidden = 0.0
-        self.traffic_hidden = True
+        self.traffic = 0.0
         self.least_bytes = least_bytes(tables, pipeline)
         self.relaxed_choice: Choice | None = None
 
@@ -217,28 +229,88 @@ class Attempt:
         self.relaxed_choice = solution.choice
         totals = self.tables.kind_totals(solution.choice)
         self._consider(solution.choice)
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        inline = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
-        self.traffic_hidden = bool(counts @ (totals[:, Slot.GRADIENT] - inline) <= 0)
         if one_stage:
-            if counts @ (totals[:, Slot.REDUCE] - totals[:, Slot.BACKWARD]) >= 0:
-                return bound
-            # The reduction hides behind the last backward: its price must go. The better of both multipliers is the
-            # bound.
-            other = self._solve(hidden=0.0, recompute=False, bounding=True, cutoff=cutoff)
-            self.hidden = 0.0
-        else:
-            share = busiest_share(self.tables, totals, self.pipeline.num_stages)
-            if share is None:
-                return bound
-            other = self._solve(hidden=0.0, recompute=False, bounding=True, cutoff=cutoff, slowest=share)
+            totals, bound = self._share_tail(totals, bound, cutoff)
+        bound = self._share_traffic(totals, bound, cutoff)
+        if bound >= cutoff or one_stage:
+            return bound
+        bound = max(bound, self._undivided(totals))
+        share = busiest_share(self.tables, totals, self.pipeline.num_stages)
+        if share is None or bound >= cutoff:
+            return bound
+        other = self._solve(hidden=0.0, recompute=False, bounding=True, cutoff=cutoff, slowest=share)
         if other.choice is not None:
             self._consider(other.choice)
         return max(bound, other.bound)
 
+    def _undivided(self, totals: FloatArray) -> float:
+        """Return the bound that sees that blocks are not divided between stages: each kind at its own least time."""
+        counts = np.array([kind.count for kind in self.tables.folded.kinds])
+        inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
+        least = np.zeros(len(counts))
+        for kind in np.argsort(-inline)[:HEAVY_KINDS]:
+            weighting = kind_weights(self.tables, int(kind), self.traffic)
+            solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
+            least[kind] = max(0.0, solution.bound)
+        return least_flow(least, self.tables.folded.chain, self.pipeline)
+
+    def _share_tail(self, totals: FloatArray, bound: float, cutoff: float) -> tuple[FloatArray, float]:
+        """Look for the multiplier at which the last backward just hides the gradient reduction, and return the bound.
+
+        The bound is concave in the multiplier with slope r + g - b, so the halves are told apart by its sign. Also
+        returns the seconds of the choice at the best multiplier.
+        """
+        counts = np.array([kind.count for kind in self.tables.folded.kinds])
+        low, high = 0.0, 1.0
+        best, at = totals, self.hidden
+        hidden = at
+        for step in range(TAIL_STEPS):
+            exposed = totals[:, Slot.REDUCE] + totals[:, Slot.GRADIENT] - totals[:, Slot.BACKWARD]
+            if counts @ exposed > 0:
+                low = hidden
+            else:
+                high = hidden
+            if low == 1.0 or high == 0.0 or bound >= cutoff or self._stopped():
+                break
+            hidden = 0.0 if step == 0 else (low + high) / 2  # nearly always all of it hides
+            solution = self._solve(hidden=hidden, recompute=False, bounding=True, cutoff=cutoff)
+            if solution.choice is None:
+                bound = max(bound, solution.bound)
+                break
+            self._consider(solution.choice)
+            totals = self.tables.kind_totals(solution.choice)
+            if solution.bound >= bound:
+                bound, best, at = solution.bound, totals, hidden
+        self.hidden = at
+        return best, bound
+
+    def _share_traffic(self, totals: FloatArray, bound: float, cutoff: float) -> float:
+        """Look for the multiplier at which gradient traffic per microbatch and compute balance, and return the bound."""
+        counts = np.array([kind.count for kind in self.tables.folded.kinds])
+        low, high = 0.0, 1.0
+        best = 0.0
+        for _ in range(TRAFFIC_STEPS):
+            inline = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
+            if counts @ (totals[:, Slot.GRADIENT] - inline) > 0:
+                low = self.traffic
+            else:
+                high = self.traffic
+            if high == 0.0 or bound >= cutoff or self._stopped():
+                break
+            self.traffic = FIRST_TRAFFIC if high == 1.0 and low == 0.0 else (low + high) / 2
+            solution = self._solve(hidden=self.hidden, recompute=False, bounding=True, cutoff=cutoff)
+            if solution.bound > bound:
+                bound, best = solution.bound, self.traffic
+            if solution.choice is None:
+                break
+            self._consider(solution.choice)
+            totals = self.tables.kind_totals(solution.choice)
+        self.traffic = best
+        return bound
+
     def improve(self, bound: float, cutoff: float) -> float:
         """Look for better plans where the relaxed choice may not be the best one, and return the bound, raised where memory binds."""
-        if self.pipeline.num_stages > 1 or not self.traffic_hidden:
+        if self.pipeline.num_stages > 1 or self.traffic > 0.0:
             solution = self._solve(hidden=1.0, recompute=False, bounding=False)
             if solution.choice is not None:
                 self._consider(solution.choice)
@@ -343,7 +415,7 @@ class Attempt:
             hidden=hidden,
             bounding=bounding,
             slowest=slowest,
-            traffic_hidden=bounding or self.traffic_hidden,
+            traffic=self.traffic if bounding or self.traffic == 0.0 else None,
         )
         instance = problem(self.tables, weighting, mixes, self.search.memory_limit, str(self.configuration))
         if price is not None:

@@ -1,0 +1,237 @@
+"""Plans of tiny models, random or solved, to be executed and held against the unpartitioned model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar import models, solvers
+from autopar.cluster import PRESETS, Cluster
+from autopar.cost import CostModel
+from autopar.discover import Rules, discover
+from autopar.execute import Executor, run_graph
+from autopar.formulate.fold import Folded, fold
+from autopar.formulate.step import Split, StepTime, block_bytes
+from autopar.formulate.tables import Tables, build_tables
+from autopar.ir.blocks import find_blocks
+from autopar.ir.graph import Graph, Role
+from autopar.onnx import load
+from autopar.plan import Job, ModelInfo, Plan
+from autopar.problem import Choice, Problem
+from autopar.program.lower import lower
+from autopar.program.records import Program
+from autopar.program.verify import verify_program
+from autopar.progress import never, silent
+from autopar.runtime import StepResult, run_step
+from autopar.search.assemble import assemble
+from autopar.search.floor import floor
+from autopar.search.planner import Candidate, Search
+from autopar.search.space import Configuration
+from autopar.training import LOSS_SCALE, STEP, training_step
+from tests.gradients import as_float64
+
+Array = NDArray[Any]
+
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {"num_layers": 3, "hidden": 16, "heads": 4, "seq": 4, "vocab": 24},
+    "llama3-8b": {"num_layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 24, "seq": 4, "vocab": 24},
+    "bert-base": {"num_layers": 2, "hidden": 16, "heads": 4, "seq": 4, "vocab": 24},
+    "vit-b16": {"num_layers": 2, "hidden": 16, "heads": 4, "patch": 4, "image_size": 8, "classes": 8},
+    "mixtral-8x7b": {
+        "num_layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 24, "seq": 4, "vocab": 24, "experts": 4,
+    },
+    "resnet50": {"blocks": (1, 2), "channels": 4, "image_size": 32, "classes": 8},
+    "mlp-xs": {"num_layers": 4, "hidden": 16},
+}  # fmt: skip
+"""One small model of every family, whose sizes are multiples of 4 (heads, experts) and mostly of 8."""
+
+EXECUTOR = Executor()
+TOLERANCE = 1e-9
+"""Relative to the largest element of a tensor: in float64 a sum in another order differs by about 1e-16 per term, and
+models as small as these amplify it by less than a thousand."""
+
+
+def _slow_cluster() -> Cluster:
+    """Return a cluster whose devices are so slow that even the tiny models are worth splitting."""
+    h100 = PRESETS["h100"]
+    device = replace(
+        h100.device,
+        peaks=tuple((name, peak / 1e6) for name, peak in h100.device.peaks),
+        memory_bandwidth=3e6,
+        launch=1e-9,
+    )
+    link = replace(h100.intra, latency=1e-7, bandwidth=1e8, ramp=0.0)
+    return replace(h100, device=device, intra=link, inter=link)
+
+
+COSTS = CostModel(_slow_cluster())
+
+
+def model_graph(name: str, batch: int, *, train: bool = True) -> Graph:
+    """Return a tiny model in float64, as a training step or for inference."""
+    graph = as_float64(find_blocks(load(models.build(name, **TINY[name]), batch=batch)))
+    return training_step(graph) if train else graph
+
+
+@cache
+def model_rules(name: str, cache_dir: Path, *, train: bool = True) -> Rules:
+    """Return the rules of a tiny model, discovered with a batch that no other size equals."""
+    return discover(model_graph(name, 10, train=train), cache_dir=cache_dir)
+
+
+def random_choice(tables: Tables, rng: np.random.Generator) -> Choice:
+    """Return any choice that is possible: the best one for random prices of strategies and no other costs."""
+    costs = [rng.random(node.count) for node in tables.nodes]
+    edges = [(edge.first, edge.second, np.where(np.isfinite(edge.table), 0.0, np.inf)) for edge in tables.edges]
+    choice = solvers.load("auto").solve(Problem.build(costs, edges), time_limit=5.0).choice
+    assert choice is not None, "replicating everything is always possible"
+    return choice
+
+
+def random_plan(
+    folded: Folded, rules: Rules, configuration: Configuration, samples: int, seed: int, *, train: bool = True
+) -> Plan:
+    """Return a plan with random placements, stage boundaries and recompute."""
+    rng = np.random.default_rng(seed)
+    tables = build_tables(folded, rules, configuration.mesh, COSTS)
+    choice = random_choice(tables, rng)
+    count, blocks = configuration.num_stages, folded.num_blocks
+    cuts = [0, *sorted(rng.choice(np.arange(1, blocks), count - 1, replace=False).tolist()), blocks]
+    ranges = tuple((cuts[i], cuts[i + 1]) for i in range(count))
+    split = Split(ranges, tuple(bool(redo) and train for redo in rng.integers(0, 2, count)))
+    seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
+    candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
+    return _written(candidate, samples * configuration.num_microbatches, train)
+
+
+def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12) -> Plan:
+    """Return the best plan of one configuration under a limit of bytes per device."""
+    batch = samples * configuration.num_microbatches
+    search = Search(
+        folded=lambda _: folded,
+        rules=rules,
+        costs=COSTS,
+        solver=solvers.load("auto"),
+        floor=floor(folded, folded, (samples, samples), COSTS),
+        global_batch=batch,
+        memory_limit=limit,
+        keep=1,
+        time_limit=10.0,
+        progress=silent,
+        should_stop=never,
+    )
+    candidates = search.run([configuration]).candidates
+    assert candidates, f"nothing fits {limit} bytes"
+    return _written(candidates[0], batch, True)
+
+
+def _written(candidate: Candidate, batch: int, train: bool) -> Plan:
+    """Return the plan of a candidate as its file gives it back."""
+    configuration = candidate.configuration
+    gpus = configuration.num_stages * configuration.mesh.size
+    job = Job("train" if train else "infer", gpus, batch, 1e12, COSTS.cluster.to_dict())
+    return Plan.from_json(assemble(candidate, ModelInfo("tiny", "zoo:tiny", "00", 0), job).to_json())
+
+
+def model_feeds(name: str, graph: Graph, count: int) -> tuple[list[dict[str, Array]], dict[str, Array]]:
+    """Return random data for each of `count` microbatches, and a state: start values shaken, moments above zero."""
+    rng = np.random.default_rng(count)
+    start = models.initial_values(models.build(name, **TINY[name]))
+    return random_feeds(graph, count, {key: array + rng.normal(0, 0.1, array.shape) for key, array in start.items()})
+
+
+def random_feeds(
+    graph: Graph, count: int, given: Mapping[str, Array]
+) -> tuple[list[dict[str, Array]], dict[str, Array]]:
+    """Return random data for each of `count` microbatches, and a random state around the given tensors."""
+    rng = np.random.default_rng(7)
+    states: dict[str, Array] = {}
+    for state in graph.states:
+        shape = graph.values[state.input].shape
+        match state.role:
+            case Role.PARAMETER | Role.BUFFER:
+                states[state.input] = given[state.input] if state.input in given else rng.normal(size=shape)
+            case Role.GRADIENT:
+                states[state.input] = np.zeros(shape)
+            case Role.MOMENT:
+                states[state.input] = rng.uniform(0.1, 1.0, shape)
+    microbatches: list[dict[str, Array]] = []
+    for _ in range(count):
+        data: dict[str, Array] = {}
+        for name in graph.inputs:
+            value = graph.values[name]
+            whole = rng.integers(0, 8 if name == "labels" else 24, value.shape)
+            data[name] = rng.normal(size=value.shape) if value.is_float else whole
+        if STEP in graph.inputs:
+            data[STEP] = np.asarray(3.0, graph.values[STEP].dtype)
+        microbatches.append(data)
+    return microbatches, states
+
+
+def run_unpartitioned(
+    graph: Graph, microbatches: Sequence[Mapping[str, Array]], states: Mapping[str, Array]
+) -> StepResult:
+    """Run a step on one device: each microbatch through the whole graph, gradients summed, the last update kept."""
+    feeds: dict[str, Array] = {}
+    scale = graph.metadata.get(LOSS_SCALE)
+    if scale is not None:
+        held = graph.constants[scale]
+        feeds[scale] = np.asarray(held.astype(np.float64) / len(microbatches), held.dtype)
+    current, outputs, values = dict(states), [], dict(states)
+    for data in microbatches:
+        values = run_graph(graph, {**feeds, **data, **current}, EXECUTOR)
+        outputs.append({name: values[name] for name in graph.outputs})
+        current |= {state.input: values[state.output] for state in graph.states if state.role is Role.GRADIENT}
+    after = {state.input: values[state.output] for state in graph.states}
+    gradients = {state.owner: after[state.input] for state in graph.states if state.role is Role.GRADIENT}
+    return StepResult(tuple(outputs), gradients, after)
+
+
+def check_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    """Assert that tensors have the same names, shapes and numbers, up to `TOLERANCE`."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].shape == array.shape, name
+        scale = float(np.max(np.abs(array), initial=0.0))
+        np.testing.assert_allclose(found[name], array, rtol=0.0, atol=TOLERANCE * max(scale, 1e-6), err_msg=name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Execution:
+    """A model with data and what it computes unpartitioned."""
+
+    folded: Folded
+    microbatches: Sequence[Mapping[str, Array]]
+    states: Mapping[str, Array]
+    expected: StepResult
+
+    @classmethod
+    def of(cls, name: str, samples: int, count: int, *, train: bool = True) -> "Execution":
+        """Return a tiny model of the zoo on `count` random microbatches."""
+        graph = model_graph(name, samples, train=train)
+        return cls.of_graph(graph, *model_feeds(name, graph, count))
+
+    @classmethod
+    def of_graph(
+        cls, graph: Graph, microbatches: Sequence[Mapping[str, Array]], states: Mapping[str, Array]
+    ) -> "Execution":
+        """Return any graph with data."""
+        return cls(fold(graph), microbatches, states, run_unpartitioned(graph, microbatches, states))
+
+    def program(self, plan: Plan) -> Program:
+        """Return the lowered plan, verified."""
+        program = lower(plan, self.folded, COSTS)
+        verify_program(program)
+        return program
+
+    def check(self, plan: Plan) -> None:
+        """Assert that a plan computes what the model computes."""
+        found = run_step(self.program(plan), self.folded, self.microbatches, self.states, EXECUTOR)
+        for outputs, expected in zip(found.outputs, self.expected.outputs, strict=True):
+            check_close(outputs, expected)
+        check_close(found.gradients, self.expected.gradients)
+        check_close(found.states, self.expected.states)

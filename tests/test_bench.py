@@ -1,0 +1,293 @@
+"""Our planner beside the baselines: what is compared, and what is written about it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import autopar
+from autopar import bench
+from autopar.bench.conditions import PACKAGES, Conditions, conditions
+from autopar.bench.records import GRID, Comparison, Result, planner
+from autopar.bench.report import format_comparison, format_markdown, verdict, write_pages
+from autopar.bench.specs import SPECS, Case, spec
+from autopar.bench.sweep import in_fresh_process, run_sweep, run_tiny
+from autopar.cli import main
+from autopar.errors import JobError, ModelError
+from autopar.plan import Plan
+from tests.plans import two_stage_plan
+
+GOLDEN = Path(__file__).parent / "golden"
+TINY: Mapping[str, int] = {"num_layers": 1, "hidden": 16, "heads": 2, "seq": 8, "vocab": 32}
+CONDITIONS = Conditions(
+    date(2026, 1, 2), "autopar benchmark zoo:tiny --gpus 8", "a CPU", 2, 8e9, "Linux", {"autopar": "0.1", "numpy": "2"}
+)
+
+
+def _slower(plan: Plan, factor: float) -> Plan:
+    assert plan.simulated is not None, "the plan made by hand is simulated"
+    simulated = replace(plan.simulated, step_seconds=plan.simulated.step_seconds * factor)
+    return replace(plan, simulated=simulated, alternatives=())
+
+
+def _comparison(grid_factor: float = 1.25) -> Comparison:
+    """Return ours, grid search slower by a factor and without a bound, and a solver that found nothing."""
+    plan = two_stage_plan()
+    assert plan.search is not None, "the plan made by hand says how it was found"
+    ours = Result.of(planner("auto"), plan)
+    grid = replace(Result.of(GRID, _slower(plan, grid_factor)), bound=0.0, solved=40, termination="exhausted")
+    beam = Result(planner("beam"), "time limit", (), 0.0, 40, 3, plan.search.phases, "stopped before the first plan")
+    return Comparison(plan.model, plan.job, 60.0, (ours, grid, beam))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_benchmark_is_slower_than_grid_search(name: str) -> None:
+    """For small stand-ins of all published models: the planner's space holds every plan of the grid."""
+    comparison = run_tiny(spec(name))
+
+    assert [result.method for result in comparison.results] == [planner("auto"), GRID]
+    assert comparison.speedup is not None, "both find a plan"
+    assert comparison.speedup >= 1 - 1e-9
+    assert comparison.grid is not None, "grid search is always in the table"
+    assert comparison.grid.solved == comparison.grid.configurations
+
+
+def test_every_solver_asked_for_is_a_result() -> None:
+    """Once each, after grid search; only grid search proves nothing."""
+    comparison = bench.compare(
+        "zoo:gpt2", gpus=2, global_batch=2, dims=TINY, baselines=("beam", "auto", "grid", "beam")
+    )
+
+    assert [r.method for r in comparison.results] == ["planner: auto", "grid search", "planner: beam", "planner: grid"]
+    assert [result.gap is None for result in comparison.results] == [False, True, False, False]
+    assert all(result.best is not None for result in comparison.results)
+
+
+def test_a_model_that_fits_nowhere_is_a_result() -> None:
+    """A sweep goes on; the note says what is missing."""
+    comparison = bench.compare("zoo:gpt2", gpus=2, global_batch=2, dims=TINY, memory_limit=2e4)
+
+    assert [result.termination for result in comparison.results] == ["infeasible", "infeasible"]
+    assert "more than the limit of 20 kB" in comparison.ours.note
+    assert verdict(comparison) == "no plan of ours fits"
+
+
+def test_an_interrupted_comparison_begins_no_other_method() -> None:
+    """What is there is returned."""
+    comparison = bench.compare("zoo:gpt2", gpus=2, global_batch=2, dims=TINY, should_stop=lambda: True)
+
+    (ours,) = comparison.results
+    assert ours.termination == "interrupted"
+    assert comparison.interrupted
+
+
+@pytest.mark.parametrize("request_", [{"baselines": ("nope",)}, {"solver": "nope"}, {"top_k": 0}, {"time_limit": 0.0}])
+def test_a_wrong_request_is_refused_before_any_work(request_: dict[str, Any]) -> None:
+    """The model is never opened."""
+    with pytest.raises(autopar.errors.AutoparError) as caught:
+        bench.compare("no such file.onnx", gpus=2, **request_)
+
+    assert not isinstance(caught.value, ModelError)
+
+
+def test_figures_of_a_result_are_those_of_its_plan() -> None:
+    """Worked out by hand for the plan of two stages: gap 1 - 0.97/0.98, memory of the fuller stage."""
+    result = Result.of(planner("auto"), two_stage_plan())
+
+    assert result.best is not None, "there is a plan"
+    assert (result.best.step_seconds, result.best.objective, result.best.mfu) == (1.0, 0.98, 0.42)
+    assert result.best.peak_bytes == 39e9  # 2 + 4 + 12 GB of states, 20 of activations, 1 transient
+    assert [plan.step_seconds for plan in result.plans] == [1.0, 1.05]
+    assert result.gap == pytest.approx(1 - 0.97 / 0.98)
+    assert _comparison().speedup == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [
+        (1.25, "ours takes 20.0 % less time per step than the best of grid search, simulated"),
+        (0.8, "ours takes 25.0 % more time per step than the best of grid search, simulated"),
+        (1.0, "ours takes as long per step as the best of grid search, simulated"),
+    ],
+)
+def test_verdict_says_who_is_faster(factor: float, text: str) -> None:
+    """In percent of grid search's step time."""
+    assert verdict(_comparison(factor)) == text
+
+
+def test_text_of_a_comparison_is_the_golden_one() -> None:
+    """Compared whole, and no line is longer than 100 columns."""
+    text = format_comparison(_comparison())
+
+    assert text == (GOLDEN / "benchmark.txt").read_text()
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_page_of_a_benchmark_is_the_golden_one(tmp_path: Path) -> None:
+    """Named after model, cluster and day, with the same figures as JSON beside it."""
+    page, data = write_pages([_comparison()], CONDITIONS, tmp_path)
+
+    assert page.name == "tiny_h100_2026-01-02.md"
+    assert page.read_text() == (GOLDEN / "benchmark.md").read_text()
+    record = json.loads(data.read_text())
+    assert record["conditions"]["command"] == CONDITIONS.command
+    assert msgspec.convert(record["comparisons"][0], Comparison, strict=False) == _comparison()
+
+
+def test_a_page_without_comparisons_is_refused() -> None:
+    """There would be nothing to head it with."""
+    with pytest.raises(ValueError, match="at least one comparison"):
+        format_markdown([], CONDITIONS)
+
+
+def test_conditions_name_every_package_that_matters() -> None:
+    """With the version that runs."""
+    found = conditions("autopar benchmark")
+
+    assert list(found.versions) == ["autopar", "python", *PACKAGES]
+    assert found.versions["autopar"] == autopar.__version__
+    assert found.cores > 0
+
+
+def test_benchmarks_are_the_published_ones() -> None:
+    """Five models on 8, 64 and 512 GPUs."""
+    cases = {name: item.sweep for name, item in SPECS.items()}
+
+    sizes = (8, 64, 512)
+    h100, a100 = (tuple(Case(cluster, gpus) for gpus in sizes) for cluster in ("h100", "a100"))
+    assert cases == {"gpt2": h100, "llama3-8b": h100, "gpt3-175b": a100, "mixtral-8x7b": h100, "resnet50": h100}
+    with pytest.raises(JobError, match="no benchmark 'gpt3'"):
+        spec("gpt3")
+
+
+class Recorder:
+    """Stands for `compare` in a sweep: remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, model: str, **request: Any) -> Comparison:
+        """Answer as `compare` does."""
+        self.calls.append({"model": model, **request})
+        return _comparison()
+
+
+def test_a_sweep_runs_every_case() -> None:
+    """Smallest first, with the settings it was given."""
+    run = Recorder()
+
+    comparisons = list(run_sweep(spec("gpt3-175b"), run=run, time_limit=5.0))
+
+    assert len(comparisons) == 3
+    assert run.calls == [
+        {"model": "zoo:gpt3-175b", "gpus": gpus, "cluster": "a100", "time_limit": 5.0} for gpus in (8, 64, 512)
+    ]
+
+
+def test_a_sweep_can_be_narrowed_and_stopped() -> None:
+    """To one number of devices; between cases."""
+    narrow, stopped = Recorder(), Recorder()
+
+    list(run_sweep(spec("gpt2"), gpus=64, run=narrow))
+    list(run_sweep(spec("gpt2"), run=stopped, should_stop=lambda: len(stopped.calls) == 2))
+
+    assert [call["gpus"] for call in narrow.calls] == [64]
+    assert [call["gpus"] for call in stopped.calls] == [8, 64]
+
+
+def test_errors_of_a_fresh_process_come_back_whole() -> None:
+    """Class, message and hint."""
+    with pytest.raises(ModelError, match="no model 'gpt22'") as caught:
+        in_fresh_process("zoo:gpt22", gpus=2)
+
+    assert "gpt2" in caught.value.hint
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    stand_in = Recorder()
+    monkeypatch.setattr(bench, "compare", stand_in)
+    monkeypatch.setattr("autopar.bench.sweep.in_fresh_process", stand_in)
+    monkeypatch.setattr(run_sweep, "__kwdefaults__", {**(run_sweep.__kwdefaults__ or {}), "run": stand_in})
+    return stand_in
+
+
+def test_command_passes_on_what_was_asked(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    """And prints the table alone on standard output."""
+    code = main(["benchmark", "zoo:gpt2", "--gpus", "8", "--no-cache", "--solvers", "beam,grid", "--set", "seq=64"])
+
+    (call,) = recorder.calls
+    del call["progress"], call["should_stop"]
+    assert code == 0
+    assert call == {
+        "model": "zoo:gpt2",
+        "gpus": 8,
+        "cluster": "h100",
+        "mode": "train",
+        "global_batch": None,
+        "dims": {"seq": 64},
+        "top_k": 3,
+        "time_limit": None,
+        "solver": "auto",
+        "baselines": ("beam", "grid"),
+        "memory_limit": None,
+        "loss": "auto",
+        "optimizer": "adam",
+        "cache_dir": None,
+    }
+    assert capsys.readouterr().out == format_comparison(_comparison())
+
+
+def test_command_writes_page_and_figures(recorder: Recorder, tmp_path: Path) -> None:
+    """The page holds the command as it was typed."""
+    main(["benchmark", "zoo:gpt2", "--gpus", "8", "--no-cache", "-o", str(tmp_path)])
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["benchmark.json", "benchmark.md"]
+    command = f"`autopar benchmark zoo:gpt2 --gpus 8 --no-cache -o {tmp_path}`"
+    assert command in (tmp_path / "benchmark.md").read_text()
+
+
+def test_command_prints_json(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The record and nothing else."""
+    main(["benchmark", "zoo:gpt2", "--gpus", "8", "--no-cache", "--json"])
+
+    assert msgspec.json.decode(capsys.readouterr().out, type=Comparison) == _comparison()
+
+
+def test_command_runs_published_benchmarks(recorder: Recorder, tmp_path: Path) -> None:
+    """All cases of all of them, or those of one size; one page per model and cluster."""
+    code = main(["benchmark", "--all", "--gpus", "64", "--time-limit", "9", "-o", str(tmp_path)])
+
+    assert code == 0
+    assert [(call["model"], call["gpus"]) for call in recorder.calls] == [(s.model, 64) for s in SPECS.values()]
+    assert {call["time_limit"] for call in recorder.calls} == {9.0}
+    assert len(list(tmp_path.glob("tiny_h100_*.md"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "give a MODEL and --gpus N, or --spec NAME, or --all"),
+        ("zoo:gpt2", "give a MODEL and --gpus N"),
+        ("zoo:gpt2 --all", "give either MODEL (zoo:gpt2) or --spec and --all"),
+        ("--spec gpt2 --cluster a100", "--cluster cannot be combined"),
+        ("--spec gpt2 --set seq=8", "--set cannot be combined"),
+        ("--spec gpt2 --gpus 7", "no case of gpt2 has 7 devices"),
+        ("--spec nope", "there is no benchmark 'nope'"),
+        ("zoo:gpt2 --gpus 8 --solvers beam,nope", "solver 'nope' is unknown"),
+    ],
+)
+def test_command_refuses_what_makes_no_sense(
+    recorder: Recorder, arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and nothing is run."""
+    code = main(["benchmark", *arguments.split()])
+
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert recorder.calls == []

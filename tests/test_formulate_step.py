@@ -1,0 +1,294 @@
+"""From block seconds to step seconds: the formula by hand, the best split by enumeration, bounds below everything."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from autopar.formulate.step import (
+    BlockBytes,
+    FloatArray,
+    Pipeline,
+    Split,
+    best_split,
+    block_bytes,
+    busiest_share,
+    least_bytes,
+    problem,
+    step_time,
+    weights,
+)
+from autopar.formulate.tables import Slot
+from tests.formulations import best_by_enumeration, good_choice, optimum, random_choice, splits, stage_peak, tables
+
+TOLERANCE = 1e-9
+"""Relative; both sides are sums of a few hundred float64 numbers in different order."""
+
+
+def _totals(*rows: tuple[float, float, float, float, float]) -> FloatArray:
+    """Return seconds of kinds: forward, backward, gradient traffic, reduction, update."""
+    return np.array(rows, dtype=np.float64)
+
+
+def test_one_stage_by_hand() -> None:
+    """Three microbatches of 2 + 4 s; a reduction of 5 s, of which the last backward hides 4; update 0.5 s.
+
+    3 (2 + 4) + (5 - 4) + 0.5 = 19.5.
+    """
+    totals = _totals((1, 2, 0, 2.5, 0.25))
+
+    time = step_time(totals, (0, 0), Pipeline(1, 3, "1f1b"), Split(((0, 2),), (False,)), hop=7.0)
+
+    assert (time.seconds, time.flow, time.tail) == (19.5, 18.0, 1.5)
+
+
+def test_one_stage_with_gradient_traffic_by_hand() -> None:
+    """Traffic of 8 s beside 6 s of compute sets the pace: 3 · 8, then max(0, 1 + 8 - 4) + 0.5 after the backward."""
+    totals = _totals((1, 2, 4, 0.5, 0.25))
+
+    time = step_time(totals, (0, 0), Pipeline(1, 3, "1f1b"), Split(((0, 2),), (False,)), hop=0.0)
+
+    assert (time.seconds, time.flow, time.tail) == (29.5, 24.0, 5.5)
+
+
+def test_two_stages_by_hand() -> None:
+    """Stages of 1 + 2 s and 2 + 4 s, four microbatches, hops of 0.5 s.
+
+    Flow: 3 + 6 + 3 · 6 + 2 · 0.5 = 28. Stage 0 ends with its reduction: 28 + max(0, 3 - 2) = 29. Stage 1 ends its last
+    backward 2 + 0.5 s earlier and has 9 - 4 s of reduction left: 28 - 2.5 + 5 = 30.5, which is the step.
+    """
+    totals = _totals((1, 2, 0, 3, 0), (2, 4, 0, 9, 0))
+
+    time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (False, False)), hop=0.5)
+
+    assert (time.seconds, time.flow, time.tail) == (30.5, 28.0, 5.0)
+    assert time.stage_seconds.tolist() == [3.0, 6.0]
+
+
+def test_recompute_by_hand() -> None:
+    """A stage that recomputes adds its forward to its backward, which then hides more of the reduction.
+
+    Stage 1 takes 2 + (4 + 2) s: flow 3 + 8 + 3 · 8 + 1 = 36; it ends at 36 - 2.5 + (9 - 6) = 36.5, stage 0 at 37.
+    """
+    totals = _totals((1, 2, 0, 3, 0), (2, 4, 0, 9, 0))
+
+    time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (False, True)), hop=0.5)
+
+    assert (time.seconds, time.flow) == (37.0, 36.0)
+
+
+def test_inference_by_hand() -> None:
+    """Nothing runs back: 1 + 2 + 3 · 2 s, and one hop of 0.5 s."""
+    totals = _totals((1, 0, 0, 0, 0), (2, 0, 0, 0, 0))
+
+    time = step_time(totals, (0, 1), Pipeline(2, 4, "forward-only"), Split(((0, 1), (1, 2)), (False, False)), hop=0.5)
+
+    assert time.seconds == 9.5
+
+
+def test_stage_bytes_by_hand() -> None:
+    """Two microbatches in flight of a stage with one block of kind 0 and two of kind 1.
+
+    All kept: 10 + 2 · 20 resident, 2 · (4 + 2 · 6) saved, 3 for the hungrier block, 1 of buffers: 86.
+    Recomputed: 50 + 2 · (1 + 2 · 2) arrived, block 1 with 2 + (6 - 2), buffers: 67.
+    """
+    memory = BlockBytes(
+        resident=np.array([10.0, 20.0]),
+        saved=np.array([4.0, 6.0]),
+        arrived=np.array([1.0, 2.0]),
+        transient=np.array([3.0, 2.0]),
+        buffers=1.0,
+    )
+    counts = np.array([1, 2])
+
+    assert memory.stage_bytes(counts, 2, recompute=False) == 86.0
+    assert memory.stage_bytes(counts, 2, recompute=True) == 67.0
+
+
+@st.composite
+def _chains(draw: st.DrawFn) -> tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float]:
+    """Draw block seconds and bytes whose gradient traffic hides behind compute, a pipeline, a limit and a hop."""
+    kinds = draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    chain = tuple(sorted(draw(st.lists(st.integers(0, kinds - 1), min_size=1, max_size=7))))
+    totals = rng.integers(0, 6, (kinds, len(Slot))).astype(np.float64)
+    totals[:, Slot.FORWARD] += 1
+    trains = draw(st.booleans())
+    if trains:
+        totals[:, Slot.BACKWARD] += 1
+        totals[:, Slot.GRADIENT] = np.minimum(
+            totals[:, Slot.GRADIENT], totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
+        )
+    else:
+        totals[:, 1:] = 0
+    amounts = rng.integers(0, 5, (4, kinds)).astype(np.float64)
+    memory = BlockBytes(amounts[0], amounts[1] + amounts[2], amounts[1], amounts[3], 1.0)
+    pipeline = Pipeline(
+        draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3, 8])), "1f1b" if trains else "forward-only"
+    )
+    limit = draw(st.sampled_from([10.0, 15.0, 20.0, 30.0, np.inf]))
+    return totals, memory, chain, pipeline, limit, draw(st.sampled_from([0.0, 0.5, 2.0]))
+
+
+@given(_chains())
+@settings(max_examples=150)
+@example(
+    (
+        _totals((1, 1, 0, 0, 0), (1, 1, 0, 9, 0)),
+        BlockBytes(*(np.zeros(2) for _ in range(4)), 0.0),
+        (0, 0, 1, 1),
+        Pipeline(2, 1, "1f1b"),
+        np.inf,
+        0.0,
+    )
+)
+def test_best_split_is_best(
+    case: tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float],
+) -> None:
+    """No split that fits takes less time; where none fits there is no answer."""
+    found = best_split(*case)
+
+    expected = best_by_enumeration(*case)
+    assert (np.inf if found is None else found[1].seconds) == pytest.approx(expected, rel=TOLERANCE)
+
+
+@given(_chains())
+@settings(max_examples=50)
+def test_a_best_split_is_a_split_that_fits(
+    case: tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float],
+) -> None:
+    """Stages tile the chain, each under the limit, and the time is that of the formula."""
+    totals, memory, chain, pipeline, limit, hop = case
+
+    found = best_split(*case)
+
+    if found is not None:
+        split, time = found
+        assert split.ranges in splits(len(chain), pipeline.num_stages)
+        assert all(stage_peak(memory, chain, pipeline, split, stage) <= limit for stage in range(pipeline.num_stages))
+        assert time.seconds == step_time(totals, chain, pipeline, split, hop).seconds
+
+
+@given(_chains())
+@settings(max_examples=50)
+def test_more_memory_never_hurts_a_split(
+    case: tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float],
+) -> None:
+    """Less recompute, more splits to choose from."""
+    totals, memory, chain, pipeline, limit, hop = case
+
+    tight = best_split(totals, memory, chain, pipeline, limit, hop)
+    loose = best_split(totals, memory, chain, pipeline, limit + 5, hop)
+
+    if tight is not None:
+        assert loose is not None
+        assert loose[1].seconds <= tight[1].seconds * (1 + TOLERANCE)
+
+
+def test_equal_blocks_split_evenly_however_they_round() -> None:
+    """Sums of equal blocks differ by rounding only; 96 blocks of 1/3 s on 8 stages are 12 on each."""
+    totals = _totals((0.1, 0.7 / 3, 0, 0, 0))
+    memory = BlockBytes(*(np.zeros(1) for _ in range(4)), 0.0)
+
+    found = best_split(totals, memory, (0,) * 96, Pipeline(8, 64, "1f1b"), np.inf, 0.0)
+
+    assert found is not None
+    assert found[0].ranges == tuple((12 * stage, 12 * stage + 12) for stage in range(8))
+
+
+PIPELINES = [Pipeline(1, 1, "1f1b"), Pipeline(1, 4, "1f1b"), Pipeline(2, 2, "1f1b"), Pipeline(3, 8, "1f1b")]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
+@pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
+@pytest.mark.parametrize("hidden", [0.0, 1.0])
+@pytest.mark.parametrize("busiest", [False, True])
+def test_bounds_are_below_every_plan(name: str, pipeline: Pipeline, hidden: float, busiest: bool) -> None:
+    """The bounding objective of a choice is at most the step time of that choice under any split and any recompute.
+
+    So its optimum is at most the step time of any plan. Choices near the optimum are tried, where it is tightest.
+    """
+    found = tables(name)
+    chain = found.folded.chain
+    near = good_choice(name, "train")
+    share = busiest_share(found, found.kind_totals(near), pipeline.num_stages) if busiest else None
+    weighting = weights(found, pipeline, recompute=False, hidden=hidden, bounding=True, slowest=share)
+    instance = problem(found, weighting)
+    rng = np.random.default_rng(0)
+    least, best = optimum(instance)
+
+    for start in (near, best):
+        choice = start
+        for _ in range(4):
+            linear, totals = instance.cost(choice), found.kind_totals(choice)
+            assert weighting.is_bound
+            for ranges in splits(len(chain), pipeline.num_stages):
+                redo = tuple(bool(flag) for flag in rng.integers(2, size=len(ranges)))
+                for recompute in (redo, (False,) * len(ranges)):
+                    seconds = step_time(totals, chain, pipeline, Split(ranges, recompute), hop=0.0).seconds
+                    assert max(linear, least) <= seconds * (1 + TOLERANCE)
+            choice = random_choice(instance, rng, near=choice)
+
+
+def test_the_bound_of_one_stage_is_tight() -> None:
+    """Where the reduction does not hide, multiplier 1 makes the objective the step time."""
+    found = tables("mlp-xs")
+    pipeline = Pipeline(1, 1, "1f1b")
+    weighting = weights(found, pipeline, recompute=False, hidden=1.0, bounding=True)
+    choice = good_choice("mlp-xs", "train")
+    totals = found.kind_totals(choice)
+    totals[:, Slot.REDUCE] += totals[:, Slot.BACKWARD]  # hides nothing
+
+    time = step_time(totals, found.folded.chain, pipeline, Split(((0, found.folded.num_blocks),), (False,)), 0.0)
+
+    assert time.seconds == pytest.approx(float((weighting.factors * totals).sum()), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
+def test_pricing_gradient_traffic_in_full_changes_no_optimum(name: str) -> None:
+    """Without memory limits gradients need not be reduced before they are summed, so their price is never paid."""
+    found = tables(name)
+    pipeline = Pipeline(1, 4, "1f1b")
+
+    free, priced = (
+        optimum(
+            problem(
+                found,
+                weights(found, pipeline, recompute=False, hidden=1.0, bounding=True, traffic_hidden=traffic_hidden),
+            )
+        )[0]
+        for traffic_hidden in (True, False)
+    )
+
+    assert priced == pytest.approx(free, rel=2e-6)  # two proofs of optimality, each to 1e-6
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
+def test_least_bytes_are_below_the_fullest_stage(pipeline: Pipeline) -> None:
+    """Whatever the choice and the split, with and without recompute."""
+    found = tables("gpt2")
+    chain = found.folded.chain
+    rng = np.random.default_rng(0)
+    instance = problem(found, weights(found, pipeline, recompute=False, hidden=0.0, bounding=True))
+    choice = good_choice("gpt2", "train")
+    kept, redone = least_bytes(found, pipeline)
+
+    assert redone <= kept
+    for _ in range(6):
+        memory = block_bytes(found, choice)
+        for ranges in splits(len(chain), pipeline.num_stages):
+            for recompute, least in ((False, kept), (True, redone)):
+                split = Split(ranges, (recompute,) * len(ranges))
+                fullest = max(stage_peak(memory, chain, pipeline, split, stage) for stage in range(len(ranges)))
+                assert least <= fullest * (1 + TOLERANCE)
+        choice = random_choice(instance, rng, near=choice)
+
+
+def test_most_expensive_kind_makes_a_stage_slow() -> None:
+    """Four equal blocks on three stages: one stage has two of them, more than the even share of 4/3."""
+    found = tables("gpt2")
+    totals = np.zeros((3, len(Slot)))
+    totals[1, Slot.FORWARD] = 1.0
+
+    assert busiest_share(found, totals, 3) == (0.0, 2.0, 0.0)
+    assert busiest_share(found, totals, 4) is None

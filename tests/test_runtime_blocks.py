@@ -1,0 +1,64 @@
+"""Tensors on a mesh: blocks tile them, and moving blocks is the same as gathering and splitting again."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.errors import ProgramError
+from autopar.runtime.blocks import gather, move, scatter
+from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard, local_shape
+
+MESH = Mesh.of(outer=2, middle=3, inner=2)
+ARRAY = np.random.default_rng(0).normal(size=(12, 24, 5))
+PLACEMENTS: st.SearchStrategy[Placement] = st.sampled_from(
+    [Replicate(), Shard(0), Shard(1), Partial(), Partial("max"), Partial("min"), Partial("mean")]
+)
+
+
+@given(placements=st.tuples(PLACEMENTS, PLACEMENTS, PLACEMENTS))
+def test_gather_is_the_inverse_of_scatter(placements: tuple[Placement, ...]) -> None:
+    """And every block has the local shape."""
+    blocks = scatter(ARRAY, placements, MESH)
+
+    assert len(blocks) == MESH.size
+    assert {block.shape for block in blocks} == {local_shape(ARRAY.shape, placements, MESH)}
+    np.testing.assert_allclose(gather(blocks, placements, MESH), ARRAY, rtol=1e-15)
+
+
+@given(placements=st.tuples(PLACEMENTS, PLACEMENTS, PLACEMENTS), axis=st.integers(0, 2), target=PLACEMENTS)
+def test_moving_changes_the_placement_on_one_axis(
+    placements: tuple[Placement, ...], axis: int, target: Placement
+) -> None:
+    """As long as no later axis splits the same dim, which is the law of reshards."""
+    later = placements[axis + 1 :]
+    if any(isinstance(p, Shard) and p in later for p in (placements[axis], target)):
+        return
+    reached = (*placements[:axis], target, *later)
+
+    blocks = move(scatter(ARRAY, placements, MESH), axis, placements[axis], target, MESH)
+
+    np.testing.assert_allclose(gather(blocks, reached, MESH), ARRAY, rtol=1e-15)
+
+
+def test_a_dim_split_twice_is_split_by_the_major_axis_first() -> None:
+    blocks = scatter(np.arange(8), (Shard(0), Replicate(), Shard(0)), Mesh.of(outer=2, middle=1, inner=2))
+
+    assert [block.tolist() for block in blocks] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_equal_blocks_are_one_object() -> None:
+    """Copies cost nothing, and the executor runs equal work once."""
+    blocks = scatter(ARRAY, (Shard(0), Replicate(), Replicate()), MESH)
+
+    assert len({id(block) for block in blocks}) == 2
+
+
+def test_copies_that_differ_are_an_error() -> None:
+    """A difference of rounding is none, any other is; whole numbers are compared exactly."""
+    mesh, replicated = Mesh.of(tp=2), (Replicate(),)
+
+    assert gather([np.ones(2), np.ones(2) * (1 + 1e-15)], replicated, mesh).tolist() == [1, 1]
+    for first, second in ((np.ones(2), np.array([1.0, 1.1])), (np.array([1]), np.array([2]))):
+        with pytest.raises(ProgramError, match="copies of one tensor hold different values"):
+            gather([first, second], replicated, mesh)

@@ -1,0 +1,269 @@
+"""The search: no plan of the space beats its bound, none it could have found beats its best, and it is repeatable."""
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from autopar.api import Effort, Task, plan_task, prepare
+from autopar.errors import InfeasibleError, InterruptedSearchError
+from autopar.formulate.step import Pipeline, Split, block_bytes, problem, step_time, weights
+from autopar.formulate.tables import Tables, build_tables
+from autopar.search.explain import explain_infeasible
+from autopar.search.floor import floor
+from autopar.search.grid import grid_search
+from autopar.search.planner import Attempt, Outcome
+from autopar.search.space import Configuration
+from tests.formulations import COSTS, DIMS, folded, optimum, random_choice, rules, splits, stage_peak, tables
+
+CLOSE = 3e-6
+"""Relative: placement problems are proven optimal to 1e-6 each, and a plan is compared with another one."""
+
+
+@cache
+def _task(name: str, gpus: int, mode: str = "train", memory: float | None = None, batch: int = 8) -> Task:
+    return prepare(
+        f"zoo:{name}", gpus=gpus, global_batch=batch, mode=mode, dims=DIMS[name] | _short(name), memory_limit=memory
+    )
+
+
+def _short(name: str) -> dict[str, int]:
+    """Return the settings that make a model small enough for enumerations."""
+    return {"num_layers": 3} if name == "mlp-xs" else {"num_layers": 2}
+
+
+def _run(task: Task, *, keep: int = 1) -> Outcome:
+    return task.search(Effort(top_k=keep)).run(task.space)
+
+
+def _tables(task: Task, configuration: Configuration) -> tuple[Tables, Pipeline]:
+    samples = task.job.global_batch // configuration.num_microbatches
+    found = build_tables(task.workload.folded(samples), task.rules, configuration.mesh, task.costs)
+    return found, Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
+
+
+def _hop(task: Task, configuration: Configuration, choice: tuple[int, ...]) -> float:
+    """Return the hop of a choice as the planner prices it."""
+    found, pipeline = _tables(task, configuration)
+    return Attempt(task.search(Effort()), configuration, found, pipeline, np.inf)._hop(choice)
+
+
+@pytest.mark.parametrize("memory", [None, 2600.0, 1800.0])
+def test_the_whole_space_by_enumeration(memory: float | None) -> None:
+    """On two devices every choice of every configuration under every split: the least step time is the plan's.
+
+    Inference of three layers; the limits let through everything, most and some.
+    """
+    task = _task("mlp-xs", 2, "infer", memory)
+    best = np.inf
+    for configuration in task.space:
+        found, pipeline = _tables(task, configuration)
+        for choice in product(*(range(node.count) for node in found.nodes)):
+            totals, memory_of = found.kind_totals(choice), block_bytes(found, choice)
+            if not np.isfinite(totals).all():
+                continue
+            hop = _hop(task, configuration, choice) if pipeline.num_stages > 1 else 0.0
+            for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
+                split = Split(ranges, (False,) * len(ranges))
+                peaks = [stage_peak(memory_of, found.folded.chain, pipeline, split, s) for s in range(len(ranges))]
+                if max(peaks) <= task.job.memory_limit:
+                    best = min(best, step_time(totals, found.folded.chain, pipeline, split, hop).seconds)
+
+    outcome = _run(task)
+
+    assert np.isfinite(best)
+    assert outcome.candidates[0].objective == pytest.approx(best, rel=CLOSE)
+    assert outcome.bound <= best * (1 + CLOSE)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
+def test_nothing_is_pruned_that_is_better(name: str) -> None:
+    """Solving every configuration on its own, in any order and without cutoff, finds no better plan."""
+    task = _task(name, 4)
+    search = task.search(Effort(top_k=1))
+    best = np.inf
+    for configuration in reversed(task.space):
+        attempt = Attempt(search, configuration, *_tables(task, configuration), np.inf)
+        bound = attempt.relaxed(np.inf)
+        attempt.improve(bound, np.inf)
+        if attempt.best is not None:
+            assert bound <= attempt.best.objective * (1 + CLOSE)
+            best = min(best, attempt.best.objective)
+
+    outcome = _run(task)
+
+    assert outcome.candidates[0].objective <= best * (1 + CLOSE)
+    assert outcome.bound <= best * (1 + CLOSE)
+
+
+@pytest.mark.parametrize("memory", [None, 6.0e5, 4.5e5, 3.5e5])
+def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> None:
+    """Random choices under every split and any recompute that fit: none is faster than the bound."""
+    task = _task("gpt2", 4, memory=memory)
+    rng = np.random.default_rng(0)
+
+    outcome = _run(task)
+
+    tried = 0
+    for configuration in task.space:
+        found, pipeline = _tables(task, configuration)
+        chain = found.folded.chain
+        instance = problem(found, weights(found, pipeline, recompute=False, hidden=0.0, bounding=True))
+        choice = optimum(instance)[1]
+        for _ in range(4):
+            totals, bytes_of = found.kind_totals(choice), block_bytes(found, choice)
+            for ranges in splits(len(chain), pipeline.num_stages):
+                redo = tuple(bool(flag) for flag in rng.integers(2, size=len(ranges)))
+                split = Split(ranges, redo)
+                peaks = [stage_peak(bytes_of, chain, pipeline, split, stage) for stage in range(len(ranges))]
+                if max(peaks) <= task.job.memory_limit:
+                    tried += 1
+                    assert outcome.bound <= step_time(totals, chain, pipeline, split, hop=0.0).seconds * (1 + CLOSE)
+            choice = random_choice(instance, rng, near=choice)
+    assert tried > 0
+
+
+def test_more_memory_is_never_worse_and_fits() -> None:
+    """Over a ladder of limits, from too little to plenty; placements under a limit are solved to half a percent."""
+    objectives = []
+    for memory in (2.5e5, 3.5e5, 4.5e5, 6.0e5, None):
+        task = _task("gpt2", 4, memory=memory)
+        outcome = _run(task)
+        objectives.append(outcome.candidates[0].objective if outcome.candidates else np.inf)
+        for candidate in outcome.candidates:
+            chain, split = candidate.tables.folded.chain, candidate.split
+            configuration = candidate.configuration
+            pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
+            peaks = [stage_peak(candidate.memory, chain, pipeline, split, s) for s in range(len(split.ranges))]
+            assert max(peaks) <= task.job.memory_limit
+
+    assert np.isinf(objectives[0])
+    assert np.isfinite(objectives[-2])
+    for tight, loose in zip(objectives, objectives[1:], strict=False):
+        assert loose <= tight * 1.005
+
+
+def test_the_grid_is_no_better() -> None:
+    """Recipes are restrictions of the same problems, so their best completion never beats the planner."""
+    task = _task("gpt2", 4)
+    dims = _batch_dims(task)
+
+    grid = grid_search(task.search(Effort(top_k=1)), task.space, dims)
+
+    assert grid.candidates
+    assert _run(task).candidates[0].objective <= grid.candidates[0].objective * (1 + CLOSE)
+
+
+def _batch_dims(task: Task) -> dict[str, int]:
+    from autopar.formulate.recipes import batch_dims
+
+    return batch_dims(task.workload.folded(2).graph.values, task.workload.folded(4).graph.values)
+
+
+def test_the_same_job_gives_the_same_plan() -> None:
+    """But for the clock."""
+    task = _task("gpt2", 4)
+
+    first, second = plan_task(task, Effort()), plan_task(task, Effort())
+
+    assert (first.blocks, first.stages, first.objective, first.simulated, first.summary) == (
+        second.blocks, second.stages, second.objective, second.simulated, second.summary,
+    )  # fmt: skip
+    assert [plan.summary for plan in first.alternatives] == [plan.summary for plan in second.alternatives]
+
+
+def test_stopped_before_the_first_plan_is_an_error() -> None:
+    """There is nothing to return."""
+    with pytest.raises(InterruptedSearchError, match="before the first plan"):
+        plan_task(_task("mlp-xs", 4), Effort(), should_stop=lambda: True)
+
+
+def test_stopped_later_returns_the_best_so_far() -> None:
+    """As soon as there is a plan, an interruption costs only what is left, and the bound stays true."""
+    task = _task("mlp-xs", 4)
+    seen: list[float] = []
+    complete = plan_task(task, Effort(top_k=9))
+
+    plan = plan_task(
+        task,
+        Effort(top_k=9),
+        progress=lambda progress: seen.append(progress.incumbent),
+        should_stop=lambda: any(np.isfinite(seen)),
+    )
+
+    assert plan.search is not None
+    assert complete.search is not None
+    assert plan.search.termination == "interrupted"
+    assert plan.search.solved < complete.search.solved
+    assert plan.search.bound <= complete.objective * (1 + CLOSE)
+
+
+def test_a_time_limit_ends_the_search() -> None:
+    """A limit that is over at once leaves no plan or the first few, and says so."""
+    task = _task("gpt2", 4)
+
+    try:
+        plan = plan_task(task, Effort(top_k=9, time_limit=1e-9))
+    except InterruptedSearchError as stopped:
+        assert "time limit" in str(stopped)
+    else:
+        assert plan.search is not None
+        assert plan.search.termination == "time limit"
+
+
+def test_what_cannot_fit_is_explained() -> None:
+    """How much is missing, on which stage, and a number of GPUs that would do."""
+    task = _task("gpt2", 2, memory=1.0e5)
+
+    with pytest.raises(InfeasibleError) as caught:
+        plan_task(task, Effort())
+
+    assert "no plan fits 2 devices" in str(caught.value)
+    assert "on stage" in str(caught.value)
+    assert "more than the limit of" in str(caught.value)
+    assert "--gpus" in caught.value.hint or "devices with" in caught.value.hint
+
+
+def test_the_way_out_is_one() -> None:
+    """The number of GPUs named for a job that does not fit is one on which it does."""
+    task = _task("gpt2", 2, memory=2.8e5)
+
+    error = explain_infeasible(task.search(Effort()), task.space)
+    gpus = int(error.hint.split("--gpus ")[1].split()[0])
+
+    assert _run(_task("gpt2", gpus, memory=2.8e5)).candidates
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral-8x7b", "mlp-xs"])
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_the_floor_is_below_every_strategy(name: str, mode: str) -> None:
+    """Op by op: no sharding on n devices beats one n-th of the work, so no plan is below the floor.
+
+    The floor is fitted at 4 and 8 samples; it is tried at 4, 8 and 16.
+    """
+    under = floor(folded(name, mode, 4), folded(name, mode, 8), (4, 8), COSTS)
+    schedule = "1f1b" if mode == "train" else "forward-only"
+
+    for samples in (4, 8, 16):
+        found = build_tables(folded(name, mode, samples), rules(name, mode), tables(name, mode).mesh, COSTS)
+        totals = sum(
+            found.folded.kinds[node.kind].count * node.seconds.min()
+            for node in found.nodes
+            if node.options is not None and node.slot.name != "UPDATE"
+        )
+        for num_stages, num_microbatches in ((1, 1), (2, 4)):
+            configuration = Configuration(num_stages, found.mesh, num_microbatches, schedule)
+            least = under.seconds(configuration, samples * num_microbatches)
+            assert least <= totals * (1 + (num_microbatches - 1) / num_stages) * (1 + 1e-9)
+
+
+def test_the_floor_is_below_every_candidate() -> None:
+    """And below the bound that is reported for it."""
+    task = _task("gpt2", 4)
+    search = task.search(Effort(top_k=9))
+
+    outcome = search.run(task.space)
+
+    for candidate in outcome.candidates:
+        assert search.floor.seconds(candidate.configuration, task.job.global_batch) <= candidate.objective
