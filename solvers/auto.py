@@ -94,6 +94,7 @@ class _Search:
         if self._memory.hopeless():
             self._budget.raise_bound(math.inf)
             return
+        self._budget.raise_bound(self._field.lowest_cost(), EXACT)
         relaxed = self._minimise(self._field)
         if relaxed is None:
             self._improve(greedy(self._field.softened()))
@@ -205,7 +206,9 @@ class _Search:
                 return
             bound, upper = self._budget.bound, self._budget.upper
             step = max(
-                STEP_GROWTH * step, FIRST_STEP * abs(bound), FIRST_STEP * upper if bound == 0.0 and upper < math.inf else 0.0
+                STEP_GROWTH * step,
+                FIRST_STEP * abs(bound),
+                FIRST_STEP * upper if bound == 0.0 and upper < math.inf else 0.0,
             )
             if bound + step >= upper:
                 break

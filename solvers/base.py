@@ -87,9 +87,13 @@ class Budget:
 
     def spent(self) -> bool:
         """Return whether to stop now: out of time, interrupted, or done."""
+        return self.stopped() or self.remaining == 0.0 or self.done()
+
+    def stopped(self) -> bool:
+        """Return whether the caller wants an end."""
         if self._should_stop is not None and self._should_stop():
             self.interrupted = True
-        return self.interrupted or self.remaining == 0.0 or self.done()
+        return self.interrupted
 
     def done(self) -> bool:
         """Return whether cost and bound meet the caller's targets."""

@@ -31,15 +31,16 @@ def _totals(*rows: tuple[float, float, float, float, float]) -> FloatArray:
 
 
 def test_one_stage_by_hand() -> None:
-    """Three microbatches of 2 + 4 s; a reduction of 5 s, of which the last backward hides 4; update 0.5 s.
+    """Three microbatches of 2 + 4 s; a reduction of 5 s, of which the last backward hides 2; update 0.5 s.
 
-    3 (2 + 4) + (5 - 4) + 0.5 = 19.5.
+    Each of two equal blocks has half of it. The second one's backward ends 2 s before the first one's, the reductions
+    of 2.5 s follow each other from then on: 3 (2 + 4) + (5 - 2) + 0.5 = 21.5.
     """
     totals = _totals((1, 2, 0, 2.5, 0.25))
 
     time = step_time(totals, (0, 0), Pipeline(1, 3, "1f1b"), Split(((0, 2),), (False,)), hop=7.0)
 
-    assert (time.seconds, time.flow, time.tail) == (19.5, 18.0, 1.5)
+    assert (time.seconds, time.flow, time.tail) == (21.5, 18.0, 3.5)
 
 
 def test_one_stage_with_gradient_traffic_by_hand() -> None:

@@ -159,7 +159,10 @@ class _Unfolded:
         for (value, block, slot), uses in readers.items():
             producer = folded.by_value[value]
             if value in crossing and self.home[value].block != block:
-                source, label = self.at(self.boundary[producer]), self.boundary_value(producer)
+                reader, index = uses[0]
+                kind, position = order[reader.name]
+                source = self.at(self.boundary[producer])
+                label = folded.kinds[kind].ops[position].inputs[index]
             elif producer.source is Source.STATE:
                 label = next(p.value.name for p in folded.parameters if p.producer == producer)
                 source = self.at(self.stored[label])
@@ -212,11 +215,6 @@ class _Unfolded:
 
     def representative(self, producer: Producer) -> str:
         return self.found.folded.kinds[producer.kind].ops[producer.position].outputs[producer.slot]
-
-    def boundary_value(self, producer: Producer) -> str:
-        value = self.found.nodes[self.boundary[producer]].value
-        assert value is not None
-        return value.name
 
 
 def _paid(op: Op) -> Slot:

@@ -1,5 +1,6 @@
 """The text form of programs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import given
 
 from autopar.errors import ProgramError
 from autopar.ir.graph import Op
-from autopar.program.records import Compute, Operand, Program, Segment, SegmentPhase, StageProgram
+from autopar.program.records import Compute, Operand, Part, Program, Segment, SegmentPhase, StageProgram
 from autopar.program.text import format_program, parse_program
-from autopar.sharding import Mesh
+from autopar.sharding import Mesh, Partial, Replicate, Shard
 from tests.programs import equal_stages, programs, two_block_step
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -49,6 +50,21 @@ def test_names_and_attributes_of_any_kind_survive() -> None:
     )
     inputs = (Operand("a b", (2, 3), 12.0), None, Operand('"q"', (), 0.25), Operand("-|S(0)R|forward", (1,), 1e30))
     program = _one_op(op, inputs, (None, Operand("input", (4,), 16.0)))
+
+    assert parse_program(format_program(program)) == program
+
+
+def test_constants_parts_and_exports_survive() -> None:
+    """Content of constants, with negative numbers and none; parts on meshes with and without axes; exports."""
+    op = Op("reshape", "Reshape", ("a b", "shape"), ("y",))
+    given = (Operand("a b", (4,), 16.0), Operand("shape", (2,), 16.0))
+    made = Operand("y", (2, 2), 16.0)
+    program = _one_op(op, given, (made,))
+    (segment,) = program.segments
+    compute = Compute(op, given, (made,), constants=((1, (2, -1)), (0, ())))
+    parts = (Part("a b", "x y", (Shard(0), Replicate())), Part("y", "y", ()), Part("shape", "z", (Partial("max"),)))
+    changed = replace(segment, instructions=(compute,), exports=(made,), parts=parts)
+    program = replace(program, segments=(changed,))
 
     assert parse_program(format_program(program)) == program
 

@@ -9,7 +9,17 @@ from hypothesis import given
 
 from autopar.cost import Collective as CollectiveKind
 from autopar.errors import ProgramError
-from autopar.program.records import Collective, Instruction, Operand, Program, Segment, SegmentPhase, Slice, Store
+from autopar.program.records import (
+    Collective,
+    Instruction,
+    Operand,
+    Part,
+    Program,
+    Segment,
+    SegmentPhase,
+    Slice,
+    Store,
+)
 from autopar.program.verify import verify_program
 from autopar.sharding import Axis, Mesh, Partial, Replicate, Shard
 from tests.programs import all_reduce, equal_stages, programs, value, work
@@ -54,6 +64,20 @@ def _kind_with_update_only(program: Program) -> Program:
 
 Y = value("y")
 BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
+    "part of a value that is not there": (
+        lambda p: _segment(p, 0, parts=(Part("nowhere", "t", (Replicate(),)),)),
+        "'nowhere' is a part of 't' but not there",
+    ),
+    "export of a value that is not there": (
+        lambda p: _segment(p, 0, exports=(value("nowhere"),)),
+        "export .*nowhere.* is no input and not defined there",
+    ),
+    "neighbours with other placements": (
+        lambda p: _segment(
+            _segment(p, 0, parts=(Part("y", "t", (Replicate(),)),)), 2, parts=(Part("x", "t", (Partial(),)),)
+        ),
+        r"disagree in forward: y \(8,\) R is sent, x \(8,\) P expected",
+    ),
     "unknown schedule": (lambda p: replace(p, schedule="2f2b"), "no schedule '2f2b'"),
     "schedule without backward": (lambda p: replace(p, schedule="forward-only"), "has backward segments"),
     "no microbatches": (lambda p: replace(p, num_microbatches=0), "0 microbatches"),

@@ -1,7 +1,7 @@
 """The search: no plan of the space beats its bound, none it could have found beats its best, and it is repeatable."""
 
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def _task(name: str, gpus: int, mode: str = "train", memory: float | None = None
 
 def _short(name: str) -> dict[str, int]:
     """Return the settings that make a model small enough for enumerations."""
-    return {"num_layers": 3} if name == "mlp-xs" else {"num_layers": 2}
+    return {"num_layers": 2}
 
 
 def _run(task: Task, *, keep: int = 1) -> Outcome:
@@ -49,13 +49,13 @@ def _hop(task: Task, configuration: Configuration, choice: tuple[int, ...]) -> f
     return Attempt(task.search(Effort()), configuration, found, pipeline, np.inf)._hop(choice)
 
 
-@pytest.mark.parametrize("memory", [None, 2600.0, 1800.0])
+@pytest.mark.parametrize("memory", [None, 1400.0, 900.0])
 def test_the_whole_space_by_enumeration(memory: float | None) -> None:
     """On two devices every choice of every configuration under every split: the least step time is the plan's.
 
-    Inference of three layers; the limits let through everything, most and some.
+    Inference of two layers; the limits let through everything, most and some.
     """
-    task = _task("mlp-xs", 2, "infer", memory)
+    task = _task("mlp-xs", 2, "infer", memory, batch=4)
     best = np.inf
     for configuration in task.space:
         found, pipeline = _tables(task, configuration)
@@ -140,7 +140,7 @@ def test_more_memory_is_never_worse_and_fits() -> None:
 
     assert np.isinf(objectives[0])
     assert np.isfinite(objectives[-2])
-    for tight, loose in zip(objectives, objectives[1:], strict=False):
+    for tight, loose in pairwise(objectives):
         assert loose <= tight * 1.005
 
 
@@ -200,16 +200,9 @@ def test_stopped_later_returns_the_best_so_far() -> None:
 
 
 def test_a_time_limit_ends_the_search() -> None:
-    """A limit that is over at once leaves no plan or the first few, and says so."""
-    task = _task("gpt2", 4)
-
-    try:
-        plan = plan_task(task, Effort(top_k=9, time_limit=1e-9))
-    except InterruptedSearchError as stopped:
-        assert "time limit" in str(stopped)
-    else:
-        assert plan.search is not None
-        assert plan.search.termination == "time limit"
+    """A limit that is over at once leaves no time for a plan."""
+    with pytest.raises(InterruptedSearchError, match="stopped by time limit"):
+        plan_task(_task("gpt2", 4), Effort(time_limit=1e-9))
 
 
 def test_what_cannot_fit_is_explained() -> None:

@@ -6,9 +6,12 @@ stages, p stages and m microbatches:
 
     t_s    = max(f_s + b_s, g_s)                      gradient traffic runs beside compute
     flow   = sum_s t_s + (m - 1) max_s t_s + 2 (p - 1) h
-    tail_s = max(0, r_s + g_s - b_s) + u_s            what the last backward does not hide, and the update
+    tail_s = max(0, r_s + g_s - b_s, e_s) + u_s       what the last backward does not hide, and the update
+    e_s    = max_j (sum_{i<=j} r_i - sum_{i<j} b_i)   over the blocks i of stage s
     step   = max_s (flow - sum_{q<s} b_q - s h + tail_s)
 
+The backward ends with the first block, and what is reduced per step starts when the backward of its block ends: e_s is
+what the first blocks leave no time for.
 Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event
 simulator computes the same quantities from the lowered program by events; the formula is what the solver minimises and
 its error against the simulator is reported.
@@ -132,8 +135,13 @@ def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, spli
     stage = np.maximum(forward + backward, sums[:, Slot.GRADIENT])
     hops = (2 if trains else 1) * (pipeline.num_stages - 1) * hop
     flow = float(stage.sum() + (pipeline.num_microbatches - 1) * stage.max() + hops)
-    hidden = np.maximum(0.0, sums[:, Slot.REDUCE] + sums[:, Slot.GRADIENT] - backward)
-    tail = hidden + sums[:, Slot.UPDATE]
+    exposed = np.maximum(0.0, sums[:, Slot.REDUCE] + sums[:, Slot.GRADIENT] - backward)
+    for stage_index, (start, stop) in enumerate(split.ranges):
+        blocks = per_block[start:stop]
+        spent = (blocks[:, Slot.BACKWARD] + redo[stage_index] * blocks[:, Slot.FORWARD]).cumsum()
+        left = blocks[:, Slot.REDUCE].cumsum() - np.concatenate([[0.0], spent[:-1]])
+        exposed[stage_index] = max(exposed[stage_index], left.max())
+    tail = exposed + sums[:, Slot.UPDATE]
     earlier = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + hop * np.arange(len(backward))
     ends = flow - (earlier if trains else 0.0) + tail
     slowest = int(ends.argmax())
@@ -321,6 +329,7 @@ def weights(
     bounding: bool,
     slowest: Sequence[float] | None = None,
     traffic: float | None = 0.0,
+    early: bool = False,
 ) -> Weights:
     """Return the weights that make the step time linear.
 
@@ -337,6 +346,8 @@ def weights(
         traffic: Multiplier in [0, 1] that shares the time of a stage between compute and the gradient traffic beside it,
             max(f + b, g) >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best one
             closes the gap. None prices both in full, which is no bound but keeps choices away from such traffic.
+        early: Whether to price what is reduced after the last backward of a block as if nothing hid it, which is no
+            bound but prefers gradients that are reduced as soon as they are there.
     """
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
     num_stages, num_microbatches = pipeline.num_stages, pipeline.num_microbatches
@@ -354,7 +365,9 @@ def weights(
         factors[:, Slot.REDUCE] = hidden * share
         factors[:, Slot.UPDATE] = share
         factors[:, Slot.GRADIENT] += hidden * share
-    return Weights(factors, bounding and traffic is not None)
+        if early:
+            factors[:, Slot.REDUCE] = share
+    return Weights(factors, bounding and traffic is not None and not early)
 
 
 def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:

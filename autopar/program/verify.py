@@ -20,7 +20,7 @@ from autopar.program.records import (
 )
 from autopar.program.text import format_instruction
 from autopar.schedule import SCHEDULES
-from autopar.sharding import Shard
+from autopar.sharding import Shard, format_placements
 
 _ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
 _CONTEXT = 2  # instructions printed before and after the one at fault
@@ -33,7 +33,7 @@ def verify_program(program: Program) -> None:
       block has a forward.
     - In a segment every value is defined once and before it is read; a backward may also read what its forward saves.
     - Collectives and slices run over an axis of their stage and change shapes as their placements say.
-    - Neighbouring blocks agree on the values that cross, in number, shape and size.
+    - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
     - Reductions and updates follow a backward; reductions only communicate; only gradient traffic overlaps.
 
     Raises:
@@ -192,6 +192,11 @@ def _verify_chain(program: Program) -> None:
         segment = table.get((kind, phase))
         return empty if segment is None else segment.inputs if incoming else segment.outputs
 
+    def placed(kind: int, phase: SegmentPhase, operands: Sequence[Operand]) -> list[str]:
+        segment = table.get((kind, phase))
+        known = {part.value: format_placements(part.placements) for part in segment.parts} if segment else {}
+        return [known.get(operand.value, "") for operand in operands]
+
     for phase, first in ((SegmentPhase.FORWARD, chain[0]), (SegmentPhase.BACKWARD, chain[-1])):
         if values(first[1], phase, incoming=True):
             raise ProgramError(f"segment {first[1]} {phase} has inputs but no block comes before it in this phase")
@@ -201,17 +206,19 @@ def _verify_chain(program: Program) -> None:
         for phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
             sender, receiver = (kind, next_kind) if phase is SegmentPhase.FORWARD else (next_kind, kind)
             sent, received = values(sender, phase, incoming=False), values(receiver, phase, incoming=True)
+            sent_at, received_at = placed(sender, phase, sent), placed(receiver, phase, received)
             same_mesh = stage.mesh.shape == next_stage.mesh.shape
-            agree = len(sent) == len(received) and (
-                not same_mesh
-                or all((a.shape, a.bytes) == (b.shape, b.bytes) for a, b in zip(sent, received, strict=True))
-            )
+            agree = len(sent) == len(received)
+            if agree and same_mesh:
+                pairs = zip(sent, received, strict=True)
+                agree = sent_at == received_at and all((a.shape, a.bytes) == (b.shape, b.bytes) for a, b in pairs)
             if not agree:
                 raise ProgramError(
                     f"blocks {index} (kind {kind}) and {index + 1} (kind {next_kind}) disagree in {phase}: "
-                    f"{_describe(sent)} is sent, {_describe(received)} expected"
+                    f"{_describe(sent, sent_at)} is sent, {_describe(received, received_at)} expected"
                 )
 
 
-def _describe(operands: Sequence[Operand]) -> str:
-    return ", ".join(f"{operand.value} {operand.shape}" for operand in operands) or "nothing"
+def _describe(operands: Sequence[Operand], placements: Sequence[str]) -> str:
+    texts = (f"{operand.value} {operand.shape} {at}".rstrip() for operand, at in zip(operands, placements, strict=True))
+    return ", ".join(texts) or "nothing"

@@ -186,24 +186,25 @@ class _Step:
         self._scattered: dict[tuple[str, Placements, Mesh], Blocks] = {}
 
     def run_task(self, stage: int, task: Task) -> None:
-        """Run one microbatch through the blocks of a stage."""
+        """Run one microbatch through the blocks of a stage; under recompute only the inputs of a block are kept."""
         blocks, passage = self._ranges[stage], self._passages[task.microbatch]
+        recompute = self._stages[stage].recompute
         if task.kind is Pass.FORWARD:
             for block in blocks:
-                values = self._run(block, SegmentPhase.FORWARD, task.microbatch, {})
-                inputs = self._segment(block, SegmentPhase.FORWARD)
-                assert inputs is not None, "every kind has a forward"
-                if self._stages[stage].recompute:
-                    continue  # the inputs stay in `handed`
-                passage.saved[block] = {operand.value: values[operand.value] for operand in inputs.saved}
+                saved = self._forward(block, task.microbatch)
+                if not recompute:
+                    passage.saved[block] = saved
             return
         for block in reversed(blocks):
-            if self._stages[stage].recompute:
-                segment = self._segment(block, SegmentPhase.FORWARD)
-                assert segment is not None, "every kind has a forward"
-                values = self._run(block, SegmentPhase.FORWARD, task.microbatch, {})
-                passage.saved[block] = {operand.value: values[operand.value] for operand in segment.saved}
-            self._run(block, SegmentPhase.BACKWARD, task.microbatch, passage.saved.pop(block))
+            saved = self._forward(block, task.microbatch) if recompute else passage.saved.pop(block)
+            self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+
+    def _forward(self, block: int, microbatch: int) -> dict[str, Blocks]:
+        """Run a block's forward and return what it saves for the backward."""
+        values = self._run(block, SegmentPhase.FORWARD, microbatch, {})
+        segment = self._segment(block, SegmentPhase.FORWARD)
+        assert segment is not None, "every kind has a forward"
+        return {operand.value: values[operand.value] for operand in segment.saved}
 
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""

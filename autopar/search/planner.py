@@ -1,13 +1,12 @@
 """The search over hybrids: per configuration the best placements, stage boundaries and recompute, with bounds.
 
-For each configuration, in order of their floors (`floor.py`):
+1. For each configuration, in order of their floors (`floor.py`), solve the placement problem without memory limits. Its
+   optimum bounds every plan of the configuration from below, raised by the parts of the step time that are not linear.
+2. For those whose bound is below the best plan so far, in order of their bounds: if the choice does not fit, put a price
+   on memory, which bounds what fits, and solve the problem under the memory of every stage, without and with recompute.
+3. Each choice found on the way is split into stages exactly (`best_split`); the best plan of a configuration is kept.
 
-1. solve the placement problem without memory limits; its optimum bounds every plan of the configuration from below;
-2. if the choice does not fit, solve it under the memory of every stage, without and with recompute;
-3. split the chain of blocks into stages for each choice found, exactly (`best_split`), and keep the best.
-
-Configurations whose bound is above the best plan so far are skipped. The reported bound is the least over all
-configurations.
+The reported bound is the least over all configurations, searched or not.
 """
 
 import math
@@ -47,6 +46,9 @@ from autopar.schedule import SCHEDULES
 from autopar.search.floor import Floor
 from autopar.search.space import Configuration
 from autopar.solvers import Solver
+
+KEEP = 8
+"""Candidates kept per plan wanted: the simulator ranks some of them, and some do not fit when simulated."""
 
 KEEP_WITHIN = 1.05
 """Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
@@ -98,7 +100,6 @@ class Outcome:
         solved: Configurations whose placement problem was solved.
         pruned: Configurations excluded by their bound.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
-        closest: For infeasible jobs: the least excess seen, as (bytes over, stage, configuration).
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -106,6 +107,13 @@ class Outcome:
     solved: int = 0
     pruned: int = 0
     stopped: str = ""
+
+    def take(self, found: "Candidate | None", keep: int) -> None:
+        """Add the best plan of a configuration in place of an earlier one of the same; only the best few are kept."""
+        if found is None:
+            return
+        others = [other for other in self.candidates if other.configuration != found.configuration]
+        self.candidates = sorted([*others, found], key=lambda candidate: candidate.objective)[: KEEP * keep]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,24 +155,60 @@ class Search:
         outcome = Outcome()
         end = time.monotonic() + self.time_limit
         floors = sorted(((self.floor.seconds(c, self.global_batch), i) for i, c in enumerate(space)))
-        lowest = math.inf
+        pending: list[tuple[float, int, Attempt]] = []
+        bounds = [math.inf]
         for done, (least, index) in enumerate(floors):
-            if self.should_stop() or time.monotonic() > end:
-                outcome.stopped = "interrupted" if self.should_stop() else "time limit"
-                lowest = min(lowest, least)  # floors ascend: the rest is at least as slow
-                break
             threshold = self._threshold(outcome)
-            if least >= threshold:
-                outcome.pruned += len(floors) - done
-                lowest = min(lowest, least)
+            if self._stops(outcome, end) or least >= threshold:
+                bounds.append(least)  # floors ascend: the rest is at least as slow
+                outcome.pruned += 0 if outcome.stopped else len(floors) - done
                 break
-            bound = self._configuration(space[index], least, threshold, end, outcome)
-            lowest = min(lowest, bound)
-            best = outcome.candidates[0].objective if outcome.candidates else math.inf
-            self.progress(Progress("solve", done + 1, len(floors), best, min(best, lowest, least), f"{space[index]}"))
+            attempt = self._attempt(space[index], end)
+            bound = max(least, attempt.relaxed(threshold))
+            outcome.take(attempt.best, self.keep)
+            if bound >= threshold:
+                bounds.append(bound)
+                outcome.pruned += 1
+            else:
+                pending.append((bound, index, attempt))
+            lowest = min([least, *bounds, *(entry[0] for entry in pending)])
+            self._tell(outcome, "bound", done + 1, len(floors), lowest, space[index])
+        # Now that most plans that fit anyway are known, work on the configurations that could still beat them.
+        pending.sort(key=lambda entry: entry[:2])
+        for done, (bound, index, attempt) in enumerate(pending):
+            threshold = self._threshold(outcome)
+            if bound < threshold and not self._stops(outcome, end):
+                outcome.solved += 1
+                bounds.append(attempt.improve(bound, threshold))
+                outcome.take(attempt.best, self.keep)
+            else:
+                outcome.pruned += bound >= threshold
+                bounds.append(bound)
+            lowest = min([*bounds, *(entry[0] for entry in pending[done + 1 :])])
+            self._tell(outcome, "solve", done + 1, len(pending), lowest, space[index])
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.bound = min(best, lowest)
+        outcome.bound = min(best, *bounds)
         return outcome
+
+    def _attempt(self, configuration: Configuration, end: float) -> "Attempt":
+        samples = self.global_batch // configuration.num_microbatches
+        tables = build_tables(self.folded(samples), self.rules, configuration.mesh, self.costs)
+        pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
+        return Attempt(self, configuration, tables, pipeline, end)
+
+    def _stops(self, outcome: Outcome, end: float) -> bool:
+        """Whether to stop, and why, noted in the outcome."""
+        if self.should_stop():
+            outcome.stopped = "interrupted"
+        elif time.monotonic() > end:
+            outcome.stopped = "time limit"
+        return bool(outcome.stopped)
+
+    def _tell(
+        self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, configuration: Configuration
+    ) -> None:
+        best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        self.progress(Progress(phase, done, total, best, min(best, lowest), str(configuration)))
 
     def _threshold(self, outcome: Outcome) -> float:
         """Return the step time above which a configuration interests nobody."""
@@ -172,25 +216,6 @@ class Search:
         if len(found) < self.keep:
             return math.inf if not found else KEEP_WITHIN * found[0].objective
         return min(KEEP_WITHIN * found[0].objective, found[self.keep - 1].objective)
-
-    def _configuration(
-        self, configuration: Configuration, least: float, threshold: float, end: float, outcome: Outcome
-    ) -> float:
-        """Search one configuration and return the lower bound on its plans."""
-        samples = self.global_batch // configuration.num_microbatches
-        tables = build_tables(self.folded(samples), self.rules, configuration.mesh, self.costs)
-        pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
-        attempt = Attempt(self, configuration, tables, pipeline, end)
-        bound = max(least, attempt.relaxed(threshold))
-        if bound >= threshold:
-            outcome.pruned += 1
-            return bound
-        outcome.solved += 1
-        bound = attempt.improve(bound, threshold)
-        if attempt.best is not None:
-            outcome.candidates.append(attempt.best)
-            outcome.candidates.sort(key=lambda candidate: candidate.objective)
-        return bound
 
 
 class Attempt:
@@ -231,6 +256,9 @@ class Attempt:
         self._consider(solution.choice)
         if one_stage:
             totals, bound = self._share_tail(totals, bound, cutoff)
+            early = self._solve(hidden=self.hidden, recompute=False, bounding=True, early=True)
+            if early.choice is not None:
+                self._consider(early.choice)
         bound = self._share_traffic(totals, bound, cutoff)
         if bound >= cutoff or one_stage:
             return bound
@@ -407,6 +435,7 @@ class Attempt:
         slowest: tuple[float, ...] | None = None,
         start: Choice | None = None,
         price: tuple[float, MeanBytes] | None = None,
+        early: bool = False,
     ) -> Solution:
         weighting = weights(
             self.tables,
@@ -416,6 +445,7 @@ class Attempt:
             bounding=bounding,
             slowest=slowest,
             traffic=self.traffic if bounding or self.traffic == 0.0 else None,
+            early=early,
         )
         instance = problem(self.tables, weighting, mixes, self.search.memory_limit, str(self.configuration))
         if price is not None:

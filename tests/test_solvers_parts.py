@@ -1,0 +1,172 @@
+"""The exact steps inside the solvers, each against brute force."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+
+from autopar import solvers
+from autopar.problem import Problem, Termination
+from autopar.solvers import auto, highs
+from autopar.solvers.base import Budget
+from autopar.solvers.dominance import undominated
+from autopar.solvers.eliminate import eliminate, eliminate_all, order_of, thin
+from autopar.solvers.field import Field, prepare
+from autopar.solvers.memory import Memory
+from autopar.solvers.polytope import linear_program, scale_of
+from tests.checks import check_solution, choices, close
+from tests.strategies import problems
+
+DUST = 1e-9
+"""Relative difference of sums of the same few numbers in another order, with room."""
+
+
+def budget(problem: Problem) -> Budget:
+    """Return a budget without limits."""
+    return Budget(problem, math.inf, None, math.inf, 0.0, None)
+
+
+def labellings(field: Field) -> list[tuple[int, ...]]:
+    """Return every choice of a field; nodes that are gone have label 0."""
+    return list(product(*(range(max(1, len(u))) for u in field.unary)))
+
+
+def same(a: float, b: float) -> bool:
+    """Return whether two sums are equal but for rounding."""
+    return a == b or abs(a - b) <= DUST * max(abs(a), abs(b))
+
+
+@given(problem=problems())
+@settings(max_examples=60)
+def test_preparing_a_problem_keeps_every_permitted_choice_of_least_cost(problem: Problem) -> None:
+    """The field of a problem costs what the problem costs, and lacks only choices that are forbidden."""
+    prepared = prepare(problem)
+    best = min(problem.cost(c) for c in choices(problem))
+
+    if prepared is None:
+        assert best == math.inf
+        return
+    assert same(min(prepared.field.cost(c) for c in labellings(prepared.field)), best)
+    for labels in labellings(prepared.field):
+        assert same(prepared.field.cost(labels), problem.cost(prepared.strategies(labels)))
+
+
+@given(problem=problems())
+@settings(max_examples=60)
+def test_elimination_inverts_to_an_optimum(problem: Problem) -> None:
+    """What is left has the same optimum, and the way back from its best choice gives an optimal choice."""
+    prepared = prepare(problem)
+    assume(prepared is not None)
+    assert prepared is not None
+    reduced = eliminate(prepared.field)
+
+    left = min(labellings(reduced.field), key=reduced.field.cost)
+
+    best = min(problem.cost(c) for c in choices(problem))
+    assert same(reduced.field.cost(left), best)
+    assert same(problem.cost(prepared.strategies(reduced.invert(left))), best)
+
+
+@given(problem=problems(max_nodes=5))
+@settings(max_examples=60)
+def test_min_marginals_are_exact(problem: Problem) -> None:
+    """A label's marginal is the least cost of a choice with it, less the optimum; likewise of a pair."""
+    prepared = prepare(problem)
+    assume(prepared is not None)
+    assert prepared is not None
+    field = prepared.field
+    order = order_of(field, 10**6, 10**7)
+    assert order is not None
+    eliminated = eliminate_all(field, order, budget(problem))
+    assert eliminated is not None
+
+    marginals = eliminated.marginals()
+
+    costs = {labels: field.cost(labels) for labels in labellings(field)}
+    best = min(costs.values())
+    assert same(eliminated.optimum, best)
+    assert same(costs[tuple(eliminated.choice())], best)
+    size = max(1e-300, *(abs(c) for c in costs.values() if math.isfinite(c)))
+    for node, rises in enumerate(marginals.nodes):
+        for label, rise in enumerate(rises.tolist()):
+            least = min(c for labels, c in costs.items() if labels[node] == label)
+            assert rise == least - best or abs(rise - (least - best)) <= DUST * size
+    for (a, b), table in marginals.pairs.items():
+        for (s, t), rise in np.ndenumerate(table):
+            least = min(c for labels, c in costs.items() if labels[a] == s and labels[b] == t)
+            assert rise == least - best or abs(rise - (least - best)) <= DUST * size
+
+
+@given(problem=problems(limited=True))
+@settings(max_examples=60)
+def test_dominated_strategies_can_go(problem: Problem) -> None:
+    """At least one optimum under the limits takes only labels that are kept."""
+    prepared = prepare(problem)
+    assume(prepared is not None)
+    assert prepared is not None
+
+    kept = undominated(prepared.field, Memory.of(problem, prepared.labels))
+
+    remaining = product(*(s[k].tolist() for s, k in zip(prepared.labels, kept, strict=True)))
+    best, of_kept = (
+        min((problem.cost(c) for c in some if problem.fits(c)), default=math.inf)
+        for some in (choices(problem), remaining)
+    )
+    assert same(of_kept, best)
+
+
+@given(problem=problems(limited=True))
+@settings(max_examples=60)
+def test_memory_rows_are_the_limits(problem: Problem) -> None:
+    """The rows that can break are broken by just the choices that do not fit, before and after labels are dropped."""
+    labels = tuple(np.arange(size) for size in problem.num_strategies)
+    memory = Memory.of(problem, labels)
+    halves = [np.arange((size + 1) // 2) for size in problem.num_strategies]
+    smaller = memory.restrict(halves)
+
+    for choice in choices(problem):
+        assert bool((memory.profile(choice) <= memory.limits).all()) == problem.fits(choice)
+        if all(s < len(half) for s, half in zip(choice, halves, strict=True)):
+            assert bool((smaller.profile(choice) <= smaller.limits).all()) == problem.fits(choice)
+
+
+@given(problem=problems(limited=False))
+@settings(max_examples=40)
+def test_residual_costs_bound_every_choice(problem: Problem) -> None:
+    """No choice costs less than the dual bound plus what it costs in the residual, thinned or not."""
+    prepared = prepare(problem)
+    assume(prepared is not None)
+    assert prepared is not None
+    field = prepared.field
+    program = linear_program(field, scale_of(field))
+    outcome = highs.run(program, False, budget(problem))
+    assert outcome.duals is not None
+
+    residual = program.residual(outcome.duals)
+
+    thinned, _ = thin(residual, 8, 100)
+    for labels in labellings(field):
+        cost = field.cost(labels)
+        room = DUST * max(abs(cost), abs(outcome.bound)) if math.isfinite(cost) else 0.0
+        assert outcome.bound + residual.cost(labels) <= cost + room
+        assert thinned.cost(labels) <= residual.cost(labels)
+
+
+def test_auto_is_exact_where_elimination_is_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no table allowed above four entries the linear program does what elimination does else."""
+    monkeypatch.setattr(auto, "MAX_ENTRIES", 4)
+
+    @settings(max_examples=150)
+    @given(problem=problems())
+    def law(problem: Problem) -> None:
+        best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
+
+        solution = solvers.load("auto").solve(problem)
+
+        check_solution(problem, solution)
+        assert solution.termination is (Termination.INFEASIBLE if best == math.inf else Termination.OPTIMAL)
+        assert close(problem, solution.cost, best)
+
+    law()
