@@ -4,16 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.api import rules, simulate, solve
+    from autopar.api import rules, simulate_plan, solve
     from autopar.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "__version__", "rules", "simulate", "solve"]
+__all__ = ["Plan", "__version__", "rules", "simulate_plan", "solve"]
 
 # Names are loaded when they are first used, so that `import autopar` stays light.
 _HOMES = {
     "solve": "autopar.api",
-    "simulate": "autopar.api",
+    "simulate_plan": "autopar.api",
     "rules": "autopar.api",
     "Plan": "autopar.plan",
 }

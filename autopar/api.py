@@ -270,21 +270,17 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: "Phas
     return replace(plans[0], search=report, alternatives=runners_up)
 
 
-def simulate(
-    plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None, trace: bool = True
-) -> Timeline:
+def simulate_plan(plan: Plan, *, model: str | Path | None = None, trace: bool = True) -> Timeline:
     """Return the simulated timeline of a plan: time and memory of every stage, with the bars of a trace.
 
     Args:
         plan: A plan, solved or read from a file.
         model: Where the model is now; None for where it was.
-        cache_dir: Unused rules cache, accepted so that all calls take the same arguments.
         trace: Whether to collect the bars of the trace.
 
     Raises:
         PlanError: If the plan does not fit the model.
     """
-    del cache_dir
     job = plan.job
     workload = open_workload(
         model or plan.model.source, mode=job.mode, dims=dict(plan.model.dims), loss=job.loss, optimizer=job.optimizer

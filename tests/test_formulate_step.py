@@ -55,27 +55,28 @@ def test_one_stage_with_gradient_traffic_by_hand() -> None:
 def test_two_stages_by_hand() -> None:
     """Stages of 1 + 2 s and 2 + 4 s, four microbatches, hops of 0.5 s.
 
-    Flow: 3 + 6 + 3 · 6 + 2 · 0.5 = 28. Stage 0 ends with its reduction: 28 + max(0, 3 - 2) = 29. Stage 1 ends its last
-    backward 2 + 0.5 s earlier and has 9 - 4 s of reduction left: 28 - 2.5 + 5 = 30.5, which is the step.
+    Flow: 3 + 6 + 3 · 6 + 2 · 0.5 = 28. The reduction of a block starts when its backward ends, and each stage has one:
+    stage 0 ends at 28 + 3 = 31. Stage 1 ends its last backward 2 + 0.5 s earlier: 28 - 2.5 + 9 = 34.5, the step.
     """
     totals = _totals((1, 2, 0, 3, 0), (2, 4, 0, 9, 0))
 
     time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (False, False)), hop=0.5)
 
-    assert (time.seconds, time.flow, time.tail) == (30.5, 28.0, 5.0)
+    assert (time.seconds, time.flow, time.tail) == (34.5, 28.0, 9.0)
     assert time.stage_seconds.tolist() == [3.0, 6.0]
 
 
 def test_recompute_by_hand() -> None:
     """A stage that recomputes adds its forward to its backward, which then hides more of the reduction.
 
-    Stage 1 takes 2 + (4 + 2) s: flow 3 + 8 + 3 · 8 + 1 = 36; it ends at 36 - 2.5 + (9 - 6) = 36.5, stage 0 at 37.
+    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 3 · 8 + 1 = 36. Its reductions of 4.5 s start when the
+    backward of its second block ends, 3 s before that of its first: 36 - 2.5 + (9 - 3) = 39.5; stage 0: 36 + 3 = 39.
     """
-    totals = _totals((1, 2, 0, 3, 0), (2, 4, 0, 9, 0))
+    totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0))
 
-    time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (False, True)), hop=0.5)
+    time = step_time(totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 3)), (False, True)), hop=0.5)
 
-    assert (time.seconds, time.flow) == (37.0, 36.0)
+    assert (time.seconds, time.flow) == (39.5, 36.0)
 
 
 def test_inference_by_hand() -> None:
@@ -232,13 +233,14 @@ def test_bounds_are_below_every_plan(name: str, pipeline: Pipeline, hidden: floa
 
 
 def test_the_bound_of_one_stage_is_tight() -> None:
-    """Where the reduction does not hide, multiplier 1 makes the objective the step time."""
+    """Where gradients leave no room to hide in, multiplier 1 makes the objective the step time."""
     found = tables("mlp-xs")
     pipeline = Pipeline(1, 1, "1f1b")
     weighting = weights(found, pipeline, recompute=False, hidden=1.0, bounding=True)
     choice = good_choice("mlp-xs", "train")
     totals = found.kind_totals(choice)
-    totals[:, Slot.REDUCE] += totals[:, Slot.BACKWARD]  # hides nothing
+    totals[:, Slot.REDUCE] = 0.0
+    totals[:, Slot.GRADIENT] = totals[:, Slot.BACKWARD]  # beside all of it
 
     time = step_time(totals, found.folded.chain, pipeline, Split(((0, found.folded.num_blocks),), (False,)), 0.0)
 

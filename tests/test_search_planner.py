@@ -77,10 +77,9 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
     assert outcome.bound <= best * (1 + CLOSE)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
-def test_nothing_is_pruned_that_is_better(name: str) -> None:
+def test_nothing_is_pruned_that_is_better() -> None:
     """Solving every configuration on its own, in any order and without cutoff, finds no better plan."""
-    task = _task(name, 4)
+    task = _task("mlp-xs", 4)
     search = task.search(Effort(top_k=1))
     best = np.inf
     for configuration in reversed(task.space):
@@ -97,10 +96,10 @@ def test_nothing_is_pruned_that_is_better(name: str) -> None:
     assert outcome.bound <= best * (1 + CLOSE)
 
 
-@pytest.mark.parametrize("memory", [None, 6.0e5, 4.5e5, 3.5e5])
+@pytest.mark.parametrize("memory", [None, 9.0e3, 7.0e3])
 def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> None:
     """Random choices under every split and any recompute that fit: none is faster than the bound."""
-    task = _task("gpt2", 4, memory=memory)
+    task = _task("mlp-xs", 2, memory=memory)
     rng = np.random.default_rng(0)
 
     outcome = _run(task)
@@ -127,8 +126,8 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
 def test_more_memory_is_never_worse_and_fits() -> None:
     """Over a ladder of limits, from too little to plenty; placements under a limit are solved to half a percent."""
     objectives = []
-    for memory in (2.5e5, 3.5e5, 4.5e5, 6.0e5, None):
-        task = _task("gpt2", 4, memory=memory)
+    for memory in (1.0e3, 5.0e3, 7.0e3, 9.0e3, None):
+        task = _task("mlp-xs", 2, memory=memory)
         outcome = _run(task)
         objectives.append(outcome.candidates[0].objective if outcome.candidates else np.inf)
         for candidate in outcome.candidates:
@@ -146,7 +145,7 @@ def test_more_memory_is_never_worse_and_fits() -> None:
 
 def test_the_grid_is_no_better() -> None:
     """Recipes are restrictions of the same problems, so their best completion never beats the planner."""
-    task = _task("gpt2", 4)
+    task = _task("mlp-xs", 4)
     dims = _batch_dims(task)
 
     grid = grid_search(task.search(Effort(top_k=1)), task.space, dims)
@@ -163,7 +162,7 @@ def _batch_dims(task: Task) -> dict[str, int]:
 
 def test_the_same_job_gives_the_same_plan() -> None:
     """But for the clock."""
-    task = _task("gpt2", 4)
+    task = _task("mlp-xs", 4)
 
     first, second = plan_task(task, Effort()), plan_task(task, Effort())
 
@@ -202,12 +201,12 @@ def test_stopped_later_returns_the_best_so_far() -> None:
 def test_a_time_limit_ends_the_search() -> None:
     """A limit that is over at once leaves no time for a plan."""
     with pytest.raises(InterruptedSearchError, match="stopped by time limit"):
-        plan_task(_task("gpt2", 4), Effort(time_limit=1e-9))
+        plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9))
 
 
 def test_what_cannot_fit_is_explained() -> None:
     """How much is missing, on which stage, and a number of GPUs that would do."""
-    task = _task("gpt2", 2, memory=1.0e5)
+    task = _task("mlp-xs", 2, memory=1.0e3)
 
     with pytest.raises(InfeasibleError) as caught:
         plan_task(task, Effort())
@@ -220,12 +219,12 @@ def test_what_cannot_fit_is_explained() -> None:
 
 def test_the_way_out_is_one() -> None:
     """The number of GPUs named for a job that does not fit is one on which it does."""
-    task = _task("gpt2", 2, memory=2.8e5)
+    task = _task("mlp-xs", 2, memory=3.0e3)
 
     error = explain_infeasible(task.search(Effort()), task.space)
     gpus = int(error.hint.split("--gpus ")[1].split()[0])
 
-    assert _run(_task("gpt2", gpus, memory=2.8e5)).candidates
+    assert _run(_task("mlp-xs", gpus, memory=3.0e3)).candidates
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral-8x7b", "mlp-xs"])
@@ -253,7 +252,7 @@ def test_the_floor_is_below_every_strategy(name: str, mode: str) -> None:
 
 def test_the_floor_is_below_every_candidate() -> None:
     """And below the bound that is reported for it."""
-    task = _task("gpt2", 4)
+    task = _task("mlp-xs", 4)
     search = task.search(Effort(top_k=9))
 
     outcome = search.run(task.space)

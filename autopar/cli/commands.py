@@ -103,7 +103,7 @@ def _write_folder(plan: "Plan", folder: Path) -> None:
 
     plan.save(folder / "plan.json")
     write_atomically(folder / "report.txt", format_report(plan).encode())
-    write_chrome_trace(api.simulate(plan), folder / "trace.json")
+    write_chrome_trace(api.simulate_plan(plan), folder / "trace.json")
     click.echo(f"wrote plan.json, report.txt and trace.json into {folder}", err=True)
 
 
@@ -125,7 +125,7 @@ def simulate(plan_file: Path, model: str | None, trace: Path | None, as_json: bo
     plan = Plan.load(plan_file)
     if trace is not None:
         prepare_file(trace)
-    timeline = api.simulate(plan, model=model, trace=trace is not None)
+    timeline = api.simulate_plan(plan, model=model, trace=trace is not None)
     if trace is not None:
         write_chrome_trace(timeline, trace)
     if as_json:

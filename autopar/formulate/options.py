@@ -194,6 +194,20 @@ def all_placements(shape: Sequence[int], mesh: Mesh, *, partial: bool) -> IntArr
     return np.array(numbers, dtype=np.int64)
 
 
+def is_partial(numbers: IntArray, rank: int, num_axes: int) -> NDArray[np.bool_]:
+    """Return for each placement number of a tensor whether it is partial on any axis.
+
+    >>> is_partial(np.array([0, 1, 4]), rank=2, num_axes=2)
+    array([False,  True,  True])
+    """
+    found = np.zeros(len(numbers), dtype=bool)
+    left = numbers
+    for _ in range(num_axes):
+        left, digits = np.divmod(left, rank + 2)
+        found |= digits == 1
+    return found
+
+
 def local_sizes(shape: Sequence[int], numbers: IntArray, mesh: Mesh) -> NDArray[np.float64]:
     """Return the elements one device holds for each placement number (Replicate and Partial hold all)."""
     rank = len(shape)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autopar.cost import CostModel, DtypePolicy, Resharder
 from autopar.discover import Rules
 from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
-from autopar.formulate.options import Options, all_placements, local_sizes, options
+from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
 from autopar.ir.graph import Graph, Op, Phase, Role, Value
 from autopar.sharding import Mesh
 
@@ -188,6 +188,8 @@ class _Builder:
         self.parameter_node: dict[Producer, int] = {}
         self.resharder = Resharder(mesh, costs)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
+        trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
+        self.results = frozenset() if trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
 
     def build(self) -> Tables:
@@ -216,9 +218,15 @@ class _Builder:
         self._op_bytes(kind, position, op, choices)
 
     def _in_place(self, op: Op, choices: Options) -> Options:
-        """Keep the strategies that write persistent tensors where they were read: sums and moments never move."""
+        """Keep the strategies that can stand: sums and moments never move, and results of inference are reduced.
+
+        The loss of a training step may stay a partial sum: nobody waits for it.
+        """
         keep = np.ones(choices.count, dtype=bool)
         for slot, name in enumerate(op.outputs):
+            numbers = choices.outputs[slot]
+            if name in self.results and numbers is not None:
+                keep &= ~is_partial(numbers, len(self.graph.values[name].shape), len(self.mesh.axes))
             state = self.written.get(name)
             if state is not None and state.role in (Role.GRADIENT, Role.MOMENT):
                 before, after = choices.inputs[op.inputs.index(state.input)], choices.outputs[slot]

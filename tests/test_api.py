@@ -1,0 +1,174 @@
+"""The main path as a library call: plans that round-trip, simulations that agree, errors that help."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import autopar
+from autopar import api
+from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, ModelError, PlanError, SolverError
+from autopar.plan import Plan
+from tests.formulations import DIMS
+
+MLP: dict[str, Any] = {"dims": DIMS["mlp-xs"], "global_batch": 8}
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Return a training plan for two devices."""
+    return autopar.solve("zoo:mlp-xs", gpus=2, **MLP)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message", "hint"),
+    [
+        ({"gpus": 0}, JobError, "0 GPUs", "from 1 on"),
+        ({"gpus": 12}, JobError, "12 GPUs do not fill nodes of 8", "use 8 or 16"),
+        ({"global_batch": 0}, JobError, "global batch of 0", "from 1 on"),
+        ({"top_k": 0}, JobError, "top 0 plans", "from 1 on"),
+        ({"time_limit": 0.0}, JobError, "time limit of 0 s", "above 0"),
+        ({"memory_limit": 1e15}, JobError, "memory limit of 1e.06 GB", "at most the device's memory"),
+        ({"mode": "guess"}, JobError, "unknown mode 'guess'", "train or infer"),
+        ({"cluster": "abacus"}, ClusterError, "abacus", "h100"),
+        ({"solver": "oracle"}, SolverError, "oracle", "auto"),
+    ],
+)
+def test_bad_requests_are_told_what_to_do(
+    changes: dict[str, Any], error: type[AutoparError], message: str, hint: str
+) -> None:
+    """Before anything expensive starts."""
+    with pytest.raises(error, match=message) as caught:
+        autopar.solve("zoo:mlp-xs", **{"gpus": 2, **MLP, **changes})
+
+    assert hint in caught.value.hint
+
+
+def test_unknown_models_are_refused(tmp_path: Path) -> None:
+    """In the zoo and on disk."""
+    with pytest.raises(ModelError, match="gpt9"):
+        autopar.solve("zoo:gpt9", gpus=1)
+    with pytest.raises(ModelError, match="absent"):
+        autopar.solve(tmp_path / "absent.onnx", gpus=1)
+
+
+def test_a_batch_that_the_model_does_not_divide_is_refused(tmp_path: Path) -> None:
+    """A model that works on 4 samples at a time cannot make 6; 8 it can."""
+    path = _exported(tmp_path, batch=4)
+
+    with pytest.raises(JobError, match=r"4 samples at a time.* 6") as caught:
+        autopar.solve(path, gpus=1, global_batch=6)
+
+    assert caught.value.hint == "--global-batch 8"
+
+
+def _exported(folder: Path, *, batch: int) -> Path:
+    """Write a model whose batch is baked into a Reshape."""
+    from onnx import TensorProto, helper
+
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [batch, 6])
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "shape"], ["rows"]), helper.make_node("MatMul", ["rows", "w"], ["y"])],
+        "baked",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 2, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 8])],
+        [shape, helper.make_tensor("w", TensorProto.FLOAT, [6, 8], [0.5] * 48)],
+    )
+    path = folder / "baked.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), path)
+    return path
+
+
+def test_too_little_memory_is_explained() -> None:
+    """What is missing, on which stage, and a way out."""
+    with pytest.raises(InfeasibleError, match=r"needs .* on stage \d+, .* more than the limit of") as caught:
+        autopar.solve("zoo:mlp-xs", gpus=2, memory_limit=1000.0, **MLP)
+
+    assert "--gpus" in caught.value.hint or "devices with" in caught.value.hint
+
+
+def test_seven_devices_of_a_node_are_planned() -> None:
+    """A number nothing divides is no mistake: a pipeline can have seven stages, or devices can stay idle."""
+    found = autopar.solve("zoo:mlp-xs", gpus=7, dims={"num_layers": 8, "hidden": 16}, global_batch=8)
+
+    assert len(found.stages) * found.device_mesh.size == 7
+    assert found.stages[-1].devices[1] == 7
+
+
+def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
+    """Written and read, it is equal."""
+    plan.save(tmp_path / "plan.json")
+
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_simulating_a_file_gives_what_solving_gave(plan: Plan, tmp_path: Path) -> None:
+    """To the last bit: the same program, the same costs."""
+    plan.save(tmp_path / "plan.json")
+
+    timeline = api.simulate_plan(Plan.load(tmp_path / "plan.json"))
+
+    assert plan.simulated is not None
+    assert timeline.step_seconds == plan.simulated.step_seconds
+    assert [stage.memory.bytes for stage in timeline.stages] == [stage.peak for stage in plan.simulated.stages]
+
+
+def test_another_model_is_refused(plan: Plan) -> None:
+    """A plan knows the hash of its model."""
+    other = replace(plan, model=replace(plan.model, sha256="0" * 64))
+
+    with pytest.raises(PlanError, match="not the model the plan was made for"):
+        api.simulate_plan(other)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("name", ["mlp-xs", "gpt2"])
+def test_on_one_device_the_simulator_agrees_with_the_formula(name: str, mode: str) -> None:
+    """No communication and nothing to overlap: to 1e-4, as the program knows every value in one precision only."""
+    found = autopar.solve(f"zoo:{name}", gpus=1, mode=mode, dims=DIMS[name], global_batch=4)
+
+    assert found.simulated is not None
+    assert found.simulated.step_seconds == pytest.approx(found.objective, rel=1e-4)
+
+
+def test_plans_are_ranked_by_simulated_time(plan: Plan) -> None:
+    """The best one first; runners-up carry no runners-up of their own."""
+    assert plan.simulated is not None
+    times = [other.simulated.step_seconds for other in (plan, *plan.alternatives) if other.simulated is not None]
+
+    assert times == sorted(times)
+    assert len(times) == 1 + len(plan.alternatives) <= 3
+    assert not any(other.alternatives for other in plan.alternatives)
+
+
+def test_the_report_adds_up(plan: Plan) -> None:
+    """Solved and pruned configurations are the space, the bound is below the objective, phases took time."""
+    assert plan.search is not None
+    assert plan.search.solved + plan.search.pruned == plan.search.configurations
+    assert plan.search.bound <= plan.search.objective
+    assert [phase.name for phase in plan.search.phases] == ["import", "discover", "search", "simulate"]
+
+
+def test_inference_has_no_training_in_it() -> None:
+    """Only forward ops are placed; nothing is recomputed; no memory for gradients or the optimizer."""
+    found = autopar.solve("zoo:mlp-xs", gpus=2, mode="infer", **MLP)
+
+    assert found.schedule == "forward-only"
+    assert {stage.recompute for stage in found.stages} == {"none"}
+    assert found.simulated is not None
+    assert not {"gradients", "optimizer"} & {name for stage in found.simulated.stages for name in stage.breakdown}
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("name", ["light_resnet50", "light_squeezenet"])
+@pytest.mark.slow
+def test_shipped_networks_are_planned(name: str, mode: str) -> None:
+    """Real files from the `onnx` package, on eight devices."""
+    found = autopar.solve(LIGHT / f"{name}.onnx", gpus=8, mode=mode, top_k=1)
+
+    assert found.simulated is not None
+    assert found.search is not None
+    assert found.search.bound <= found.objective

@@ -1,0 +1,72 @@
+"""Models as the planner sees them: any number of samples, unless the file insists on one."""
+
+from pathlib import Path
+
+import pytest
+
+from autopar import models
+from autopar.errors import JobError
+from autopar.workload import default_batch, open_workload
+from tests.formulations import DIMS, workload
+from tests.test_api import _exported
+
+
+@pytest.mark.parametrize("name", DIMS)
+def test_any_number_of_samples(name: str) -> None:
+    """Ops, blocks and parameters do not depend on it."""
+    found = workload(name, "infer")
+
+    small, large = found.folded(2), found.folded(6)
+
+    assert found.fixed_batch is None
+    assert small.chain == large.chain
+    assert [op.kind for op in small.graph.ops] == [op.kind for op in large.graph.ops]
+    assert small.graph.num_parameters == large.graph.num_parameters
+
+
+def test_graphs_are_built_once() -> None:
+    """The same number of samples gives the same object."""
+    found = workload("mlp-xs")
+
+    assert found.folded(4) is found.folded(4)
+
+
+def test_a_baked_in_batch_is_found(tmp_path: Path) -> None:
+    """A file whose Reshape holds its batch takes that number of samples only, and defaults are its multiples."""
+    found = open_workload(_exported(tmp_path, batch=4), mode="infer")
+
+    assert found.fixed_batch == 4
+    assert default_batch(found, gpus=2) == 8
+
+
+def test_default_batches() -> None:
+    """The published batch to train a zoo model, one sample per GPU to run it."""
+    assert default_batch(open_workload("zoo:gpt2"), gpus=64) == models.spec("gpt2").global_batch
+    assert default_batch(open_workload("zoo:gpt2", mode="infer"), gpus=64) == 64
+
+
+def test_rules_are_looked_for_at_a_batch_no_other_dim_has() -> None:
+    """So that no dim is taken for the batch by chance."""
+    found = workload("mlp-xs")
+
+    batch = found.probe.values[found.probe.inputs[0]].shape[0]
+
+    assert batch not in {size for value in workload("mlp-xs").graph(1).values.values() for size in value.shape}
+    assert batch % 2 == 0
+
+
+def test_a_plan_records_the_model() -> None:
+    """Name, parameters and what the user set; the hash does not depend on the microbatch."""
+    first, second = (open_workload("zoo:mlp-xs", dims=DIMS["mlp-xs"]) for _ in range(2))
+    first.folded(2)
+    second.folded(8)
+
+    assert first.info() == second.info()
+    assert first.info().num_parameters == 5 * 16 * 16
+    assert first.info().dims == (("hidden", 16), ("num_layers", 5))
+
+
+def test_modes_are_two() -> None:
+    """Anything else is refused with the choice."""
+    with pytest.raises(JobError, match="unknown mode 'test'"):
+        open_workload("zoo:mlp-xs", mode="test")
