@@ -34,7 +34,7 @@ def plan() -> Plan:
         ({"memory_limit": 1e15}, JobError, "memory limit of 1e.06 GB", "at most the device's memory"),
         ({"mode": "guess"}, JobError, "unknown mode 'guess'", "train or infer"),
         ({"cluster": "abacus"}, ClusterError, "abacus", "h100"),
-        ({"solver": "oracle"}, SolverError, "oracle", "auto"),
+        ({"solver": "oracle"}, SolverError, "oracle", "use "),
     ],
 )
 def test_bad_requests_are_told_what_to_do(
@@ -57,7 +57,7 @@ def test_unknown_models_are_refused(tmp_path: Path) -> None:
 
 def test_a_batch_that_the_model_does_not_divide_is_refused(tmp_path: Path) -> None:
     """A model that works on 4 samples at a time cannot make 6; 8 it can."""
-    path = _exported(tmp_path, batch=4)
+    path = exported(tmp_path, batch=4)
 
     with pytest.raises(JobError, match=r"4 samples at a time.* 6") as caught:
         autopar.solve(path, gpus=1, global_batch=6)
@@ -65,17 +65,22 @@ def test_a_batch_that_the_model_does_not_divide_is_refused(tmp_path: Path) -> No
     assert caught.value.hint == "--global-batch 8"
 
 
-def _exported(folder: Path, *, batch: int) -> Path:
-    """Write a model whose batch is baked into a Reshape."""
+def exported(folder: Path, *, batch: int) -> Path:
+    """Write a model that adds one row to each of so many samples."""
     from onnx import TensorProto, helper
 
-    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [batch, 6])
+    names = ("rows", "w")
+    shapes = ([batch, 6], [6, 8])
+    data = [
+        helper.make_tensor(name, TensorProto.FLOAT, shape, [0.1 * i for i in range(shape[0] * shape[1])])
+        for name, shape in zip(names, shapes, strict=True)
+    ]
     graph = helper.make_graph(
-        [helper.make_node("Reshape", ["x", "shape"], ["rows"]), helper.make_node("MatMul", ["rows", "w"], ["y"])],
+        [helper.make_node("Add", ["x", "rows"], ["sum"]), helper.make_node("MatMul", ["sum", "w"], ["y"])],
         "baked",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 2, 3])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 6])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 8])],
-        [shape, helper.make_tensor("w", TensorProto.FLOAT, [6, 8], [0.5] * 48)],
+        data,
     )
     path = folder / "baked.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), path)

@@ -50,7 +50,7 @@ class Api(SimpleNamespace):
         assert isinstance(self.answer, Plan), "tests prepare a plan or an error"
         return self.answer
 
-    def simulate(self, plan: Plan, **request: Any) -> Timeline:
+    def simulate_plan(self, plan: Plan, **request: Any) -> Timeline:
         """Answer with a timeline of one stage."""
         return _timeline()
 

@@ -137,7 +137,7 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, BlockBytes, tuple[int, ...], P
 @example(
     (
         _totals((1, 1, 0, 0, 0), (1, 1, 0, 9, 0)),
-        BlockBytes(*(np.zeros(2) for _ in range(4)), 0.0),
+        BlockBytes(np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2), 0.0),
         (0, 0, 1, 1),
         Pipeline(2, 1, "1f1b"),
         np.inf,
@@ -190,7 +190,7 @@ def test_more_memory_never_hurts_a_split(
 def test_equal_blocks_split_evenly_however_they_round() -> None:
     """Sums of equal blocks differ by rounding only; 96 blocks of 1/3 s on 8 stages are 12 on each."""
     totals = _totals((0.1, 0.7 / 3, 0, 0, 0))
-    memory = BlockBytes(*(np.zeros(1) for _ in range(4)), 0.0)
+    memory = BlockBytes(np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1), 0.0)
 
     found = best_split(totals, memory, (0,) * 96, Pipeline(8, 64, "1f1b"), np.inf, 0.0)
 
@@ -205,7 +205,10 @@ PIPELINES = [Pipeline(1, 1, "1f1b"), Pipeline(1, 4, "1f1b"), Pipeline(2, 2, "1f1
 @pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
 @pytest.mark.parametrize("hidden", [0.0, 1.0])
 @pytest.mark.parametrize("busiest", [False, True])
-def test_bounds_are_below_every_plan(name: str, pipeline: Pipeline, hidden: float, busiest: bool) -> None:
+@pytest.mark.parametrize("traffic", [0.0, 0.6])
+def test_bounds_are_below_every_plan(
+    name: str, pipeline: Pipeline, hidden: float, busiest: bool, traffic: float
+) -> None:
     """The bounding objective of a choice is at most the step time of that choice under any split and any recompute.
 
     So its optimum is at most the step time of any plan. Choices near the optimum are tried, where it is tightest.
@@ -214,7 +217,7 @@ def test_bounds_are_below_every_plan(name: str, pipeline: Pipeline, hidden: floa
     chain = found.folded.chain
     near = good_choice(name, "train")
     share = busiest_share(found, found.kind_totals(near), pipeline.num_stages) if busiest else None
-    weighting = weights(found, pipeline, recompute=False, hidden=hidden, bounding=True, slowest=share)
+    weighting = weights(found, pipeline, recompute=False, hidden=hidden, bounding=True, slowest=share, traffic=traffic)
     instance = problem(found, weighting)
     rng = np.random.default_rng(0)
     least, best = optimum(instance)
@@ -257,10 +260,10 @@ def test_pricing_gradient_traffic_in_full_changes_no_optimum(name: str) -> None:
         optimum(
             problem(
                 found,
-                weights(found, pipeline, recompute=False, hidden=1.0, bounding=True, traffic_hidden=traffic_hidden),
+                weights(found, pipeline, recompute=False, hidden=1.0, bounding=True, traffic=traffic),
             )
         )[0]
-        for traffic_hidden in (True, False)
+        for traffic in (0.0, None)
     )
 
     assert priced == pytest.approx(free, rel=2e-6)  # two proofs of optimality, each to 1e-6
@@ -295,3 +298,16 @@ def test_most_expensive_kind_makes_a_stage_slow() -> None:
 
     assert busiest_share(found, totals, 3) == (0.0, 2.0, 0.0)
     assert busiest_share(found, totals, 4) is None
+
+
+def test_no_weight_of_a_bound_is_negative() -> None:
+    """With one microbatch most of its time on gradient traffic, less of the backward is left to hide a reduction.
+
+    Weights below zero would be cut off, and the optimum would no longer be a bound.
+    """
+    found = tables("mlp-xs")
+
+    weighting = weights(found, Pipeline(1, 1, "1f1b"), recompute=False, hidden=1.0, bounding=True, traffic=0.75)
+
+    assert weighting.factors.min() == 0.0
+    assert weighting.factors[:, Slot.REDUCE].tolist() == [0.25 * kind.count for kind in found.folded.kinds]

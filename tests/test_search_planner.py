@@ -43,12 +43,6 @@ def _tables(task: Task, configuration: Configuration) -> tuple[Tables, Pipeline]
     return found, Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
 
 
-def _hop(task: Task, configuration: Configuration, choice: tuple[int, ...]) -> float:
-    """Return the hop of a choice as the planner prices it."""
-    found, pipeline = _tables(task, configuration)
-    return Attempt(task.search(Effort()), configuration, found, pipeline, np.inf)._hop(choice)
-
-
 @pytest.mark.parametrize("memory", [None, 1400.0, 900.0])
 def test_the_whole_space_by_enumeration(memory: float | None) -> None:
     """On two devices every choice of every configuration under every split: the least step time is the plan's.
@@ -59,11 +53,12 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
     best = np.inf
     for configuration in task.space:
         found, pipeline = _tables(task, configuration)
+        attempt = Attempt(task.search(Effort()), configuration, found, pipeline, np.inf)
         for choice in product(*(range(node.count) for node in found.nodes)):
             totals, memory_of = found.kind_totals(choice), block_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
-            hop = _hop(task, configuration, choice) if pipeline.num_stages > 1 else 0.0
+            hop = attempt._hop(choice)
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
                 split = Split(ranges, (False,) * len(ranges))
                 peaks = [stage_peak(memory_of, found.folded.chain, pipeline, split, s) for s in range(len(ranges))]

@@ -8,7 +8,7 @@ from autopar import models
 from autopar.errors import JobError
 from autopar.workload import default_batch, open_workload
 from tests.formulations import DIMS, workload
-from tests.test_api import _exported
+from tests.test_api import exported
 
 
 @pytest.mark.parametrize("name", DIMS)
@@ -32,8 +32,8 @@ def test_graphs_are_built_once() -> None:
 
 
 def test_a_baked_in_batch_is_found(tmp_path: Path) -> None:
-    """A file whose Reshape holds its batch takes that number of samples only, and defaults are its multiples."""
-    found = open_workload(_exported(tmp_path, batch=4), mode="infer")
+    """A file with one constant row per sample takes that number of samples only, and defaults are its multiples."""
+    found = open_workload(exported(tmp_path, batch=4), mode="infer")
 
     assert found.fixed_batch == 4
     assert default_batch(found, gpus=2) == 8

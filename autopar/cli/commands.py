@@ -263,7 +263,7 @@ def _run_specs(
     from autopar.bench.specs import SPECS, spec
     from autopar.bench.sweep import run_sweep
 
-    chosen = [spec(name) for name in (SPECS if all_specs else names)]
+    chosen = [spec(name) for name in (SPECS if all_specs else dict.fromkeys(names))]
     if gpus is not None and not any(case.gpus == gpus for each in chosen for case in each.sweep):
         raise click.UsageError(f"no case of {', '.join(each.name for each in chosen)} has {gpus} devices")
     every: list[Comparison] = []

@@ -133,7 +133,7 @@ def _data(facts: _Facts, node: Node, axis: int, task: Data) -> Mask:
     tables, dims = facts.tables, facts.batch
     mask = np.ones(node.count, dtype=bool)
     if node.decision is Decision.PARAMETER:
-        return _tensors(tables, node, axis)[0][1] == 0
+        return np.asarray(_tensors(tables, node, axis)[0][1] == 0)
     op = tables.folded.kinds[node.kind].ops[node.position] if node.options is not None else None
     if op is not None and op.phase is Phase.UPDATE:
         for _, digits, _ in _tensors(tables, node, axis):
@@ -159,8 +159,8 @@ def _tensor(facts: _Facts, node: Node, axis: int, task: Tensor) -> Mask:
         name, digits, _ = _tensors(tables, node, axis)[0]
         sequence = 2 + dims.get(name, 0) + 1
         if task.sequence and sequence < 2 + len(values[name].shape):
-            return digits == sequence
-        return digits == 0
+            return np.asarray(digits == sequence)
+        return np.asarray(digits == 0)
     repeated = tables.folded.kinds[node.kind].count > 1
     op = tables.folded.kinds[node.kind].ops[node.position] if node.options is not None else None
     for name, digits, is_output in _tensors(tables, node, axis):

@@ -192,7 +192,7 @@ def best_split(
 def _distinct(values: FloatArray) -> FloatArray:
     """Return the values in ascending order, one of each that differ by rounding only: sums of equal blocks do."""
     ordered = np.sort(values)
-    return ordered[np.concatenate([[True], np.diff(ordered) > 1e-9 * ordered[1:]])]
+    return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > 1e-9 * ordered[1:]])])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,10 +214,11 @@ class _StageOptions:
     trains: bool
 
 
-def least_flow(seconds: Sequence[float], chain: Sequence[int], pipeline: Pipeline) -> float:
-    """Return the least `flow` of any split into stages, whatever memory it takes, when a block of kind k takes `seconds[k]`.
+def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipeline: Pipeline) -> float:
+    """Return the least `flow` of any split, whatever memory it takes, when a block of kind k takes `seconds[k]`.
 
-    With a lower bound per kind it is a lower bound on the step time that sees that blocks are not divided between stages.
+    With a lower bound per kind it is a lower bound on the step time that sees that blocks are not divided between
+    stages.
     """
     index = np.asarray(chain)
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(seconds)[index])])
@@ -239,8 +240,20 @@ def _stage_options(
     plain = np.maximum(forward + backward, gradient)
     redone = np.maximum(2 * forward + backward, gradient)
     exposed = spans[..., Slot.REDUCE] + gradient - backward
-    plain_tail = np.maximum(0.0, exposed) + spans[..., Slot.UPDATE]
-    redone_tail = np.maximum(0.0, exposed - forward) + spans[..., Slot.UPDATE]
+
+    def first(backward_sums: FloatArray) -> FloatArray:
+        """Return e_s of every range from the (blocks + 1,) backward seconds before each block."""
+        reduce_sums = sums[:, Slot.REDUCE]
+        late = reduce_sums[1:] - backward_sums[:-1]
+        result = np.zeros((num_blocks, num_blocks + 1))
+        for start in range(num_blocks):
+            result[start, start + 1 :] = np.maximum.accumulate(late[start:])
+            result[start, start + 1 :] += backward_sums[start] - reduce_sums[start]
+        return np.maximum(0.0, result)
+
+    plain_tail = np.maximum(first(sums[:, Slot.BACKWARD]), exposed) + spans[..., Slot.UPDATE]
+    redone_first = first(sums[:, Slot.BACKWARD] + sums[:, Slot.FORWARD])
+    redone_tail = np.maximum(redone_first, exposed - forward) + spans[..., Slot.UPDATE]
 
     def span(values: FloatArray) -> FloatArray:
         total = np.concatenate([[0.0], np.cumsum(values[index])])
@@ -343,8 +356,8 @@ def weights(
             make better plans.
         slowest: Instances of each kind taken to be on the slowest stage; an even share of all if None. For a bound
             every split must have a stage at least as slow (`busiest_share`).
-        traffic: Multiplier in [0, 1] that shares the time of a stage between compute and the gradient traffic beside it,
-            max(f + b, g) >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best one
+        traffic: Multiplier in [0, 1] that shares the time of a stage between compute and the gradient traffic beside
+            it, max(f + b, g) >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best one
             closes the gap. None prices both in full, which is no bound but keeps choices away from such traffic.
         early: Whether to price what is reduced after the last backward of a block as if nothing hid it, which is no
             bound but prefers gradients that are reduced as soon as they are there.
@@ -356,6 +369,8 @@ def weights(
     redo = np.broadcast_to(np.asarray(recompute, dtype=np.float64), counts.shape)
     factors = np.zeros((len(counts), len(Slot)))
     inline, beside = (1.0, 1.0) if traffic is None else (1.0 - traffic, traffic)
+    if bounding and num_stages == 1:
+        hidden = min(hidden, inline * num_microbatches)  # no weight may be negative: `problem` would raise it to zero
     factors[:, Slot.FORWARD] = flow * (1 + redo) * inline
     factors[:, Slot.BACKWARD] = flow * inline
     factors[:, Slot.GRADIENT] = flow * beside
@@ -371,7 +386,7 @@ def weights(
 
 
 def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
-    """Return the weights whose optimum is the least time a block of `kind` adds to its stage; `traffic` as in `weights`."""
+    """Return the weights whose optimum is the least a block of `kind` adds to its stage; `traffic` as in `weights`."""
     factors = np.zeros((len(tables.folded.kinds), len(Slot)))
     factors[kind, [Slot.FORWARD, Slot.BACKWARD]] = 1.0 - traffic
     factors[kind, Slot.GRADIENT] = traffic
@@ -431,7 +446,7 @@ class MeanBytes:
 
 
 def mean_bytes(tables: Tables, pipeline: Pipeline, limit: float, saves: Sequence[bool]) -> MeanBytes:
-    """Return the mean stage of a pipeline when kinds with `saves` keep all their activations and the others only what arrives."""
+    """Return the mean stage of a pipeline when kinds with `saves` keep all activations, others only what arrives."""
     flying = np.array([pipeline.in_flight(stage) for stage in range(pipeline.num_stages)], dtype=np.float64)
     harmonic = float((1 / flying).sum())
     factors = np.zeros(len(tables.bytes))

@@ -40,7 +40,10 @@ class Slot(IntEnum):
 
 
 class Memory(StrEnum):
-    """What bytes are for. `SAVED` and `ARRIVED` exist once per microbatch in flight; `TRANSIENT` while its op's neighbours run."""
+    """What bytes are for.
+
+    `SAVED` and `ARRIVED` exist once per microbatch in flight, `TRANSIENT` while the neighbours of its op run.
+    """
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -306,7 +309,7 @@ class _Builder:
             self._fan_out(node, producer.slot, value, kind_id, slot, consumers)
 
     def _connect_between(self) -> None:
-        """Give every value that passes between blocks one placement wherever it crosses, so that blocks fit together."""
+        """Give every value that passes between blocks one placement wherever it crosses: blocks fit together."""
         groups = boundary_groups(self.folded)
         for number, (producers, arrivals) in enumerate(groups):
             first = producers[0]

@@ -106,6 +106,9 @@ class _BlockLowering:
         self.mesh: Mesh = plan.device_mesh
         self.resharder = resharder
         self.resident, self.wire = element_bytes(self.graph, resharder.cost.policy)
+        # Moments never travel: what they weigh, their share of the master copy with them, is what the optimizer reads and writes.
+        moments = [state for state in self.graph.states if state.role is Role.MOMENT]
+        self.moments = {name for state in moments for name in (state.input, state.output)}
         self.ops = {op.op: op for op in block.ops}
         self.homes: dict[str, Placements] = {}
         for item in (*block.states, *block.borrowed, *block.arrivals):
@@ -189,7 +192,7 @@ class _BlockLowering:
 
     def _operand(self, name: str, placements: Placements, label: str = "") -> Operand:
         shape = local_shape(self.graph.values[name].shape, placements, self.mesh)
-        size = self.wire[name]
+        size = self.resident[name] if name in self.moments else self.wire[name]
         for dim in shape:
             size *= dim
         return Operand(label or name, shape, size)

@@ -1,0 +1,1 @@
+"""The outer choices: pipeline degree, mesh, microbatches, stages, recompute."""

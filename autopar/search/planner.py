@@ -2,7 +2,8 @@
 
 1. For each configuration, in order of their floors (`floor.py`), solve the placement problem without memory limits. Its
    optimum bounds every plan of the configuration from below, raised by the parts of the step time that are not linear.
-2. For those whose bound is below the best plan so far, in order of their bounds: if the choice does not fit, put a price
+2. For those whose bound is below the best plan so far, in order of their bounds: if the choice does not fit, put a
+price
    on memory, which bounds what fits, and solve the problem under the memory of every stage, without and with recompute.
 3. Each choice found on the way is split into stages exactly (`best_split`); the best plan of a configuration is kept.
 
@@ -313,7 +314,7 @@ class Attempt:
         return best, bound
 
     def _share_traffic(self, totals: FloatArray, bound: float, cutoff: float) -> float:
-        """Look for the multiplier at which gradient traffic per microbatch and compute balance, and return the bound."""
+        """Look for the multiplier at which gradient traffic and compute balance, and return the bound."""
         counts = np.array([kind.count for kind in self.tables.folded.kinds])
         low, high = 0.0, 1.0
         best = 0.0
@@ -337,7 +338,7 @@ class Attempt:
         return bound
 
     def improve(self, bound: float, cutoff: float) -> float:
-        """Look for better plans where the relaxed choice may not be the best one, and return the bound, raised where memory binds."""
+        """Look for better plans than the relaxed choice gives, and return the bound, raised where memory binds."""
         if self.pipeline.num_stages > 1 or self.traffic > 0.0:
             solution = self._solve(hidden=1.0, recompute=False, bounding=False)
             if solution.choice is not None:
@@ -404,7 +405,7 @@ class Attempt:
         return bound
 
     def _first_price(self, choice: Choice, means: list[MeanBytes]) -> float:
-        """Return the price of a byte at which saving activations costs as much as the forward that would bring them back."""
+        """Return the price of a byte at which saving activations costs as much as running the forward again."""
         totals = self.tables.kind_totals(choice)
         counts = np.array([kind.count for kind in self.tables.folded.kinds], dtype=np.float64)
         flow = 1 + (self.pipeline.num_microbatches - 1) / self.pipeline.num_stages
