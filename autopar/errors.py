@@ -1,6 +1,7 @@
 """The errors a caller can cause, each with what, where and what to do about it.
 
-Every class also subclasses the builtin a Python user expects. An error of our own making is an `assert`, never one of these.
+Every class also subclasses the builtin a Python user expects. An error of our own making is an `assert`, never one of
+these.
 """
 
 

@@ -1,8 +1,8 @@
 """Meshes and placements: which block of a tensor each device holds.
 
-A `Mesh` has named axes; axis 0 is the major one (its neighbours are furthest apart). A placement says, per mesh axis, whether a tensor dim is
-split over the axis (`Shard`), copied (`Replicate`) or present as terms still to be reduced (`Partial`). A dim split over several axes is
-split by the major axis first.
+A `Mesh` has named axes; axis 0 is the major one (its neighbours are furthest apart). A placement says, per mesh axis,
+whether a tensor dim is split over the axis (`Shard`), copied (`Replicate`) or present as terms still to be reduced
+(`Partial`). A dim split over several axes is split by the major axis first.
 """
 
 import re
@@ -166,7 +166,8 @@ def local_shape(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> t
         if local[dim] % axis.size:
             padded = -(-local[dim] // axis.size) * axis.size
             raise ShardingError(
-                f"dim {dim} of {shape} has {local[dim]} elements left, not divisible by mesh axis {axis.name!r} of size {axis.size}",
+                f"dim {dim} of {shape} has {local[dim]} elements left, "
+                f"not divisible by mesh axis {axis.name!r} of size {axis.size}",
                 hint=f"pad it to {padded} or shard another dim",
             )
         local[dim] //= axis.size

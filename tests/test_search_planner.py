@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from autopar.api import Effort, Task, plan_task, prepare
+from autopar.api import plan_task
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.formulate.step import Pipeline, Split, block_bytes, problem, step_time, weights
 from autopar.formulate.tables import Tables, build_tables
@@ -15,6 +15,7 @@ from autopar.search.floor import floor
 from autopar.search.grid import grid_search
 from autopar.search.planner import Attempt, Outcome
 from autopar.search.space import Configuration
+from autopar.task import Effort, Task, prepare
 from tests.formulations import COSTS, DIMS, folded, optimum, random_choice, rules, splits, stage_peak, tables
 
 CLOSE = 3e-6

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autopar import api
+from autopar.api import plan_task
 from autopar.bench.records import GRID, Comparison, Result, planner
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.plan import PhaseTime
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.grid import grid_search
+from autopar.task import Effort, PhaseClock, Task, prepare
+from autopar.verdict import conclude
 
 
 def compare(
@@ -59,9 +61,9 @@ def compare(
     Raises:
         AutoparError: If the model, cluster or request is wrong. That nothing fits is a result, not an error.
     """
-    effort = api.Effort(solver, top_k, time_limit)
-    others = [api.Effort(name, top_k, time_limit).solver for name in dict.fromkeys(baselines) if name != solver]
-    task = api.prepare(
+    effort = Effort(solver, top_k, time_limit)
+    others = [Effort(name, top_k, time_limit).solver for name in dict.fromkeys(baselines) if name != solver]
+    task = prepare(
         model,
         gpus=gpus,
         cluster=cluster,
@@ -84,24 +86,24 @@ def compare(
     return Comparison(task.workload.info(), task.job, time_limit, tuple(results))
 
 
-def _plan(task: api.Task, effort: api.Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
+def _plan(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
     method = planner(effort.solver)
     try:
-        return Result.of(method, api.plan_task(task, effort, progress=progress, should_stop=should_stop))
+        return Result.of(method, plan_task(task, effort, progress=progress, should_stop=should_stop))
     except InfeasibleError as error:
         return _nothing(method, "infeasible", task, note=f"{error.args[0]}; {error.hint}")
     except InterruptedSearchError as error:
         return _nothing(method, "interrupted" if should_stop() else "time limit", task, note=error.args[0])
 
 
-def _grid(task: api.Task, effort: api.Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
-    clock = api.PhaseClock(before=task.phases)
+def _grid(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
+    clock = PhaseClock(before=task.phases)
     with clock("search"):
         search = task.search(effort, progress=progress, should_stop=should_stop)
         outcome = grid_search(search, task.space, task.batch_dims)
     if outcome.candidates:
         try:
-            return Result.of(GRID, api.conclude(outcome, task, GRID, effort.top_k, clock))
+            return Result.of(GRID, conclude(outcome, task, GRID, effort.top_k, clock))
         except InfeasibleError as error:
             return _nothing(GRID, "infeasible", task, outcome.solved, clock.times, error.args[0])
     why = outcome.stopped or "infeasible"
@@ -109,7 +111,7 @@ def _grid(task: api.Task, effort: api.Effort, progress: ProgressCallback, should
 
 
 def _nothing(
-    method: str, why: str, task: api.Task, solved: int = 0, phases: tuple[PhaseTime, ...] = (), note: str = ""
+    method: str, why: str, task: Task, solved: int = 0, phases: tuple[PhaseTime, ...] = (), note: str = ""
 ) -> Result:
     return Result(method, why, (), 0.0, len(task.space), solved, phases or task.phases, note)
 

@@ -106,7 +106,7 @@ class _BlockLowering:
         self.mesh: Mesh = plan.device_mesh
         self.resharder = resharder
         self.resident, self.wire = element_bytes(self.graph, resharder.cost.policy)
-        # Moments never travel: what they weigh, their share of the master copy with them, is what the optimizer reads and writes.
+        # Moments never travel: the optimizer reads and writes all they weigh, their share of the master copy included.
         moments = [state for state in self.graph.states if state.role is Role.MOMENT]
         self.moments = {name for state in moments for name in (state.input, state.output)}
         self.ops = {op.op: op for op in block.ops}

@@ -133,7 +133,7 @@ class Search:
         time_limit: Seconds.
         progress: Told after every configuration.
         should_stop: Polled.
-        on_problem: Given every placement problem that is solved.
+        on_problem: Given every placement problem that is solved, but those with a price on memory.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
     """
 
@@ -453,7 +453,7 @@ class Attempt:
             instance = price[1].priced(instance, self.tables, price[0])
         if self.search.batch_dims is not None:
             instance = replace(instance, recipes=recipes(self.tables, self.search.batch_dims))
-        if self.search.on_problem is not None:
+        if self.search.on_problem is not None and price is None:
             self.search.on_problem(instance)
         return self._run(instance, start, cutoff, MEMORY_GAP if mixes else OPTIMALITY_TOLERANCE)
 

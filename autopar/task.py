@@ -1,0 +1,211 @@
+"""A planning task: the request checked, the model imported, its rules discovered, the outer space laid out."""
+
+import math
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar import solvers
+from autopar.cluster import Cluster, load_cluster
+from autopar.cost import CostModel
+from autopar.discover import Rules, discover
+from autopar.errors import JobError
+from autopar.formulate.recipes import BatchDims, batch_dims
+from autopar.plan import Job, PhaseTime
+from autopar.problem import Problem
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.search.floor import floor
+from autopar.search.planner import Search
+from autopar.search.space import Configuration, configurations
+from autopar.workload import Workload, default_batch, open_workload
+
+MEMORY_SHARE = 0.94  # of device memory; the rest is fragmentation, library workspaces and NCCL buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to look for a plan.
+
+    Attributes:
+        solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
+        top_k: Number of plans wanted.
+        time_limit: Seconds for the search; None for no limit.
+
+    Raises:
+        JobError: If a number is not positive.
+        SolverError: If there is no such solver.
+    """
+
+    solver: str = "auto"
+    top_k: int = 3
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        solvers.load(self.solver)
+        if self.top_k < 1:
+            raise JobError(f"top {self.top_k} plans", hint="--top-k takes a whole number from 1 on")
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise JobError(f"a time limit of {self.time_limit:g} s", hint="--time-limit takes seconds above 0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A job ready to be searched, by the planner or by a baseline.
+
+    Attributes:
+        job: The request.
+        workload: The model.
+        rules: Sharding rules of its ops.
+        costs: Cost model of the cluster.
+        space: The declared space.
+        phases: What preparing it took.
+    """
+
+    job: Job
+    workload: Workload
+    rules: Rules
+    costs: CostModel
+    space: list[Configuration]
+    phases: tuple[PhaseTime, ...]
+
+    def search(
+        self,
+        effort: Effort,
+        *,
+        progress: ProgressCallback = silent,
+        should_stop: StopCallback = never,
+        on_problem: Callable[[Problem], None] | None = None,
+    ) -> Search:
+        """Return the search of the space."""
+        samples = _extreme_samples(self.space, self.job.global_batch)
+        small, large = (self.workload.folded(number) for number in samples)
+        return Search(
+            folded=self.workload.folded,
+            rules=self.rules,
+            costs=self.costs,
+            solver=solvers.load(effort.solver),
+            floor=floor(small, large, samples, self.costs),
+            global_batch=self.job.global_batch,
+            memory_limit=self.job.memory_limit,
+            keep=effort.top_k,
+            time_limit=math.inf if effort.time_limit is None else effort.time_limit,
+            progress=progress,
+            should_stop=should_stop,
+            on_problem=on_problem,
+            batch_dims=self.batch_dims if effort.solver == "grid" else None,
+        )
+
+    @property
+    def batch_dims(self) -> BatchDims:
+        """The batch dim of every value that has one.
+
+        It is the first dim in which two microbatch sizes differ; if the model insists on one, the first of that size.
+        """
+        fixed = self.workload.fixed_batch
+        if fixed is None:
+            largest = _extreme_samples(self.space, self.job.global_batch)[1]
+            return batch_dims(self.workload.folded(largest).graph.values, self.workload.probe.values)
+        values = self.workload.folded(fixed).graph.values
+        return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
+
+
+def prepare(
+    model: str | Path,
+    *,
+    gpus: int,
+    cluster: str | Path | Cluster = "h100",
+    mode: str = "train",
+    global_batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    memory_limit: float | None = None,
+    loss: str = "auto",
+    optimizer: str = "adam",
+    cache_dir: Path | None = None,
+    progress: ProgressCallback = silent,
+) -> Task:
+    """Return a job ready to be searched: model imported, rules discovered, space declared; arguments as of `solve`.
+
+    Raises:
+        AutoparError: If the model, cluster or request is wrong.
+    """
+    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    _check_request(gpus, machine, global_batch, memory_limit)
+    clock = PhaseClock(progress)
+    with clock("import"):
+        workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
+        batch = global_batch or default_batch(workload, gpus)
+        space = _space(workload, machine, gpus, batch)
+    with clock("discover"):
+        found = discover(workload.probe, cache_dir=cache_dir, progress=progress)
+    limit = memory_limit or MEMORY_SHARE * machine.device.memory
+    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer)
+    return Task(job, workload, found, CostModel(machine), space, clock.times)
+
+
+def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
+    if gpus < 1:
+        raise JobError(f"{gpus} GPUs", hint="--gpus takes a whole number from 1 on")
+    per_node = machine.devices_per_node
+    if gpus > per_node and gpus % per_node:
+        lower_count, upper_count = gpus // per_node * per_node, -(-gpus // per_node) * per_node
+        raise JobError(
+            f"{gpus} GPUs do not fill nodes of {per_node}",
+            hint=f"use {lower_count} or {upper_count}, or describe the cluster in a file",
+        )
+    if global_batch is not None and global_batch < 1:
+        raise JobError(f"a global batch of {global_batch}", hint="--global-batch takes a whole number from 1 on")
+    if memory_limit is not None and not 0 < memory_limit <= machine.device.memory:
+        raise JobError(
+            f"a memory limit of {memory_limit / 1e9:g} GB on a device of {machine.device.memory / 1e9:g} GB",
+            hint="--memory-limit takes GB above 0, at most the device's memory",
+        )
+
+
+def _space(workload: Workload, machine: Cluster, gpus: int, batch: int) -> list[Configuration]:
+    """Return the outer space of the job."""
+    fixed = workload.fixed_batch
+    return configurations(
+        gpus=gpus,
+        devices_per_node=machine.devices_per_node,
+        num_blocks=workload.folded(fixed or batch).num_blocks,
+        global_batch=batch,
+        batch_of_model=fixed,
+        mode=workload.mode,
+    )
+
+
+def _extreme_samples(space: list[Configuration], batch: int) -> tuple[int, int]:
+    """Return two microbatch sizes of the space, equal if it has only one; sizes between them follow by linearity."""
+    sizes = sorted({batch // configuration.num_microbatches for configuration in space})
+    return sizes[min(1, len(sizes) - 1)], sizes[-1]
+
+
+class PhaseClock:
+    """Clock of the phases of a call."""
+
+    def __init__(self, progress: ProgressCallback = silent, before: tuple[PhaseTime, ...] = ()) -> None:
+        """Start a clock.
+
+        Args:
+            progress: Told when a phase begins.
+            before: Phases that are over.
+        """
+        self._progress = progress
+        self._times = list(before)
+
+    @property
+    def times(self) -> tuple[PhaseTime, ...]:
+        """The phases so far."""
+        return tuple(self._times)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        self._progress(Progress(name))
+        start = time.perf_counter()
+        yield
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+        self._times.append(PhaseTime(name, time.perf_counter() - start, float(peak)))

@@ -1,0 +1,92 @@
+"""The verdict on a search: its best candidates lowered, verified, simulated and ranked."""
+
+import math
+from dataclasses import replace
+
+from autopar.cost import CostModel
+from autopar.errors import InfeasibleError, InterruptedSearchError
+from autopar.formulate.step import model_flops
+from autopar.plan import PhaseTime, Plan, SearchReport, Simulated, StageMemory
+from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.program.lower import lower
+from autopar.program.verify import verify_program
+from autopar.search.assemble import assemble
+from autopar.search.planner import Outcome
+from autopar.search.space import Configuration, describe
+from autopar.simulate import simulate
+from autopar.task import PhaseClock, Task
+from autopar.workload import Workload
+
+VERIFY = 3  # candidates simulated per plan asked for: the simulator, not the formula, ranks the plans that are returned
+
+
+def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: PhaseClock) -> Plan:
+    """Return the plan a search comes to: its best candidates lowered, verified, simulated and ranked.
+
+    Args:
+        outcome: What a search of the task's space found.
+        task: The task.
+        method: What found it, for the report.
+        top_k: Number of plans wanted.
+        clock: Has timed the search.
+
+    Raises:
+        InfeasibleError: If there is no candidate, or none fits when simulated.
+        InterruptedSearchError: If the search was stopped before the first.
+    """
+    if not outcome.candidates and outcome.stopped:
+        raise InterruptedSearchError(f"stopped by {outcome.stopped} before the first plan", hint="allow more time")
+    with clock("simulate"):
+        plans = [assemble(c, task.workload.info(), task.job) for c in outcome.candidates[: VERIFY * top_k]]
+        plans = [fit for plan in plans if (fit := _verify(plan, task.workload, task.costs)) is not None]
+        if not plans:
+            raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
+        plans.sort(key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf)
+    report = _report(outcome, task.space, plans[0].objective, method, clock.times)
+    runners_up = tuple(plan.without_alternatives() for plan in plans[1:top_k])
+    return replace(plans[0], search=report, alternatives=runners_up)
+
+
+def _verify(plan: Plan, workload: Workload, costs: CostModel) -> Plan | None:
+    """Return the plan with the simulator's verdict, or None if it exceeds the memory limit after all."""
+    folded = workload.folded(plan.microbatch)
+    program = lower(plan, folded, costs)
+    verify_program(program)
+    timeline = simulate(program, costs)
+    if timeline.peak_bytes > plan.job.memory_limit:
+        return None
+    busiest = timeline.busiest
+    peak = costs.cluster.device.peak(costs.policy.numbers)
+    flops = model_flops(folded) * plan.num_microbatches
+    return replace(
+        plan,
+        simulated=Simulated(
+            step_seconds=timeline.step_seconds,
+            compute_seconds=busiest.busy_seconds,
+            exposed_seconds=busiest.collective_seconds + busiest.gather_seconds,
+            gradient_seconds=busiest.gradient_seconds,
+            bubble_seconds=busiest.bubble_seconds + busiest.wait_seconds,
+            mfu=flops / (timeline.step_seconds * peak * plan.job.gpus),
+            stages=tuple(
+                StageMemory(stage.memory.bytes, {str(c): amount for c, amount in stage.memory.breakdown if amount})
+                for stage in timeline.stages
+            ),
+        ),
+    )
+
+
+def _report(
+    outcome: Outcome, space: list[Configuration], objective: float, solver: str, times: tuple[PhaseTime, ...]
+) -> SearchReport:
+    proven = outcome.bound >= objective * (1 - OPTIMALITY_TOLERANCE)
+    return SearchReport(
+        solver=solver,
+        termination=outcome.stopped or ("optimal" if proven else "exhausted"),
+        objective=objective,
+        bound=min(outcome.bound, objective),
+        space=describe(space, solver=solver),
+        configurations=len(space),
+        solved=outcome.solved,
+        pruned=outcome.pruned,
+        phases=times,
+    )
