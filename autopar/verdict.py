@@ -84,7 +84,7 @@ def _report(
         termination=outcome.stopped or ("optimal" if proven else "exhausted"),
         objective=objective,
         bound=min(outcome.bound, objective),
-        space=describe(space, solver=solver),
+        space=describe(space),
         configurations=len(space),
         solved=outcome.solved,
         pruned=outcome.pruned,

@@ -12,12 +12,13 @@ from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import build_tables
 from autopar.progress import Progress
 from autopar.search.planner import Attempt, Outcome, Search
-from autopar.search.space import Configuration
+from autopar.search.space import Configuration, undominated
 
 
 def grid_search(search: Search, space: list[Configuration], dims: BatchDims) -> Outcome:
     """Return the candidates of all recipes in all configurations, best first; the bound is trivial."""
-    outcome = Outcome(bound=0.0)
+    listed, space = len(space), undominated(space)
+    outcome = Outcome(bound=0.0, pruned=listed - len(space))
     end = time.monotonic() + search.time_limit
     for done, configuration in enumerate(space):
         if search.should_stop() or time.monotonic() > end:

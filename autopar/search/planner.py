@@ -45,7 +45,7 @@ from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solut
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.schedule import SCHEDULES
 from autopar.search.floor import Floor
-from autopar.search.space import Configuration
+from autopar.search.space import Configuration, undominated
 from autopar.solvers import Solver
 
 KEEP = 8
@@ -153,7 +153,8 @@ class Search:
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound."""
-        outcome = Outcome()
+        listed, space = len(space), undominated(space)
+        outcome = Outcome(pruned=listed - len(space))
         end = time.monotonic() + self.time_limit
         floors = sorted(((self.floor.seconds(c, self.global_batch), i) for i, c in enumerate(space)))
         pending: list[tuple[float, int, Attempt]] = []

@@ -1,7 +1,7 @@
 """The declared space: which (pipeline degree, mesh, microbatches) combinations are searched."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
 from autopar.sharding import Mesh
@@ -62,9 +62,8 @@ def configurations(
     """Return the outer space of a job.
 
     Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the
-    divisors of the global batch that are powers of two times the smallest, all of them where they are few. 1F1B takes
-    as long as GPipe and never holds more, so GPipe is left out where both would be the same; with one stage there is
-    nothing to order.
+    divisors of the global batch, thinned to about one per factor of two. Every schedule is listed where it makes a
+    difference; with one stage or one microbatch there is nothing to order.
 
     Args:
         gpus: Number of devices.
@@ -87,14 +86,30 @@ def configurations(
         counts = [global_batch // batch_of_model]
     else:
         counts = _microbatch_counts(global_batch)
-    schedule = "1f1b" if mode == "train" else "forward-only"
     return [
         Configuration(num_stages, mesh, count, schedule)
         for num_stages in divisors(gpus)
         if num_stages <= num_blocks
         for mesh in meshes(gpus // num_stages, devices_per_node)
         for count in counts
+        for schedule in _schedules(mode, num_stages, count)
     ]
+
+
+def undominated(space: list[Configuration]) -> list[Configuration]:
+    """Return the configurations that no other one makes superfluous.
+
+    GPipe takes as long as 1F1B for equal stages and splits, and holds at least as many microbatches in flight, so that
+    whatever fits under GPipe fits under 1F1B.
+    """
+    listed = set(space)
+    return [c for c in space if not (c.schedule == "gpipe" and replace(c, schedule="1f1b") in listed)]
+
+
+def _schedules(mode: str, num_stages: int, num_microbatches: int) -> tuple[str, ...]:
+    if mode == "infer":
+        return ("forward-only",)
+    return ("1f1b", "gpipe") if num_stages > 1 and num_microbatches > 1 else ("1f1b",)
 
 
 def _microbatch_counts(global_batch: int) -> list[int]:
@@ -106,16 +121,17 @@ def _microbatch_counts(global_batch: int) -> list[int]:
     return kept
 
 
-def describe(space: list[Configuration], *, solver: str) -> tuple[str, ...]:
+def describe(space: list[Configuration]) -> tuple[str, ...]:
     """Return the space in words, for the report."""
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
     grids = ["×".join(map(str, shape)) for shape in sorted({configuration.mesh.shape for configuration in space})]
     schedules = sorted({configuration.schedule for configuration in space})
+    if len(schedules) > 1:
+        schedules[-1] += " (as slow as 1f1b and holds no less: excluded by that)"
     return (
         f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(schedules)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
         f"microbatches {', '.join(map(str, counts))}; recompute none or full per stage",
         "equal blocks are sharded alike; values keep one placement between blocks",
-        f"placements by {solver}",
     )
