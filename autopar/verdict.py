@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import islice
 
 from autopar.cost import CostModel
 from autopar.errors import InfeasibleError, InterruptedSearchError
@@ -37,14 +38,25 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
     if not outcome.candidates and outcome.stopped:
         raise InterruptedSearchError(f"stopped by {outcome.stopped} before the first plan", hint="allow more time")
     with clock("simulate"):
-        plans = [assemble(c, task.workload.info(), task.job) for c in outcome.candidates[: VERIFY * top_k]]
-        plans = [fit for plan in plans if (fit := _verify(plan, task.workload, task.costs)) is not None]
+        verified = (
+            _verify(assemble(candidate, task.workload.info(), task.job), task.workload, task.costs)
+            for candidate in outcome.candidates
+        )
+        plans = list(islice((plan for plan in verified if plan is not None), VERIFY * top_k))
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
-        plans.sort(key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf)
+        plans = _distinct(plans)
     report = _report(outcome, task.space, plans[0].objective, method, clock.times)
     runners_up = tuple(plan.without_alternatives() for plan in plans[1:top_k])
     return replace(plans[0], search=report, alternatives=runners_up)
+
+
+def _distinct(plans: list[Plan]) -> list[Plan]:
+    """Return the plans by simulated time, of those that read alike (the same degrees on other meshes) the fastest."""
+    kept: dict[str, Plan] = {}
+    for plan in sorted(plans, key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf):
+        kept.setdefault(plan.summary, plan)
+    return list(kept.values())
 
 
 def _verify(plan: Plan, workload: Workload, costs: CostModel) -> Plan | None:
