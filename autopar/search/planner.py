@@ -54,6 +54,9 @@ KEEP = 8
 KEEP_WITHIN = 1.05
 """Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
 
+ENOUGH = 1.5
+"""As long as fewer plans of different shape than wanted are known, a plan this much slower than the best will do."""
+
 PLACEMENT_SECONDS = 8.0
 """Longest time one placement problem may take; most take a fraction of a second."""
 
@@ -214,10 +217,16 @@ class Search:
 
     def _threshold(self, outcome: Outcome) -> float:
         """Return the step time above which a configuration interests nobody."""
-        found = outcome.candidates
-        if len(found) < self.keep:
-            return math.inf if not found else KEEP_WITHIN * found[0].objective
-        return min(KEEP_WITHIN * found[0].objective, found[self.keep - 1].objective)
+        if not outcome.candidates:
+            return math.inf
+        best = outcome.candidates[0].objective
+        different: dict[tuple[int, int], float] = {}
+        for candidate in outcome.candidates:
+            shape = (candidate.configuration.num_stages, candidate.configuration.num_microbatches)
+            different.setdefault(shape, candidate.objective)
+        if len(different) < self.keep:
+            return ENOUGH * best
+        return min(KEEP_WITHIN * best, sorted(different.values())[self.keep - 1])
 
 
 class Attempt:
