@@ -83,7 +83,9 @@ class Workload:
         try:
             exported = self.forward(None)
         except ModelError:
-            self.forward(1)  # the batch is for the planner to choose; whatever else is wrong with the model is said here
+            self.forward(
+                1
+            )  # the batch is for the planner to choose; whatever else is wrong with the model is said here
             return None
         size = int(exported.metadata.get("batch", "1"))
         if size in self.dims.values() and "batch" in exported.metadata:

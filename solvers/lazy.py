@@ -1,6 +1,7 @@
 """The loop around a linear-programming code: solve, add the limits that are broken, repeat."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -41,13 +42,13 @@ class MipSolver(Solver):
     relaxes: ClassVar[bool] = False
     """Whether the relaxation is tried before branching."""
 
+    @abstractmethod
     def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
         """Solve one program.
 
         Raises:
             SolverError: If the code refuses it.
         """
-        raise NotImplementedError
 
     def solve(
         self,
