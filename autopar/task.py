@@ -5,7 +5,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar import solvers
@@ -13,6 +13,7 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.errors import JobError
+from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims, batch_dims
 from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
@@ -84,7 +85,7 @@ class Task:
         small, large = (self.workload.folded(number) for number in samples)
         return Search(
             folded=self.workload.folded,
-            rules=self.rules,
+            rules=self.rules_of,
             costs=self.costs,
             solver=solvers.load(effort.solver),
             floor=floor(small, large, samples, self.costs),
@@ -97,6 +98,25 @@ class Task:
             on_problem=on_problem,
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
         )
+
+    def rules_of(self, folded: Folded) -> Rules:
+        """Return the rules of a graph, discovering those of ops it has and the probe has not.
+
+        A microbatch of one sample, or of as many as another dim has, may be simplified differently when it is imported.
+        """
+        values = folded.graph.values
+        missing = tuple(
+            op
+            for kind in folded.kinds
+            for op in kind.ops
+            if (rule := self.rules.by_op.get(op.name)) is None
+            or rule.kind != op.kind
+            or rule.output_ranks != tuple(len(values[name].shape) if name else 0 for name in op.outputs)
+        )
+        if not missing:
+            return self.rules
+        found = discover(replace(folded.graph, ops=missing))
+        return replace(self.rules, by_op={**self.rules.by_op, **found.by_op})
 
     @property
     def batch_dims(self) -> BatchDims:

@@ -113,7 +113,7 @@ def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samp
     batch = samples * configuration.num_microbatches
     search = Search(
         folded=lambda _: folded,
-        rules=rules,
+        rules=lambda _: rules,
         costs=COSTS,
         solver=solvers.load("auto"),
         floor=floor(folded, folded, (samples, samples), COSTS),

@@ -1,5 +1,6 @@
 """The search: no plan of the space beats its bound, none it could have found beats its best, and it is repeatable."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 
@@ -255,3 +256,32 @@ def test_the_floor_is_below_every_candidate() -> None:
 
     for candidate in outcome.candidates:
         assert search.floor.seconds(candidate.configuration, task.job.global_batch) <= candidate.objective
+
+
+def test_microbatches_that_are_imported_differently_have_rules_and_floors() -> None:
+    """A microbatch of one sample needs no Expand of the rotary tables; its ops and their work still line up."""
+    dims = {"num_layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 40, "seq": 6, "vocab": 44}
+    task = prepare("zoo:llama3-8b", gpus=2, cluster="h100", global_batch=8, dims=dims)
+    one, eight = task.workload.folded(1), task.workload.folded(8)
+    assert {op.name for op in one.graph.ops} != {op.name for op in eight.graph.ops}
+
+    for graph in (one, eight):
+        found = task.rules_of(graph)
+        assert all(found.of(op).kind == op.kind for kind in graph.kinds for op in kind.ops)
+    lowest = floor(one, eight, (1, 8), task.costs)
+
+    configuration = next(c for c in task.space if c.num_stages == 1 and c.num_microbatches == 1)
+    assert 0 < lowest.seconds(configuration, 8) <= floor(eight, eight, (8, 8), task.costs).seconds(configuration, 8)
+
+
+def test_an_op_the_probe_does_not_have_gets_its_rule() -> None:
+    """Rules are found by name; what is missing is discovered on the spot, what is there is not run again."""
+    task = prepare("zoo:mlp-xs", gpus=2, cluster="h100", global_batch=8, dims=DIMS["mlp-xs"])
+    graph = task.workload.folded(4)
+    some = graph.kinds[0].ops[0]
+    known = {name: rule for name, rule in task.rules.by_op.items() if name != some.name}
+
+    found = replace(task, rules=replace(task.rules, by_op=known)).rules_of(graph)
+
+    assert found.of(some) == task.rules.of(some)
+    assert task.rules_of(graph) is task.rules

@@ -49,7 +49,8 @@ def _thriftiest(space: list[Configuration]) -> list[Configuration]:
 def _shortage(search: Search, configuration: Configuration) -> Shortage:
     """Return the least memory of a configuration: the placement problem with bytes in place of seconds."""
     samples = search.global_batch // configuration.num_microbatches
-    tables = build_tables(search.folded(samples), search.rules, configuration.mesh, search.costs)
+    folded = search.folded(samples)
+    tables = build_tables(folded, search.rules(folded), configuration.mesh, search.costs)
     pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
     chain = tables.folded.chain
     size = -(-len(chain) // pipeline.num_stages)

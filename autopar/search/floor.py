@@ -44,8 +44,11 @@ class Floor:
 
 def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostModel) -> Floor:
     """Return the floor of a model from its graphs at two microbatch sizes; equal graphs if it has only one."""
-    counts, flops, moved = _work(small, costs)
-    _, flops_large, moved_large = _work(large, costs)
+    work, work_large = _work(small, costs), _work(large, costs)
+    # An op that only one size has (an Expand that is none for one sample) adds nothing to a floor.
+    common = [name for name, (count, *_) in work.items() if name in work_large and work_large[name][0] == count]
+    counts, flops, moved = np.array([work[name] for name in common], dtype=np.float64).reshape(-1, 3).T
+    _, flops_large, moved_large = np.array([work_large[name] for name in common], dtype=np.float64).reshape(-1, 3).T
     step = max(1, samples[1] - samples[0])
     slope_flops, slope_bytes = (flops_large - flops) / step, (moved_large - moved) / step
     device = costs.cluster.device
@@ -61,10 +64,10 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     )
 
 
-def _work(folded: Folded, costs: CostModel) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return count, FLOPs and bytes of every distinct op that is no view and no update."""
+def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, float]]:
+    """Return count, FLOPs and bytes of every distinct op that is no view and no update, by name."""
     element_bytes = costs.policy.graph_element_bytes(folded.graph)
-    rows = []
+    work = {}
     for kind in folded.kinds:
         for op in kind.ops:
             if op.phase is Phase.UPDATE:
@@ -74,6 +77,6 @@ def _work(folded: Folded, costs: CostModel) -> tuple[FloatArray, FloatArray, Flo
             if is_view(op, 0 if first is None else first.shape[1]):
                 continue
             flops = float(op_flops(op, inputs, outputs)[0])
-            rows.append((kind.count, flops, float(op_bytes(op, inputs, outputs, element_bytes)[0])))
-    table = np.array(rows, dtype=np.float64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]
+            moved = float(op_bytes(op, inputs, outputs, element_bytes)[0])
+            work[op.name] = (float(kind.count), flops, moved)
+    return work

@@ -25,7 +25,8 @@ def grid_search(search: Search, space: list[Configuration], dims: BatchDims) -> 
             outcome.stopped = "interrupted" if search.should_stop() else "time limit"
             break
         samples = search.global_batch // configuration.num_microbatches
-        tables = build_tables(search.folded(samples), search.rules, configuration.mesh, search.costs)
+        folded = search.folded(samples)
+        tables = build_tables(folded, search.rules(folded), configuration.mesh, search.costs)
         pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
         attempt = Attempt(search, configuration, tables, pipeline, end)
         attempt.follow(recipes(tables, dims))

@@ -126,7 +126,7 @@ class Search:
 
     Attributes:
         folded: Returns the folded graph for a number of samples per microbatch.
-        rules: Discovered strategies.
+        rules: Returns the discovered strategies of a folded graph.
         costs: Cost model.
         solver: Solver of placement problems.
         floor: Floor under step times.
@@ -141,7 +141,7 @@ class Search:
     """
 
     folded: Callable[[int], Folded]
-    rules: Rules
+    rules: Callable[[Folded], Rules]
     costs: CostModel
     solver: Solver
     floor: Floor
@@ -197,7 +197,8 @@ class Search:
 
     def _attempt(self, configuration: Configuration, end: float) -> "Attempt":
         samples = self.global_batch // configuration.num_microbatches
-        tables = build_tables(self.folded(samples), self.rules, configuration.mesh, self.costs)
+        folded = self.folded(samples)
+        tables = build_tables(folded, self.rules(folded), configuration.mesh, self.costs)
         pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
         return Attempt(self, configuration, tables, pipeline, end)
 
