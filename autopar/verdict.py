@@ -36,7 +36,8 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         InterruptedSearchError: If the search was stopped before the first.
     """
     if not outcome.candidates and outcome.stopped:
-        raise InterruptedSearchError(f"stopped by {outcome.stopped} before the first plan", hint="allow more time")
+        why = "interrupted" if outcome.stopped == "interrupted" else f"stopped by the {outcome.stopped}"
+        raise InterruptedSearchError(f"{why} before the first plan", hint="allow more time")
     with clock("simulate"):
         verified = (
             _verify(assemble(candidate, task.workload.info(), task.job), task.workload, task.costs)

@@ -197,7 +197,7 @@ def test_stopped_later_returns_the_best_so_far() -> None:
 
 def test_a_time_limit_ends_the_search() -> None:
     """A limit that is over at once leaves no time for a plan."""
-    with pytest.raises(InterruptedSearchError, match="stopped by time limit"):
+    with pytest.raises(InterruptedSearchError, match="stopped by the time limit"):
         plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9))
 
 

@@ -73,6 +73,9 @@ FIRST_TRAFFIC = 0.1
 PRICE_STEPS = 6
 """Prices of memory that are tried per configuration."""
 
+HURRIED_PRICES = 3
+"""Prices of memory that are tried to have a first plan at all."""
+
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
 
@@ -170,6 +173,8 @@ class Search:
                 break
             attempt = self._attempt(space[index], end)
             bound = max(least, attempt.relaxed(threshold))
+            if not outcome.candidates:
+                attempt.hurry()
             outcome.take(attempt.best, self.keep)
             if bound >= threshold:
                 bounds.append(bound)
@@ -380,14 +385,7 @@ class Attempt:
         time and bytes are linear in the mixture, so the bound at a price is the lesser of both extremes. The other
         kinds get the cheaper of both for free.
         """
-        kinds = self.tables.folded.kinds
-        main = max(kinds, key=lambda kind: kind.count).id
-        trains = SCHEDULES[self.pipeline.schedule].trains
-        alternatives = []
-        for redo in (False, True) if trains else (False,):
-            saves = [kind.id == main and not redo for kind in kinds] if trains else [True] * len(kinds)
-            mean = mean_bytes(self.tables, self.pipeline, self.search.memory_limit, saves)
-            alternatives.append((mean, [kind.id == main and redo for kind in kinds]))
+        alternatives = self._alternatives()
         price = self._first_price(choice, [mean for mean, _ in alternatives])
         low, high = 0.0, math.inf
         for _ in range(PRICE_STEPS):
@@ -414,6 +412,35 @@ class Attempt:
             if high < low * 1.2:
                 break
         return bound
+
+    def _alternatives(self) -> list[tuple[MeanBytes, list[bool]]]:
+        """Return the mean stage and which kinds recompute, when the most frequent kind keeps its activations or not."""
+        kinds = self.tables.folded.kinds
+        main = max(kinds, key=lambda kind: kind.count).id
+        trains = SCHEDULES[self.pipeline.schedule].trains
+        alternatives = []
+        for redo in (False, True) if trains else (False,):
+            saves = [kind.id == main and not redo for kind in kinds] if trains else [True] * len(kinds)
+            mean = mean_bytes(self.tables, self.pipeline, self.search.memory_limit, saves)
+            alternatives.append((mean, [kind.id == main and redo for kind in kinds]))
+        return alternatives
+
+    def hurry(self) -> None:
+        """Look for any plan that fits, at ever higher prices of memory: to have one to return and one to beat."""
+        if self.best is not None or self.relaxed_choice is None:
+            return
+        alternatives = self._alternatives()
+        price = self._first_price(self.relaxed_choice, [mean for mean, _ in alternatives])
+        for _ in range(HURRIED_PRICES):
+            for mean, recompute in alternatives:
+                if self._stopped():
+                    return
+                solution = self._solve(hidden=self.hidden, recompute=recompute, bounding=True, price=(price, mean))
+                if solution.choice is not None:
+                    self._consider(solution.choice)
+            if self.best is not None:
+                return
+            price *= 8
 
     def _first_price(self, choice: Choice, means: list[MeanBytes]) -> float:
         """Return the price of a byte at which saving activations costs as much as running the forward again."""
