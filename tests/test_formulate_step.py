@@ -287,6 +287,25 @@ def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price:
         choice = random_choice(instance, rng, near=choice)
 
 
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_mean_stage_is_below_the_fullest(pipeline: Pipeline, recompute: bool) -> None:
+    """Whatever the choice and the split, at a limit of what the fullest stage needs the mean is not over it."""
+    found = tables("gpt2")
+    chain, kinds = found.folded.chain, found.folded.kinds
+    rng = np.random.default_rng(3)
+    choice = good_choice("gpt2", "train")
+    instance = problem(found, weights(found, pipeline, recompute=False, hidden=0.0, bounding=True))
+    for _ in range(6):
+        memory = block_bytes(found, choice)
+        for ranges in splits(len(chain), pipeline.num_stages):
+            split = Split(ranges, (recompute,) * len(ranges))
+            limit = max(stage_peak(memory, chain, pipeline, split, stage) for stage in range(len(ranges)))
+            mean = mean_bytes(found, pipeline, limit, [not recompute] * len(kinds))
+            assert mean.excess(found, choice) <= limit * TOLERANCE
+        choice = random_choice(instance, rng, near=choice)
+
+
 @given(
     seconds=st.lists(st.floats(0.1, 10.0), min_size=3, max_size=3),
     chain=st.lists(st.integers(0, 2), min_size=4, max_size=8),
