@@ -41,11 +41,6 @@ class Field:
                 self.adjacent[a].add(b)
                 self.adjacent[b].add(a)
 
-    @property
-    def num_entries(self) -> int:
-        """Entries of all tables."""
-        return sum(t.size for t in self.tables.values())
-
     def table(self, a: int, b: int) -> Floats:
         """Return the table of a pair with the labels of `a` first."""
         return self.tables[a, b] if a < b else self.tables[b, a].T

@@ -2,7 +2,6 @@
 
 from autopar.cost.collectives import Collective, devices_in_node
 from autopar.cost.flops import op_flops
-from autopar.cost.memory import ResidentBytes, resident_bytes
 from autopar.cost.model import CostModel
 from autopar.cost.policy import FP32, MIXED, POLICIES, DtypePolicy
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
@@ -18,11 +17,9 @@ __all__ = [
     "Move",
     "Resharder",
     "Reshards",
-    "ResidentBytes",
     "devices_in_node",
     "is_view",
     "op_bytes",
     "op_flops",
     "reshards",
-    "resident_bytes",
 ]

@@ -42,11 +42,6 @@ class DtypePolicy:
     master: float
     gradient_wire: float
 
-    @property
-    def adam_bytes(self) -> float:
-        """Bytes per parameter of Adam's own state: two moments and the master copy."""
-        return 2 * self.moment + self.master
-
     def element_bytes(self, value: Value, role: Role | None = None, num_moments: int = 2) -> float:
         """Return the resident bytes of one element.
 

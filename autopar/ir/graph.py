@@ -99,11 +99,6 @@ class Op:
                 return value
         return default
 
-    @property
-    def is_update(self) -> bool:
-        """Whether the op runs once per step and not once per microbatch."""
-        return self.phase is Phase.UPDATE
-
 
 @dataclass(frozen=True, slots=True)
 class State:
