@@ -77,6 +77,53 @@ class DividedNumber:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacedNumber:
+    """A number in an attribute that is another one on a shard: the padding of a convolution that has a halo."""
+
+    attr: str
+    entry: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class HaloRows:
+    """Rows of the neighbouring devices that are put around a device's block of an input.
+
+    Attributes:
+        input: Index of the input.
+        dim: Tensor dim, split over `axis` and no other.
+        axis: Name of the mesh axis.
+        before: Rows of the previous device.
+        after: Rows of the next device.
+        fill: "zero" or "lowest" (minus infinity), at the ends of the tensor.
+    """
+
+    input: int
+    dim: int
+    axis: str
+    before: int
+    after: int
+    fill: str = "zero"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalKind:
+    """Another op that a device runs in place of an op, told where its block starts.
+
+    Attributes:
+        kind: Its kind; it has one more input than the op.
+        input: Index of the sharded input.
+        dim: Tensor dim of it whose first row's position the op is told.
+        axes: Names of the mesh axes that split it and for which the other op is needed, major first.
+    """
+
+    kind: str
+    input: int
+    dim: int
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OpPlacement:
     """How one op runs on the devices of a stage.
 
@@ -85,12 +132,18 @@ class OpPlacement:
         inputs: Placements per input, data and constants included; "" for an absent one.
         outputs: Placements per output; "" for an unwanted one.
         divided: Numbers inside the op that one device's op has divided.
+        replaced: Numbers in its attributes that are other ones on one device.
+        halos: Rows of neighbours around blocks of inputs.
+        local: What a device runs in place of the op; None if the op itself.
     """
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     divided: tuple[DividedNumber, ...] = ()
+    replaced: tuple[ReplacedNumber, ...] = ()
+    halos: tuple[HaloRows, ...] = ()
+    local: LocalKind | None = None
 
 
 @dataclass(frozen=True, slots=True)

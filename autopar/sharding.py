@@ -3,6 +3,9 @@
 A `Mesh` has named axes; axis 0 is the major one (its neighbours are furthest apart). A placement says, per mesh axis,
 whether a tensor dim is split over the axis (`Shard`), copied (`Replicate`) or present as terms still to be reduced
 (`Partial`). A dim split over several axes is split by the major axis first.
+
+A dim that holds several things side by side (queries, keys and values of a fused projection) is sharded *block-cyclic*:
+cut into equal chunks first, then every chunk is split over the axis, so that each device has its share of all of them.
 """
 
 import re
@@ -22,23 +25,34 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Device i of the axis holds the i-th of equal blocks along `dim`."""
+    """Device i of the axis holds the i-th of equal blocks along `dim`.
+
+    With `chunks` above 1 it holds, side by side, the i-th block of each of that many equal chunks of the dim. All axes
+    that split a dim agree on its chunks.
+
+    >>> str(Shard(1)), str(Shard(1, chunks=3))
+    ('S(1)', 'S(1/3)')
+    """
 
     dim: int
+    chunks: int = 1
 
     def __str__(self) -> str:
-        return f"S({self.dim})"
+        return f"S({self.dim})" if self.chunks == 1 else f"S({self.dim}/{self.chunks})"
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every device of the axis holds one term; `reduce` ("sum", "max", "min", "mean") over them gives the tensor."""
+    """Every device of the axis holds one term; `reduce`, a key of `REDUCTIONS`, over them gives the tensor."""
 
     reduce: str = "sum"
 
     def __str__(self) -> str:
         return "P" if self.reduce == "sum" else f"P({self.reduce})"
 
+
+REDUCTIONS = ("sum", "mean", "max", "min", "prod", "logsumexp")
+"""What terms can be put together by; "logsumexp" is the logarithm of the sum of their exponentials."""
 
 Placement = Replicate | Shard | Partial
 Placements = tuple[Placement, ...]
@@ -100,8 +114,8 @@ def parse_placement(text: str) -> Placement:
     Raises:
         ShardingError: If the text is none.
 
-    >>> parse_placement("S(1)"), parse_placement("R"), parse_placement("P(max)")
-    (Shard(dim=1), Replicate(), Partial(reduce='max'))
+    >>> parse_placement("S(1/3)"), parse_placement("R"), parse_placement("P(max)")
+    (Shard(dim=1, chunks=3), Replicate(), Partial(reduce='max'))
     """
     if text == "R":
         return Replicate()
@@ -109,11 +123,11 @@ def parse_placement(text: str) -> Placement:
         return Partial()
     if text.startswith(("S(", "P(")) and text.endswith(")"):
         inner = text[2:-1]
-        if text[0] == "P":
+        if text[0] == "P" and inner in REDUCTIONS:
             return Partial(inner)
-        if inner.isdigit():
-            return Shard(int(inner))
-    raise ShardingError(f"{text!r} is not a placement", hint="write R, S(dim), P or P(max)")
+        if text[0] == "S" and (match := re.fullmatch(r"(\d+)(?:/([1-9]\d*))?", inner)):
+            return Shard(int(match[1]), int(match[2] or 1))
+    raise ShardingError(f"{text!r} is not a placement", hint="write R, S(dim), S(dim/chunks), P or P(max)")
 
 
 def parse_placements(text: str) -> Placements:
@@ -122,8 +136,8 @@ def parse_placements(text: str) -> Placements:
     Raises:
         ShardingError: If the text is none.
 
-    >>> parse_placements("S(0)RP(max)")
-    (Shard(dim=0), Replicate(), Partial(reduce='max'))
+    >>> parse_placements("S(0/2)RP(max)")
+    (Shard(dim=0, chunks=2), Replicate(), Partial(reduce='max'))
     """
     parts = re.findall(r"[A-Z](?:\([^)]*\))?", text)
     if "".join(parts) != text:
@@ -163,11 +177,13 @@ def local_shape(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> t
         dim = placement.dim
         if not 0 <= dim < len(local):
             raise ShardingError(f"dim {dim} of {shape} does not exist", hint=f"dims are 0 to {len(local) - 1}")
-        if local[dim] % axis.size:
-            padded = -(-local[dim] // axis.size) * axis.size
+        parts = axis.size * placement.chunks
+        if local[dim] % parts:
+            padded = -(-local[dim] // parts) * parts
+            each = f" in {placement.chunks} chunks" if placement.chunks > 1 else ""
             raise ShardingError(
                 f"dim {dim} of {shape} has {local[dim]} elements left, "
-                f"not divisible by mesh axis {axis.name!r} of size {axis.size}",
+                f"not divisible by mesh axis {axis.name!r} of size {axis.size}{each}",
                 hint=f"pad it to {padded} or shard another dim",
             )
         local[dim] //= axis.size
@@ -179,7 +195,7 @@ def fits(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> bool:
     local = list(shape)
     for placement, axis in zip(placements, mesh.axes, strict=True):
         if isinstance(placement, Shard):
-            if placement.dim >= len(local) or local[placement.dim] % axis.size:
+            if placement.dim >= len(local) or local[placement.dim] % (axis.size * placement.chunks):
                 return False
             local[placement.dim] //= axis.size
     return True

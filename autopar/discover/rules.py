@@ -28,20 +28,97 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """One way to run an op on the devices of one mesh axis, without communication.
+class Halo:
+    """Rows of the neighbours' blocks that a device needs around its own block of an input.
 
-    It is valid on an axis whose size divides every sharded dim of inputs and outputs and every scaled number.
+    A window that slides over a sharded dim reaches beyond the block: the last `before` rows of the previous device and
+    the first `after` rows of the next one are put around it. At the two ends of the tensor they are `fill`.
+
+    Attributes:
+        input: Index of the input, which is sharded along `dim`.
+        dim: Tensor dim.
+        before: Rows of the previous device; at most as many as it has.
+        after: Rows of the next device; at most as many as it has.
+        fill: "zero" or "lowest" (minus infinity, for maxima).
+    """
+
+    input: int
+    dim: int
+    before: int
+    after: int
+    fill: str = "zero"
+
+    def __str__(self) -> str:
+        return f"#{self.input} dim {self.dim} +{self.before}+{self.after}{'' if self.fill == 'zero' else ' lowest'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A number in an attribute that is another one on a shard, whatever the number of devices.
+
+    A convolution whose blocks come with their halos has no padding left on that dim.
+
+    Attributes:
+        attr: Name of the attribute.
+        entry: Position in its list; 0 for a scalar.
+        value: The number on a shard.
+    """
+
+    attr: str
+    entry: int
+    value: int
+
+    def __str__(self) -> str:
+        return f"{self.attr}[{self.entry}]={self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Another op that a device runs in place of this one, because it has to know where its block starts.
+
+    Attributes:
+        kind: Its kind, a function of domain `autopar`. It takes the inputs and attributes of the op and one more input,
+            last: the position (int64 scalar) in the whole tensor of the first row the device holds along `dim` of
+            input `input`.
+        input: Index of the input, which is sharded along `dim`.
+        dim: Tensor dim.
+    """
+
+    kind: str
+    input: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} from #{self.input} dim {self.dim}"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to run an op on the devices of one mesh axis, without communication but for halos.
+
+    It is valid on an axis whose size divides every sharded dim of inputs and outputs and every scaled number, and whose
+    blocks have the rows its halos ask for.
 
     Attributes:
         inputs: A placement per input; `Replicate` for absent inputs and shape-like constants.
         outputs: A placement per output.
         scaled: Numbers that have to be divided by the axis size.
+        halos: Rows of neighbours that inputs need around their blocks.
+        replaced: Numbers in attributes that are other ones on a shard.
+        local: What a device runs in place of the op; None if it runs the op itself.
+        cyclic: Whether it also holds if every sharded dim of inputs and outputs is sharded block-cyclic, all with
+            the same (multiple of their) number of chunks.
+        uneven: Whether it also holds on blocks of unequal sizes. Dims of scaled numbers never are.
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     scaled: tuple[Scaled, ...] = ()
+    halos: tuple[Halo, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+    local: Local | None = None
+    cyclic: bool = False
+    uneven: bool = False
 
     @property
     def is_replicate(self) -> bool:
@@ -50,8 +127,13 @@ class Strategy:
 
     def __str__(self) -> str:
         inputs, outputs = (",".join(map(str, placements)) for placements in (self.inputs, self.outputs))
-        scaled = f" scaling {', '.join(map(str, self.scaled))}" if self.scaled else ""
-        return f"{inputs} -> {outputs}{scaled}"
+        notes = [f" {verb} {', '.join(map(str, items))}" for verb, items in self._notes() if items]
+        return f"{inputs} -> {outputs}{''.join(notes)}"
+
+    def _notes(self) -> tuple[tuple[str, tuple[object, ...]], ...]:
+        """Return what changes inside the op, by verb."""
+        local = () if self.local is None else (self.local,)
+        return (("scaling", self.scaled), ("with halo", self.halos), ("with", self.replaced), ("as", local))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +267,22 @@ def rule_to_json(rule: Rule) -> dict[str, Any]:
         "outputRanks": list(rule.output_ranks),
         "executions": rule.num_executions,
         "reason": rule.reason,
-        "strategies": [
-            {
-                "inputs": [str(placement) for placement in strategy.inputs],
-                "outputs": [str(placement) for placement in strategy.outputs],
-                "scaled": [[scaled.source, scaled.entry] for scaled in strategy.scaled],
-            }
-            for strategy in rule.strategies
-        ],
+        "strategies": [_strategy_to_json(strategy) for strategy in rule.strategies],
     }
+
+
+def _strategy_to_json(strategy: Strategy) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "inputs": [str(placement) for placement in strategy.inputs],
+        "outputs": [str(placement) for placement in strategy.outputs],
+        "scaled": [[scaled.source, scaled.entry] for scaled in strategy.scaled],
+        "halos": [[halo.input, halo.dim, halo.before, halo.after, halo.fill] for halo in strategy.halos],
+        "replaced": [[number.attr, number.entry, number.value] for number in strategy.replaced],
+        "local": [strategy.local.kind, strategy.local.input, strategy.local.dim] if strategy.local else None,
+        "cyclic": strategy.cyclic,
+        "uneven": strategy.uneven,
+    }
+    return {key: value for key, value in data.items() if value or key in ("inputs", "outputs")}
 
 
 def rule_from_json(data: Mapping[str, Any]) -> Rule:
@@ -204,17 +293,24 @@ def rule_from_json(data: Mapping[str, Any]) -> Rule:
     """
     return Rule(
         kind=data["kind"],
-        strategies=tuple(
-            Strategy(
-                tuple(parse_placement(text) for text in strategy["inputs"]),
-                tuple(parse_placement(text) for text in strategy["outputs"]),
-                tuple(Scaled(source, entry) for source, entry in strategy["scaled"]),
-            )
-            for strategy in data["strategies"]
-        ),
+        strategies=tuple(map(_strategy_from_json, data["strategies"])),
         signature=data["signature"],
         input_ranks=tuple(data["inputRanks"]),
         output_ranks=tuple(data["outputRanks"]),
         num_executions=data["executions"],
         reason=data["reason"],
+    )
+
+
+def _strategy_from_json(data: Mapping[str, Any]) -> Strategy:
+    local = data.get("local")
+    return Strategy(
+        inputs=tuple(map(parse_placement, data["inputs"])),
+        outputs=tuple(map(parse_placement, data["outputs"])),
+        scaled=tuple(Scaled(*scaled) for scaled in data.get("scaled", ())),
+        halos=tuple(Halo(*halo) for halo in data.get("halos", ())),
+        replaced=tuple(Replaced(*number) for number in data.get("replaced", ())),
+        local=None if local is None else Local(*local),
+        cyclic=data.get("cyclic", False),
+        uneven=data.get("uneven", False),
     )

@@ -20,12 +20,14 @@ IntArray = NDArray[np.int64]
 
 
 def encode(placement: Placement) -> int | None:
-    """Return a placement's digit; None for a partial that is no sum, which no strategy uses yet."""
+    """Return a placement's digit; None for a partial that is no sum and for chunks, which no strategy uses yet."""
     match placement:
         case Replicate():
             return 0
-        case Shard(dim):
+        case Shard(dim, chunks=1):
             return 2 + dim
+        case Shard():
+            return None
         case Partial("sum"):
             return 1
         case Partial():

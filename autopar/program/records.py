@@ -4,14 +4,14 @@ A program is SPMD within a stage: one list of instructions stands for all device
 those of one device's block. Equal blocks share their instructions, so the program of a model with 96 equal layers
 holds the instructions of a handful of blocks:
 
-    Program ─ stages ─▶ StageProgram ─ blocks ─▶ (kind, phase) ─▶ Segment ─ instructions ─▶ Compute | Collective | Slice
+    Program ─ stages ─▶ StageProgram ─ blocks ─▶ (kind, phase) ─▶ Segment ─ instructions ─▶ Compute | Collective | Slice | Exchange
 
 Every change of placement is an explicit instruction; a value with a new placement is a new value with a name of its
 own (SSA in a segment). Blocks form a chain. Values cross from one block to the next by position: output i of a block
 is input i of the next one. Where the next block lives on another stage that is a send and its receive.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -76,12 +76,38 @@ class Compute:
         outputs: What is defined, one per output of the op; None for one nobody asked for.
         constants: Inputs whose numbers are other ones on a shard (the target shape of a Reshape, the ends of a Slice):
             (index of the input, its flat content), to be taken instead of what the graph's constant holds.
+        start: Where the device's block starts, if the op has to know: its value is one more input, last.
     """
 
     op: Op
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand | None, ...]
     constants: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    start: "Start | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The position of the first row a device holds of a dim split over `axes`, as an int64 scalar.
+
+    Attributes:
+        axes: Mesh axes that split the dim, major first.
+        rows: Rows per device.
+    """
+
+    axes: tuple[Axis, ...]
+    rows: int
+
+    def of(self, coordinates: Sequence[int]) -> int:
+        """Return the position for a device, given its coordinates on `axes`.
+
+        >>> Start((Axis("dp", 2, 4), Axis("tp", 4, 1)), rows=10).of((1, 2))
+        60
+        """
+        index = 0
+        for axis, coordinate in zip(self.axes, coordinates, strict=True):
+            index = index * axis.size + coordinate
+        return index * self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +151,32 @@ class Slice:
     result: Operand
 
 
-Instruction = Compute | Collective | Slice
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The device's block with rows of its neighbours around it (a halo): a permutation of boundary rows over one axis.
+
+    Attributes:
+        axis: Mesh axis that splits `dim`; no other axis does.
+        dim: Tensor dim.
+        before: Rows taken from the previous device on the axis, put in front.
+        after: Rows taken from the next device, put behind.
+        fill: What the first and last device put where they have no neighbour: "zero" or "lowest" (minus infinity).
+        operand: What is read; it has at least `before` and `after` rows.
+        result: What is defined: `before + after` rows more along `dim`.
+        bytes: Size on the wire of the rows one device sends.
+    """
+
+    axis: Axis
+    dim: int
+    before: int
+    after: int
+    fill: str
+    operand: Operand
+    result: Operand
+    bytes: float
+
+
+Instruction = Compute | Collective | Slice | Exchange
 
 
 def collective_kind(source: Placement, target: Placement) -> CollectiveKind | None:
@@ -152,7 +203,7 @@ def reads(instruction: Instruction) -> tuple[Operand, ...]:
     match instruction:
         case Compute():
             return tuple(operand for operand in instruction.inputs if operand is not None)
-        case Collective() | Slice():
+        case Collective() | Slice() | Exchange():
             return (instruction.operand,)
         case _:
             assert_never(instruction)
@@ -163,7 +214,7 @@ def defines(instruction: Instruction) -> tuple[Operand, ...]:
     match instruction:
         case Compute():
             return tuple(operand for operand in instruction.outputs if operand is not None)
-        case Collective() | Slice():
+        case Collective() | Slice() | Exchange():
             return (instruction.result,)
         case _:
             assert_never(instruction)

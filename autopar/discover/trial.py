@@ -1,0 +1,333 @@
+"""One op with data, run whole and on shards: the experiment discovery is made of.
+
+A strategy is tried by giving each of n devices its part of every input, changing what the strategy changes inside the
+op, running it, and looking for the way in which the n results make the whole one:
+
+    identity   every part equals the whole                        -> Replicate
+    concat     the parts, side by side along one dim, are it      -> Shard(dim), or Shard(dim, chunks)
+    reduction  their sum, mean, maximum, ... is it                -> Partial(...)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.discover.rules import Halo, Replaced, Scaled, Strategy
+from autopar.discover.shrink import Proxy, run_sketch
+from autopar.discover.sketch import Operand, Sketch, function_digest
+from autopar.execute import Executor
+from autopar.ir.graph import Attr
+from autopar.sharding import Partial, Placement, Replicate, Shard
+
+Array = NDArray[Any]
+
+_TOLERANCE = {8: 1e-9, 4: 1e-4, 2: 1e-2}
+"""Largest error relative to the largest element, by bytes per float of the output; kernels that compute in float32
+whatever they are fed show in the output type."""
+
+
+class Trial:
+    """An op with data, run whole once and on shards many times.
+
+    Attributes:
+        proxy: The op.
+        arrays: Its inputs.
+        whole: Its outputs on them.
+        num_executions: Runs so far.
+    """
+
+    def __init__(self, proxy: Proxy, arrays: list[Array | None], whole: tuple[Array, ...], executor: Executor) -> None:
+        self.proxy = proxy
+        self.arrays = arrays
+        self.whole = whole
+        self.num_executions = 0
+        self._wanted = [shape is not None for shape in proxy.sketch.outputs]
+        self._executor = executor
+        self._parts: dict[tuple[int, Placement, int], list[Array]] = {}
+        self._sketches: dict[tuple[Strategy, int], Sketch | None] = {}
+
+    def run(self, strategy: Strategy, n: int) -> tuple[Placement, ...] | None:
+        """Return the placements of the outputs when the op runs on n devices as a strategy says.
+
+        Args:
+            strategy: What to try; its outputs are not looked at.
+            n: Number of devices.
+
+        Returns:
+            One placement per output, or None if the parts do not combine, a kernel refuses its part, or something is
+            not divisible by n.
+        """
+        sketch = self._local(strategy, n)
+        if sketch is None or any(self._indivisible(i, placement, n) for i, placement in enumerate(strategy.inputs)):
+            return None
+        local = self._blocks(strategy, n)
+        if local is None:
+            return None
+        parts: list[tuple[Array, ...]] = []
+        for rank in range(n):
+            arrays: list[Array | None] = [part[rank] if part else None for part in local]
+            for number in strategy.scaled:
+                if isinstance(number.source, int):
+                    operand = sketch.inputs[number.source]
+                    assert operand is not None, "only constants are scaled"
+                    arrays[number.source] = operand.array()
+            if strategy.local is not None:
+                held = arrays[strategy.local.input]
+                assert held is not None, "the input a local op is told about is there"
+                arrays.append(np.asarray(rank * held.shape[strategy.local.dim], np.int64))
+            self.num_executions += 1
+            outputs = run_sketch(sketch, arrays, self._executor)
+            if outputs is None or (rank == 0 and not self._may_combine(outputs, n)):
+                return None
+            parts.append(outputs)
+        combined = [
+            recombine([part[i] for part in parts], whole) if self._wanted[i] else Replicate()
+            for i, whole in enumerate(self.whole)
+        ]
+        found = tuple(placement for placement in combined if placement is not None)
+        return found if len(found) == len(combined) else None
+
+    def keeps_shape(self, placements: Sequence[Placement], n: int) -> bool:
+        """Whether the first device's outputs have the shapes of the whole: the parts could be terms of a sum."""
+        if any(self._indivisible(i, placement, n) for i, placement in enumerate(placements)):
+            return False
+        local = [self.part(i, placement, n) for i, placement in enumerate(placements)]
+        self.num_executions += 1
+        outputs = run_sketch(self.proxy.sketch, [part[0] if part else None for part in local], self._executor)
+        return outputs is not None and [o.shape for o in outputs] == [w.shape for w in self.whole]
+
+    def part(self, index: int, placement: Placement, n: int) -> list[Array]:
+        """Return what each of n devices holds of an input; empty if it is absent."""
+        array = self.arrays[index]
+        if array is None:
+            return []
+        key = (index, placement, n)
+        if key not in self._parts:
+            match placement:
+                case Replicate():
+                    parts = [array] * n
+                case Shard(dim, chunks):
+                    parts = split(array, dim, n, chunks)
+                case Partial(reduce):
+                    parts = _terms(array, reduce, n, np.random.default_rng([index, n]))
+            self._parts[key] = parts
+        return self._parts[key]
+
+    def _blocks(self, strategy: Strategy, n: int) -> list[list[Array]] | None:
+        """Return what each device holds of each input, halos included; None if a block is smaller than its halo."""
+        blocks = [self.part(i, placement, n) for i, placement in enumerate(strategy.inputs)]
+        for halo in strategy.halos:
+            parts = blocks[halo.input]
+            if min(part.shape[halo.dim] for part in parts) < max(halo.before, halo.after):
+                return None
+            blocks[halo.input] = with_halo(parts, halo)
+        return blocks
+
+    def _may_combine(self, outputs: tuple[Array, ...], n: int) -> bool:
+        """Whether the first device's outputs look like parts of the whole ones."""
+        each = zip(self._wanted, outputs, self.whole, strict=True)
+        return all(_may_combine(output, whole, n) for wanted, output, whole in each if wanted)
+
+    def _indivisible(self, index: int, placement: Placement, n: int) -> bool:
+        array = self.arrays[index]
+        if not isinstance(placement, Shard):
+            return False
+        return array is None or array.shape[placement.dim] % (n * placement.chunks) != 0
+
+    def _local(self, strategy: Strategy, n: int) -> Sketch | None:
+        """Return the op one device runs."""
+        key = (replace(strategy, outputs=()), n)
+        if key not in self._sketches:
+            self._sketches[key] = local_sketch(self.proxy.sketch, strategy, n)
+        return self._sketches[key]
+
+
+def local_sketch(sketch: Sketch, strategy: Strategy, n: int) -> Sketch | None:
+    """Return the op one of n devices runs; None if a number that has to be divided is not divisible."""
+    scaled = scale(sketch, strategy.scaled, n)
+    if scaled is None:
+        return None
+    if strategy.replaced:
+        scaled = replace(scaled, attrs=replace_numbers(scaled.attrs, strategy.replaced))
+    if strategy.local is not None:
+        kind = strategy.local.kind
+        start = Operand((), "int64")
+        scaled = replace(scaled, kind=kind, body=function_digest(kind), inputs=(*scaled.inputs, start))
+    return scaled
+
+
+def scale(sketch: Sketch, scaled: Sequence[Scaled], n: int) -> Sketch | None:
+    """Return the sketch with these numbers divided by n, or None if one is not divisible."""
+    inputs, attrs = list(sketch.inputs), dict(sketch.attrs)
+    for number in scaled:
+        if isinstance(number.source, int):
+            operand = inputs[number.source]
+            assert operand is not None, "only constants are scaled"
+            content = [int(entry) for entry in operand.content or ()]
+            if content[number.entry] % n:
+                return None
+            content[number.entry] //= n
+            inputs[number.source] = Operand(operand.shape, operand.dtype, tuple(content))
+        else:
+            value: Attr = attrs[number.source]
+            entries = list(value) if isinstance(value, tuple) else [value]
+            entry = entries[number.entry]
+            assert isinstance(entry, int), "only integers are scaled"
+            if entry % n:
+                return None
+            entries[number.entry] = entry // n
+            attrs[number.source] = tuple(entries) if isinstance(value, tuple) else entries[0]  # type: ignore[assignment]
+    return Sketch(sketch.kind, tuple(attrs.items()), sketch.opset, sketch.body, tuple(inputs), sketch.outputs)
+
+
+def replace_numbers(attrs: tuple[tuple[str, Attr], ...], numbers: Sequence[Replaced]) -> tuple[tuple[str, Attr], ...]:
+    """Return attributes with some numbers replaced."""
+    changed: dict[str, Attr] = dict(attrs)
+    for number in numbers:
+        value = changed[number.attr]
+        entries = [entry for entry in (value if isinstance(value, tuple) else (value,)) if isinstance(entry, int)]
+        entries[number.entry] = number.value
+        changed[number.attr] = tuple(entries) if isinstance(value, tuple) else entries[0]
+    return tuple(changed.items())
+
+
+def split(array: Array, dim: int, n: int, chunks: int = 1) -> list[Array]:
+    """Return what each of n devices holds of an array sharded along a dim, block-cyclic if `chunks` is above 1.
+
+    >>> [part.tolist() for part in split(np.arange(8), 0, 2, chunks=2)]
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
+    pieces = np.split(array, n * chunks, axis=dim)
+    return [np.concatenate(pieces[rank::n], axis=dim) for rank in range(n)]
+
+
+def with_halo(parts: Sequence[Array], halo: Halo) -> list[Array]:
+    """Return each device's block with rows of its neighbours around it."""
+
+    def rows(part: Array, first: int, last: int) -> Array:
+        return part[(slice(None),) * halo.dim + (slice(first, last),)]
+
+    def edge(part: Array, count: int) -> Array:
+        shape = (*part.shape[: halo.dim], count, *part.shape[halo.dim + 1 :])
+        lowest = -np.inf if part.dtype.kind == "f" else np.iinfo(part.dtype).min if part.dtype.kind in "iu" else 0
+        return np.full(shape, 0 if halo.fill == "zero" else lowest, part.dtype)
+
+    extended = []
+    for rank, part in enumerate(parts):
+        size = part.shape[halo.dim]
+        first, last = rank == 0, rank == len(parts) - 1
+        pieces = [part]
+        if halo.before:
+            before = edge(part, halo.before) if first else rows(parts[rank - 1], size - halo.before, size)
+            pieces.insert(0, before)
+        if halo.after:
+            pieces.append(edge(part, halo.after) if last else rows(parts[rank + 1], 0, halo.after))
+        extended.append(np.concatenate(pieces, axis=halo.dim))
+    return extended
+
+
+def _terms(array: Array, reduce: str, n: int, rng: np.random.Generator) -> list[Array]:
+    """Return n different terms that make the array."""
+    noise = [rng.standard_normal(array.shape) for _ in range(n - 1)]
+    match reduce:
+        case "sum":
+            return [*noise, array - sum(noise)]
+        case "mean":
+            return [*noise, n * array - sum(noise)]
+        case "prod":
+            factors = [np.exp(term) for term in noise]
+            return [*factors, array / np.prod(factors, axis=0)]
+        case "max" | "min":
+            sign = -1.0 if reduce == "max" else 1.0
+            owner = rng.integers(0, n, array.shape)  # each element is right on one device, further off on the others
+            return [np.where(owner == i, array, array + sign * rng.uniform(0.1, 2.0, array.shape)) for i in range(n)]
+        case "logsumexp":
+            shares = rng.dirichlet(np.ones(n), array.shape)
+            return [array + np.log(shares[..., i]) for i in range(n)]
+        case _:
+            raise AssertionError(f"{reduce} is no reduction")
+
+
+def _may_combine(part: Array, whole: Array, n: int) -> bool:
+    """Whether the first part has the whole's shape, or is an n-th of it along one dim that starts like it."""
+    if part.shape == whole.shape:
+        return True
+    dim = _concat_dim(part, whole, n)
+    if dim is None:
+        return False
+    first = (slice(None),) * dim + (slice(0, 1),)
+    return close(part[first], whole[first])
+
+
+def _concat_dim(part: Array, whole: Array, n: int) -> int | None:
+    """Return the only dim in which the part is an n-th of the whole, all others being equal."""
+    if part.ndim != whole.ndim:
+        return None
+    dims = [dim for dim in range(part.ndim) if part.shape[dim] != whole.shape[dim]]
+    return dims[0] if len(dims) == 1 and part.shape[dims[0]] * n == whole.shape[dims[0]] else None
+
+
+def close(part: Array, whole: Array) -> bool:
+    """Whether two arrays of one shape agree: exactly for integers, within rounding for floats."""
+    if part.dtype != whole.dtype or whole.dtype.kind not in "fV":
+        return part.dtype == whole.dtype and bool(np.array_equal(part, whole))
+    if np.array_equal(part, whole):
+        return True
+    a, b = part.astype(np.float64), whole.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(np.where(finite, 0, a), np.where(finite, 0, b)):
+        return False
+    scale = float(np.max(np.abs(b[finite]), initial=0.0))
+    difference = np.abs(a - b)[finite]
+    largest = float(np.max(difference, initial=0.0))  # NaN if any is
+    return largest <= _TOLERANCE[whole.dtype.itemsize] * scale
+
+
+def recombine(parts: Sequence[Array], whole: Array) -> Placement | None:
+    """Return how the parts make the whole, or None."""
+    n = len(parts)
+    if any(part.shape != parts[0].shape for part in parts):
+        return None
+    if parts[0].shape != whole.shape:
+        dim = _concat_dim(parts[0], whole, n)
+        if dim is None:
+            return None
+        chunks = _chunks(parts, whole, dim)
+        return Shard(dim, chunks) if chunks else None
+    if all(close(part, whole) for part in parts):
+        return Replicate()
+    if whole.dtype.kind not in "fiu":
+        return None
+    stacked = np.stack(parts)
+    with np.errstate(all="ignore"):
+        for reduce, reduction in _REDUCTIONS.items():
+            if whole.dtype.kind != "f" and reduce in ("mean", "logsumexp"):
+                continue
+            if close(reduction(stacked).astype(whole.dtype), whole):
+                return Partial(reduce)
+    return None
+
+
+def _chunks(parts: Sequence[Array], whole: Array, dim: int) -> int:
+    """Return the smallest number of chunks whose blocks, side by side, are the parts; 0 if there is none."""
+    size = parts[0].shape[dim]
+    for chunks in range(1, size + 1):
+        if size % chunks == 0:
+            pieces = zip(*(np.split(part, chunks, axis=dim) for part in parts), strict=True)
+            if close(np.concatenate([piece for chunk in pieces for piece in chunk], axis=dim), whole):
+                return chunks
+    return 0
+
+
+_REDUCTIONS: Mapping[str, Callable[[Array], Array]] = {
+    "sum": lambda terms: terms.sum(axis=0),
+    "max": lambda terms: terms.max(axis=0),
+    "min": lambda terms: terms.min(axis=0),
+    "mean": lambda terms: terms.mean(axis=0),
+    "prod": lambda terms: terms.prod(axis=0),
+    "logsumexp": lambda terms: np.logaddexp.reduce(terms, axis=0),
+}
+"""Reductions over the first dim, those tried first that are met most."""
