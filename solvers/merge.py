@@ -165,7 +165,7 @@ def _sources(leads: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[i
                     low[node] = min(low[node], low[follower])
             else:
                 if low[node] == order[node]:
-                    group = []
+                    group: list[int] = []
                     while not group or group[-1] != node:
                         group.append(stack.pop())
                         component[group[-1]] = len(members)
