@@ -11,6 +11,9 @@ from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Solution, Ter
 EXACT = 1e-12
 """Relative error of a bound that is a plain sum in float64."""
 
+Watch = Callable[[Choice | None, float, float], None]
+"""(best choice, its cost, proven lower bound), None and infinity before the first choice."""
+
 
 class Solver(Protocol):
     """Finds a choice for a problem and proves what it can."""

@@ -1,6 +1,6 @@
 """Parts of a problem around a choice: some nodes free, all others as they are, solved exactly."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,9 +8,13 @@ import numpy as np
 
 from autopar.solvers import highs, lazy
 from autopar.solvers.base import Budget
+from autopar.solvers.eliminate import eliminate, eliminate_all, order_of
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.flat import FlatMemory
 from autopar.solvers.memory import Memory
+
+MAX_ENTRIES, MAX_WORK = 200_000, 4_000_000
+"""Largest table, and entries of all tables, of a part that is eliminated; about 50 ms."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +112,16 @@ def solve(piece: Piece, budget: Budget) -> Ints | None:
         found.append((piece.field.cost(choice), tuple(choice)))
         return True
 
-    code = partial(highs.run, ceiling=before)
-    lazy.minimise(piece.field, piece.memory, budget, code, offer, report=lambda _: None)
+    if not _eliminate(piece, budget, offer):
+        code = partial(highs.run, ceiling=before)
+        lazy.minimise(piece.field, piece.memory, budget, code, offer, report=lambda _: None)
     cost, choice = min(found, default=(np.inf, ()))
     return piece.labels(choice) if cost <= before else None
+
+
+def _eliminate(piece: Piece, budget: Budget, offer: Callable[[list[int]], bool]) -> bool:
+    """Offer the best choice without limits if elimination finds it quickly; return whether it fits."""
+    reduced = eliminate(piece.field)
+    order = order_of(reduced.field, MAX_ENTRIES, MAX_WORK)
+    eliminated = None if order is None else eliminate_all(reduced.field, order, budget)
+    return eliminated is not None and offer(reduced.invert(eliminated.choice()))

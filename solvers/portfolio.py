@@ -17,7 +17,7 @@ import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from autopar.solvers.auto import exact
-from autopar.solvers.base import Budget, Solver
+from autopar.solvers.base import Budget, Solver, Watch
 from autopar.solvers.dominance import undominated
 from autopar.solvers.field import Ints, Prepared, prepare
 from autopar.solvers.flat import Flat, FlatMemory
@@ -25,6 +25,7 @@ from autopar.solvers.improve import Guide, Improver
 from autopar.solvers.memory import Memory
 from autopar.solvers.merge import Merged, merge
 from autopar.solvers.relaxation import PEAKS, Relaxation, peaks
+from autopar.solvers.team import improve_together
 
 SMALL = 150_000
 """Entries of all tables up to which the exact method is tried first; without limits four times as many."""
@@ -37,25 +38,19 @@ OFFER_SECONDS = 1.0
 SETTLING_ROUNDS = 10
 """Sweeps after a change of prices before a choice is looked at."""
 
-Progress = Callable[[float, float, float], None]
-"""(seconds since the start, cost of the best choice, bound), called when either has improved."""
-
 
 @dataclass(frozen=True, slots=True)
 class Portfolio(Solver):
     """Anytime: a choice and a bound at every size.
 
     Attributes:
-        seed: Of the search; equal seeds and work limits give equal results.
         max_rounds: Rounds of the dual at most.
-        max_parts: Parts of the search at most.
-        progress: Told of every improvement.
+        max_parts: Parts of the search at most, per thread. With both limits, one thread and no limit of time, equal
+            seeds give equal results.
     """
 
-    seed: int = 0
     max_rounds: int | None = None
     max_parts: int | None = None
-    progress: Progress | None = None
 
     def solve(
         self,
@@ -66,15 +61,22 @@ class Portfolio(Solver):
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
         should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> Solution:
-        """See `Solver.solve`."""
+        """See `Solver.solve`.
+
+        `should_stop` may be called from several threads, `watch` is called from the caller's only. The search draws
+        from `seed`.
+        """
         budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
         prepared = prepare(problem)
         merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
         if prepared is None or merged is None or merged.memory.hopeless():
             budget.raise_bound(math.inf)
             return budget.solution()
-        _Run(self, prepared, merged, budget).run()
+        _Run(self, prepared, merged, budget, threads, seed, watch).run()
         return budget.solution()
 
 
@@ -87,12 +89,17 @@ class _Run:
         prepared: Prepared,
         merged: Merged,
         budget: Budget,
+        threads: int,
+        seed: int,
+        watch: Watch | None,
     ) -> None:
         self._options = options
+        self._threads = threads
+        self._seed = seed
+        self._watch = watch
         self._prepared = prepared
         self._merged = merged
         self._budget = budget
-        self._begin = time.monotonic()
         self._told = (math.inf, -math.inf)
 
     def run(self) -> None:
@@ -109,10 +116,8 @@ class _Run:
             return
         if best is None:
             best = self._fit(merged, relaxation)
-        bound, rises = relaxation.rises()
-        guide = Guide(bound, rises)
         if best is not None and not self._budget.spent():
-            self._improve(Improver(merged.field, flat, relaxation.memory, best, guide, self._options.seed), merged)
+            self._improve(merged, relaxation, best)
 
     def _size(self, merged: Merged) -> int:
         return sum(table.size for table in merged.field.tables.values())
@@ -168,15 +173,24 @@ class _Run:
             base *= 1.2
         return None
 
-    def _improve(self, improver: Improver, merged: Merged) -> None:
-        offered, last = improver.cost, time.monotonic()
-        while not self._budget.spent() and improver.parts != self._options.max_parts:
-            improver.step(self._budget.part)
-            if improver.cost < offered and time.monotonic() - last >= OFFER_SECONDS:
-                offered, last = improver.cost, time.monotonic()
-                self._offer(merged, improver.labels)
-        if improver.cost < offered:
-            self._offer(merged, improver.labels)
+    def _improve(self, merged: Merged, relaxation: Relaxation, best: Ints) -> None:
+        """Search until the time is up."""
+        guide = Guide(*relaxation.rises())
+        flat, memory = relaxation.flat, relaxation.memory
+        improvers = [
+            Improver(merged.field, flat, memory, best, guide, self._seed + k) for k in range(max(1, self._threads))
+        ]
+        offered, last = improvers[0].cost, time.monotonic()
+
+        def report(labels: Ints, cost: float) -> None:
+            nonlocal offered, last
+            if cost < offered and time.monotonic() - last >= OFFER_SECONDS:
+                self._offer(merged, labels)
+                offered, last = cost, time.monotonic()
+
+        labels, cost = improve_together(improvers, self._budget, self._options.max_parts, report)
+        if cost < offered:
+            self._offer(merged, labels)
 
     def _offer(self, merged: Merged, labels: Ints) -> bool:
         fits = self._budget.offer(self._prepared.strategies(merged.invert(labels.tolist())))
@@ -184,7 +198,7 @@ class _Run:
         return fits
 
     def _tell(self) -> None:
-        now = (self._budget.cost, self._budget.bound)
-        if self._options.progress is not None and now != self._told:
-            self._options.progress(time.monotonic() - self._begin, *now)
+        now = (self._budget.cost, min(self._budget.bound, self._budget.cost))
+        if self._watch is not None and now != self._told:
+            self._watch(self._budget.choice, *now)
         self._told = now

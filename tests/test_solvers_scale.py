@@ -218,7 +218,7 @@ def test_the_portfolio_without_its_exact_part_claims_only_what_holds(monkeypatch
     def law(problem: Problem) -> None:
         best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
 
-        first, again = (Portfolio(seed=3, max_rounds=120, max_parts=5).solve(problem) for _ in range(2))
+        first, again = (Portfolio(max_rounds=120, max_parts=5).solve(problem, seed=3) for _ in range(2))
 
         check_solution(problem, first)
         assert first == again
