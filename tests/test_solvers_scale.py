@@ -5,22 +5,24 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from autopar.problem import Problem, Termination
+from autopar.problem import Problem, Termination, Usage
 from autopar.solvers import portfolio
 from autopar.solvers.base import Budget
 from autopar.solvers.field import Field, prepare
 from autopar.solvers.flat import Flat, FlatMemory, indicator
 from autopar.solvers.improve import Guide, Improver
 from autopar.solvers.memory import Memory
+from autopar.solvers.mend import mend
 from autopar.solvers.merge import Merged, merge
 from autopar.solvers.messages import Messages
 from autopar.solvers.neighbourhood import carve, solve
 from autopar.solvers.portfolio import Portfolio
 from autopar.solvers.relaxation import Relaxation, peaks
-from tests.checks import check_solution, choices
+from autopar.solvers.team import improve_together
+from tests.checks import check_solution, choices, close
 from tests.strategies import problems
 
 DUST = 1e-9
@@ -35,11 +37,11 @@ def labellings(field: Field) -> list[tuple[int, ...]]:
 def reduced(problem: Problem) -> Merged:
     """Return the problem with its nodes merged; draws without a permitted choice are thrown away."""
     prepared = prepare(problem)
-    assume(prepared is not None)
-    assert prepared is not None
+    if prepared is None:
+        reject()
     merged = merge(prepared.field, Memory.of(problem, prepared.labels))
-    assume(merged is not None and len(merged.field.unary) > 0)
-    assert merged is not None
+    if merged is None:
+        reject()
     return merged
 
 
@@ -207,6 +209,101 @@ def test_merging_knows_the_way_forth_and_back(problem: Problem, data: st.DataObj
     choice = list(data.draw(st.sampled_from(labellings(merged.field))))
 
     assert merged.choice(merged.invert(choice)) == choice
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_team_ends_with_its_best_choice(threads: int) -> None:
+    """Two nodes that may not use more than 10 together: 1 + 9 costs 0, the start 5 + 5 costs 2."""
+    uses = [Usage(node, 0, 1, np.array([5, 1, 9])) for node in (0, 1)]
+    problem = Problem.build([[1, 9, 0], [1, 0, 9]], usages=uses, limit=10)
+    merged = reduced(problem)
+    flat, memory = _flat(merged)
+    guide = Guide(-10.0, np.zeros(len(flat.unary)))
+    start = np.array([0, 0])
+    team = [Improver(merged.field, flat, memory, start, guide, seed) for seed in range(threads)]
+    seen: list[float] = []
+
+    labels, cost = improve_together(
+        team, Budget(problem, math.inf, None, math.inf, 0.0, None), 30, lambda _labels, cost: seen.append(cost)
+    )
+
+    assert (labels.tolist(), cost) == ([2, 1], 0.0)
+    assert len(seen) == 30
+    assert seen == sorted(seen, reverse=True)
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=60)
+def test_joining_takes_the_best_mixture(problem: Problem, data: st.DataObject) -> None:
+    """The result fits and costs no more than any choice whose every label is one of the two choices'."""
+    merged = reduced(problem)
+    costs = fitting(merged)
+    assume(len(costs) > 0)
+    flat, memory = _flat(merged)
+    mine, other = (data.draw(st.sampled_from(sorted(costs))) for _ in range(2))
+    guide = Guide(-1e9, np.zeros(len(flat.unary)))
+    improver = Improver(merged.field, flat, memory, np.array(mine), guide, seed=0)
+
+    improver.join(np.array(other), Budget(problem, math.inf, None, math.inf, 0.0, None).part)
+
+    mixtures = [cost for c, cost in costs.items() if all(x in pair for x, *pair in zip(c, mine, other, strict=True))]
+    result = tuple(improver.labels.tolist())
+    assert costs[result] == improver.cost
+    assert improver.cost <= costs[other]
+    assert improver.cost <= min(mixtures) + 1e-5 * abs(min(mixtures))
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=100)
+def test_mended_choices_fit(problem: Problem, data: st.DataObject) -> None:
+    """Mending gives a choice that fits, the same one if it fitted, and finds one where only one node uses anything."""
+    merged = reduced(problem)
+    flat, memory = _flat(merged)
+    start = data.draw(st.sampled_from(labellings(merged.field)))
+
+    mended = mend(flat, memory, np.array(start), 100)
+
+    fits = {c for c in labellings(merged.field) if (merged.memory.profile(c) <= merged.memory.limits).all()}
+    assert mended is None or tuple(mended.tolist()) in fits
+    if start in fits:
+        assert mended is not None
+        assert tuple(mended.tolist()) == start
+    if len(merged.memory.nodes) == 1 and fits:
+        assert mended is not None
+
+
+def test_mending_takes_the_cheapest_change_per_use_saved() -> None:
+    """15 of 12 are used. Node 0 saves 4 for 8, node 1 saves 3 for 3, node 2 saves 2 for 1: too little alone."""
+    uses = [Usage(node, 0, 1, np.array(use)) for node, use in enumerate(([5, 1], [5, 2], [5, 3]))]
+    problem = Problem.build([[0, 8], [0, 3], [0, 1]], usages=uses, limit=12)
+    merged = reduced(problem)
+    flat, memory = _flat(merged)
+
+    mended = [mend(flat, memory, np.zeros(3, np.int64), moves) for moves in (0, 1, 2)]
+
+    assert mended[0] is mended[1] is None
+    assert mended[2] is not None
+    assert mended[2].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("fixing", [False, True])
+def test_the_portfolio_is_exact_without_a_limit_of_time(monkeypatch: pytest.MonkeyPatch, fixing: bool) -> None:
+    """Also where the exact method comes last, on what the bound leaves of the problem."""
+    monkeypatch.setattr(portfolio, "SMALL", -1)
+    monkeypatch.setattr(portfolio, "MIDDLING", 10**9 if fixing else -1)
+
+    @settings(max_examples=80)
+    @given(problem=problems())
+    def law(problem: Problem) -> None:
+        best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
+
+        solution = Portfolio(max_rounds=80).solve(problem)
+
+        check_solution(problem, solution)
+        assert solution.termination is (Termination.INFEASIBLE if best == math.inf else Termination.OPTIMAL)
+        assert close(problem, solution.cost, best)
+
+    law()
 
 
 def test_the_portfolio_without_its_exact_part_claims_only_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:
