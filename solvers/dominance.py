@@ -5,6 +5,9 @@ import numpy as np
 from autopar.solvers.field import Field, Floats
 from autopar.solvers.memory import Memory
 
+CUBE = 1_000_000
+"""Differences of costs looked at together (8 MB): nodes with a thousand labels would else need gigabytes."""
+
 
 def undominated(field: Field, memory: Memory) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Return per node the labels to keep; at least one optimal choice under the limits consists of kept labels.
@@ -26,10 +29,14 @@ def undominated(field: Field, memory: Memory) -> list[np.ndarray[tuple[int], np.
         for other in field.adjacent[node]:
             table = field.table(node, other)[:, kept[other]]
             finite = np.where(np.isinf(table), 0.0, table)
-            rise = finite[:, None, :] - finite[None, :, :]
             blocked = np.isinf(table)
-            rise = np.where(blocked[None, :, :], -np.inf, np.where(blocked[:, None, :], np.inf, rise))
-            dearer = dearer + rise.max(axis=2)
+            rows = max(1, CUBE // table.size)
+            for first in range(0, len(unary), rows):
+                part = slice(first, first + rows)
+                rise = finite[part, None, :] - finite[None, :, :]
+                if blocked.any():
+                    rise = np.where(blocked[None, :, :], -np.inf, np.where(blocked[part, None, :], np.inf, rise))
+                dearer[part] += rise.max(axis=2)
         for amounts in uses[node]:
             worse |= amounts[:, None] > amounts[None, :]
         beats = (dearer <= 0) & ~worse  # [s, t]: s can stand in for t
