@@ -148,10 +148,12 @@ class Trial:
         return outputs is not None and [o.shape for o in outputs] == [w.shape for w in self.whole]
 
     def ignores(self, inputs: Sequence[int], outputs: Sequence[Placement]) -> bool:
-        """Whether the outputs that are replicated stay what they are when these inputs are no numbers at all."""
-        for nonsense in (np.nan, np.inf, -np.inf):
+        """Whether the outputs that are replicated stay what they are whatever these inputs hold."""
+        for nonsense in (0.0, np.nan, np.inf, -np.inf):
             arrays = [
-                np.full_like(array, nonsense) if array is not None and i in inputs else array
+                np.full_like(array, nonsense if array.dtype.kind == "f" else 0)
+                if array is not None and i in inputs
+                else array
                 for i, array in enumerate(self.arrays)
             ]
             self.num_executions += 1
