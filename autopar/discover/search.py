@@ -13,6 +13,7 @@ from itertools import combinations, product
 from math import prod
 
 from autopar.discover.data import sample
+from autopar.discover.locals import local_strategies
 from autopar.discover.rules import Rule, Scaled, Strategy
 from autopar.discover.shrink import Proxy, run_sketch
 from autopar.discover.sketch import Sketch
@@ -140,6 +141,7 @@ def _explore(trial: Trial) -> _Found:
         strategy = attempt(Strategy(placements, ()))
         if strategy is not None:
             found.append(strategy)
+    found += local_strategies(trial, found)
     return _Found(found, "")
 
 
