@@ -36,6 +36,7 @@ class Case:
         num_outputs: Outputs of our op, which are those of the StableHLO op unless `types` says more.
         types: The type of the StableHLO op if it is not that of ours, in which other operands are scalars.
         missing: Strategies the expert allows and discovery does not find, each with the reason why that is right.
+            Those of minor factors are left out (see `Wanted`).
     """
 
     kind: str
@@ -93,8 +94,9 @@ class Wanted:
 
     Attributes:
         mark: "", "reduction" or "permutation".
-        minor: Whether the factor is not the major one of some dim. Shardy shards it only once the major ones are
-            sharded whole; alone, it is a block-cyclic shard.
+        minor: Whether the factor is not the major one of some dim, as the 8 columns of a head in 12 heads of 8. Shardy
+            itself shards such a factor only when the axes of the major ones use those up; on one axis it is a
+            block-cyclic shard in as many chunks as there are heads, a number that belongs to one shape.
         inputs: Placement per input of our op; None for one the StableHLO op does not have.
         outputs: Placement per output of our op.
     """
@@ -142,7 +144,8 @@ class Comparison:
         expert: Shardy's rule.
         rule: Ours.
         met: Strategies of the expert that discovery finds.
-        missed: Those it does not find.
+        missed: Those it does not find, without minor ones.
+        minor: Those of minor factors it does not find.
         beyond: Strategies of discovery the expert does not know.
     """
 
@@ -151,6 +154,7 @@ class Comparison:
     rule: Rule
     met: tuple[Wanted, ...]
     missed: tuple[Wanted, ...]
+    minor: tuple[Wanted, ...]
     beyond: tuple[Strategy, ...]
 
 
@@ -165,10 +169,11 @@ def compare(cases: Sequence[Case]) -> list[Comparison]:
         rule = rules.of(op)
         allowed = wanted(case, expert)
         found = rule.strategies
-        met = [one for one in allowed if any(one.is_met_by(strategy) for strategy in found)]
-        beyond = [s for s in found if not s.is_replicate and not any(one.is_met_by(s) for one in allowed)]
-        missed = [one for one in allowed if one not in met]
-        comparisons.append(Comparison(case, expert, rule, tuple(met), tuple(missed), tuple(beyond)))
+        met = tuple(one for one in allowed if any(one.is_met_by(strategy) for strategy in found))
+        beyond = tuple(s for s in found if not s.is_replicate and not any(one.is_met_by(s) for one in allowed))
+        missed = tuple(one for one in allowed if one not in met and not one.minor)
+        minor = tuple(one for one in allowed if one not in met and one.minor)
+        comparisons.append(Comparison(case, expert, rule, met, missed, minor, beyond))
     return comparisons
 
 
