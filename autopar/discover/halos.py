@@ -120,7 +120,7 @@ def _candidates(
             for fill, scaled in product(_FILLS if image is not None else _FILLS[:1], scalings):
                 halos = [Halo(windows, dim, previous, following)] if windows is not None else []
                 halos += [Halo(image, dim, *reached, fill)] if image is not None else []
-                needed = tuple(halo for halo in halos if halo.before or halo.after)
+                needed = tuple(halo for halo in reversed(halos) if halo.before or halo.after)
                 if needed:
                     yield Strategy(placements, (), scaled, needed, tuple(changed))
 
