@@ -147,7 +147,10 @@ def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], o
         if strategy.local is not None:
             held = local[strategy.local.input]
             assert held is not None
+            whole_input = inputs[strategy.local.input]
+            assert whole_input is not None
             kind, names = strategy.local.kind, (*names, "start")
+            attrs["size"] = whole_input.shape[strategy.local.dim]
             local.append(np.asarray(rank * held.shape[strategy.local.dim], np.int64))
         local_op = Op(op.name, kind, names, op.outputs, tuple(sorted(attrs.items())))
         parts.append(executor.run(local_op, local, opset))

@@ -77,21 +77,21 @@ PRODUCTS: list[Case] = [
         [floats(4, C, 8, 8), floats(2 * C, C, 3, 3), floats(2 * C)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)},
-        "[b,c,.,.],[a,c,.,.],[a]->[b,a,.,.]; c: sum, #2 partial; P,R,P->P; R,P,P->P",
+        "[b,c,d,e],[a,c,.,.],[a]->[b,a,d,e]; c: sum, #2 partial; P,R,P->P; R,P,P->P",
     ),
     (
         "Conv",  # a depthwise convolution: the channels go with the groups
         [floats(4, C, 8, 8), floats(C, 1, 3, 3)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "group": C},
-        "[a,b,.,.],[b,.,.,.]->[a,b,.,.]; b: scales group[0]; P,R->P; R,P->P",
+        "[a,b,c,d],[b,.,.,.]->[a,b,c,d]; b: scales group[0]; P,R->P; R,P->P",
     ),
     (
         "MaxPool",
         [floats(4, C, 8, 8)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)},
-        "[a,b,.,.]->[a,b,.,.]",
+        "[a,b,c,d]->[a,b,c,d]",
     ),
     ("GlobalAveragePool", [floats(4, C, 7, 7)], 1, {}, "[a,b,c,d]->[a,b,.,.]; c: mean; d: mean; P->P"),
 ]
@@ -119,7 +119,7 @@ NORMS: list[Case] = [
     ("ReduceMin", [floats(B, S, D), ints(-1)], 1, {}, "[a,b,c],_->[a,b,.]; c: min"),
     ("ArgMax", [floats(B, S, D)], 1, {"axis": 2, "keepdims": 0}, "[a,b,.]->[a,b]"),
     ("CumSum", [floats(B, S, D), np.array(1)], 1, {}, "[a,.,b],_->[a,.,b]; P,R->P"),
-    ("Trilu", [floats(B, S, S)], 1, {}, "[a,.,.]->[a,.,.]; P->P"),
+    ("Trilu", [floats(B, S, S)], 1, {}, "[a,b,c]->[a,b,c]; P->P"),
 ]
 
 ATTENTION: list[Case] = [
@@ -205,16 +205,22 @@ SHAPES: list[Case] = [
 ]
 
 INDEXING: list[Case] = [
-    ("Gather", [floats(V, D), indices(V, B, S)], 1, {}, "[.,c],[a,b]->[a,b,c]; P,R->P"),
-    ("Gather", [floats(B, S, D), np.array(3)], 1, {"axis": 1}, "[a,.,b],_->[a,b]; P,R->P"),
-    ("GatherND", [floats(B, S, D), indices(S, B, 5, 1)], 1, {"batch_dims": 1}, "[b,.,c],[b,a,.]->[b,a,c]; P,R->P"),
-    ("GatherElements", [floats(B, S), indices(S, B, 4)], 1, {"axis": 1}, "[b,.],[b,a]->[b,a]; P,R->P"),
+    ("Gather", [floats(V, D), indices(V, B, S)], 1, {}, "[d,c],[a,b]->[a,b,c]; d: sum; P,R->P"),
+    ("Gather", [floats(B, S, D), np.array(3)], 1, {"axis": 1}, "[a,c,b],_->[a,b]; c: sum; P,R->P"),
+    (
+        "GatherND",
+        [floats(B, S, D), indices(S, B, 5, 1)],
+        1,
+        {"batch_dims": 1},
+        "[b,d,c],[b,a,.]->[b,a,c]; d: sum; P,R->P",
+    ),
+    ("GatherElements", [floats(B, S), indices(S, B, 4)], 1, {"axis": 1}, "[b,c],[b,a]->[b,a]; c: sum; P,R->P"),
     (
         "ScatterElements",
         [floats(B, S), indices(S, B, 4), floats(B, 4)],
         1,
         {"axis": 1, "reduction": "add"},
-        "[b,.],[b,a],[b,a]->[b,.]; a: sum, #0 partial; P,R,P->P",
+        "[b,c],[b,a],[b,a]->[b,c]; a: sum, #0 partial; P,R,P->P",
     ),
     ("TopK", [floats(B, S, V), ints(2)], 2, {"axis": -1}, "[a,b,.],_->[a,b,.],[a,b,.]"),
     (

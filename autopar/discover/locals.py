@@ -1,4 +1,4 @@
-"""Strategies on which a device runs another op than the whole graph does, because it has to know where its block starts.
+"""Strategies on which a device runs another op, because it has to know where its block starts.
 
 A gather from a table of which a device holds some rows is the standard example: the rows of other devices read as 0,
 and the sum over the devices is the result. A table names the ops that could stand in for an op; on which dims they do,
@@ -21,7 +21,7 @@ _STAND_INS: Mapping[tuple[str, int], tuple[str, ...]] = {
     ("Trilu", 1): ("autopar::TriluRowsPart", "autopar::TriluColumnsPart"),
     ("Trilu", 2): ("autopar::ShiftedTriluRowsPart", "autopar::ShiftedTriluColumnsPart"),
 }
-"""Kinds to try in place of an op by its kind and number of inputs; they are told where a block of its first input starts."""
+"""Kinds to try in place of an op, by its kind and number of inputs; they are told where the block of the first starts."""
 
 
 def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strategy]:
