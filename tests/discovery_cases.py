@@ -263,7 +263,7 @@ def _windows() -> Iterator[Case]:
         "autopar::MaxPoolGrad",
         [floats(4, C, 16, 16), floats(4, C, 8, 8)],
         "[a,b,c,d],[a,b,c,d]->[a,b,c,d]; R,P->P",
-        {**pool, "pads": (0, 0, 0, 0), "dilations": (1, 1)},
+        {**pool, "pads": (0, 0, 0, 0), "dilations": (1, 1), "crop": (0, 0, 0, 0)},
     )
     yield Case(  # the shape of the image is an input
         "autopar::AveragePoolGrad",
@@ -338,20 +338,28 @@ def _shapes() -> Iterator[Case]:
 
 def _indexing() -> Iterator[Case]:
     """Rows picked and put back."""
-    yield Case("Gather", [floats(B, V, D), indices(V, S)], "[a,.,c],[b]->[a,b,c]; P,R->P", {"axis": 1})
-    yield Case("GatherND", [floats(V, D), indices(V, B, S, 1)], "[.,c],[a,b,.]->[a,b,c]; P,R->P")
+    yield Case("Gather", [floats(B, V, D), indices(V, S)], "[a,d,c],[b]->[a,b,c]; d: sum, as autopar::GatherPart from #0 dim 1; P,R->P", {"axis": 1})
+    yield Case(
+        "GatherND",
+        [floats(V, D), indices(V, B, S, 1)],
+        "[d,c],[a,b,.]->[a,b,c]; d: sum, as autopar::GatherNDPart from #0 dim 0; P,R->P",
+    )
     yield Case(
         "ScatterND",
         [floats(V, D), indices(V, S, 1), floats(S, D)],
-        "[.,b],[a,.],[a,b]->[.,b]; a: sum, #0 partial; P,R,P->P",
+        "[c,b],[a,.],[a,b]->[c,b]; a: sum, #0 partial; c: as autopar::ScatterNDPart from #0 dim 0; P,R,P->P",
         {"reduction": "add"},
     )
     # Rows written over: the last one stays, so the order counts.
-    yield Case("ScatterND", [floats(V, D), indices(V, S, 1), floats(S, D)], "[.,a],[.,.],[.,a]->[.,a]; P,R,P->P")
+    yield Case(
+        "ScatterND",
+        [floats(V, D), indices(V, S, 1), floats(S, D)],
+        "[b,a],[.,.],[.,a]->[b,a]; b: as autopar::ScatterNDPart from #0 dim 0; P,R,P->P",
+    )
     yield Case(
         "ScatterElements",
         [floats(B, S), indices(S, B, 4), floats(B, 4)],
-        "[a,.],[a,.],[a,.]->[a,.]; P,R,P->P",
+        "[a,b],[a,.],[a,.]->[a,b]; b: as autopar::ScatterElementsPart from #0 dim 1; P,R,P->P",
         {"axis": 1},
     )
     yield Case("TopK", [floats(V, B), ints(3)], "[.,a],_->[.,a],[.,a]", {"axis": 0}, num_outputs=2)
@@ -384,7 +392,13 @@ def _steps() -> Iterator[Case]:
 
 def _positions() -> Iterator[Case]:
     """What depends on where an element stands, on chance, or on the data."""
-    yield Case("Trilu", [floats(B, H, S, S)], "[a,b,.,.]->[a,b,.,.]; P->P", {"upper": 0})
+    yield Case(
+        "Trilu",
+        [floats(B, H, S, S)],
+        "[a,b,c,d]->[a,b,c,d]; c: as autopar::TriluRowsPart from #0 dim 2; "
+        "d: as autopar::TriluColumnsPart from #0 dim 3; P->P",
+        {"upper": 0},
+    )
     yield Case("RandomUniformLike", [floats(B, S)], "[.,.]->[.,.]", reason="replicated: two runs")
     yield Case(
         "Dropout",

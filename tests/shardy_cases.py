@@ -47,6 +47,12 @@ _MOVES = (
     "rows move from any device to any other, which is a change of placement before the op: it is priced as one, and no "
     "strategy of an op does it"
 )
+_STRATEGIES = {"channels": "S(1),S(1) -> P", "rows": "S(2),R -> S(2)", "columns": "S(3),R -> S(3)"}
+"""Of a convolution, by what is sharded."""
+_SHIFTED = (
+    "without padding the blocks of the result lie at other places of the image's blocks on every device, so that no two "
+    "devices need the same number of rows of their neighbours"
+)
 _FEW = "3 channels are so few that they are not replaced by a proxy, and 2 devices cannot share them"
 _PAIRS = "the pairs of value and position have to be reduced together, and the op gives no values"
 _PREFIX = "a running sum needs the rows of all devices before, not those of a neighbour"
@@ -129,7 +135,7 @@ def _convolutions() -> Iterator[Case]:
     """Sliding windows over products."""
 
     def conv(
-        x: Shape, w: Shape, pad: int = 0, stride: int = 1, dilation: int = 1, group: int = 1, why: str = ""
+        x: Shape, w: Shape, pad: int = 0, stride: int = 1, dilation: int = 1, group: int = 1, **missing: str
     ) -> Case:
         rank = len(x) - 2
         spatial = ", ".join(map(str, range(rank)))
@@ -149,11 +155,11 @@ def _convolutions() -> Iterator[Case]:
                 "dilations": (dilation,) * rank,
                 "group": group,
             },
-            missing={"S(1),S(1) -> P": why} if why else {},
+            missing={_STRATEGIES[name]: reason for name, reason in missing.items()},
         )
 
     yield conv((4, 16, 12, 12), (32, 16, 3, 3), pad=1)
-    yield conv((4, 16, 12, 12), (32, 16, 3, 3))
+    yield conv((4, 16, 12, 12), (32, 16, 3, 3), rows=_SHIFTED, columns=_SHIFTED)
     yield conv((4, 16, 12, 12), (32, 16, 1, 1))
     yield conv((4, 16, 24, 24), (32, 16, 3, 3), pad=1, stride=2)
     yield conv((4, 16, 24, 24), (32, 16, 3, 3), pad=2, dilation=2)
@@ -161,7 +167,7 @@ def _convolutions() -> Iterator[Case]:
     yield conv((4, 16, 8, 8, 8), (32, 16, 3, 3, 3), pad=1)
     yield conv((4, 16, 12, 12), (32, 4, 3, 3), pad=1, group=4)
     yield conv((4, 16, 12, 12), (16, 1, 3, 3), pad=1, group=16)
-    yield conv((4, 3, 32, 32), (24, 3, 4, 4), stride=4, why=_FEW)
+    yield conv((4, 3, 32, 32), (24, 3, 4, 4), stride=4, channels=_FEW)
 
     def transposed(x: Shape, w: Shape, pad: int, stride: int) -> Case:
         """The gradient of a convolution: the image is spread, the kernel reversed, in and out swapped."""
@@ -198,6 +204,7 @@ def _convolutions() -> Iterator[Case]:
                 "dilations": (1, 1),
                 "group": 1,
             },
+            missing={f"S({dim}),S({dim}) -> P": _SHIFTED for dim in (2, 3)} if out < size else {},
         )
 
 
@@ -268,6 +275,7 @@ def _windows() -> Iterator[Case]:
                 "strides": (stride, stride),
                 "pads": (0, 0, 0, 0),
                 "dilations": (1, 1),
+                "crop": (0, 0, 0, 0),
             },
             missing={f"S({dim}),R -> S({dim})": _ALONG for dim in (2, 3)},
         )
