@@ -64,7 +64,7 @@ def draw_all(inputs: Sequence[Input], seed: int) -> list[Array | None]:
 
 
 def single_op(
-    kind: str, inputs: Sequence[Input], num_outputs: int = 1, opset: int = 24, **attrs: Attr
+    kind: str, inputs: Sequence[Input], num_outputs: int = 1, opset: int = 24, /, **attrs: Attr
 ) -> tuple[Graph, Op]:
     """Return a graph that holds one op, and the op; arrays among the inputs become constants."""
     names = tuple("" if item is None else f"x{i}" for i, item in enumerate(inputs))

@@ -99,6 +99,22 @@ class Trial:
         outputs = run_sketch(self.proxy.sketch, [part[0] if part else None for part in local], self._executor)
         return outputs is not None and [o.shape for o in outputs] == [w.shape for w in self.whole]
 
+    def ignores(self, inputs: Sequence[int], outputs: Sequence[Placement]) -> bool:
+        """Whether the outputs that are replicated stay what they are when these inputs are no numbers at all."""
+        for nonsense in (np.nan, np.inf, -np.inf):
+            arrays = [
+                np.full_like(array, nonsense) if array is not None and i in inputs else array
+                for i, array in enumerate(self.arrays)
+            ]
+            self.num_executions += 1
+            results = run_sketch(self.proxy.sketch, arrays, self._executor)
+            if results is None:
+                return False
+            for result, whole, placement in zip(results, self.whole, outputs, strict=True):
+                if isinstance(placement, Replicate) and not (result.shape == whole.shape and close(result, whole)):
+                    return False
+        return True
+
     def part(self, index: int, placement: Placement, n: int) -> list[Array]:
         """Return what each of n devices holds of an input; empty if it is absent."""
         array = self.arrays[index]
@@ -143,6 +159,23 @@ class Trial:
         if key not in self._sketches:
             self._sketches[key] = local_sketch(self.proxy.sketch, strategy, n)
         return self._sketches[key]
+
+
+def divisor(strategy: Strategy, trial: Trial) -> int | None:
+    """Return 3, or 2 if something a strategy divides is not divisible by 3; None if it is by neither."""
+    sharded = [
+        (array.shape[placement.dim], placement.chunks)
+        for array, placement in (
+            *zip(trial.arrays, strategy.inputs, strict=True),
+            *zip(trial.whole, strategy.outputs, strict=True),
+        )
+        if isinstance(placement, Shard) and array is not None
+    ]
+    for n in (3, 2):
+        divisible = all(size % (n * chunks) == 0 for size, chunks in sharded)
+        if divisible and local_sketch(trial.proxy.sketch, strategy, n) is not None:
+            return n
+    return None
 
 
 def local_sketch(sketch: Sketch, strategy: Strategy, n: int) -> Sketch | None:
@@ -240,7 +273,7 @@ def _terms(array: Array, reduce: str, n: int, rng: np.random.Generator) -> list[
         case "mean":
             return [*noise, n * array - sum(noise)]
         case "prod":
-            factors = [np.exp(term) for term in noise]
+            factors = [np.where(term < 0, -1.0, 1.0) * np.exp(np.abs(term) - 1) for term in noise]
             return [*factors, array / np.prod(factors, axis=0)]
         case "max" | "min":
             sign = -1.0 if reduce == "max" else 1.0
