@@ -3,9 +3,12 @@
 A rule is written like an einsum. Each letter is a strategy: all dims it stands on are sharded together. `c/3` is a dim
 sharded block-cyclic in three chunks. Behind it, what is special about a strategy, and those on partial sums:
 
-    [b,c],[c,a],[a]->[b,a]; c: sum, #2 partial; P,R,P->P; R,P,P->P
+    [b,c],[c,a],[a]->[b,a]; c: sum, #2 partial; P,R,P->P (sum mean); R,P,P->P (sum mean)
 
-The order of letters and notes means nothing. The strategy that replicates everything is never written.
+An op passes the reductions in parentheses on: from partial sums come partial sums, from terms of a mean terms of the
+mean; without parentheses it is sums alone. A replicated tensor is a term of a mean, a maximum or a minimum as it is, so
+of those only the largest sets of inputs are strategies of their own (of one input, two, or all). The order of letters
+and notes means nothing. The strategy that replicates everything is never written.
 """
 
 import re
@@ -17,10 +20,16 @@ import numpy as np
 
 from autopar.discover import Rule
 from autopar.ir.graph import Graph, Op
+from autopar.sharding import REDUCTIONS, Partial
 from tests.single_ops import Input, Tensor, flags, floats, indices, ints, positive, single_op
 
 B, S, D, H, K, V, C, G, E = 8, 16, 96, 12, 8, 40, 16, 6, 10
 """Batch, sequence, hidden (H * K), heads, head size, vocabulary, channels, groups of tokens, experts."""
+
+LINEAR = "sum mean"
+ORDER = "max min"
+ANY = " ".join(REDUCTIONS)
+"""Reductions passed on by ops that are linear, that keep the order of numbers, and that only move numbers."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,10 @@ class Case:
 def strategies(rule: str) -> set[str]:
     """Return the strategies of a rule as they print.
 
-    >>> sorted(strategies("[b,c],[c,a],[a]->[b,a]; c: sum, #2 partial; P,R,P->P"))
-    ['P,R,P -> P', 'R,S(1),S(0) -> S(1)', 'S(0),R,R -> S(0)', 'S(1),S(0),P -> P']
+    >>> sorted(strategies("[b,c],[c,a],[a]->[b,a]; c: sum, #2 partial"))
+    ['R,S(1),S(0) -> S(1)', 'S(0),R,R -> S(0)', 'S(1),S(0),P -> P']
+    >>> sorted(strategies("[a]->[a]; a: as autopar::Part from #0 dim 0; P->P (sum max)"))
+    ['P -> P', 'P(max) -> P(max)', 'S(0) -> S(0) as autopar::Part from #0 dim 0']
     """
     dims, *notes = rule.split("; ")
     sides = [re.findall(r"\[[^]]*\]|_", side) for side in dims.split("->")]
@@ -68,7 +79,9 @@ def strategies(rule: str) -> set[str]:
     for note in notes:
         letter, colon, remarks = note.partition(": ")
         if not colon:
-            found.add(note.replace("->", " -> "))
+            terms, _, kinds = note.replace("->", " -> ").partition(" (")
+            for reduce in (kinds.rstrip(")") or "sum").split():
+                found.add(terms.replace("P", str(Partial(reduce))) if kinds else terms)
             continue
         inputs, outputs = placed[letter]
         for remark in remarks.split(", "):
@@ -100,34 +113,60 @@ def low(dtype: str, *shape: int) -> Tensor:
 
 
 def _pointwise() -> Iterator[Case]:
-    """One letter per dim; linear ops pass sums on."""
-    for kind in ("Gelu", "Erf", "Sigmoid", "Softplus", "Tanh", "HardSwish", "Ceil"):
+    """One letter per dim; linear ops pass sums on, monotone ones maxima."""
+    for kind in ("Gelu", "HardSwish"):  # they fall, then rise
         yield Case(kind, [floats(B, S, D)], "[a,b,c]->[a,b,c]")
-    yield Case("Exp", [floats(B, S)], "[a,b]->[a,b]; P->P(prod)")  # of a sum it is the product of each
+    for kind in ("Erf", "Sigmoid", "Softplus", "Tanh", "Ceil"):
+        yield Case(kind, [floats(B, S, D)], f"[a,b,c]->[a,b,c]; P->P ({ORDER})")
     yield Case("Gelu", [floats(B, S, D)], "[a,b,c]->[a,b,c]", {"approximate": "tanh"})
-    yield Case("Identity", [floats(B, S)], "[a,b]->[a,b]; P->P")
-    yield Case("Cast", [floats(B, S)], "[a,b]->[a,b]", {"to": 7})  # truncated, a sum of parts is another number
-    yield Case("Cast", [floats(B, S)], "[a,b]->[a,b]; P->P", {"to": 16})
-    yield Case("Sub", [floats(B, S)] * 2, "[a,b],[a,b]->[a,b]; P,P->P")
-    yield Case("Mul", [floats(B, S)] * 2, "[a,b],[a,b]->[a,b]; P,R->P; R,P->P")
-    yield Case("Div", [floats(B, S, D), positive(B, S, 1)], "[a,b,c],[a,b,.]->[a,b,c]; P,R->P")
-    yield Case("Max", [floats(B, S), floats(S)], "[a,b],[b]->[a,b]")
-    yield Case("Mean", [floats(B, S)] * 3, "[a,b],[a,b],[a,b]->[a,b]; P,P,P->P")
-    yield Case("PRelu", [floats(B, S), floats(S)], "[a,b],[b]->[a,b]")
-    yield Case("Clip", [floats(B, S), np.array(-0.5), np.array(0.5)], "[a,b],[],[]->[a,b]")
-    yield Case("Equal", [indices(4, B, S), indices(4, B, S)], "[a,b],[a,b]->[a,b]")
-    yield Case("And", [flags(B, S), flags(S)], "[a,b],[b]->[a,b]")
+    # The exponential of a sum is a product, and the sum of exponentials has a name.
+    yield Case("Exp", [floats(B, S)], f"[a,b]->[a,b]; P->P(prod); P(logsumexp)->P; P->P ({ORDER})")
+    yield Case("Neg", [floats(B, S)], f"[a,b]->[a,b]; P->P ({LINEAR}); P(max)->P(min); P(min)->P(max)")
+    yield Case("Identity", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ANY})")
+    yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ORDER})", {"to": 7})  # truncated
+    yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ANY})", {"to": 16})  # rounded
     yield Case(
-        "Where", [flags(B, S), floats(B, S), floats(B, S)], "[a,b],[a,b],[a,b]->[a,b]; R,P,P->P"
+        "Sub",
+        [floats(B, S)] * 2,
+        f"[a,b],[a,b]->[a,b]; P,P->P ({LINEAR}); P,R->P ({ORDER} logsumexp); R,P(max)->P(min); R,P(min)->P(max)",
     )
+    yield Case(
+        "Mul", [floats(B, S)] * 2, f"[a,b],[a,b]->[a,b]; P,R->P ({LINEAR}); R,P->P ({LINEAR}); P,P->P (prod)"
+    )
+    yield Case(
+        "Div", [floats(B, S, D), positive(B, S, 1)], f"[a,b,c],[a,b,.]->[a,b,c]; P,R->P ({LINEAR}); P,P->P (prod)"
+    )
+    # The larger one of a minimum and another number is the smallest of the larger ones.
+    yield Case("Max", [floats(B, S), floats(S)], "[a,b],[b]->[a,b]; P,P->P (max); P,R->P (min); R,P->P (min)")
+    yield Case(
+        "Mean",
+        [floats(B, S)] * 3,
+        f"[a,b],[a,b],[a,b]->[a,b]; P,P,P->P ({LINEAR}); P,R,R->P ({ORDER}); R,P,R->P ({ORDER}); R,R,P->P ({ORDER})",
+    )
+    # Where x is negative, a larger slope gives a smaller result; where it is not, the slope is not seen.
+    yield Case(
+        "PRelu", [floats(B, S), floats(S)], "[a,b],[b]->[a,b]; R,P->P (mean); R,P(max)->P(min); R,P(min)->P(max)"
+    )
+    yield Case(
+        "Clip", [floats(B, S), np.array(-0.5), np.array(0.5)], f"[a,b],[],[]->[a,b]; P,R,R->P ({ORDER})"
+    )
+    yield Case("Equal", [indices(4, B, S), indices(4, B, S)], "[a,b],[a,b]->[a,b]")
+    yield Case("Equal", [floats(B, S), floats(B, S)], "[a,b],[a,b]->[a,b]")
+    yield Case("IsNaN", [floats(B, S)], "[a,b]->[a,b]")
+    yield Case("And", [flags(B, S), flags(S)], "[a,b],[b]->[a,b]")
+    yield Case("Where", [flags(B, S), floats(B, S), floats(B, S)], f"[a,b],[a,b],[a,b]->[a,b]; R,P,P->P ({ANY})")
     # Odd sizes: nothing of them is left in the proxies.
-    yield Case("Add", [floats(7, 13), floats(13)], "[a,b],[b]->[a,b]; P,P->P")
-    yield Case("Dropout", [floats(B, S)], "[a,b]->[a,b]; P->P")  # inference: the identity
+    yield Case(
+        "Add",
+        [floats(7, 13), floats(13)],
+        f"[a,b],[b]->[a,b]; P,P->P ({LINEAR}); P,R->P ({ORDER} logsumexp); R,P->P ({ORDER} logsumexp)",
+    )
+    yield Case("Dropout", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ANY})")  # inference: the identity
 
 
 def _products() -> Iterator[Case]:
     """Contractions, in any precision."""
-    both = "; P,R->P; R,P->P"
+    both = f"; P,R->P ({LINEAR}); R,P->P ({LINEAR})"
     for dtype in ("float16", "bfloat16"):
         yield Case(
             "MatMul", [low(dtype, B, S, D), low(dtype, D, V)], "[a,b,d],[d,c]->[a,b,c]; d: sum" + both
@@ -146,10 +185,11 @@ def _products() -> Iterator[Case]:
     yield Case(
         "Einsum",
         [floats(B, S), floats(S, D), floats(B, D)],
-        "[a,b],[b,c],[a,c]->[a]; b: sum; c: sum; P,R,R->P; R,P,R->P; R,R,P->P",
+        "[a,b],[b,c],[a,c]->[a]; b: sum; c: sum; "
+        f"P,R,R->P ({LINEAR}); R,P,R->P ({LINEAR}); R,R,P->P ({LINEAR})",
         {"equation": "bi,ij,bj->b"},
     )
-    yield Case("Einsum", [floats(B, S, S)], "[a,.,.]->[a,.]; P->P", {"equation": "bii->bi"})
+    yield Case("Einsum", [floats(B, S, S)], f"[a,.,.]->[a,.]; P->P ({ANY})", {"equation": "bii->bi"})
     bytes_ = Tensor((S, D), "uint8", 200), Tensor((D, V), "uint8", 200)
     yield Case("MatMulInteger", bytes_, "[a,b],[b,c]->[a,c]; b: sum")
 
@@ -157,8 +197,8 @@ def _products() -> Iterator[Case]:
 def _reductions() -> Iterator[Case]:
     """Dims folded away: how the parts come together is what the op does."""
     for kind, notes in (
-        ("ReduceProd", "; c: prod"),
-        ("ReduceLogSumExp", "; c: logsumexp"),
+        ("ReduceProd", "; c: prod; P,R->P (prod)"),
+        ("ReduceLogSumExp", "; c: logsumexp; P,R->P (logsumexp)"),
         ("ReduceLogSum", "; c: logsumexp"),  # the logarithm of a sum of exponentials of the parts
         ("ReduceL1", "; c: sum"),
         ("ReduceSumSquare", "; c: sum"),
@@ -166,15 +206,17 @@ def _reductions() -> Iterator[Case]:
         data = positive(B, S, D) if kind == "ReduceLogSum" else floats(B, S, D)
         yield Case(kind, [data, ints(-1)], f"[a,b,c],_->[a,b,.]{notes}")
     yield Case("ReduceL2", [floats(B, S, D), ints(-1)], "[a,b,.],_->[a,b,.]")  # the root of a sum
-    yield Case("ReduceMean", [floats(B, S, D)], "[a,b,c]->[]; a: mean; b: mean; c: mean; P->P", {"keepdims": 0})
-    yield Case("ReduceMax", [floats(B, S), ints(0, 1)], "[a,b],_->[]; a: max; b: max", {"keepdims": 0})
+    yield Case("ReduceMean", [floats(B, S, D)], f"[a,b,c]->[]; a: mean; b: mean; c: mean; P->P ({LINEAR})", {"keepdims": 0})
+    yield Case("ReduceMax", [floats(B, S), ints(0, 1)], "[a,b],_->[]; a: max; b: max; P,R->P (max)", {"keepdims": 0})
     yield Case("ArgMin", [floats(B, S, D)], "[a,.,b]->[a,b]", {"axis": 1, "keepdims": 0})
-    yield Case("CumSum", [floats(B, S), np.array(0)], "[.,a],_->[.,a]; P,R->P", {"reverse": 1, "exclusive": 1})
-    yield Case("NegativeLogLikelihoodLoss", [floats(S, V), indices(V, S)], "[a,.],[a]->[]; a: mean; P,R->P")
+    yield Case("CumSum", [floats(B, S), np.array(0)], f"[.,a],_->[.,a]; P,R->P ({LINEAR})", {"reverse": 1, "exclusive": 1})
+    yield Case(
+        "NegativeLogLikelihoodLoss", [floats(S, V), indices(V, S)], f"[a,.],[a]->[]; a: mean; P,R->P ({LINEAR})"
+    )
     yield Case(
         "NegativeLogLikelihoodLoss",
         [floats(S, V), indices(V, S)],
-        "[a,.],[a]->[]; a: sum; P,R->P",
+        f"[a,.],[a]->[]; a: sum; P,R->P ({LINEAR})",
         {"reduction": "sum"},
     )
     yield Case(
@@ -183,24 +225,27 @@ def _reductions() -> Iterator[Case]:
 
 
 def _norms() -> Iterator[Case]:
-    """What is normalised stays whole, the rest is free."""
+    """What is normalised stays whole, the rest is free; scale and bias enter linearly, the bias by itself as a shift."""
+    affine = f"; R,P,P->P ({LINEAR}); R,R,P->P ({ORDER} logsumexp)"
     yield Case("LogSoftmax", [floats(B, S, D)], "[a,b,.]->[a,b,.]", {"axis": -1})
     yield Case("Softmax", [floats(B, H, S, S)], "[a,b,.,c]->[a,b,.,c]", {"axis": 2})
     yield Case("Hardmax", [floats(B, S)], "[a,.]->[a,.]", {"axis": -1})
     yield Case("LpNormalization", [floats(B, S)], "[a,.]->[a,.]", {"axis": -1})
     yield Case(
-        "InstanceNormalization", [floats(4, C, 8, 8), floats(C), floats(C)], "[a,b,.,.],[b],[b]->[a,b,.,.]; R,P,P->P"
+        "InstanceNormalization", [floats(4, C, 8, 8), floats(C), floats(C)], "[a,b,.,.],[b],[b]->[a,b,.,.]" + affine
     )
     yield Case(  # 32 groups of 4 channels: shards of the channels have fewer groups
         "GroupNormalization",
         [floats(4, 128, 8, 8), floats(128), floats(128)],
-        "[a,b,.,.],[b],[b]->[a,b,.,.]; b: scaling num_groups[0]; R,P,P->P",
+        "[a,b,.,.],[b],[b]->[a,b,.,.]; b: scaling num_groups[0]" + affine,
         {"num_groups": 32},
     )
     yield Case(  # training: the batch is normalised with its own statistics, on which the running ones do not act
         "BatchNormalization",
         [floats(4, C, 8, 8), floats(C), floats(C), floats(C), positive(C)],
-        "[.,a,.,.],[a],[a],[a],[a]->[.,a,.,.],[a],[a]; R,P,P,R,R->P,R,R",
+        "[.,a,.,.],[a],[a],[a],[a]->[.,a,.,.],[a],[a]; R,P,P,R,R->P,R,R (sum mean); R,R,P,R,R->P,R,R (logsumexp); "
+        "R,P,R,P,R->P,P,R (mean); R,P,R,R,P->P,R,P (mean); R,R,P,P,R->P,P,R (mean max min); "
+        "R,R,P,R,P->P,R,P (mean max min); R,R,R,P,P->R,P,P (mean max min)",
         {"training_mode": 1},
         num_outputs=3,
     )
@@ -208,23 +253,24 @@ def _norms() -> Iterator[Case]:
     yield Case(
         "autopar::RMSNormalizationGrad",
         [floats(B, S, D), floats(D), floats(B, S, D)],
-        "[a,b,.],[.],[a,b,.]->[a,b,.],[.]; a: sum; b: sum; R,P,R->P,R; R,R,P->P,P",
+        f"[a,b,.],[.],[a,b,.]->[a,b,.],[.]; a: sum; b: sum; R,P,R->P,R ({LINEAR}); R,R,P->P,P ({LINEAR})",
         {"axis": 2, "epsilon": 1e-5},
         num_outputs=2,
     )
     for kind in ("autopar::SoftmaxGrad", "autopar::LogSoftmaxGrad"):
-        yield Case(kind, [floats(B, S, D)] * 2, "[a,b,.],[a,b,.]->[a,b,.]; R,P->P", {"axis": -1})
+        yield Case(kind, [floats(B, S, D)] * 2, f"[a,b,.],[a,b,.]->[a,b,.]; R,P->P ({LINEAR})", {"axis": -1})
     yield Case(
         "autopar::BatchNorm",
         [floats(4, C, 8, 8), floats(C), floats(C), floats(C), positive(C)],
-        "[a,b,c,d],[b],[b],[b],[b]->[a,b,c,d]; R,P,P,R,R->P",
+        f"[a,b,c,d],[b],[b],[b],[b]->[a,b,c,d]; R,P,P,R,R->P ({LINEAR}); P,R,P,R,R->P (mean); "
+        f"R,R,P,R,R->P ({ORDER} logsumexp)",
         {"epsilon": 1e-5},
     )
 
 
 def _windows() -> Iterator[Case]:
     """Convolutions and pooling; windows that do not overlap are cut between."""
-    both = "; P,R->P; R,P->P"
+    both = f"; P,R->P ({LINEAR}); R,P->P ({LINEAR})"
     yield Case(
         "Conv",
         [floats(4, C, 8, 8), floats(2 * C, C, 1, 1)],
@@ -256,19 +302,19 @@ def _windows() -> Iterator[Case]:
         {"kernel_shape": (1, 1), "strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1},
     )
     pool = {"kernel_shape": (2, 2), "strides": (2, 2)}
-    yield Case("MaxPool", [floats(4, C, 16, 16)], "[a,b,c,d]->[a,b,c,d]", pool)
-    yield Case("AveragePool", [floats(4, C, 16, 16)], "[a,b,c,d]->[a,b,c,d]; P->P", pool)
-    yield Case("GlobalMaxPool", [floats(4, C, 8, 8)], "[a,b,c,d]->[a,b,.,.]; c: max; d: max")
-    yield Case(
+    yield Case("MaxPool", [floats(4, C, 16, 16)], "[a,b,c,d]->[a,b,c,d]; P->P (max)", pool)
+    yield Case("AveragePool", [floats(4, C, 16, 16)], f"[a,b,c,d]->[a,b,c,d]; P->P ({LINEAR})", pool)
+    yield Case("GlobalMaxPool", [floats(4, C, 8, 8)], "[a,b,c,d]->[a,b,.,.]; c: max; d: max; P->P (max)")
+    yield Case(  # each number goes to one place, or nowhere
         "autopar::MaxPoolGrad",
         [floats(4, C, 16, 16), floats(4, C, 8, 8)],
-        "[a,b,c,d],[a,b,c,d]->[a,b,c,d]; R,P->P",
+        f"[a,b,c,d],[a,b,c,d]->[a,b,c,d]; R,P->P ({LINEAR} {ORDER} prod)",
         {**pool, "pads": (0, 0, 0, 0), "dilations": (1, 1), "crop": (0, 0, 0, 0)},
     )
     yield Case(  # the shape of the image is an input
         "autopar::AveragePoolGrad",
         [floats(4, C, 8, 8), ints(16, 16)],
-        "[a,b,c,d],_->[a,b,c,d]; c: scaling #1[0]; d: scaling #1[1]; P,R->P",
+        f"[a,b,c,d],_->[a,b,c,d]; c: scaling #1[0]; d: scaling #1[1]; P,R->P ({LINEAR} {ORDER})",
         {**pool, "pads": (0, 0, 0, 0), "dilations": (1, 1), "count_include_pad": 0},
     )
 
@@ -278,11 +324,12 @@ def _attention() -> Iterator[Case]:
     yield Case(
         "Attention",
         [floats(B, S, D)] * 3,
-        "[a,b,c],[a,.,c],[a,.,c]->[a,b,c]; c: scaling kv_num_heads[0], q_num_heads[0]; R,R,P->P",
+        "[a,b,c],[a,.,c],[a,.,c]->[a,b,c]; c: scaling kv_num_heads[0], q_num_heads[0]; "
+        f"R,R,P->P ({LINEAR})",
         {"q_num_heads": H, "kv_num_heads": H},
     )
     # Linear in the values, which the scores do not see, and in dy; not in both.
-    linear = "; R,R,P,R->P,P,R; R,R,R,P->P,P,P"
+    linear = f"; R,R,P,R->P,P,R ({LINEAR}); R,R,R,P->P,P,P ({LINEAR})"
     yield Case(
         "autopar::AttentionGrad",
         [floats(B, H, S, K)] * 4,
@@ -300,7 +347,7 @@ def _attention() -> Iterator[Case]:
     yield Case(
         "autopar::RotaryEmbeddingGrad",
         [floats(B, H, S, K), floats(B, S, K // 2), floats(B, S, K // 2)],
-        "[a,b,c,.],[a,c,.],[a,c,.]->[a,b,c,.]; P,R,R->P; R,P,P->P",
+        f"[a,b,c,.],[a,c,.],[a,c,.]->[a,b,c,.]; P,R,R->P ({LINEAR}); R,P,P->P ({LINEAR})",
         {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0},
     )
 
@@ -310,81 +357,96 @@ def _shapes() -> Iterator[Case]:
     yield Case(
         "Reshape",
         [floats(8, 12, 10), ints(4, 24, 10)],  # 8 = 4 * 2 in front of 12, and 24 = 2 * 12
-        "[a,.,b],_->[a,.,b]; a: scaling #1[0]; b: scaling #1[2]; P,R->P",
+        "[a|d/4,c,b],_->[a,c/2|d,b]; a: scaling #1[0]; b: scaling #1[2]; c: scaling #1[1]; d: scaling #1[1]; "
+        f"P,R->P ({ANY})",
     )
-    yield Case("Transpose", [floats(S, D)], "[a,b]->[b,a]; P->P")
-    yield Case("Pad", [floats(B, S, D), ints(0, 0, 1, 0, 0, 1)], "[a,b,.],_->[a,b,.]; P,R->P")
-    yield Case("Tile", [floats(B, S), ints(1, 2)], "[a,b],_->[a,b/2]; P,R->P")
+    yield Case("Transpose", [floats(S, D)], f"[a,b]->[b,a]; P->P ({ANY})")
+    yield Case("Pad", [floats(B, S, D), ints(0, 0, 1, 0, 0, 1)], f"[a,b,.],_->[a,b,.]; P,R->P ({LINEAR} {ORDER} prod)")
+    yield Case("Tile", [floats(B, S), ints(1, 2)], f"[a,b],_->[a,b/2]; P,R->P ({ANY})")
     yield Case(  # blocks first, then channels
-        "DepthToSpace", [floats(4, 64, 8, 8)], "[a,b/4,c,d]->[a,b,c,d]; P->P", {"blocksize": 2, "mode": "DCR"}
+        "DepthToSpace", [floats(4, 64, 8, 8)], f"[a,b/4,c,d]->[a,b,c,d]; P->P ({ANY})", {"blocksize": 2, "mode": "DCR"}
     )
     yield Case(  # channels first, then blocks
-        "DepthToSpace", [floats(4, 64, 8, 8)], "[a,b,c,d]->[a,b,c,d]; P->P", {"blocksize": 2, "mode": "CRD"}
+        "DepthToSpace", [floats(4, 64, 8, 8)], f"[a,b,c,d]->[a,b,c,d]; P->P ({ANY})", {"blocksize": 2, "mode": "CRD"}
     )
-    yield Case("SpaceToDepth", [floats(4, C, 8, 8)], "[a,b,c,d]->[a,b/4,c,d]; P->P", {"blocksize": 2})
+    yield Case("SpaceToDepth", [floats(4, C, 8, 8)], f"[a,b,c,d]->[a,b/4,c,d]; P->P ({ANY})", {"blocksize": 2})
     yield Case(  # gate and values of an MLP side by side, so their shards are, too
         "Split",
         [floats(B, S, 2 * D), ints(D, D)],
-        "[a,b,c/2],_->[a,b,c],[a,b,c]; P,R->P,P",
+        f"[a,b,c/2],_->[a,b,c],[a,b,c]; c: scaling #1[0], #1[1]; P,R->P,P ({ANY})",
         {"axis": 2},
         num_outputs=2,
     )
-    yield Case("Concat", [floats(B, S)] * 2, "[a,b],[a,b]->[a,b/2]; P,P->P", {"axis": 1})
+    yield Case("Concat", [floats(B, S)] * 2, f"[a,b],[a,b]->[a,b/2]; P,P->P ({ANY})", {"axis": 1})
     # Every other column: a device that has an even number of them has its own ones.
-    yield Case("Slice", [floats(B, S), ints(0), ints(S), ints(1), ints(2)], "[a,b],_,_,_,_->[a,b]; P,R,R,R,R->P")
+    yield Case(
+        "Slice",
+        [floats(B, S), ints(0), ints(S), ints(1), ints(2)],
+        f"[a,b],_,_,_,_->[a,b]; P,R,R,R,R->P ({ANY})",
+    )
     yield Case("ConstantOfShape", [ints(B, S)], "_->[a,b]; a: scaling #0[0]; b: scaling #0[1]")
     yield Case("EyeLike", [floats(S, S)], "[.,.]->[.,.]; P->R")  # the shape is all it reads
 
 
 def _indexing() -> Iterator[Case]:
     """Rows picked and put back."""
-    yield Case("Gather", [floats(B, V, D), indices(V, S)], "[a,d,c],[b]->[a,b,c]; d: sum, as autopar::GatherPart from #0 dim 1; P,R->P", {"axis": 1})
+    yield Case("Gather", [floats(B, V, D), indices(V, S)], f"[a,d,c],[b]->[a,b,c]; d: sum, as autopar::GatherPart from #0 dim 1; P,R->P ({ANY})", {"axis": 1})
     yield Case(
         "GatherND",
         [floats(V, D), indices(V, B, S, 1)],
-        "[d,c],[a,b,.]->[a,b,c]; d: sum, as autopar::GatherNDPart from #0 dim 0; P,R->P",
+        f"[d,c],[a,b,.]->[a,b,c]; d: sum, as autopar::GatherNDPart from #0 dim 0; P,R->P ({ANY})",
     )
     yield Case(
         "ScatterND",
         [floats(V, D), indices(V, S, 1), floats(S, D)],
-        "[c,b],[a,.],[a,b]->[c,b]; a: sum, #0 partial; c: as autopar::ScatterNDPart from #0 dim 0; P,R,P->P",
+        "[c,b],[a,.],[a,b]->[c,b]; a: sum, #0 partial; c: as autopar::ScatterNDPart from #0 dim 0; "
+        f"P,R,P->P ({LINEAR}); P,R,R->P ({ORDER} logsumexp)",
         {"reduction": "add"},
     )
     # Rows written over: the last one stays, so the order counts.
     yield Case(
         "ScatterND",
         [floats(V, D), indices(V, S, 1), floats(S, D)],
-        "[b,a],[.,.],[.,a]->[b,a]; b: as autopar::ScatterNDPart from #0 dim 0; P,R,P->P",
+        f"[b,a],[.,.],[.,a]->[b,a]; b: as autopar::ScatterNDPart from #0 dim 0; P,R,P->P ({ANY})",
     )
     yield Case(
         "ScatterElements",
         [floats(B, S), indices(S, B, 4), floats(B, 4)],
-        "[a,b],[a,.],[a,.]->[a,b]; b: as autopar::ScatterElementsPart from #0 dim 1; P,R,P->P",
+        f"[a,b],[a,.],[a,.]->[a,b]; b: as autopar::ScatterElementsPart from #0 dim 1; P,R,P->P ({ANY})",
         {"axis": 1},
     )
     yield Case("TopK", [floats(V, B), ints(3)], "[.,a],_->[.,a],[.,a]", {"axis": 0}, num_outputs=2)
     yield Case(
         "autopar::GatherElementsGrad",
         [indices(S, B, 4), np.arange(S), floats(B, 4)],
-        "[a,c],[b],[a,c]->[a,b]; c: sum; R,R,P->P",
+        f"[a,c],[b],[a,c]->[a,b]; c: sum; R,R,P->P ({LINEAR})",
         {"axis": 1},
     )
 
 
 def _steps() -> Iterator[Case]:
     """Gradients of activations, the loss, the update."""
-    for kind in ("autopar::ReluGrad", "autopar::GeluGrad", "autopar::TanhGrad"):
-        yield Case(kind, [floats(B, S)] * 2, "[a,b],[a,b]->[a,b]; R,P->P")
-    yield Case("autopar::CrossEntropy", [positive(B, S, 1)] * 3, "[a,b,.],[a,b,.],[a,b,.]->[]; a: sum; b: sum")
+    yield Case(  # every number is kept or becomes 0
+        "autopar::ReluGrad", [floats(B, S)] * 2, f"[a,b],[a,b]->[a,b]; R,P->P ({LINEAR} {ORDER} prod)"
+    )
+    for kind in ("autopar::GeluGrad", "autopar::TanhGrad"):
+        yield Case(kind, [floats(B, S)] * 2, f"[a,b],[a,b]->[a,b]; R,P->P ({LINEAR})")
+    yield Case(  # the sum over all rows of row_max + log(sum_exp) - picked
+        "autopar::CrossEntropy",
+        [floats(B, S, 1), positive(B, S, 1), floats(B, S, 1)],
+        "[a,b,.],[a,b,.],[a,b,.]->[]; a: sum; b: sum; P,R,P->P (mean)",
+    )
     yield Case(  # the vocabulary is sharded with the numbers of its classes
         "autopar::CrossEntropyGrad",
         [floats(B, S, V), floats(B, S, 1), positive(B, S, 1), indices(V, B, S), np.arange(V), floats()],
-        "[a,b,c],[a,b,.],[a,b,.],[a,b],[c],[]->[a,b,c]; R,R,R,R,R,P->P",
+        "[a,b,c],[a,b,.],[a,b,.],[a,b],[c],[]->[a,b,c]; "
+        f"R,R,R,R,R,P->P ({LINEAR})",
     )
-    yield Case(  # without weight decay it is linear, in all three together
+    yield Case(  # m' = momentum * m + g and p' = p - rate * m', so m' grows and p' falls with m and with g
         "autopar::SGD",
         [floats(D, V)] * 3,
-        "[a,b],[a,b],[a,b]->[a,b],[a,b]; P,P,P->P,P",
+        f"[a,b],[a,b],[a,b]->[a,b],[a,b]; P,P,P->P,P ({LINEAR}); P,R,R->P,R ({ORDER} logsumexp); "
+        "R,P(max),R->P(min),P(max); R,P(min),R->P(max),P(min); R,R,P(max)->P(min),P(max); R,R,P(min)->P(max),P(min)",
         {"learning_rate": 0.1, "momentum": 0.9},
         num_outputs=2,
     )
@@ -396,7 +458,7 @@ def _positions() -> Iterator[Case]:
         "Trilu",
         [floats(B, H, S, S)],
         "[a,b,c,d]->[a,b,c,d]; c: as autopar::TriluRowsPart from #0 dim 2; "
-        "d: as autopar::TriluColumnsPart from #0 dim 3; P->P",
+        f"d: as autopar::TriluColumnsPart from #0 dim 3; P->P ({LINEAR} {ORDER} prod)",
         {"upper": 0},
     )
     yield Case("RandomUniformLike", [floats(B, S)], "[.,.]->[.,.]", reason="replicated: two runs")
