@@ -14,6 +14,7 @@ from math import prod
 
 from autopar.discover.chunks import chunked, is_multiple, readings
 from autopar.discover.data import sample
+from autopar.discover.flags import holds_cyclic, holds_uneven
 from autopar.discover.halos import halo_strategies
 from autopar.discover.locals import local_strategies
 from autopar.discover.rules import Rule, Scaled, Strategy
@@ -21,7 +22,7 @@ from autopar.discover.shrink import Proxy, run_sketch
 from autopar.discover.sizes import refinement
 from autopar.discover.sketch import Sketch
 from autopar.discover.terms import IDEMPOTENT, as_terms, float_inputs, term_sets
-from autopar.discover.trial import Trial, close, divisor
+from autopar.discover.trial import Trial, close
 from autopar.execute import Executor
 from autopar.sharding import Partial, Placement, Replicate, Shard
 
@@ -155,16 +156,22 @@ def _follows(trial: Trial, placements: tuple[Placement, ...], outputs: tuple[Pla
 
 
 def _confirmed(strategy: Strategy, trials: Sequence[Trial]) -> Strategy | None:
-    """Return a strategy as it is on the real op if it holds on the triple proxy, else None."""
-    for on_triple, on_real in readings(strategy, trials[0].proxy.counts):
-        if all(_repeats(on_triple, trial) for trial in trials):
-            return on_real
+    """Return a strategy of the first trial as it is on the real op if it holds in the others, else None."""
+    first, *others = trials
+    for on_triple, on_real in readings(strategy, first.proxy.counts):
+        if all(_repeats(on_triple, trial) for trial in others):
+            tried = [(strategy, first), (on_triple, others[-1])]
+            return replace(
+                on_real,
+                cyclic=all(holds_cyclic(*each) for each in tried),
+                uneven=all(holds_uneven(*each) for each in tried),
+            )
     return None
 
 
 def _repeats(strategy: Strategy, trial: Trial) -> bool:
     """Whether a strategy holds on 3 devices, or on 2 if a fixed size is not divisible by 3."""
-    n = divisor(strategy, trial)
+    n = trial.divisor(strategy)
     return n is not None and trial.run(strategy, n) == strategy.outputs
 
 
@@ -178,7 +185,11 @@ def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) 
     """
     even, triple = proxies
     replicate = Strategy((Replicate(),) * len(sketch.inputs), (Replicate(),) * len(sketch.outputs))
-    data = sample(even.sketch, 1, executor), sample(triple.sketch, 2, executor), sample(triple.sketch, 3, executor)
+    data = (
+        sample(even.sketch, 1, executor),
+        sample(triple.sketch, 2, executor),
+        sample(triple.sketch, 3, executor, wide=True),
+    )
     strategies: list[Strategy] = []
     executions = len(data)
     if any(part is None for part in data):
@@ -194,8 +205,8 @@ def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) 
         else:
             found = _explore(first)
             reason = found.reason
-            confirmed = [_confirmed(strategy, trials[1:]) for strategy in found.strategies]
-            strategies = list(dict.fromkeys(strategy for strategy in confirmed if strategy is not None))
+            confirmed = {strategy: _confirmed(strategy, trials) for strategy in found.strategies}
+            strategies = list(dict.fromkeys(filter(None, confirmed.values())))
         executions += 1 + sum(trial.num_executions for trial in trials)
     return Rule(
         kind=sketch.kind,
