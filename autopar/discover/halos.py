@@ -54,7 +54,7 @@ def halo_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strateg
 
 
 def _sliding(sketch: Sketch) -> list[int]:
-    """Return the inputs with spatial dims: image, windows or both; not the weight, whose spatial dims are the kernel."""
+    """Return the inputs with spatial dims: image, windows or both; the spatial dims of a weight are the kernel."""
     kernel = integers(dict(sketch.attrs).get("kernel_shape", ()))
     return [
         i
