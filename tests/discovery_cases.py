@@ -125,6 +125,7 @@ def _pointwise() -> Iterator[Case]:
     yield Case("Identity", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ANY})")
     yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ORDER})", {"to": 7})  # truncated
     yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ANY})", {"to": 16})  # rounded
+    yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ORDER})", {"to": 17})  # to 8 bits
     yield Case(
         "Sub",
         [floats(B, S)] * 2,

@@ -24,9 +24,9 @@ from autopar.sharding import Partial, Placement, Replicate, Shard
 
 Array = NDArray[Any]
 
-_TOLERANCE = {8: 1e-9, 4: 1e-4, 2: 1e-2}
+_TOLERANCE = {8: 1e-9, 4: 1e-4, 2: 1e-2, 1: 0.0}
 """Largest error relative to the largest element, by bytes per float of the output; kernels that compute in float32
-whatever they are fed show in the output type."""
+whatever they are fed show in the output type. Quantised numbers are equal or different."""
 
 
 class Trial:
@@ -148,7 +148,12 @@ class Trial:
         return outputs is not None and [o.shape for o in outputs] == [w.shape for w in self.whole]
 
     def ignores(self, inputs: Sequence[int], outputs: Sequence[Placement]) -> bool:
-        """Whether the outputs that are replicated stay what they are when these inputs are no numbers at all."""
+        """Whether the outputs that are replicated stay what they are when these inputs are no numbers at all.
+
+        A comparison that never comes true stays what it is whatever it compares, and shows nothing.
+        """
+        if any(whole.dtype == bool and (whole.all() or not whole.any()) for whole in self.whole):
+            return False
         for nonsense in (np.nan, np.inf, -np.inf):
             arrays = [
                 np.full_like(array, nonsense) if array is not None and i in inputs else array
@@ -408,12 +413,14 @@ def recombine(parts: Sequence[Array], whole: Array) -> Placement | None:
         return Shard(dim, chunks) if chunks else None
     if all(close(part, whole) for part in parts):
         return Replicate()
-    if whole.dtype.kind not in "fiu":
+    if whole.dtype.kind not in "fViu":
         return None
     stacked = np.stack(parts)
+    if whole.dtype.kind == "V":  # bfloat16, in which numpy cannot reduce
+        stacked = stacked.astype(np.float64)
     with np.errstate(all="ignore"):
         for reduce, reduction in _REDUCTIONS.items():
-            if whole.dtype.kind != "f" and reduce in ("mean", "logsumexp"):
+            if whole.dtype.kind not in "fV" and reduce in ("mean", "logsumexp"):
                 continue
             if close(reduction(stacked).astype(whole.dtype), whole):
                 return Partial(reduce)
