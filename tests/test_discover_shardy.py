@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.shardy import Comparison, Wanted, compare, expert_rules
-from tests.shardy_cases import CASES
 from autopar.discover import Strategy
 from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placement
+from tests.shardy import Comparison, Wanted, compare, expert_rules
+from tests.shardy_cases import CASES
 
 pytest.importorskip("jaxlib", reason="needs Shardy, which comes with jaxlib: pip install autopar[jax]")
 pytest.importorskip("jax", reason="needs jax, which sets up Shardy's dialects: pip install autopar[jax]")
