@@ -1,7 +1,7 @@
 """Graphs of one op, data for them, and the law that a strategy must keep."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def draw_all(inputs: Sequence[Input], seed: int) -> list[Array | None]:
 
 
 def single_op(
-    kind: str, inputs: Sequence[Input], num_outputs: int = 1, opset: int = 24, **attrs: Attr
+    kind: str, inputs: Sequence[Input], num_outputs: int = 1, opset: int = 24, /, **attrs: Attr
 ) -> tuple[Graph, Op]:
     """Return a graph that holds one op, and the op; arrays among the inputs become constants."""
     names = tuple("" if item is None else f"x{i}" for i, item in enumerate(inputs))
@@ -87,6 +87,27 @@ def single_op(
         outputs=op.outputs,
     )
     return graph, op
+
+
+def merge(graphs: Sequence[Graph]) -> Graph:
+    """Return one graph with the ops of all; a name gets the number of its graph in front."""
+    values: dict[str, Value] = {}
+    constants: dict[str, Array] = {}
+    ops: list[Op] = []
+    for number, graph in enumerate(graphs):
+
+        def renamed(names: Sequence[str], number: int = number) -> tuple[str, ...]:
+            return tuple(name and f"{number}.{name}" for name in names)
+
+        values |= {f"{number}.{name}": replace(v, name=f"{number}.{name}") for name, v in graph.values.items()}
+        constants |= {f"{number}.{name}": array for name, array in graph.constants.items()}
+        ops += [
+            replace(op, name=f"{number}.{op.name}", inputs=renamed(op.inputs), outputs=renamed(op.outputs))
+            for op in graph.ops
+        ]
+    inputs = tuple(f"{number}.{name}" for number, graph in enumerate(graphs) for name in graph.inputs)
+    outputs = tuple(name for op in ops for name in op.outputs if name)
+    return Graph("ops", graphs[0].opset, values, inputs, (), constants, tuple(ops), outputs)
 
 
 def fits_axis(strategy: Strategy, inputs: Sequence[Array | None], outputs: Sequence[Array], size: int) -> bool:

@@ -140,7 +140,7 @@ def test_op_that_runs_on_no_small_shape_says_so() -> None:
 
 def test_outputs_nobody_asked_for_do_not_matter() -> None:
     """The mean of a LayerNormalization is an optional output: unnamed, it restricts nothing."""
-    graph, op = single_op("LayerNormalization", [floats(8, 96), floats(96), floats(96)], num_outputs=3, axis=-1)
+    graph, op = single_op("LayerNormalization", [floats(8, 96), floats(96), floats(96)], 3, axis=-1)
     unnamed = Op("op", op.kind, op.inputs, ("y0", "", "y2"), op.attrs)
     changed = Graph(graph.name, graph.opset, graph.values, graph.inputs, (), {}, (unnamed,), ("y0",))
 
