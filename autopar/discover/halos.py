@@ -23,7 +23,8 @@ from autopar.discover.trial import Trial
 from autopar.ir.graph import Attr
 from autopar.sharding import Placement, Replicate, Shard
 
-_FILLS = ("zero", "lowest")
+_FILLS = ("lowest", "zero")
+"""In this order: a maximum may survive a zero by luck, a sum never an infinity."""
 _SPATIAL = 2
 """The first spatial dim; batch and channels come before it."""
 
@@ -117,10 +118,10 @@ def _candidates(
                 changed += _changed(attrs, "crop", axis, reached)
             if any(number.attr not in attrs for number in changed):
                 continue  # no padding to change
-            for fill, scaled in product(_FILLS if image is not None else _FILLS[:1], scalings):
-                halos = [Halo(windows, dim, previous, following)] if windows is not None else []
-                halos += [Halo(image, dim, *reached, fill)] if image is not None else []
-                needed = tuple(halo for halo in reversed(halos) if halo.before or halo.after)
+            for fill, scaled in product(_FILLS if image is not None else ("",), scalings):
+                halos = [Halo(image, dim, *reached, fill)] if image is not None else []
+                halos += [Halo(windows, dim, previous, following)] if windows is not None else []
+                needed = tuple(halo for halo in halos if halo.before or halo.after)
                 if needed:
                     yield Strategy(placements, (), scaled, needed, tuple(changed))
 
