@@ -7,8 +7,8 @@ sharded block-cyclic in three chunks. Behind it, what is special about a strateg
 
 An op passes the reductions in parentheses on: from partial sums come partial sums, from terms of a mean terms of the
 mean; without parentheses it is sums alone. A replicated tensor is a term of a mean, a maximum or a minimum as it is, so
-of those only the largest sets of inputs are strategies of their own (of one input, two, or all). The order of letters
-and notes means nothing. The strategy that replicates everything is never written.
+of those only the largest sets of inputs are strategies of their own: sets of one, two (where there are not many), or
+all. The order of letters and notes means nothing. The strategy that replicates everything is never written.
 """
 
 import re
@@ -221,7 +221,7 @@ def _reductions() -> Iterator[Case]:
 
 
 def _norms() -> Iterator[Case]:
-    """What is normalised stays whole, the rest is free; scale and bias enter linearly, the bias by itself as a shift."""
+    """What is normalised stays whole, the rest is free; scale and bias enter linearly, the bias alone as a shift."""
     affine = f"; R,P,P->P ({LINEAR}); R,R,P->P ({ORDER} logsumexp)"
     yield Case("LogSoftmax", [floats(B, S, D)], "[a,b,.]->[a,b,.]", {"axis": -1})
     yield Case("Softmax", [floats(B, H, S, S)], "[a,b,.,c]->[a,b,.,c]", {"axis": 2})
@@ -239,9 +239,8 @@ def _norms() -> Iterator[Case]:
     yield Case(  # training: the batch is normalised with its own statistics, on which the running ones do not act
         "BatchNormalization",
         [floats(4, C, 8, 8), floats(C), floats(C), floats(C), positive(C)],
-        "[.,a,.,.],[a],[a],[a],[a]->[.,a,.,.],[a],[a]; R,P,P,R,R->P,R,R (sum mean); R,R,P,R,R->P,R,R (logsumexp); "
-        "R,P,R,P,R->P,P,R (mean); R,P,R,R,P->P,R,P (mean); R,R,P,P,R->P,P,R (mean max min); "
-        "R,R,P,R,P->P,R,P (mean max min); R,R,R,P,P->R,P,P (mean max min)",
+        "[.,a,.,.],[a],[a],[a],[a]->[.,a,.,.],[a],[a]; R,P,P,R,R->P,R,R; R,P,R,R,R->P,R,R (mean); "
+        f"R,R,P,R,R->P,R,R (mean {ORDER} logsumexp); R,R,R,P,R->R,P,R (mean {ORDER}); R,R,R,R,P->R,R,P (mean {ORDER})",
         {"training_mode": 1},
         num_outputs=3,
     )
@@ -258,8 +257,8 @@ def _norms() -> Iterator[Case]:
     yield Case(
         "autopar::BatchNorm",
         [floats(4, C, 8, 8), floats(C), floats(C), floats(C), positive(C)],
-        f"[a,b,c,d],[b],[b],[b],[b]->[a,b,c,d]; R,P,P,R,R->P ({LINEAR}); P,R,P,R,R->P (mean); "
-        f"R,R,P,R,R->P ({ORDER} logsumexp)",
+        "[a,b,c,d],[b],[b],[b],[b]->[a,b,c,d]; R,P,P,R,R->P; P,R,R,R,R->P (mean); R,P,R,R,R->P (mean); "
+        f"R,R,P,R,R->P (mean {ORDER} logsumexp)",
         {"epsilon": 1e-5},
     )
 

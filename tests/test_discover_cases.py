@@ -47,5 +47,5 @@ def test_devices_that_follow_a_strategy_compute_what_one_device_computes(rules: 
     for size in (2, 4):
         data = draw_all(case.inputs, seed=size)
         for strategy in rules[id(case)].strategies:
-            if fits_axis(strategy, data, outputs, size):
+            if fits_axis(op, strategy, data, outputs, size):
                 check_strategy(op, strategy, data, graph.opset, size)
