@@ -53,7 +53,9 @@ _SHIFTED = (
     "two devices need the same number of rows of their neighbours"
 )
 _LONGER = "the blocks of a longer result lie at other places of the blocks of the input on every device"
-_TAPS = "a device that holds some taps of the windows has other windows: its kernel is smaller, its rows are every other"
+_TAPS = (
+    "a device that holds some taps of the windows has other windows: its kernel is smaller, its rows are every other"
+)
 _GROUPED = "numbers of chunks are read off sizes, and the number of groups is none"
 _FEW = "3 channels are so few that they are not replaced by a proxy, and 2 devices cannot share them"
 _PAIRS = "the pairs of value and position have to be reduced together, and the op gives no values"
@@ -90,6 +92,8 @@ def _pointwise() -> Iterator[Case]:
 
 def _products() -> Iterator[Case]:
     """Contractions."""
+    left: Shape
+    right: Shape
 
     def dot(left: Shape, right: Shape, batching: int = 0) -> Case:
         """A MatMul whose contraction is the last dim of the left and the first unbatched one of the right operand."""
@@ -142,7 +146,13 @@ def _convolutions() -> Iterator[Case]:
     """Sliding windows over products."""
 
     def conv(
-        x: Shape, w: Shape, pad: int = 0, stride: int = 1, dilation: int = 1, group: int = 1, missing: Mapping[str, str] = MappingProxyType({})
+        x: Shape,
+        w: Shape,
+        pad: int = 0,
+        stride: int = 1,
+        dilation: int = 1,
+        group: int = 1,
+        missing: Mapping[str, str] = MappingProxyType({}),
     ) -> Case:
         rank = len(x) - 2
         spatial = ", ".join(map(str, range(rank)))
@@ -236,6 +246,7 @@ def _array(numbers: Sequence[int]) -> str:
 
 def _windows() -> Iterator[Case]:
     """Pooling and running sums."""
+    shape: Shape
     for kind, op in (("MaxPool", "maximum"), ("AveragePool", "add")):
         for shape, kernel, stride, pad in (
             ((4, 16, 16, 16), 2, 2, 0),
@@ -324,6 +335,9 @@ def _reductions() -> Iterator[Case]:
 
 def _shapes() -> Iterator[Case]:
     """Dims moved, split, merged, made, cut."""
+    shape: Shape
+    before: Shape
+    after: Shape
     for shape, perm in (((8, 16), (1, 0)), ((8, 16, 12, 24), (0, 2, 1, 3)), ((4, 6, 10), (2, 0, 1))):
         yield Case(
             "Transpose", "transpose", [floats(*shape)], f"stablehlo.transpose %x0, dims = {list(perm)}", {"perm": perm}
@@ -413,6 +427,8 @@ def _shapes() -> Iterator[Case]:
 
 def _gathers() -> Iterator[Case]:
     """Rows picked, and put back."""
+    shape: Shape
+    index: Shape
 
     def gather(numbers: str, sizes: Shape) -> str:
         return (
@@ -503,6 +519,7 @@ def _gathers() -> Iterator[Case]:
 
 def _others() -> Iterator[Case]:
     """What fits nowhere else."""
+    shape: Shape
     for shape, count in (((8, 16), 2), ((8, 16, 40), 4), ((12,), 3)):
         kept = "x".join(map(str, (*shape[:-1], count)))
         whole = "x".join(map(str, shape))

@@ -44,11 +44,13 @@ def _summary(comparisons: Sequence[Comparison], seconds: float) -> Iterator[str]
     chunks = sum("/" in str(wanted) for c in comparisons for wanted in c.met)
     ours, experts = {c.case.kind for c in comparisons}, {c.case.expert for c in comparisons}
     yield f"# Discovered rules against Shardy's, {date.today():%Y-%m-%d}\n"
-    yield f"Written by `python -m tests.shardy_report -o docs/benchmarks/shardy_diff.md` with jaxlib {version('jaxlib')}."
+    yield "Written by `python -m tests.shardy_report -o docs/benchmarks/shardy_diff.md`"
+    yield f"with jaxlib {version('jaxlib')}."
     yield f"Discovering all rules and asking Shardy took {seconds:.1f} s.\n"
     yield "Shardy's authors wrote a sharding rule for every StableHLO op."
-    yield f"Here {len(ours)} op kinds of ours are said again as {len(experts)} StableHLO ops, in {len(comparisons)} cases of"
-    yield "several shapes, and the expert's rule is compared with what discovery finds by executing shards."
+    yield f"Here {len(ours)} op kinds of ours are said again as {len(experts)} StableHLO ops,"
+    yield f"in {len(comparisons)} cases of at least three shapes each,"
+    yield "and the expert's rule is compared with what discovery finds by executing shards."
     yield "Each factor of an expert's rule that may be sharded is a strategy on one mesh axis.\n"
     yield "| | strategies |\n|---|--:|"
     yield f"| allowed by the expert | {met + missed} |"
@@ -60,8 +62,8 @@ def _summary(comparisons: Sequence[Comparison], seconds: float) -> Iterator[str]
     yield f"| found beyond the expert's rules | {beyond} |"
     for name, text in _KINDS.items():
         yield f"| … {text} | {kinds[name]} |"
-    yield "\n`tests/test_discover_shardy.py` holds the reasons to what is not found: a miss without a reason fails, and so does a"
-    yield "reason without a miss."
+    yield "\n`tests/test_discover_shardy.py` holds the reasons to what is not found:"
+    yield "a miss without a reason fails, and so does a reason without a miss."
 
 
 def _table(comparisons: Sequence[Comparison]) -> Iterator[str]:
