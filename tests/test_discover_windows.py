@@ -39,7 +39,7 @@ def hold(kind: str, inputs: Sequence[Input], strategies: Sequence[Strategy], **a
     graph, op = single_op(kind, inputs, **attrs)
     data = draw_all(inputs, seed=7)
     outputs = EXECUTOR.run(op, data, graph.opset)
-    fitting = [(s, n) for s in strategies for n in SHARDS if fits_axis(s, data, outputs, n)]
+    fitting = [(s, n) for s in strategies for n in SHARDS if fits_axis(op, s, data, outputs, n)]
     for strategy, size in fitting:
         check_strategy(op, strategy, data, graph.opset, size)
     return len(fitting)
