@@ -379,6 +379,11 @@ TERMS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
     ("Exp", [floats(B, S)], {}, "P->P(prod) P(max)->P(max) P(min)->P(min) P(logsumexp)->P"),
     ("Reciprocal", [floats(B, S)], {}, "P(prod)->P(prod)"),
     ("Gelu", [floats(B, S)], {}, ""),
+    # Counts are integers; numbers that index are no terms.
+    ("Cast", [indices(9, B, S)], {"to": 11}, "P->P P(max)->P(max) P(min)->P(min)"),
+    ("ReduceSum", [indices(9, B, S), ints(1)], {}, "P,R->P"),
+    ("Mod", [indices(9, B, S), np.array(3)], {}, ""),
+    ("OneHot", [indices(V, B, S), np.array(V), ints(0, 1)], {"axis": -1}, ""),
     # Thresholds that normal data never reach are reached.
     (
         "Clip",

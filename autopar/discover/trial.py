@@ -338,8 +338,15 @@ def with_halo(parts: Sequence[Array], halo: Halo) -> list[Array]:
 
 
 def _terms(array: Array, reduce: str, n: int, rng: np.random.Generator) -> list[Array]:
-    """Return n different terms that make the array."""
+    """Return n different terms that make the array, of its type."""
     noise = [rng.standard_normal(array.shape) for _ in range(n - 1)]
+    if array.dtype.kind == "f":
+        return _float_terms(array, reduce, n, noise, rng)
+    terms = _float_terms(array.astype(np.float64), reduce, n, [np.rint(4 * term) for term in noise], rng)
+    return [np.rint(term).astype(array.dtype) for term in terms]
+
+
+def _float_terms(array: Array, reduce: str, n: int, noise: list[Array], rng: np.random.Generator) -> list[Array]:
     match reduce:
         case "sum":
             return [*noise, array - sum(noise)]
