@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.discover import Strategy
+from autopar.discover import Rule, Strategy
 from autopar.discover.rules import Halo
 from autopar.execute import Executor
 from autopar.ir.graph import Attr, Graph, Op, Value
@@ -110,11 +110,55 @@ def merge(graphs: Sequence[Graph]) -> Graph:
     return Graph("ops", graphs[0].opset, values, inputs, (), constants, tuple(ops), outputs)
 
 
-def fits_axis(strategy: Strategy, inputs: Sequence[Array | None], outputs: Sequence[Array], size: int) -> bool:
-    """Whether a strategy can be used on a mesh axis of this size: all that is split is divisible."""
+def with_sums(rule: Rule) -> Rule:
+    """Return a rule without the strategies on terms of means, maxima and the like, and without flags."""
+    kept = [s for s in rule.strategies if all(p == Partial() for p in s.inputs if isinstance(p, Partial))]
+    return replace(rule, strategies=tuple(replace(s, cyclic=False, uneven=False) for s in kept))
+
+
+def fits_axis(op: Op, strategy: Strategy, inputs: Sequence[Array | None], outputs: Sequence[Array], size: int) -> bool:
+    """Whether a strategy can be used on a mesh axis of this size: all that is split or scaled is divisible."""
+    for scaled in strategy.scaled:
+        held = inputs[scaled.source] if isinstance(scaled.source, int) else op.attr(scaled.source)
+        if np.ravel(np.asarray(held))[scaled.entry] % size:
+            return False
     pairs = [*zip(strategy.inputs, inputs, strict=True), *zip(strategy.outputs, outputs, strict=True)]
     sharded = [(a, p) for p, a in pairs if isinstance(p, Shard) and a is not None]
     return all(array.shape[placement.dim] % (size * placement.chunks) == 0 for array, placement in sharded)
+
+
+def check_rule(graph: Graph, op: Op, rule: Rule, inputs: Sequence[Array | None], size: int) -> int:
+    """Assert that devices compute what one computes by each strategy an axis of this size allows, and by its flags.
+
+    Returns:
+        How many were checked.
+    """
+    outputs = [np.empty(graph.values[name].shape if name else ()) for name in op.outputs]
+    checked = 0
+    for strategy in rule.strategies:
+        ways = [strategy, *(multiplied(strategy, factor) for factor in (2, 3) if strategy.cyclic)]
+        fitting = [way for way in ways if fits_axis(op, way, inputs, outputs, size)]
+        if not fitting and strategy.uneven and smallest_sharded(strategy, inputs, outputs) >= size:
+            fitting = [strategy]
+        for way in fitting:
+            check_strategy(op, way, inputs, graph.opset, size)
+        checked += len(fitting)
+    return checked
+
+
+def multiplied(strategy: Strategy, factor: int) -> Strategy:
+    """Return a strategy with all shards cut into that many times the chunks."""
+
+    def finer(placement: Placement) -> Placement:
+        return Shard(placement.dim, placement.chunks * factor) if isinstance(placement, Shard) else placement
+
+    return replace(strategy, inputs=tuple(map(finer, strategy.inputs)), outputs=tuple(map(finer, strategy.outputs)))
+
+
+def smallest_sharded(strategy: Strategy, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> int:
+    """Return the size of the smallest dim that is sharded."""
+    pairs = [*zip(strategy.inputs, inputs, strict=True), *zip(strategy.outputs, outputs, strict=True)]
+    return min((a.shape[p.dim] for p, a in pairs if isinstance(p, Shard) and a is not None), default=0)
 
 
 def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], opset: int, size: int) -> None:

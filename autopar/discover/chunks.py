@@ -40,7 +40,7 @@ def chunk_counts(real: Sketch, even: Sketch, triple: Sketch) -> tuple[Count, ...
     made = [(dim, size) for dim, size in dims if size.real in new]
     regroups = refinement(real) is not None
     if regroups:
-        found = [size for _, size in made]
+        found = [size for _, size in dims]
         found += [ratio for _, one in made for _, other in dims for ratio in _ratios(one, other)]
     else:
         num_inputs = sum(operand is not None and operand.content is None for operand in real.inputs)

@@ -12,18 +12,21 @@ from autopar.discover.trial import Trial
 from autopar.sharding import Placement, Shard
 
 
-def holds_cyclic(strategy: Strategy, trial: Trial) -> bool:
-    """Whether a strategy also holds with all its numbers of chunks multiplied by the same factor, whatever it is.
+def holds_cyclic(strategy: Strategy, trial: Trial, *, finest: bool) -> bool:
+    """Whether a strategy also holds with all its numbers of chunks multiplied by the same factor.
 
-    The smallest factor and the largest one, chunks of a single row per device, stand for all.
+    Args:
+        strategy: What was found.
+        trial: Where it holds.
+        finest: Try the largest factor, chunks of a single row per device, and not the smallest.
     """
     sizes = trial.sharded_sizes(strategy)
     n = trial.divisor(strategy)
     if not sizes or n is None or strategy.halos or strategy.local is not None:
         return False
     rows = gcd(*(size // (n * chunks) for size, chunks in sizes))
-    smallest = next((factor for factor in range(2, rows + 1) if rows % factor == 0), 0)
-    return smallest > 0 and all(trial.holds(_finer(strategy, factor), n) for factor in {smallest, rows})
+    factors = [factor for factor in range(2, rows + 1) if rows % factor == 0]
+    return bool(factors) and trial.holds(_finer(strategy, factors[-1 if finest else 0]), n)
 
 
 def _finer(strategy: Strategy, factor: int) -> Strategy:

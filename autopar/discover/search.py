@@ -160,11 +160,11 @@ def _confirmed(strategy: Strategy, trials: Sequence[Trial]) -> Strategy | None:
     first, *others = trials
     for on_triple, on_real in readings(strategy, first.proxy.counts):
         if all(_repeats(on_triple, trial) for trial in others):
-            tried = [(strategy, first), (on_triple, others[-1])]
+            last = others[-1]
             return replace(
                 on_real,
-                cyclic=all(holds_cyclic(*each) for each in tried),
-                uneven=all(holds_uneven(*each) for each in tried),
+                cyclic=holds_cyclic(strategy, first, finest=False) and holds_cyclic(on_triple, last, finest=True),
+                uneven=holds_uneven(strategy, first) and holds_uneven(on_triple, last),
             )
     return None
 

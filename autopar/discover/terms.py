@@ -10,9 +10,10 @@ from itertools import combinations
 from autopar.discover.sketch import Sketch
 from autopar.sharding import REDUCTIONS, Partial, Placement, Replicate
 
-_MAX_PAIRED = 6
-"""Up to this many float inputs all pairs are tried as partial sums, and other terms at all; above, single ones and all
-of them."""
+_MAX_PAIRED_SUMS, _MAX_PAIRED = 6, 3
+"""Up to this many float inputs all pairs are tried, as terms of sums and of others; above, single ones and all."""
+_MAX_TRIED = 6
+"""Up to this many float inputs terms of others than sums are tried at all."""
 
 
 def float_inputs(sketch: Sketch) -> list[int]:
@@ -31,12 +32,12 @@ def term_sets(sketch: Sketch) -> Iterator[tuple[str, tuple[int, ...]]]:
     says all that its parts say, and comes before them.
     """
     floats = float_inputs(sketch)
-    sets: list[tuple[int, ...]] = [(i,) for i in floats]
-    if len(floats) <= _MAX_PAIRED:
-        sets += combinations(floats, 2)
-    if len(floats) > 2:
-        sets.append(tuple(floats))
-    for reduce in REDUCTIONS if len(floats) <= _MAX_PAIRED else ("sum",):
+    for reduce in REDUCTIONS if len(floats) <= _MAX_TRIED else ("sum",):
+        sets: list[tuple[int, ...]] = [(i,) for i in floats]
+        if len(floats) <= (_MAX_PAIRED_SUMS if reduce == "sum" else _MAX_PAIRED):
+            sets += combinations(floats, 2)
+        if len(floats) > 2:
+            sets.append(tuple(floats))
         for chosen in reversed(sets) if reduce in IDEMPOTENT else sets:
             yield reduce, chosen
 
