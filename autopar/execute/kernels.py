@@ -293,6 +293,7 @@ def gelu(x: Array, *, num_outputs: int, approximate: str | None = None) -> tuple
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
+
 def split(
     x: Array, sizes: Array | None = None, *, num_outputs: int, axis: int | None = None, split: Ints | None = None
 ) -> tuple[Array, ...]:
