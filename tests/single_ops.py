@@ -89,6 +89,27 @@ def single_op(
     return graph, op
 
 
+def merge(graphs: Sequence[Graph]) -> Graph:
+    """Return one graph with the ops of all; a name gets the number of its graph in front."""
+    values: dict[str, Value] = {}
+    constants: dict[str, Array] = {}
+    ops: list[Op] = []
+    for number, graph in enumerate(graphs):
+
+        def renamed(names: Sequence[str], number: int = number) -> tuple[str, ...]:
+            return tuple(name and f"{number}.{name}" for name in names)
+
+        values |= {f"{number}.{name}": replace(v, name=f"{number}.{name}") for name, v in graph.values.items()}
+        constants |= {f"{number}.{name}": array for name, array in graph.constants.items()}
+        ops += [
+            replace(op, name=f"{number}.{op.name}", inputs=renamed(op.inputs), outputs=renamed(op.outputs))
+            for op in graph.ops
+        ]
+    inputs = tuple(f"{number}.{name}" for number, graph in enumerate(graphs) for name in graph.inputs)
+    outputs = tuple(name for op in ops for name in op.outputs if name)
+    return Graph("ops", graphs[0].opset, values, inputs, (), constants, tuple(ops), outputs)
+
+
 def with_sums(rule: Rule) -> Rule:
     """Return a rule without the strategies on terms of means, maxima and the like, and without flags."""
     kept = [s for s in rule.strategies if all(p == Partial() for p in s.inputs if isinstance(p, Partial))]
@@ -170,7 +191,10 @@ def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], o
         if strategy.local is not None:
             held = local[strategy.local.input]
             assert held is not None
+            whole_input = inputs[strategy.local.input]
+            assert whole_input is not None
             kind, names = strategy.local.kind, (*names, "start")
+            attrs["size"] = whole_input.shape[strategy.local.dim]
             local.append(np.asarray(rank * held.shape[strategy.local.dim], np.int64))
         local_op = Op(op.name, kind, names, op.outputs, tuple(sorted(attrs.items())))
         parts.append(executor.run(local_op, local, opset))

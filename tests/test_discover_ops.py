@@ -79,21 +79,21 @@ PRODUCTS: list[Case] = [
         [floats(4, C, 8, 8), floats(2 * C, C, 3, 3), floats(2 * C)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)},
-        "[b,c,.,.],[a,c,.,.],[a]->[b,a,.,.]; c: sum, #2 partial; P,R,P->P; R,P,P->P",
+        "[b,c,d,e],[a,c,.,.],[a]->[b,a,d,e]; c: sum, #2 partial; P,R,P->P; R,P,P->P",
     ),
     (
         "Conv",  # a depthwise convolution: the channels go with the groups
         [floats(4, C, 8, 8), floats(C, 1, 3, 3)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "group": C},
-        "[a,b,.,.],[b,.,.,.]->[a,b,.,.]; b: scales group[0]; P,R->P; R,P->P",
+        "[a,b,c,d],[b,.,.,.]->[a,b,c,d]; b: scales group[0]; P,R->P; R,P->P",
     ),
     (
         "MaxPool",
         [floats(4, C, 8, 8)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)},
-        "[a,b,.,.]->[a,b,.,.]",
+        "[a,b,c,d]->[a,b,c,d]",
     ),
     ("GlobalAveragePool", [floats(4, C, 7, 7)], 1, {}, "[a,b,c,d]->[a,b,.,.]; c: mean; d: mean; P->P"),
 ]
@@ -121,17 +121,17 @@ NORMS: list[Case] = [
     ("ReduceMin", [floats(B, S, D), ints(-1)], 1, {}, "[a,b,c],_->[a,b,.]; c: min"),
     ("ArgMax", [floats(B, S, D)], 1, {"axis": 2, "keepdims": 0}, "[a,b,.]->[a,b]"),
     ("CumSum", [floats(B, S, D), np.array(1)], 1, {}, "[a,.,b],_->[a,.,b]; P,R->P"),
-    ("Trilu", [floats(B, S, S)], 1, {}, "[a,.,.]->[a,.,.]; P->P"),
+    ("Trilu", [floats(B, S, S)], 1, {}, "[a,b,c]->[a,b,c]; P->P"),
 ]
 
 ATTENTION: list[Case] = [
-    # Query rows of causal attention know their position: no sharding of the sequence. The values' head size is free.
+    # A device with some of the queries of causal attention has to know where they start. The values' head size is free.
     (
         "Attention",
         [floats(B, H, S, K)] * 3,
         1,
         {"is_causal": 1},
-        "[b,c,.,.],[b,c,.,.],[b,c,.,a]->[b,c,.,a]; R,R,P->P",
+        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
     ),
     (
         "Attention",
@@ -145,7 +145,7 @@ ATTENTION: list[Case] = [
         [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K)],
         1,
         {"is_causal": 1},
-        "[b,c,.,.],[b,c,.,.],[b,c,.,a]->[b,c,.,a]; R,R,P->P",
+        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
     ),
     (
         "Attention",  # the mask is sharded with the queries
@@ -214,16 +214,22 @@ SHAPES: list[Case] = [
 ]
 
 INDEXING: list[Case] = [
-    ("Gather", [floats(V, D), indices(V, B, S)], 1, {}, "[.,c],[a,b]->[a,b,c]; P,R->P"),
-    ("Gather", [floats(B, S, D), np.array(3)], 1, {"axis": 1}, "[a,.,b],_->[a,b]; P,R->P"),
-    ("GatherND", [floats(B, S, D), indices(S, B, 5, 1)], 1, {"batch_dims": 1}, "[b,.,c],[b,a,.]->[b,a,c]; P,R->P"),
-    ("GatherElements", [floats(B, S), indices(S, B, 4)], 1, {"axis": 1}, "[b,.],[b,a]->[b,a]; P,R->P"),
+    ("Gather", [floats(V, D), indices(V, B, S)], 1, {}, "[d,c],[a,b]->[a,b,c]; d: sum; P,R->P"),
+    ("Gather", [floats(B, S, D), np.array(3)], 1, {"axis": 1}, "[a,c,b],_->[a,b]; c: sum; P,R->P"),
+    (
+        "GatherND",
+        [floats(B, S, D), indices(S, B, 5, 1)],
+        1,
+        {"batch_dims": 1},
+        "[b,d,c],[b,a,.]->[b,a,c]; d: sum; P,R->P",
+    ),
+    ("GatherElements", [floats(B, S), indices(S, B, 4)], 1, {"axis": 1}, "[b,c],[b,a]->[b,a]; c: sum; P,R->P"),
     (
         "ScatterElements",
         [floats(B, S), indices(S, B, 4), floats(B, 4)],
         1,
         {"axis": 1, "reduction": "add"},
-        "[b,.],[b,a],[b,a]->[b,.]; a: sum, #0 partial; P,R,P->P",
+        "[b,c],[b,a],[b,a]->[b,c]; a: sum, #0 partial; P,R,P->P",
     ),
     ("TopK", [floats(B, S, V), ints(2)], 2, {"axis": -1}, "[a,b,.],_->[a,b,.],[a,b,.]"),
     (

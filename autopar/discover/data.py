@@ -2,9 +2,10 @@
 
 Floats are normal, of both signs and distinct; wide data have some as large (or small) as the numbers in the op, so that
 no threshold stays unreached: clipping at 1000 is not the identity. Integers that index cover the whole range the op
-accepts, which is found by trying, and the numbers it treats as special (a label to ignore); integers that do not index
-take few values of both signs, so that comparisons come true. Booleans hold both values. An op that yields NaN (a
-logarithm, a root, a row whose mask forbids everything) is tried on positive, then on small positive data.
+accepts, which is found by trying, and the numbers it treats as special (a label to ignore); with every other seed the
+first number of the range is left out, so that a scatter does not overwrite everything. Integers that do not index take
+few values of both signs, so that comparisons come true. Booleans hold both values. An op that yields NaN (a logarithm,
+a root, a row whose mask forbids everything) is tried on positive, then on small positive data.
 """
 
 from collections.abc import Iterator
@@ -70,7 +71,9 @@ def sample(
     for mood in _moods(sketch, wide):
         rng = np.random.default_rng(seed)
         arrays = [
-            None if operand is None else _draw(operand, ranges.get(i, _Range(0, 2)), mood, i in mood.positive, rng)
+            None
+            if operand is None
+            else _draw(operand, ranges.get(i, _Range(0, 2)), mood, i in mood.positive, rng, spared=seed % 2 == 0)
             for i, operand in enumerate(sketch.inputs)
         ]
         outputs = run_sketch(sketch, arrays, executor)
@@ -110,7 +113,9 @@ def _entries(value: Attr) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _draw(operand: Operand, range_: _Range, mood: _Mood, positive: bool, rng: np.random.Generator) -> Array:
+def _draw(
+    operand: Operand, range_: _Range, mood: _Mood, positive: bool, rng: np.random.Generator, spared: bool
+) -> Array:
     """Return data for one input."""
     if operand.content is not None:
         return operand.array()
@@ -125,11 +130,13 @@ def _draw(operand: Operand, range_: _Range, mood: _Mood, positive: bool, rng: np
         flags = rng.random(size) < mood.truth
         flags[: min(2, size)] = (True, False)[: min(2, size)]
         return rng.permutation(flags).reshape(shape)
-    low = 0 if operand.dtype.startswith("u") else range_.low
+    low = max(0, range_.low) if operand.dtype.startswith("u") else range_.low
     count = range_.high - low
     cycle = low + np.concatenate([rng.permutation(count) for _ in range(-(-size // count))])[:size]
     if size:  # the end of the range shows best whether a shard covers it
         cycle[0] = range_.high - 1
+    if spared and count > 1:
+        cycle[cycle == low] = range_.high - 1
     values = rng.permutation(cycle)
     for number in range_.special:
         values[rng.random(size) < _SPECIAL] = number

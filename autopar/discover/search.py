@@ -15,6 +15,8 @@ from math import prod
 from autopar.discover.chunks import chunked, is_multiple, readings
 from autopar.discover.data import sample
 from autopar.discover.flags import holds_cyclic, holds_uneven
+from autopar.discover.halos import halo_strategies
+from autopar.discover.locals import local_strategies
 from autopar.discover.rules import Rule, Scaled, Strategy
 from autopar.discover.shrink import Proxy, run_sketch
 from autopar.discover.sizes import refinement
@@ -136,6 +138,8 @@ def _explore(trial: Trial) -> _Found:
         if outputs is not None and _follows(trial, placements, outputs):
             found.append(Strategy(placements, outputs))
             sets.setdefault(reduce, []).append(chosen)
+    found += local_strategies(trial, found)
+    found += halo_strategies(trial, found)
     return _Found(found, "")
 
 

@@ -24,9 +24,9 @@ from autopar.sharding import Partial, Placement, Replicate, Shard
 
 Array = NDArray[Any]
 
-_TOLERANCE = {8: 1e-9, 4: 1e-4, 2: 1e-2}
+_TOLERANCE = {8: 1e-9, 4: 1e-4, 2: 1e-2, 1: 0.0}
 """Largest error relative to the largest element, by bytes per float of the output; kernels that compute in float32
-whatever they are fed show in the output type."""
+whatever they are fed show in the output type. Quantised numbers are equal or different."""
 
 
 class Trial:
@@ -148,12 +148,15 @@ class Trial:
         return outputs is not None and [o.shape for o in outputs] == [w.shape for w in self.whole]
 
     def ignores(self, inputs: Sequence[int], outputs: Sequence[Placement]) -> bool:
-        """Whether the outputs that are replicated stay what they are whatever these inputs hold."""
+        """Whether the outputs that are replicated stay what they are whatever these inputs hold.
+
+        A comparison that never comes true stays what it is whatever it compares, and shows nothing.
+        """
+        if any(whole.dtype == bool and (whole.all() or not whole.any()) for whole in self.whole):
+            return False
         for nonsense in (0.0, np.nan, np.inf, -np.inf):
             arrays = [
-                np.full_like(array, nonsense if array.dtype.kind == "f" else 0)
-                if array is not None and i in inputs
-                else array
+                _filled(array, nonsense) if array is not None and i in inputs else array
                 for i, array in enumerate(self.arrays)
             ]
             self.num_executions += 1
@@ -256,9 +259,11 @@ def local_sketch(sketch: Sketch, strategy: Strategy, n: int) -> Sketch | None:
     if strategy.replaced:
         scaled = replace(scaled, attrs=replace_numbers(scaled.attrs, strategy.replaced))
     if strategy.local is not None:
-        kind = strategy.local.kind
-        start = Operand((), "int64")
-        scaled = replace(scaled, kind=kind, body=function_digest(kind), inputs=(*scaled.inputs, start))
+        kind, told = strategy.local.kind, sketch.inputs[strategy.local.input]
+        assert told is not None, "the input a local op is told about is there"
+        attrs = (*scaled.attrs, ("size", told.shape[strategy.local.dim]))
+        inputs = (*scaled.inputs, Operand((), "int64"))
+        scaled = replace(scaled, kind=kind, body=function_digest(kind), attrs=attrs, inputs=inputs)
     return scaled
 
 
@@ -295,6 +300,14 @@ def replace_numbers(attrs: tuple[tuple[str, Attr], ...], numbers: Sequence[Repla
         entries[number.entry] = number.value
         changed[number.attr] = tuple(entries) if isinstance(value, tuple) else entries[0]
     return tuple(changed.items())
+
+
+def _filled(array: Array, number: float) -> Array:
+    """Return an array that holds nothing but a number, or the integer that comes closest; 0 for NaN."""
+    if array.dtype.kind == "f":
+        return np.full_like(array, number)
+    ends = np.iinfo(array.dtype)
+    return np.full_like(array, 0 if np.isnan(number) else ends.max if number > 0 else ends.min if number < 0 else 0)
 
 
 def split(array: Array, dim: int, n: int, chunks: int = 1) -> list[Array]:
@@ -415,12 +428,14 @@ def recombine(parts: Sequence[Array], whole: Array) -> Placement | None:
         return Shard(dim, chunks) if chunks else None
     if all(close(part, whole) for part in parts):
         return Replicate()
-    if whole.dtype.kind not in "fiu":
+    if whole.dtype.kind not in "fViu":
         return None
     stacked = np.stack(parts)
+    if whole.dtype.kind == "V":  # bfloat16, in which numpy cannot reduce
+        stacked = stacked.astype(np.float64)
     with np.errstate(all="ignore"):
         for reduce, reduction in _REDUCTIONS.items():
-            if whole.dtype.kind != "f" and reduce in ("mean", "logsumexp"):
+            if whole.dtype.kind not in "fV" and reduce in ("mean", "logsumexp"):
                 continue
             if close(reduction(stacked).astype(whole.dtype), whole):
                 return Partial(reduce)
