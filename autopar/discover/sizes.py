@@ -310,7 +310,9 @@ WINDOW_ATTRS = ("kernel_shape", "strides", "dilations", "pads", "output_padding"
 def overlaps(attrs: tuple[tuple[str, Attr], ...]) -> tuple[bool, ...]:
     """Return whether neighbouring windows have rows in common, per spatial dim; () for an op without windows."""
     named = dict(attrs)
-    kernels = integers(named.get("kernel_shape", ()))
+    if "kernel_shape" not in named:
+        return ()
+    kernels = integers(named["kernel_shape"])
     strides, dilations = (integers(named.get(name, (1,) * len(kernels))) for name in ("strides", "dilations"))
     return tuple((k - 1) * d + 1 > s for k, s, d in zip(kernels, strides, dilations, strict=True))
 
