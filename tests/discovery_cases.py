@@ -331,10 +331,11 @@ def _attention() -> Iterator[Case]:
         {"scale": 0.35, "is_causal": 0},
         num_outputs=3,
     )
-    yield Case(
+    yield Case(  # causal: a block of queries has to know where it starts
         "autopar::AttentionGrad",
         [floats(B, H, S, K), floats(B, 4, S, K), floats(B, 4, S, K), floats(B, H, S, K)],
-        "[a,b,.,.],[a,b,.,.],[a,b,.,d],[a,b,.,d]->[a,b,.,.],[a,b,.,.],[a,b,.,d]; d: sum" + linear,
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[a,b,c,d]->[a,b,c,.],[a,b,.,.],[a,b,.,d]; "
+        "c: sum, as autopar::AttentionGradPart from #0 dim 2; d: sum" + linear,
         {"scale": 0.35, "is_causal": 1},
         num_outputs=3,
     )
@@ -413,6 +414,17 @@ def _indexing() -> Iterator[Case]:
         [floats(B, S), indices(S, B, 4), floats(B, 4)],
         f"[a,b],[a,.],[a,.]->[a,b]; b: as autopar::ScatterElementsPart from #0 dim 1; P,R,P->P ({ANY})",
         {"axis": 1},
+    )
+    yield Case(  # rows of a cache of keys, written from another place on in every sample
+        "TensorScatter",
+        [floats(4, 32, 24), floats(4, 8, 24), indices(24, 4)],
+        f"[a,.,b],[a,.,b],[a]->[a,.,b]; P,P,R->P ({ANY})",
+        {"axis": 1},
+    )
+    yield Case(  # a block out of the middle is the middle ones of four
+        "CenterCropPad",
+        [floats(B, S), ints(B // 2, S)],
+        f"[a/4,b],_->[a/2,b]; a: scaling #1[0]; b: scaling #1[1]; P,R->P ({ANY})",
     )
     yield Case("TopK", [floats(V, B), ints(3)], "[.,a],_->[.,a],[.,a]", {"axis": 0}, num_outputs=2)
     yield Case(

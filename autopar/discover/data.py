@@ -8,8 +8,9 @@ few values of both signs, so that comparisons come true. Booleans hold both valu
 a root, a row whose mask forbids everything) is tried on positive, then on small positive data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,15 +173,29 @@ def _ranges(sketch: Sketch, executor: Executor) -> dict[int, _Range]:
         assert operand is not None, "chosen above"
         unbounded = min(_UNBOUNDED, np.iinfo(operand.dtype).max + 1)
         candidates = [unbounded, *sorted((end for end in ends if 1 <= end < unbounded), reverse=True)]
+        accepted = partial(_accepts, sketch, plain, index, executor)
+        refused = 0
         for end in candidates:
-            trial = list(plain)
-            trial[index] = np.full(operand.shape, end - 1, dtype=operand.dtype)
-            if run_sketch(sketch, trial, executor) is not None:
+            if not accepted(end):
+                refused = end
+            else:
+                while refused - end > 1:  # the limit is no size itself, as where a window has to fit behind an index
+                    middle = (end + refused) // 2
+                    end, refused = (middle, refused) if accepted(middle) else (end, middle)
                 low, high = (-2, max(candidates[1:], default=8)) if end == unbounded else (0, end)
                 special = _special(sketch, plain, index, low, high, executor)
                 ranges[index] = _Range(low, high, special)
                 break
     return ranges
+
+
+def _accepts(sketch: Sketch, plain: Sequence[Array | None], index: int, executor: Executor, end: int) -> bool:
+    """Whether an op takes the last number below `end` everywhere in an integer input."""
+    operand = sketch.inputs[index]
+    assert operand is not None, "it is a tensor"
+    trial = list(plain)
+    trial[index] = np.full(operand.shape, end - 1, dtype=operand.dtype)
+    return run_sketch(sketch, trial, executor) is not None
 
 
 def _special(
