@@ -18,6 +18,7 @@ from autopar.discover.shrink import Proxy, run_sketch
 from autopar.discover.sketch import Sketch
 from autopar.discover.trial import Trial, close, local_sketch
 from autopar.execute import Executor
+from autopar.progress import StopCallback, never
 from autopar.sharding import Partial, Placement, Replicate, Shard
 
 _MAX_EXECUTIONS = 4000
@@ -103,7 +104,7 @@ class _Found:
     reason: str
 
 
-def _explore(trial: Trial) -> _Found:
+def _explore(trial: Trial, should_stop: StopCallback) -> _Found:
     """Return all strategies on 2 devices."""
     sketch = trial.proxy.sketch
     scalings = _scalings(trial.proxy.scalable)
@@ -120,7 +121,7 @@ def _explore(trial: Trial) -> _Found:
         if strategy is not None and any(isinstance(placement, Shard) for placement in strategy.outputs):
             found.append(strategy)
     for placements in _candidates(sketch):
-        if trial.num_executions > _MAX_EXECUTIONS:
+        if trial.num_executions > _MAX_EXECUTIONS or should_stop():
             return _Found(found, f"search stopped after {trial.num_executions} executions")
         for scaled in scalings:
             strategy = attempt(Strategy(placements, (), scaled))
@@ -157,13 +158,16 @@ def _confirmed(strategy: Strategy, trial: Trial) -> bool:
     return False
 
 
-def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) -> Rule:
+def find_rule(
+    sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor, should_stop: StopCallback = never
+) -> Rule:
     """Discover the rule of an op on its even and its triple proxy.
 
     Args:
         sketch: The real op, of which only the ranks are used.
         proxies: From `shrink`.
         executor: Runs the op.
+        should_stop: Polled before each candidate; once true, what was found so far is confirmed and returned.
     """
     even, triple = proxies
     replicate = Strategy((Replicate(),) * len(sketch.inputs), (Replicate(),) * len(sketch.outputs))
@@ -181,7 +185,7 @@ def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) 
         if again is None or not all(close(a, b) for a, b in zip(again, first.whole, strict=True)):
             reason = "replicated: two runs on the same data differ"
         else:
-            found = _explore(first)
+            found = _explore(first, should_stop)
             reason = found.reason
             strategies = [strategy for strategy in found.strategies if all(_confirmed(strategy, t) for t in trials[1:])]
         executions += 1 + sum(trial.num_executions for trial in trials)
