@@ -76,24 +76,24 @@ class Guard(Executor):
         number: Number of the last run of the task.
     """
 
-    def __init__(self, executor: Executor, board: mmap, max_seconds: float) -> None:
+    def __init__(self, executor: Executor, board: mmap) -> None:
         """Guard an executor.
 
         Args:
             executor: What really runs ops.
             board: From `new_board`.
-            max_seconds: After a run started, the next one has to start within this time.
         """
         super().__init__()
         self.number = 0
         self._inner = executor
         self._board = board
-        self._max_seconds = max_seconds
+        self._max_seconds = 0.0
         self._refused: Collection[int] = ()
 
-    def begin(self, refused: Collection[int]) -> None:
-        """Start counting for a new task, of which these runs are refused."""
+    def begin(self, refused: Collection[int], max_seconds: float) -> None:
+        """Start counting for a new task; see `perform`."""
         self._refused = refused
+        self._max_seconds = max_seconds
         self._announce(0)
 
     def end(self) -> None:
@@ -113,11 +113,17 @@ class Guard(Executor):
 
         Raises:
             ExecutionError: Also if this run ended a process before.
+            MemoryError: If there is no memory left for it; what follows would fail for the same reason.
         """
         self._announce(self.number + 1)
         if self.number in self._refused:
             raise ExecutionError(f"op {name!r} ({kind}) ended its process when it was run like that")
-        return self._inner.run_kind(kind, attrs, inputs, num_outputs, opset, name)
+        try:
+            return self._inner.run_kind(kind, attrs, inputs, num_outputs, opset, name)
+        except ExecutionError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise error.__cause__ from error
+            raise
 
     def _announce(self, number: int) -> None:
         self.number = number
@@ -126,7 +132,7 @@ class Guard(Executor):
         signal.setitimer(signal.ITIMER_REAL, self._max_seconds)
 
 
-def perform(task: Task, guard: Guard, refused: Collection[int], stop: int | None) -> Proxies | Rule:
+def perform(task: Task, guard: Guard, refused: Collection[int], stop: int | None, max_seconds: float) -> Proxies | Rule:
     """Do a task.
 
     Args:
@@ -134,11 +140,12 @@ def perform(task: Task, guard: Guard, refused: Collection[int], stop: int | None
         guard: Runs the ops.
         refused: Numbers of runs that count as failed.
         stop: A search tries no more candidates from the run of this number on; None lets it finish.
+        max_seconds: Within this time after the start of a run, the next one has to start.
 
     Returns:
         The proxies of an op, or its rule, also if it has no proxies.
     """
-    guard.begin(refused)
+    guard.begin(refused, max_seconds)
     try:
         match task:
             case Shrinking(sketch):

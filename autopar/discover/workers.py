@@ -54,8 +54,8 @@ class Workers:
     ) -> None:
         if self._server is None:
             return
-        if kind is None and not self._running:
-            self._server.keep()
+        if self._server.ready and not self._running:
+            _idle.append(self._server)
         else:
             self._server.kill()
 
@@ -100,8 +100,9 @@ class Workers:
         connection = self._server.connection()
         try:
             while self._queue and len(self._running) < self._isolation.num_workers:
-                connection.send((self._queue[0], self._tasks[self._queue[0]]))
-                self._running.add(self._queue.popleft())
+                index = self._queue.popleft()
+                self._running.add(index)
+                connection.send((index, self._tasks[index]))
             report: Report = connection.recv()
             answer: Answer | Exception = connection.recv()
         except (EOFError, ConnectionError):
@@ -119,14 +120,19 @@ class Workers:
 
 
 class _Server:
-    """A process that forks workers and hands tasks to them."""
+    """A process that forks workers and hands tasks to them.
+
+    Attributes:
+        isolation: How ops are run there.
+        ready: Whether it has said so.
+    """
 
     def __init__(self, isolation: Isolation) -> None:
         from multiprocessing.connection import Pipe
 
         self.isolation = isolation
         self._owner = os.getpid()
-        self._ready = False
+        self.ready = False
         self._connection, theirs = Pipe()
         path = [str(folder) for folder in sys.path]
         code = (
@@ -145,7 +151,6 @@ class _Server:
             raise _no_server(str(error)) from error
         finally:
             theirs.close()
-        self._connection.send(isolation)
 
     def connection(self) -> "Connection":
         """Return the connection to the server, once it is ready.
@@ -153,22 +158,19 @@ class _Server:
         Raises:
             ExecutionError: If it does not get ready.
         """
-        if not self._ready:
+        if not self.ready:
             try:
+                self._connection.send(self.isolation)
                 self._connection.recv()
             except (EOFError, ConnectionError) as error:
                 raise _no_server(f"it exited with {self._process.wait()}") from error
-            self._ready = True
+            self.ready = True
         return self._connection
 
     @property
     def usable(self) -> bool:
         """Whether it is alive and ours; after a fork it is our parent's."""
         return self._owner == os.getpid() and self._process.poll() is None
-
-    def keep(self) -> None:
-        """Keep it for the next discovery."""
-        _idle.append(self)
 
     def kill(self) -> None:
         """End it and its workers at once."""
