@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import ProgramError
-from autopar.runtime.blocks import gather, move, scatter
+from autopar.program.records import Start
+from autopar.runtime.blocks import block_starts, exchange, gather, move, scatter
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard, local_shape
 
 MESH = Mesh.of(outer=2, middle=3, inner=2)
@@ -62,3 +63,27 @@ def test_copies_that_differ_are_an_error() -> None:
     for first, second in ((np.ones(2), np.array([1.0, 1.1])), (np.array([1]), np.array([2]))):
         with pytest.raises(ProgramError, match="copies of one tensor hold different values"):
             gather([first, second], replicated, mesh)
+
+
+@pytest.mark.parametrize(("fill", "outside"), [("zero", 0.0), ("lowest", -np.inf)])
+def test_blocks_with_rows_of_their_neighbours_are_windows_of_the_padded_tensor(fill: str, outside: float) -> None:
+    """Device i of n holds rows from i x size on, one of the previous and two of the next; copies stay one object."""
+    placements = (Replicate(), Shard(1), Shard(0))
+    padded = np.pad(ARRAY, ((0, 0), (1, 2), (0, 0)), constant_values=outside)
+
+    blocks = exchange(scatter(ARRAY, placements, MESH), 1, 1, (1, 2), fill, MESH)
+
+    windows = [padded[:, 8 * i : 8 * i + 11] for i in range(3)]
+    wanted = [window[half] for window in windows for half in (slice(0, 6), slice(6, 12))] * 2
+    assert all(np.array_equal(block, window) for block, window in zip(blocks, wanted, strict=True))
+    assert len({id(block) for block in blocks}) == 6
+
+
+def test_devices_know_where_their_block_starts() -> None:
+    """A dim of 24 rows split by the outer axis first, then by the inner one; the middle axis holds copies."""
+    outer, _, inner = MESH.axes
+
+    starts = block_starts(Start((outer, inner), rows=6), MESH)
+
+    assert [int(start) for start in starts] == [0, 6, 0, 6, 0, 6, 12, 18, 12, 18, 12, 18]
+    assert {start.dtype for start in starts} == {np.dtype(np.int64)}

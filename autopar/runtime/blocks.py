@@ -4,12 +4,14 @@ Devices that hold the same block share one array object, so that copies cost not
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
+from autopar.program.records import Start
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard
 
 Array = NDArray[Any]
@@ -105,3 +107,45 @@ def move(blocks: Blocks, axis: int, source: Placement, target: Placement, mesh: 
         for rank, block in zip(group, known[key], strict=True):
             moved[rank] = block
     return [block for block in moved if block is not None]
+
+
+def exchange(blocks: Blocks, axis: int, dim: int, rows: tuple[int, int], fill: str, mesh: Mesh) -> Blocks:
+    """Return the blocks with rows of their neighbours on one axis (an index) around them.
+
+    Args:
+        blocks: A tensor whose `dim` that axis splits.
+        axis: Index of the axis.
+        dim: Tensor dim.
+        rows: How many rows of the previous and of the next device.
+        fill: What stands where there is no neighbour: "zero" or "lowest" (minus infinity).
+        mesh: The devices.
+    """
+    before, after = rows
+    size, stride = mesh.shape[axis], prod(mesh.shape[axis + 1 :])
+    first = blocks[0]
+    outside = -np.inf if fill == "lowest" else 0
+    edge = np.full((*first.shape[:dim], max(rows), *first.shape[dim + 1 :]), outside, first.dtype)
+    known: dict[tuple[int, int, int], Array] = {}
+    extended = []
+    for rank, block in enumerate(blocks):
+        position = rank // stride % size
+        previous = blocks[rank - stride] if position else edge
+        following = blocks[rank + stride] if position < size - 1 else edge
+        key = (id(previous), id(block), id(following))
+        if key not in known:
+            head = np.take(previous, range(previous.shape[dim] - before, previous.shape[dim]), axis=dim)
+            tail = np.take(following, range(after), axis=dim)
+            known[key] = np.concatenate([head, block, tail], axis=dim)
+        extended.append(known[key])
+    return extended
+
+
+def block_starts(start: Start, mesh: Mesh) -> Blocks:
+    """Return where the block of each device starts; equal numbers are one object."""
+    known: dict[int, Array] = {}
+    coordinates = zip(*np.unravel_index(np.arange(mesh.size), mesh.shape), strict=True)
+    starts = []
+    for place in coordinates:
+        position = start.of([int(place[mesh.axes.index(axis)]) for axis in start.axes])
+        starts.append(known.setdefault(position, np.array(position, np.int64)))
+    return starts
