@@ -42,20 +42,20 @@ ELEMENTWISE: list[Case] = [
         [flags(B, 1, S), floats(B, H, S), np.array(0.0)],
         1,
         {},
-        "[b,.,c],[b,a,c],[]->[b,a,c]; R,P,R->P",
+        "[a,.,b],[a,c,b],[]->[a,c,b]; R,P,R->P",
     ),
     ("Sum", [floats(B, S)] * 4, 1, {}, "[a,b],[a,b],[a,b],[a,b]->[a,b]; P,P,P,P->P"),
 ]
 
 PRODUCTS: list[Case] = [
     # The contraction c is the dim MetaDist loses in low precision; batch dims of the left operand stay.
-    ("MatMul", [floats(B, S, D), floats(D, V)], 1, {}, "[b,c,d],[d,a]->[b,c,a]; d: sum; P,R->P; R,P->P"),
+    ("MatMul", [floats(B, S, D), floats(D, V)], 1, {}, "[a,b,c],[c,d]->[a,b,d]; c: sum; P,R->P; R,P->P"),
     (
         "MatMul",
         [floats(B, H, S, K), floats(B, H, K, S)],
         1,
         {},
-        "[b,c,d,e],[b,c,e,a]->[b,c,d,a]; e: sum; P,R->P; R,P->P",
+        "[a,b,c,d],[a,b,d,e]->[a,b,c,e]; d: sum; P,R->P; R,P->P",
     ),
     # The bias is added once: with the contraction sharded it has to be a partial sum itself.
     (
@@ -63,21 +63,21 @@ PRODUCTS: list[Case] = [
         [floats(S, D), floats(D, V), floats(V)],
         1,
         {},
-        "[b,c],[c,a],[a]->[b,a]; c: sum, #2 partial; P,R,P->P; R,P,P->P",
+        "[a,b],[b,c],[c]->[a,c]; b: sum, #2 partial; P,R,P->P; R,P,P->P",
     ),
     (
         "Einsum",  # the gradient of a weight: batch and sequence are contracted
         [floats(B, S, D), floats(B, S, V)],
         1,
         {"equation": "bsd,bsv->dv"},
-        "[b,c,d],[b,c,a]->[d,a]; b: sum; c: sum; P,R->P; R,P->P",
+        "[a,b,c],[a,b,d]->[c,d]; a: sum; b: sum; P,R->P; R,P->P",
     ),
     (
         "Conv",
         [floats(4, C, 8, 8), floats(2 * C, C, 3, 3), floats(2 * C)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)},
-        "[b,c,.,.],[a,c,.,.],[a]->[b,a,.,.]; c: sum, #2 partial; P,R,P->P; R,P,P->P",
+        "[a,b,.,.],[c,b,.,.],[c]->[a,c,.,.]; b: sum, #2 partial; P,R,P->P; R,P,P->P",
     ),
     (
         "Conv",  # a depthwise convolution: the channels go with the groups
@@ -129,28 +129,28 @@ ATTENTION: list[Case] = [
         [floats(B, H, S, K)] * 3,
         1,
         {"is_causal": 1},
-        "[b,c,.,.],[b,c,.,.],[b,c,.,a]->[b,c,.,a]; R,R,P->P",
+        "[a,b,.,.],[a,b,.,.],[a,b,.,c]->[a,b,.,c]; R,R,P->P",
     ),
     (
         "Attention",
         [floats(B, H, S, K)] * 3,
         1,
         {},
-        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; R,R,P->P",
     ),
     (
         "Attention",  # grouped queries: 4 query heads to each key head
         [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K)],
         1,
         {"is_causal": 1},
-        "[b,c,.,.],[b,c,.,.],[b,c,.,a]->[b,c,.,a]; R,R,P->P",
+        "[a,b,.,.],[a,b,.,.],[a,b,.,c]->[a,b,.,c]; R,R,P->P",
     ),
     (
         "Attention",  # the mask is sharded with the queries
         [floats(B, H, S, K)] * 3 + [floats(B, 1, S, S)],
         1,
         {},
-        "[b,c,d,.],[b,c,.,.],[b,c,.,a],[b,.,d,.]->[b,c,d,a]; R,R,P,R->P",
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[a,.,c,.]->[a,b,c,d]; R,R,P,R->P",
     ),
     (
         "RotaryEmbedding",
@@ -181,7 +181,7 @@ SHAPES: list[Case] = [
         [floats(B, 1, S, 1), ints(B, H, S, V)],
         1,
         {},
-        "[c,.,d,.],_->[c,a,d,b]; a: scales #1[1]; b: scales #1[3]; c: scales #1[0]; d: scales #1[2]; P,R->P",
+        "[a,.,b,.],_->[a,c,b,d]; a: scales #1[0]; b: scales #1[2]; c: scales #1[1]; d: scales #1[3]; P,R->P",
     ),
     (
         "Slice",
@@ -204,16 +204,16 @@ SHAPES: list[Case] = [
 ]
 
 INDEXING: list[Case] = [
-    ("Gather", [floats(V, D), indices(V, B, S)], 1, {}, "[.,c],[a,b]->[a,b,c]; P,R->P"),
+    ("Gather", [floats(V, D), indices(V, B, S)], 1, {}, "[.,a],[b,c]->[b,c,a]; P,R->P"),
     ("Gather", [floats(B, S, D), np.array(3)], 1, {"axis": 1}, "[a,.,b],_->[a,b]; P,R->P"),
-    ("GatherND", [floats(B, S, D), indices(S, B, 5, 1)], 1, {"batch_dims": 1}, "[b,.,c],[b,a,.]->[b,a,c]; P,R->P"),
-    ("GatherElements", [floats(B, S), indices(S, B, 4)], 1, {"axis": 1}, "[b,.],[b,a]->[b,a]; P,R->P"),
+    ("GatherND", [floats(B, S, D), indices(S, B, 5, 1)], 1, {"batch_dims": 1}, "[a,.,b],[a,c,.]->[a,c,b]; P,R->P"),
+    ("GatherElements", [floats(B, S), indices(S, B, 4)], 1, {"axis": 1}, "[a,.],[a,b]->[a,b]; P,R->P"),
     (
         "ScatterElements",
         [floats(B, S), indices(S, B, 4), floats(B, 4)],
         1,
         {"axis": 1, "reduction": "add"},
-        "[b,.],[b,a],[b,a]->[b,.]; a: sum, #0 partial; P,R,P->P",
+        "[a,.],[a,b],[a,b]->[a,.]; b: sum, #0 partial; P,R,P->P",
     ),
     ("TopK", [floats(B, S, V), ints(2)], 2, {"axis": -1}, "[a,b,.],_->[a,b,.],[a,b,.]"),
     (
@@ -232,7 +232,7 @@ FUNCTIONS: list[Case] = [
         [indices(V, B, S), np.arange(V), floats(B, S, D)],
         1,
         {"axis": 0},
-        "[c,d],[b],[c,d,a]->[b,a]; c: sum; d: sum; R,R,P->P",
+        "[a,b],[c],[a,b,d]->[c,d]; a: sum; b: sum; R,R,P->P",
     ),
     (
         "autopar::LayerNormalizationGrad",

@@ -54,6 +54,7 @@ def discover(
         num_executions=sum(rule.num_executions for rule in discovery.searched.values()),
         num_cached=len({rule.signature for rule in rules.values()} - discovery.searched.keys()),
         seconds=perf_counter() - start,
+        executed=frozenset(discovery.searched),
     )
 
 

@@ -7,8 +7,9 @@ search done again with that run refused, which makes the candidate it belonged t
 
 import signal
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from mmap import mmap
+from time import perf_counter
 from typing import Any
 
 from numpy.typing import NDArray
@@ -145,6 +146,7 @@ def perform(task: Task, guard: Guard, refused: Collection[int], stop: int | None
     Returns:
         The proxies of an op, or its rule, also if it has no proxies.
     """
+    start = perf_counter()
     guard.begin(refused, max_seconds)
     try:
         match task:
@@ -152,6 +154,9 @@ def perform(task: Task, guard: Guard, refused: Collection[int], stop: int | None
                 return shrink(sketch, guard) or no_rule(sketch)
             case Searching(proxies):
                 should_stop = never if stop is None else (lambda: guard.number >= stop)
-                return find_rule(proxies[0].sketch, proxies, guard, should_stop)
+                rule = find_rule(proxies[0].sketch, proxies, guard, should_stop)
+                shapes = tuple(dict.fromkeys(proxy.sketch.shapes for proxy in proxies))
+                settings = proxies[0].sketch.settings
+                return replace(rule, shapes=shapes, settings=settings, seconds=perf_counter() - start)
     finally:
         guard.end()
