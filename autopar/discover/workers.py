@@ -11,12 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from autopar.discover.guard import Death, Proxies, Task
+from autopar.discover.guard import Death, Proxies, Searching, Shrinking, Task
 from autopar.discover.rules import Rule
 from autopar.discover.server import Isolation, Report
 from autopar.errors import ExecutionError
@@ -40,7 +41,7 @@ class Workers:
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
-        self._queue: deque[int] = deque()
+        self._queue: list[tuple[int, int]] = []
         self._tasks: list[Task] = []
         self._running: set[int] = set()
         self._server: _Server | None = None
@@ -61,8 +62,8 @@ class Workers:
 
     def submit(self, task: Task) -> None:
         """Have a task done; the first one starts the server, which gets ready while the caller goes on."""
-        self._queue.append(len(self._tasks))
         self._tasks.append(task)
+        self._enqueue(len(self._tasks) - 1)
         if self._server is None:
             self._server = _take(self._isolation)
 
@@ -79,7 +80,7 @@ class Workers:
         while self._queue or self._running:
             if self._restarts > _MAX_RESTARTS:
                 lost = Death(0, "lost its server")
-                index = self._queue.popleft()
+                _, index = heappop(self._queue)
                 yield self._tasks[index], None, Report(index, (lost,), stopped=True)
                 continue
             report, answer = self._receive()
@@ -100,7 +101,7 @@ class Workers:
         connection = self._server.connection()
         try:
             while self._queue and len(self._running) < self._isolation.num_workers:
-                index = self._queue.popleft()
+                _, index = heappop(self._queue)
                 self._running.add(index)
                 connection.send((index, self._tasks[index]))
             report: Report = connection.recv()
@@ -115,8 +116,18 @@ class Workers:
         self._server.kill()
         self._server = _Server(self._isolation)
         self._restarts += 1
-        self._queue.extendleft(sorted(self._running, reverse=True))
+        for index in self._running:
+            self._enqueue(index)
         self._running.clear()
+
+    def _enqueue(self, index: int) -> None:
+        """Put a task into the queue: those that lead to others first, then long searches, so that none is left over."""
+        match self._tasks[index]:
+            case Shrinking():
+                rank = -sys.maxsize
+            case Searching((even, _)):
+                rank = -prod(1 + len(operand.shape) for operand in even.sketch.inputs if operand is not None)
+        heappush(self._queue, (rank, index))
 
 
 class _Server:

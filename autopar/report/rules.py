@@ -1,11 +1,12 @@
 """Discovered sharding rules as text and as JSON data: each distinct rule once, with the ops that follow it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import JobError
 from autopar.report.text import format_entries, wrap
+from autopar.sharding import Partial
 from autopar.units import format_seconds
 
 if TYPE_CHECKING:
@@ -25,10 +26,15 @@ _LEGEND = (
     ),
     ("partial", "partial", "an input that has to be given as terms of a sum (or max, min, ...)"),
     ("scales", "scales", "numbers of the op to be divided by the number of devices"),
-    ("halo", "halo", "#0 dim 2 +1+1: rows of its neighbours that a device needs before and after its own"),
+    (
+        "halo",
+        "halo",
+        "+1+1: rows of its neighbours a device needs before and after its own; 0 or lowest at the ends",
+    ),
     ("sets", "sets", "numbers of the op that are others on a device"),
     ("runs", r"runs \S+ from", "what a device runs instead of the op, told the position of its first row"),
     ("terms", "terms", "P,R -> P: terms of a sum, given as input 0, make terms of the output; R is replicated"),
+    ("(max)", r"-> P.* \(", "the same holds for terms of that reduction; if sum is not named, not for sums"),
     ("uneven", "uneven", "the strategies that also hold where devices have blocks of different sizes"),
     ("cyclic", "cyclic", "the strategies that also hold where all their dims are sharded block-cyclic"),
     (
@@ -69,9 +75,8 @@ def _entry(rule: "Rule", ops: Sequence[str], executed: bool) -> list[str]:
     spec = str(notation) if rule.input_ranks or rule.output_ranks else "no tensors"
     entries = [
         ("rule", "; ".join([spec, *notes])),
-        ("terms", "; ".join(map(str, notation.others))),
-        ("uneven", _letters(notation, [strategy for _, strategy in notation.letters if strategy.uneven])),
-        ("cyclic", _letters(notation, [strategy for _, strategy in notation.letters if strategy.cyclic])),
+        ("terms", _terms(notation.others)),
+        ("also", "; ".join(_also(notation))),
         ("with", rule.settings),
         ("found" if executed else "cached", _how(rule)),
         ("note", rule.reason),
@@ -81,11 +86,29 @@ def _entry(rule: "Rule", ops: Sequence[str], executed: bool) -> list[str]:
     return [f"{rule.kind}: {count} {ops[0]}", *format_entries(shown, WIDTH)]
 
 
-def _letters(notation: "Notation", chosen: "Sequence[Strategy]") -> str:
-    """Return the letters of some strategies."""
-    if chosen and len(chosen) == len(notation.letters):
-        return "all"
-    return ", ".join(name for name, strategy in notation.letters if strategy in chosen)
+def _terms(strategies: "Sequence[Strategy]") -> str:
+    """Return the strategies on terms; those that are alike but for the reduction are one."""
+    reductions: dict[str, list[str]] = {}
+    for strategy in strategies:
+        placed = (*strategy.inputs, *strategy.outputs)
+        found = list(dict.fromkeys(placement.reduce for placement in placed if isinstance(placement, Partial)))
+        text = str(strategy)
+        if len(found) == 1:
+            text = text.replace(f"P({found[0]})", "P")
+        reductions.setdefault(text, []).extend(found if len(found) == 1 else [])
+    return "; ".join(
+        text if found in ([], ["sum"]) else f"{text} ({', '.join(found)})" for text, found in reductions.items()
+    )
+
+
+def _also(notation: "Notation") -> "Iterator[str]":
+    """Iterate over other kinds of shards and the letters that allow them."""
+    for what, chosen in (
+        ("uneven", [name for name, strategy in notation.letters if strategy.uneven]),
+        ("cyclic", [name for name, strategy in notation.letters if strategy.cyclic]),
+    ):
+        if chosen:
+            yield f"{what} {'all' if len(chosen) == len(notation.letters) else ', '.join(chosen)}"
 
 
 def _how(rule: "Rule") -> str:
