@@ -24,6 +24,7 @@ from autopar.discover.sketch import Sketch
 from autopar.discover.terms import IDEMPOTENT, as_terms, float_inputs, term_sets
 from autopar.discover.trial import Trial, close
 from autopar.execute import Executor
+from autopar.progress import StopCallback, never
 from autopar.sharding import Partial, Placement, Replicate, Shard
 
 _MAX_EXECUTIONS = 4000
@@ -89,7 +90,7 @@ class _Found:
     reason: str
 
 
-def _explore(trial: Trial) -> _Found:
+def _explore(trial: Trial, should_stop: StopCallback) -> _Found:
     """Return all strategies on 2 devices."""
     sketch, counts = trial.proxy.sketch, trial.proxy.counts
     scalings = _scalings(trial.proxy.scalable)
@@ -115,7 +116,7 @@ def _explore(trial: Trial) -> _Found:
         if outputs is not None and any(isinstance(placement, Shard) for placement in outputs):
             found.append(Strategy(whole, outputs, scaled))
     for placements in _candidates(sketch):
-        if trial.num_executions > _MAX_EXECUTIONS:
+        if trial.num_executions > _MAX_EXECUTIONS or should_stop():
             return _Found(found, f"search stopped after {trial.num_executions} executions")
         holds = attempt_scaled(placements)
         if not holds:
@@ -175,13 +176,16 @@ def _repeats(strategy: Strategy, trial: Trial) -> bool:
     return n is not None and trial.run(strategy, n) == strategy.outputs
 
 
-def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) -> Rule:
+def find_rule(
+    sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor, should_stop: StopCallback = never
+) -> Rule:
     """Discover the rule of an op on its even and its triple proxy.
 
     Args:
         sketch: The real op, of which only the ranks are used.
         proxies: From `shrink`.
         executor: Runs the op.
+        should_stop: Polled before each candidate; once true, what was found so far is confirmed and returned.
     """
     even, triple = proxies
     replicate = Strategy((Replicate(),) * len(sketch.inputs), (Replicate(),) * len(sketch.outputs))
@@ -203,7 +207,7 @@ def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) 
         if again is None or not all(close(a, b) for a, b in zip(again, first.whole, strict=True)):
             reason = "replicated: two runs on the same data differ"
         else:
-            found = _explore(first)
+            found = _explore(first, should_stop)
             reason = found.reason
             confirmed = {strategy: _confirmed(strategy, trials) for strategy in found.strategies}
             strategies = list(dict.fromkeys(filter(None, confirmed.values())))
