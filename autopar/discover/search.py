@@ -98,6 +98,12 @@ def _explore(trial: Trial, should_stop: StopCallback) -> _Found:
     floats = float_inputs(sketch)
     found: list[Strategy] = []
 
+    def stopped() -> bool:
+        return trial.num_executions > _MAX_EXECUTIONS or should_stop()
+
+    def early() -> _Found:
+        return _Found(found, f"search stopped after {trial.num_executions} executions")
+
     def attempt(candidate: Strategy) -> bool:
         outputs = trial.run(candidate, 2)
         if outputs is None:
@@ -116,8 +122,8 @@ def _explore(trial: Trial, should_stop: StopCallback) -> _Found:
         if outputs is not None and any(isinstance(placement, Shard) for placement in outputs):
             found.append(Strategy(whole, outputs, scaled))
     for placements in _candidates(sketch):
-        if trial.num_executions > _MAX_EXECUTIONS or should_stop():
-            return _Found(found, f"search stopped after {trial.num_executions} executions")
+        if stopped():
+            return early()
         holds = attempt_scaled(placements)
         if not holds:
             # A bias is added once: with the contraction sharded, it has to be a partial sum itself.
@@ -128,20 +134,26 @@ def _explore(trial: Trial, should_stop: StopCallback) -> _Found:
         if regroups or not holds:
             for candidate in chunked(placements, sketch, counts):
                 attempt_scaled(candidate)
-    sets: dict[str, list[tuple[int, ...]]] = {}
-    for reduce, chosen in term_sets(sketch):
-        if trial.num_executions > _MAX_EXECUTIONS:
-            return _Found(found, f"search stopped after {trial.num_executions} executions")
-        if reduce in IDEMPOTENT and any(set(chosen) <= set(larger) for larger in sets.get(reduce, ())):
-            continue
-        placements = as_terms(sketch, reduce, chosen)
-        outputs = trial.run(Strategy(placements, ()), 2)
-        if outputs is not None and _follows(trial, placements, outputs):
-            found.append(Strategy(placements, outputs))
-            sets.setdefault(reduce, []).append(chosen)
+    for strategy in _partial_strategies(trial):
+        if stopped():
+            return early()
+        found.append(strategy)
     found += local_strategies(trial, found)
     found += halo_strategies(trial, found)
     return _Found(found, "")
+
+
+def _partial_strategies(trial: Trial) -> Iterator[Strategy]:
+    """Iterate over the strategies on 2 devices that only take terms."""
+    sets: dict[str, list[tuple[int, ...]]] = {}
+    for reduce, chosen in term_sets(trial.proxy.sketch):
+        if reduce in IDEMPOTENT and any(set(chosen) <= set(larger) for larger in sets.get(reduce, ())):
+            continue
+        placements = as_terms(trial.proxy.sketch, reduce, chosen)
+        outputs = trial.run(Strategy(placements, ()), 2)
+        if outputs is not None and _follows(trial, placements, outputs):
+            sets.setdefault(reduce, []).append(chosen)
+            yield Strategy(placements, outputs)
 
 
 def _follows(trial: Trial, placements: tuple[Placement, ...], outputs: tuple[Placement, ...]) -> bool:
