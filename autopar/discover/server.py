@@ -22,6 +22,10 @@ from autopar.execute import Executor
 
 _MAX_BYTES = 4 << 30
 """Memory of a worker; a kernel that wants more must not be the reason why other processes are ended."""
+_START = 25
+"""Runs that take as long as starting a worker."""
+_MAX_STUCK = 3
+"""Deaths after the same run; refusing it does not help then."""
 _NO_MEMORY = 109
 """Exit code of a worker that has none left."""
 _IDLE_SECONDS = 60.0
@@ -36,7 +40,8 @@ class Isolation:
         max_seconds: Wall time of one run of a kernel on small shapes; milliseconds are usual. After a run of a task
             took more, the others of that task get a tenth.
         max_hangs: Runs of a task that may take too long.
-        max_repeats: Runs of a task that may be repeated because a worker died after them.
+        max_repeats: Runs of a task that may be repeated because a worker died after them; starting another one counts
+            as 25.
         executor: Makes the executor of a worker; pickled, and imported there.
     """
 
@@ -87,8 +92,10 @@ class _Job:
     def survives(self, death: Death, isolation: Isolation) -> bool:
         """Take note of a death; return whether the task is worth another worker."""
         self.deaths.append(death)
+        if sum(other.number == death.number for other in self.deaths) > _MAX_STUCK:
+            return False
         recent = self.deaths[self.forgiven :]
-        hangs, repeats = sum(death.hung for death in recent), sum(death.number + 1 for death in recent)
+        hangs, repeats = sum(death.hung for death in recent), sum(_START + death.number for death in recent)
         if hangs <= isolation.max_hangs and repeats <= isolation.max_repeats:
             return True
         if self.stop is None and isinstance(self.task, Searching):
