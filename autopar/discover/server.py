@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from mmap import mmap
 from multiprocessing.connection import Connection, Pipe, wait
@@ -115,7 +116,8 @@ class _Worker:
         """Have a job done."""
         self.job = job
         refused = frozenset(death.number for death in job.deaths)
-        self.pipe.send((job.task, refused, job.stop, job.max_seconds(isolation)))
+        with suppress(ConnectionError):  # if it is dead already, waiting for its answer will tell
+            self.pipe.send((job.task, refused, job.stop, job.max_seconds(isolation)))
 
     def bury(self, isolation: Isolation) -> Death:
         """Return what ended the process."""
