@@ -182,7 +182,7 @@ def _attend(worker: _Worker, crew: list[_Worker], caller: Connection, isolation:
     job = worker.job
     try:
         answer = worker.pipe.recv_bytes()
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):  # OSError: it died in the middle of its answer
         crew.remove(worker)
         death = worker.bury(isolation)
         if job is None:
