@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from functools import partial
@@ -57,14 +56,17 @@ def children(pid: int) -> list[int]:
 def await_end(pids: list[int], seconds: float = 20) -> bool:
     """Return whether processes end within some time."""
     deadline = time.monotonic() + seconds
-    while any(
-        Path(f"/proc/{pid}/stat").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
-        for pid in pids
-    ):
-        if time.monotonic() > deadline:
-            return False
+    while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return True
+    return not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, and is no zombie that nobody has asked about."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 CAUSES = {
@@ -131,7 +133,7 @@ def test_search_that_loses_too_many_workers_keeps_what_it_found() -> None:
     """No more candidates are tried; those that worked are confirmed, and the rule says that it is not complete."""
     faulty = partial(Faulty, "exit", "MatMul")
 
-    (rule,) = discover(product(), isolation=Isolation(max_repeats=16, executor=faulty))
+    (rule,) = discover(product(), isolation=Isolation(max_repeats=70, executor=faulty))
 
     assert {"R,R -> R", "R,S(1) -> S(1)"} <= texts(rule) < without_rows(next(iter(discover(product()))))
     assert rule.reason.startswith("search stopped after")
@@ -146,6 +148,14 @@ def test_search_that_dies_of_all_it_does_is_given_up() -> None:
 
     assert texts(rule) == {"R,R -> R"}
     assert rule.reason.startswith("replicated: ")
+
+
+def test_worker_that_cannot_even_begin_is_given_up() -> None:
+    """Whatever is refused, it dies again."""
+    rules = discover(GRAPH, isolation=Isolation(executor=partial(Faulty, "no such fault")))
+
+    assert [texts(rule) for rule in rules] == [{"R -> R"}] * 3
+    assert all(rule.reason.endswith("count as failed: 4 by exit code 1") for rule in rules)
 
 
 def test_number_of_workers_changes_nothing() -> None:
@@ -238,30 +248,44 @@ def test_threads_can_discover_at_the_same_time() -> None:
     assert [list(found[graph.ops[0].kind]) for graph in graphs] == [list(discover(graph)) for graph in graphs]
 
 
-SCRIPT = """
-    import sys
-    sys.path.insert(0, {root!r})
-    from functools import partial
-    from autopar.discover import Isolation, discover
-    from tests.faulty import Faulty
-    from tests.test_discover_isolation import GRAPH, children
+HEAD = f"""
+import os, sys
+from functools import partial
+from pathlib import Path
 
-    print("runs once", flush=True)
-    def report(progress):
-        print(progress.detail, *children({pid}), flush=True)
+sys.path.insert(0, {str(ROOT)!r})
+from autopar.discover import Isolation, discover
+from tests.faulty import Faulty
+from tests.test_discover_isolation import GRAPH, children
+
+print("runs once", flush=True)
+
+
+def report(progress):
+    print(progress.detail, *children(os.getpid()), flush=True)
+
+
 """
 
 
 def script(tmp_path: Path, text: str) -> "subprocess.Popen[str]":
     """Start a script without a guard for its main module."""
     file = tmp_path / "script.py"
-    file.write_text(textwrap.dedent(SCRIPT.format(root=str(ROOT), pid="__import__('os').getpid()") + text))
-    return subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    file.write_text(HEAD + text)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, str(file)], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def read_line(process: "subprocess.Popen[str]") -> tuple[str, list[int]]:
+    """Return the next word a script prints, and the numbers behind it."""
+    assert process.stdout is not None
+    word, *numbers = process.stdout.readline().split()
+    return word, [int(number) for number in numbers if number.isdigit()]
 
 
 def test_script_without_a_guard_runs_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """The main module is not imported again, and the processes end with it."""
-    process = script(tmp_path, "    print(len(discover(GRAPH, progress=report)))")
+    process = script(tmp_path, "print(len(discover(GRAPH, progress=report)))")
 
     output, errors = process.communicate(timeout=60)
 
@@ -275,23 +299,37 @@ def test_script_without_a_guard_runs_once_and_leaves_nothing_behind(tmp_path: Pa
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ends_with_its_caller(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C while a kernel hangs: rules found so far are kept. Whatever ends the caller, no process stays."""
+    hanging = 'Isolation(2, max_seconds=60, executor=partial(Faulty, "sleep"))'
     process = script(
-        tmp_path,
-        f"""
-    hanging = Isolation(2, max_seconds=60, executor=partial(Faulty, "sleep"))
-    discover(GRAPH, cache_dir=__import__("pathlib").Path({str(tmp_path)!r}), progress=report, isolation=hanging)
-    """,
+        tmp_path, f"discover(GRAPH, cache_dir=Path({str(tmp_path)!r}), progress=report, isolation={hanging})"
     )
-    assert process.stdout is not None
-    lines = [process.stdout.readline().split() for _ in range(3)]
-    server = int(lines[-1][1])
+    words, (_, _, (server,)) = zip(*(read_line(process) for _ in range(3)), strict=True)
     family = [server, *children(server)]
 
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
 
-    assert sorted(line[0] for line in lines) == ["Neg", "Relu", "runs"]
+    assert sorted(words) == ["Neg", "Relu", "runs"]
     assert await_end(family)
     if number == signal.SIGINT:
         assert errors.endswith("KeyboardInterrupt\n")
         assert discover(GRAPH, cache_dir=tmp_path).num_cached == 2
+
+
+def test_workers_end_with_their_server(tmp_path: Path) -> None:
+    """Idle ones, too, while the caller lives on."""
+    process = script(
+        tmp_path,
+        "discover(GRAPH, isolation=Isolation(2))\n"
+        "(server,) = children(os.getpid())\n"
+        "print('family', server, *children(server), flush=True)\n"
+        "sys.stdin.read()\n",
+    )
+    read_line(process)
+    _, (server, *workers) = read_line(process)
+
+    os.kill(server, signal.SIGKILL)
+
+    assert len(workers) == 2
+    assert await_end(workers)
+    process.communicate("", timeout=30)

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from mmap import mmap
 from multiprocessing.connection import Connection, Pipe, wait
@@ -22,6 +23,10 @@ from autopar.execute import Executor
 
 _MAX_BYTES = 4 << 30
 """Memory of a worker; a kernel that wants more must not be the reason why other processes are ended."""
+_START = 25
+"""Runs that take as long as starting a worker."""
+_MAX_STUCK = 3
+"""Deaths after the same run; refusing it does not help then."""
 _NO_MEMORY = 109
 """Exit code of a worker that has none left."""
 _IDLE_SECONDS = 60.0
@@ -36,7 +41,8 @@ class Isolation:
         max_seconds: Wall time of one run of a kernel on small shapes; milliseconds are usual. After a run of a task
             took more, the others of that task get a tenth.
         max_hangs: Runs of a task that may take too long.
-        max_repeats: Runs of a task that may be repeated because a worker died after them.
+        max_repeats: Runs of a task that may be repeated because a worker died after them; starting another one counts
+            as 25.
         executor: Makes the executor of a worker; pickled, and imported there.
     """
 
@@ -87,8 +93,10 @@ class _Job:
     def survives(self, death: Death, isolation: Isolation) -> bool:
         """Take note of a death; return whether the task is worth another worker."""
         self.deaths.append(death)
+        if sum(other.number == death.number for other in self.deaths) > _MAX_STUCK:
+            return False
         recent = self.deaths[self.forgiven :]
-        hangs, repeats = sum(death.hung for death in recent), sum(death.number + 1 for death in recent)
+        hangs, repeats = sum(death.hung for death in recent), sum(_START + death.number for death in recent)
         if hangs <= isolation.max_hangs and repeats <= isolation.max_repeats:
             return True
         if self.stop is None and isinstance(self.task, Searching):
@@ -108,7 +116,8 @@ class _Worker:
         """Have a job done."""
         self.job = job
         refused = frozenset(death.number for death in job.deaths)
-        self.pipe.send((job.task, refused, job.stop, job.max_seconds(isolation)))
+        with suppress(ConnectionError):  # if it is dead already, waiting for its answer will tell
+            self.pipe.send((job.task, refused, job.stop, job.max_seconds(isolation)))
 
     def bury(self, isolation: Isolation) -> Death:
         """Return what ended the process."""
@@ -173,7 +182,7 @@ def _attend(worker: _Worker, crew: list[_Worker], caller: Connection, isolation:
     job = worker.job
     try:
         answer = worker.pipe.recv_bytes()
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):  # OSError: it died in the middle of its answer
         crew.remove(worker)
         death = worker.bury(isolation)
         if job is None:

@@ -106,7 +106,7 @@ class Workers:
                 connection.send((index, self._tasks[index]))
             report: Report = connection.recv()
             answer: Answer | Exception = connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             return None, None
         return report, answer
 
@@ -173,7 +173,7 @@ class _Server:
             try:
                 self._connection.send(self.isolation)
                 self._connection.recv()
-            except (EOFError, ConnectionError) as error:
+            except (EOFError, OSError) as error:
                 raise _no_server(f"it exited with {self._process.wait()}") from error
             self.ready = True
         return self._connection
