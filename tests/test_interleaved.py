@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from autopar.errors import ProgramError
 from autopar.formulate.fold import fold
-from autopar.plan import Plan
+from autopar.plan import Plan, StagePlan
 from autopar.program.records import Category, Program
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
+from autopar.report import format_explain, format_report, format_timeline
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import Row, Timeline, simulate
 from tests.executions import Execution, model_graph, model_rules, random_plan
+from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages
 
 
@@ -138,3 +140,23 @@ def test_interleaved_stages_compute_what_the_model_computes(
     plan = _interleave(random_plan(fold(model_graph("mlp-xs", 4)), rules, configuration, 4, seed), num_groups)
 
     execution.check(plan)
+
+
+def test_reports_show_a_group_for_each_of_its_stages() -> None:
+    """Every stage of the plan is listed with the peak of its devices; the simulator has one row per group."""
+    plan = two_stage_plan()
+    stages = tuple(
+        StagePlan((block, block + 1), plan.stages[block % 2].devices, plan.stages[block % 2].recompute)
+        for block in range(4)
+    )
+    plan = replace(plan, stages=stages, schedule="interleaved")
+
+    report, explained = format_report(plan), format_explain(plan)
+    timeline = format_timeline(simulate(equal_stages(4, 2, "interleaved", num_chunks=2), ExactCosts()))
+
+    peaks = [line.split()[-3] for line in report.splitlines() if line.split()[1:2] in (["0-3"], ["4-7"])]
+    assert len(peaks) == 4
+    assert peaks[:2] == peaks[2:]
+    assert "stage" in explained
+    firsts = [line.split()[0] for line in timeline.splitlines() if line]
+    assert [word for word in firsts if word.isdigit()] == ["0", "1"] * 3

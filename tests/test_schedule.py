@@ -82,7 +82,7 @@ def _orders(*texts: str) -> list[list[Task]]:
     ],
 )
 def test_deadlocks_are_found(first: str, second: str) -> None:
-    with pytest.raises(ProgramError, match="the schedule deadlocks: group 0 for what .* needs, group 1 for what"):
+    with pytest.raises(ProgramError, match=r"the schedule deadlocks: group 0 for what .* needs, group 1 for what"):
         follow(_orders(first, second))
 
 
