@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
-from autopar.ir.graph import Op
+from autopar.ir.graph import Op, Phase
 from autopar.schedule import SCHEDULES, Task
 from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
 
@@ -35,6 +35,17 @@ class SegmentPhase(StrEnum):
     BACKWARD = "backward"
     REDUCE = "reduce"
     UPDATE = "update"
+
+
+def segment_phase(phase: Phase) -> SegmentPhase:
+    """Return the phase of the segment that holds the ops of a phase of the graph."""
+    match phase:
+        case Phase.FORWARD | Phase.LOSS:
+            return SegmentPhase.FORWARD
+        case Phase.BACKWARD:
+            return SegmentPhase.BACKWARD
+        case Phase.UPDATE:
+            return SegmentPhase.UPDATE
 
 
 class Category(StrEnum):
