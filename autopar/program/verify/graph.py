@@ -26,7 +26,8 @@ from autopar.program.records import (
 )
 from autopar.program.verify.fault import fault, title
 from autopar.program.verify.rules import Halos, strategy_problem
-from autopar.sharding import Mesh, Shard, format_placements
+from autopar.program.verify.shapes import whole_shape
+from autopar.sharding import Mesh, format_placements
 
 
 def verify_graph(program: Program, folded: Folded, rules: Rules | None) -> None:
@@ -163,11 +164,7 @@ class _Check:
 
     def _verify_shape(self, segment: Segment, index: int | None, operand: Operand, tensor: str) -> None:
         """Check that a value is the block of its tensor that its placements say."""
-        whole = list(operand.shape)
-        for placement, axis in zip(operand.placements, self._mesh.axes, strict=True):
-            if isinstance(placement, Shard):
-                whole[placement.dim] *= axis.size
-        if tuple(whole) != self._graph.values[tensor].shape:
+        if whole_shape(operand, self._mesh) != self._graph.values[tensor].shape:
             problem = (
                 f"{operand.value!r} is {list(operand.shape)} as {format_placements(operand.placements)} "
                 f"of {self._graph.values[tensor]}"
