@@ -28,6 +28,7 @@ from autopar.program.records import (
     defines,
     reads,
 )
+from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
@@ -219,3 +220,21 @@ def test_no_store_or_result_can_be_left_out(
 
     with pytest.raises(ProgramError, match=LEFT_OUT):
         case.verify(_with(case.program, replace(segment, **changes)))
+
+
+@given(which=CASES, data=st.data())
+def test_no_line_of_the_text_can_be_left_out(
+    which: tuple[str, int], data: st.DataObject, cases: Callable[[str, int], Case]
+) -> None:
+    """But for what only says how much memory is taken, and what nobody reads."""
+    case = cases(*which)
+    lines = format_program(case.program).splitlines(keepends=True)
+    index = data.draw(st.integers(0, len(lines) - 1))
+    assume(not lines[index].startswith("  resident"))
+    text = "".join(lines[:index] + lines[index + 1 :])
+
+    try:
+        program = parse_program(text)
+    except ProgramError:
+        return
+    case.is_refused(program)

@@ -52,6 +52,9 @@ def verify_persistent(program: Program) -> None:
                 )
     for segment in program.segments:
         tensors = {part.value: part.tensor for part in segment.parts}
+        for operand in (*segment.inputs, *segment.outputs, *segment.exports):
+            if operand.value not in tensors:
+                raise ProgramError(f"{title(segment)}: {operand.value!r} crosses its edge and is no part of any tensor")
         for operand in segment.external:
             tensor = tensors.get(operand.value)
             if tensor is None:
