@@ -397,7 +397,8 @@ def _lookup(kind: str, placements: str, start: Start | None) -> Compute:
     table, ids = _value("table", (8, 6), placements), _value("ids", (4,), "RR")
     terms = parse_placements(placements.replace("S(0)", "P"))
     y = Operand("y", (4, 6), 0.0, terms)
-    return Compute(replace(GATHER, kind=kind), (table, ids), (y,), start=start)
+    attrs = (("size", 8),) if kind != "Gather" else ()
+    return Compute(replace(GATHER, kind=kind, attrs=attrs), (table, ids), (y,), start=start)
 
 
 @pytest.mark.parametrize(
