@@ -289,7 +289,6 @@ def test_the_optimizer_may_have_its_own_copy() -> None:
             _changed(3, stores=(Store(WHOLE, "w"), Store(UPDATED, "w")), parts=TWO_PARTS),
             "segment 0 update stores 'w' twice",
         ),
-        (_summing((Partial("max"), R)), r"segment 0 backward adds up 'w.sum', P\(max\)R"),
         (_summing((R, R)), r"reduce reads 'w.grad' as \[8, 12\] PR, segment 0 backward stores it as \[8, 12\] RR"),
         (
             _changed(3, instructions=(_op("u", (TOTAL, MASTER), SUM, UPDATE),), stores=(Store(SUM, "w"),), parts=()),
