@@ -225,12 +225,16 @@ class Execution:
     def program(self, plan: Plan) -> Program:
         """Return the lowered plan, verified."""
         program = lower(plan, self.folded, COSTS)
-        verify_program(program)
+        verify_program(program, self.folded)
         return program
 
     def check(self, plan: Plan) -> None:
         """Assert that a plan computes what the model computes."""
-        found = run_step(self.program(plan), self.folded, self.microbatches, self.states, EXECUTOR)
+        self.check_program(self.program(plan))
+
+    def check_program(self, program: Program) -> None:
+        """Assert that a program computes what the model computes."""
+        found = run_step(program, self.folded, self.microbatches, self.states, EXECUTOR)
         for outputs, expected in zip(found.outputs, self.expected.outputs, strict=True):
             check_close(outputs, expected)
         check_close(found.gradients, self.expected.gradients)
