@@ -20,6 +20,7 @@ from autopar.program.chain import instance_names
 from autopar.program.records import (
     Collective,
     Compute,
+    Exchange,
     Instruction,
     Operand,
     Part,
@@ -30,7 +31,7 @@ from autopar.program.records import (
     defines,
 )
 from autopar.program.text import format_instruction
-from autopar.runtime.blocks import Blocks, gather, move, scatter
+from autopar.runtime.blocks import Blocks, extend, gather, move, scatter
 from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.sharding import Mesh, Placements, Replicate, Shard
 from autopar.training.losses import LOSS_SCALE
@@ -310,6 +311,10 @@ class _Step:
             case Slice(axis=axis, dim=dim, operand=operand, result=result):
                 blocks = values[operand.value]
                 values[result.value] = move(blocks, mesh.axes.index(axis), Replicate(), Shard(dim), mesh)
+            case Exchange(axis=axis, dim=dim, operand=operand, result=result):
+                rows = (instruction.before, instruction.after)
+                index = mesh.axes.index(axis)
+                values[result.value] = extend(values[operand.value], index, dim, rows, instruction.fill, mesh)
             case _:
                 assert_never(instruction)
         for operand in defines(instruction):
@@ -325,6 +330,7 @@ class _Step:
         for index, content in compute.constants:
             held = self._graph.constants[op.inputs[index]]
             numbers[index] = np.array(content, held.dtype).reshape(held.shape)
+        starts = _starts(compute, mesh)
         known: dict[tuple[int, ...], tuple[Array, ...]] = {}
         outputs: list[tuple[Array, ...]] = []
         for rank in range(mesh.size):
@@ -332,10 +338,20 @@ class _Step:
                 numbers.get(index, None if operand is None else values[operand.value][rank])
                 for index, operand in enumerate(compute.inputs)
             ]
-            key = tuple(id(array) for array in inputs)
+            key = (*(id(array) for array in inputs), *starts[rank : rank + 1])
             if key not in known:
+                if starts:
+                    inputs.append(np.asarray(starts[rank], np.int64))
                 known[key] = self._executor.run(op, inputs, self._graph.opset)
             outputs.append(known[key])
         for slot, operand in enumerate(compute.outputs):
             if operand is not None:
                 values[operand.value] = [result[slot] for result in outputs]
+
+
+def _starts(compute: Compute, mesh: Mesh) -> list[int]:
+    """Return where each device's block starts; nothing if the op need not know."""
+    if compute.start is None:
+        return []
+    axes = [mesh.axes.index(axis) for axis in compute.start.axes]
+    return [compute.start.of([place[axis] for axis in axes]) for place in np.ndindex(mesh.shape)]
