@@ -28,6 +28,10 @@ LARGEST = 4096  # elements of a value at most
 VOCABULARY = 24
 
 
+def _ints(content: Any) -> Array:
+    return np.asarray(content, np.int64)
+
+
 class Writer:
     """A forward graph being written.
 
@@ -68,7 +72,7 @@ class Writer:
         self.arrays[name] = self.constants[name] = np.asarray(content)
         return name
 
-    def emit(self, kind: str, inputs: Sequence[str], num_outputs: int = 1, **attrs: Attr) -> list[str]:
+    def emit(self, kind: str, inputs: Sequence[str], num_outputs: int = 1, /, **attrs: Attr) -> list[str]:
         """Append an op and return its outputs."""
         name = f"op{len(self.ops)}"
         outputs = tuple(f"{name}.{index}" for index in range(num_outputs))
@@ -239,7 +243,7 @@ def _expand(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> St
     shape = [size if each == 1 else each for each in writer.shape(region[index])]
     if shape == list(writer.shape(region[index])):
         shape = [size, *shape]
-    return lambda writer, region: writer.emit("Expand", [region[index], writer.constant(np.int64(shape))])
+    return lambda writer, region: writer.emit("Expand", [region[index], writer.constant(_ints(shape))])
 
 
 def _split_dim(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
@@ -250,14 +254,14 @@ def _split_dim(draw: Draw, writer: Writer, region: Sequence[str], index: int) ->
         dim = draw(st.integers(0, len(shape) - 1))
         factor = draw(st.sampled_from([f for f in range(1, shape[dim] + 1) if shape[dim] % f == 0]))
         target = [*shape[:dim], factor, shape[dim] // factor, *shape[dim + 1 :]]
-    return lambda writer, region: writer.emit("Reshape", [region[index], writer.constant(np.int64(target))])
+    return lambda writer, region: writer.emit("Reshape", [region[index], writer.constant(_ints(target))])
 
 
 def _merge_dims(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
     shape = writer.shape(region[index])
     dim = draw(st.integers(0, len(shape) - 2))
     target = [*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]]
-    return lambda writer, region: writer.emit("Reshape", [region[index], writer.constant(np.int64(target))])
+    return lambda writer, region: writer.emit("Reshape", [region[index], writer.constant(_ints(target))])
 
 
 def _project(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
@@ -331,7 +335,7 @@ def _reduce(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> St
     rank = len(writer.shape(region[index]))
     axes = sorted(draw(st.sets(st.integers(0, rank - 1), min_size=1, max_size=2)))
     keep = int(draw(st.booleans()))
-    return lambda writer, region: writer.emit(kind, [region[index], writer.constant(np.int64(axes))], keepdims=keep)
+    return lambda writer, region: writer.emit(kind, [region[index], writer.constant(_ints(axes))], keepdims=keep)
 
 
 def _transpose(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
@@ -347,7 +351,7 @@ def _slice(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Ste
     end = draw(st.sampled_from([shape[dim], start + max(1, (shape[dim] - start) // 2)]))
     numbers = [[start], [end], [dim], [draw(st.sampled_from([1, 1, 2]))]]
     return lambda writer, region: writer.emit(
-        "Slice", [region[index], *(writer.constant(np.int64(number)) for number in numbers)]
+        "Slice", [region[index], *(writer.constant(_ints(number)) for number in numbers)]
     )
 
 
@@ -357,7 +361,7 @@ def _take(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step
     axis = draw(st.integers(0, len(shape) - 1))
     rows = draw(st.lists(st.integers(0, shape[axis] - 1), min_size=1, max_size=4))
     rows *= draw(st.sampled_from([1, 2]))
-    return lambda writer, region: writer.emit("Gather", [region[index], writer.constant(np.int64(rows))], axis=axis)
+    return lambda writer, region: writer.emit("Gather", [region[index], writer.constant(_ints(rows))], axis=axis)
 
 
 def _concat(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
@@ -385,9 +389,7 @@ def _split(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Ste
     axis = draw(st.sampled_from([dim for dim, size in enumerate(shape) if size % 2 == 0]))
     first = draw(st.sampled_from([shape[axis] // 2, 1 if shape[axis] == 2 else 2]))
     sizes = [first, shape[axis] - first] if first < shape[axis] else [1, shape[axis] - 1]
-    return lambda writer, region: writer.emit(
-        "Split", [region[index], writer.constant(np.int64(sizes))], num_outputs=2, axis=axis
-    )
+    return lambda writer, region: writer.emit("Split", [region[index], writer.constant(_ints(sizes))], 2, axis=axis)
 
 
 def _squeeze(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
@@ -396,13 +398,13 @@ def _squeeze(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> S
     ones = [dim for dim, size in enumerate(shape) if size == 1]
     kind = "Squeeze" if ones else "Unsqueeze"
     dim = draw(st.sampled_from(ones or range(len(shape) + 1)))
-    return lambda writer, region: writer.emit(kind, [region[index], writer.constant(np.int64([dim]))])
+    return lambda writer, region: writer.emit(kind, [region[index], writer.constant(_ints([dim]))])
 
 
 def _cumulate(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
     axis = draw(st.integers(0, len(writer.shape(region[index])) - 1))
     attrs: dict[str, Attr] = {"exclusive": int(draw(st.booleans())), "reverse": int(draw(st.booleans()))}
-    return lambda writer, region: writer.emit("CumSum", [region[index], writer.constant(np.int64(axis))], **attrs)
+    return lambda writer, region: writer.emit("CumSum", [region[index], writer.constant(_ints(axis))], **attrs)
 
 
 def _pad(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
@@ -411,13 +413,13 @@ def _pad(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
     pads = [0] * (2 * rank)
     pads[dim], pads[rank + dim] = rows
     return lambda writer, region: writer.emit(
-        "Pad", [region[index], writer.constant(np.int64(pads)), writer.constant(np.float64(0.5))]
+        "Pad", [region[index], writer.constant(_ints(pads)), writer.constant(np.float64(0.5))]
     )
 
 
 def _trilu(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
     upper, offset = int(draw(st.booleans())), draw(st.sampled_from([0, 1, -1]))
-    return lambda writer, region: writer.emit("Trilu", [region[index], writer.constant(np.int64(offset))], upper=upper)
+    return lambda writer, region: writer.emit("Trilu", [region[index], writer.constant(_ints(offset))], upper=upper)
 
 
 def _conv(draw: Draw, writer: Writer, region: Sequence[str], index: int) -> Step:
