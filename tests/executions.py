@@ -53,6 +53,8 @@ EXECUTOR = Executor()
 TOLERANCE = 1e-9
 """Relative to the largest element of a tensor: in float64 a sum in another order differs by about 1e-16 per term, and
 models as small as these amplify it by less than a thousand."""
+SMALLEST = 1e-6
+"""Tensors whose elements are all smaller are held to it: what should cancel leaves the rounding of its terms."""
 
 
 def _slow_cluster() -> Cluster:
@@ -191,36 +193,67 @@ def run_unpartitioned(
     return StepResult(tuple(outputs), gradients, after)
 
 
-def check_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """Assert that tensors have the same names, shapes and numbers, up to `TOLERANCE`."""
+def check_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
+    """Assert that tensors have the same names, shapes and numbers, up to `TOLERANCE`; return the largest deviation."""
     assert found.keys() == expected.keys()
+    largest = 0.0
     for name, array in expected.items():
         assert found[name].shape == array.shape, name
-        scale = float(np.max(np.abs(array), initial=0.0))
-        np.testing.assert_allclose(found[name], array, rtol=0.0, atol=TOLERANCE * max(scale, 1e-6), err_msg=name)
+        scale = max(float(np.max(np.abs(array), initial=0.0)), SMALLEST)
+        np.testing.assert_allclose(found[name], array, rtol=0.0, atol=TOLERANCE * scale, err_msg=name)
+        largest = max(largest, float(np.max(np.abs(found[name] - array), initial=0.0)) / scale)
+    return largest
+
+
+def next_states(graph: Graph, states: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the states a step leaves behind as those the next one starts with: gradient buffers are emptied."""
+    buffers = {state.input for state in graph.states if state.role is Role.GRADIENT}
+    return {name: np.zeros_like(array) if name in buffers else array for name, array in states.items()}
+
+
+def next_data(graph: Graph, microbatches: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """Return the same data for the next step: the optimizer counts one more."""
+    counted = STEP in graph.inputs
+    return [{**data, **({STEP: data[STEP] + 1} if counted else {})} for data in microbatches]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Execution:
-    """A model with data and what it computes unpartitioned."""
+    """A model with data and what it computes unpartitioned.
+
+    Attributes:
+        folded: The model.
+        microbatches: Data of the first step.
+        states: States before the first step.
+        expected: What each step computes.
+    """
 
     folded: Folded
     microbatches: Sequence[Mapping[str, Array]]
     states: Mapping[str, Array]
-    expected: StepResult
+    expected: Sequence[StepResult]
 
     @classmethod
-    def of(cls, name: str, samples: int, count: int, *, train: bool = True) -> "Execution":
+    def of(cls, name: str, samples: int, count: int, *, train: bool = True, steps: int = 1) -> "Execution":
         """Return a tiny model of the zoo on `count` random microbatches."""
         graph = model_graph(name, samples, train=train)
-        return cls.of_graph(graph, *model_feeds(name, graph, count))
+        return cls.of_graph(graph, *model_feeds(name, graph, count), steps=steps)
 
     @classmethod
     def of_graph(
-        cls, graph: Graph, microbatches: Sequence[Mapping[str, Array]], states: Mapping[str, Array]
+        cls,
+        graph: Graph,
+        microbatches: Sequence[Mapping[str, Array]],
+        states: Mapping[str, Array],
+        *,
+        steps: int = 1,
     ) -> "Execution":
         """Return any graph with data."""
-        return cls(fold(graph), microbatches, states, run_unpartitioned(graph, microbatches, states))
+        data, current, expected = microbatches, states, []
+        for _ in range(steps):
+            expected.append(run_unpartitioned(graph, data, current))
+            data, current = next_data(graph, data), next_states(graph, expected[-1].states)
+        return cls(fold(graph), microbatches, states, expected)
 
     def program(self, plan: Plan) -> Program:
         """Return the lowered plan, verified."""
@@ -228,10 +261,16 @@ class Execution:
         verify_program(program)
         return program
 
-    def check(self, plan: Plan) -> None:
-        """Assert that a plan computes what the model computes."""
-        found = run_step(self.program(plan), self.folded, self.microbatches, self.states, EXECUTOR)
-        for outputs, expected in zip(found.outputs, self.expected.outputs, strict=True):
-            check_close(outputs, expected)
-        check_close(found.gradients, self.expected.gradients)
-        check_close(found.states, self.expected.states)
+    def check(self, plan: Plan) -> float:
+        """Assert that a plan computes what the model computes, step after step; return the largest deviation."""
+        program, graph = self.program(plan), self.folded.graph
+        data, states = self.microbatches, self.states
+        largest = 0.0
+        for expected in self.expected:
+            found = run_step(program, self.folded, data, states, EXECUTOR)
+            for outputs, wanted in zip(found.outputs, expected.outputs, strict=True):
+                largest = max(largest, check_close(outputs, wanted))
+            largest = max(largest, check_close(found.gradients, expected.gradients))
+            largest = max(largest, check_close(found.states, expected.states))
+            data, states = next_data(graph, data), next_states(graph, found.states)
+        return largest

@@ -211,7 +211,7 @@ def _segments(draw: st.DrawFn, kind: int, mesh: Mesh, first: bool, last: bool, t
     if first:
         whole = Operand("whole", (8 * tp.size,), size_e * tp.size)
         instructions.append(work(known, [whole], draw(_SECONDS)))
-        instructions.append(Slice(tp, 0, whole, value("e", size_e)))
+        instructions.append(Slice(tp, Shard(0), whole, value("e", size_e)))
         known.append(value("e", size_e))
     out = value(f"{prefix}y", size_x)
     instructions.append(work(known[-1:], [out, None], draw(_SECONDS)))

@@ -1,19 +1,35 @@
 """The text form of programs."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 
+from autopar.cost import Collective as CollectiveKind
 from autopar.errors import ProgramError
 from autopar.ir.graph import Op
-from autopar.program.records import Compute, Operand, Part, Program, Segment, SegmentPhase, StageProgram
-from autopar.program.text import format_program, parse_program
-from autopar.sharding import Mesh, Partial, Replicate, Shard
+from autopar.program.records import (
+    Collective,
+    Compute,
+    Exchange,
+    Instruction,
+    Operand,
+    Part,
+    Program,
+    Segment,
+    SegmentPhase,
+    Slice,
+    StageProgram,
+    Start,
+)
+from autopar.program.text import format_instruction, format_program, parse_program
+from autopar.sharding import Axis, Mesh, Partial, Replicate, Shard
 from tests.programs import equal_stages, programs, two_block_step
 
 GOLDEN = Path(__file__).parent / "golden"
+DP = Axis("dp", 4, 2)
 
 
 @given(program=programs())
@@ -55,17 +71,43 @@ def test_names_and_attributes_of_any_kind_survive() -> None:
 
 
 def test_constants_parts_and_exports_survive() -> None:
-    """Content of constants, with negative numbers and none; parts on meshes with and without axes; exports."""
+    """Content of constants, with negative numbers and none; placements of all kinds; where blocks start; exports."""
     op = Op("reshape", "Reshape", ("a b", "shape"), ("y",))
-    given = (Operand("a b", (4,), 16.0), Operand("shape", (2,), 16.0))
+    given = (Operand("a b", (4,), 16.0, (Shard(0, 3), Replicate())), Operand("shape", (2,), 16.0, (Partial("max"),)))
     made = Operand("y", (2, 2), 16.0)
     program = _one_op(op, given, (made,))
     (segment,) = program.segments
-    compute = Compute(op, given, (made,), constants=((1, (2, -1)), (0, ())))
-    parts = (Part("a b", "x y", (Shard(0), Replicate())), Part("y", "y", ()), Part("shape", "z", (Partial("max"),)))
+    compute = Compute(op, given, (made,), constants=((1, (2, -1)), (0, ())), start=Start((DP,), rows=2))
+    parts = (Part("a b", "x y"), Part("y", "y"), Part("shape", "z"))
     changed = replace(segment, instructions=(compute,), exports=(made,), parts=parts)
     program = replace(program, segments=(changed,))
 
+    assert parse_program(format_program(program)) == program
+
+
+X = Operand("x", (4, 8), 64.0, (Replicate(),))
+BLOCK = Operand("y", (1, 8), 16.0, (Shard(0, 2),))
+
+
+@pytest.mark.parametrize(
+    ("instruction", "text"),
+    [
+        (Slice(DP, Shard(0, 2), X, BLOCK), "y: [1, 8] S(0/2) 16 = slice(x) axis=(dp: 4/2) R->S(0/2)"),
+        (
+            Exchange(DP, 0, 2, 1, "lowest", X, BLOCK, 24.0),
+            "y: [1, 8] S(0/2) 16 = exchange(x) axis=(dp: 4/2) dim=0 before=2 after=1 fill=lowest bytes=24",
+        ),
+        (
+            Collective(CollectiveKind.ALL_TO_ALL, DP, Shard(0), Shard(0, 2), X, BLOCK, 16.0),
+            "y: [1, 8] S(0/2) 16 = all_to_all(x) axis=(dp: 4/2) S(0)->S(0/2) bytes=16",
+        ),
+    ],
+)
+def test_changes_of_placement_read_as_one_line(instruction: Instruction, text: str) -> None:
+    segment = Segment(0, SegmentPhase.FORWARD, (), (X,), (instruction,))
+    program = Program((StageProgram(0, (0, 4), Mesh((DP,)), (0,), False, ()),), (segment,), "forward-only", 1)
+
+    assert format_instruction(instruction) == text
     assert parse_program(format_program(program)) == program
 
 
@@ -88,11 +130,13 @@ def test_listing_reads_as_documented() -> None:
         ("recompute=no", "recompute=perhaps", "expected 'no'"),
         ("resident parameters", "resident luggage", "expected a category"),
         ("output y", "output y y", "expected the end of the line"),
+        ("[8] 0 =", "[8] S(1)Q 0 =", "expected a number"),
+        ("[8] 0 =", "[8] S(x) 0 =", "expected placements ('S(x)' is not a placement"),
     ],
 )
 def test_malformed_text_points_at_the_place(old: str, new: str, message: str) -> None:
     text = format_program(equal_stages(2, 3, "1f1b"))
     assert old in text
 
-    with pytest.raises(ProgramError, match=message.replace("(", r"\(")):
+    with pytest.raises(ProgramError, match=re.escape(message)):
         parse_program(text.replace(old, new, 1))

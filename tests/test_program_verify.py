@@ -63,9 +63,10 @@ def _kind_with_update_only(program: Program) -> Program:
 
 
 Y = value("y")
+PARTIAL_X = replace(value("x"), placements=(Partial(),))
 BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     "part of a value that is not there": (
-        lambda p: _segment(p, 0, parts=(Part("nowhere", "t", (Replicate(),)),)),
+        lambda p: _segment(p, 0, parts=(Part("nowhere", "t"),)),
         "'nowhere' is a part of 't' but not there",
     ),
     "export of a value that is not there": (
@@ -73,10 +74,8 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
         "export .*nowhere.* is no input and not defined there",
     ),
     "neighbours with other placements": (
-        lambda p: _segment(
-            _segment(p, 0, parts=(Part("y", "t", (Replicate(),)),)), 2, parts=(Part("x", "t", (Partial(),)),)
-        ),
-        r"disagree in forward: y \(8,\) R is sent, x \(8,\) P expected",
+        lambda p: _segment(p, 2, inputs=(PARTIAL_X,), instructions=(work((PARTIAL_X,), (Y, value("saved", 1)), 1),)),
+        r"disagree in forward: y \(8,\) is sent, x \(8,\) P expected",
     ),
     "unknown schedule": (lambda p: replace(p, schedule="2f2b"), "no schedule '2f2b'"),
     "schedule without backward": (lambda p: replace(p, schedule="forward-only"), "has backward segments"),
@@ -120,7 +119,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
         "only gradient traffic overlaps",
     ),
     "slice of another size": (
-        lambda p: _append(p, 0, Slice(TP, 0, Y, Operand("z", (4,), 0.0))),
+        lambda p: _append(p, 0, Slice(TP, Shard(0), Y, Operand("z", (4,), 0.0))),
         r"a slice of \(8,\) on dim 0 is not \(4,\)",
     ),
     "gather of another size": (

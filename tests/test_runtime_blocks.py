@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import ProgramError
-from autopar.runtime.blocks import extend, gather, move, scatter
+from autopar.program.records import Start
+from autopar.runtime.blocks import block_starts, exchange, gather, move, scatter
 from autopar.sharding import REDUCTIONS, Mesh, Partial, Placement, Replicate, Shard, local_shape
 
 MESH = Mesh.of(outer=2, middle=3, inner=2)
@@ -70,27 +71,15 @@ def test_terms_are_put_together_by_their_reduction(reduce: str, expected: float)
     np.testing.assert_allclose(gather(terms, (Partial(reduce),), Mesh.of(tp=3)), [expected], rtol=1e-15)
 
 
-@pytest.mark.parametrize(("fill", "edge"), [("zero", 0.0), ("lowest", -np.inf)])
-def test_a_halo_is_rows_of_the_neighbours(fill: str, edge: float) -> None:
-    """One row before and two behind, on the minor axis; at the ends of the tensor there is the fill."""
-    mesh = Mesh.of(outer=2, inner=2)
-    array = np.arange(1.0, 9.0).reshape(2, 4)
-
-    blocks = extend(scatter(array, (Shard(0), Shard(1)), mesh), 1, 1, (1, 2), fill, mesh)
-
-    rows = [[edge, 1, 2, 3, 4], [2, 3, 4, edge, edge], [edge, 5, 6, 7, 8], [6, 7, 8, edge, edge]]
-    assert [block.tolist() for block in blocks] == [[row] for row in rows]
-
-
 def test_a_halo_of_whole_numbers_has_a_lowest_one_too() -> None:
-    blocks = extend([np.array([1, 2]), np.array([3, 4])], 0, 0, (1, 0), "lowest", Mesh.of(tp=2))
+    blocks = exchange([np.array([1, 2]), np.array([3, 4])], 0, 0, (1, 0), "lowest", Mesh.of(tp=2))
 
     assert [block.tolist() for block in blocks] == [[np.iinfo(np.int64).min, 1, 2], [2, 3, 4]]
 
 
 def test_a_halo_does_not_reach_beyond_the_neighbour() -> None:
     with pytest.raises(ProgramError, match="blocks of 1 rows are asked for 2 of them"):
-        extend([np.array([1]), np.array([2])], 0, 0, (2, 0), "zero", Mesh.of(tp=2))
+        exchange([np.array([1]), np.array([2])], 0, 0, (2, 0), "zero", Mesh.of(tp=2))
 
 
 def test_equal_blocks_are_one_object() -> None:
@@ -108,3 +97,27 @@ def test_copies_that_differ_are_an_error() -> None:
     for first, second in ((np.ones(2), np.array([1.0, 1.1])), (np.array([1]), np.array([2]))):
         with pytest.raises(ProgramError, match="copies of one tensor hold different values"):
             gather([first, second], replicated, mesh)
+
+
+@pytest.mark.parametrize(("fill", "outside"), [("zero", 0.0), ("lowest", -np.inf)])
+def test_blocks_with_rows_of_their_neighbours_are_windows_of_the_padded_tensor(fill: str, outside: float) -> None:
+    """Device i of n holds rows from i x size on, one of the previous and two of the next; copies stay one object."""
+    placements = (Replicate(), Shard(1), Shard(0))
+    padded = np.pad(ARRAY, ((0, 0), (1, 2), (0, 0)), constant_values=outside)
+
+    blocks = exchange(scatter(ARRAY, placements, MESH), 1, 1, (1, 2), fill, MESH)
+
+    windows = [padded[:, 8 * i : 8 * i + 11] for i in range(3)]
+    wanted = [window[half] for window in windows for half in (slice(0, 6), slice(6, 12))] * 2
+    assert all(np.array_equal(block, window) for block, window in zip(blocks, wanted, strict=True))
+    assert len({id(block) for block in blocks}) == 6
+
+
+def test_devices_know_where_their_block_starts() -> None:
+    """A dim of 24 rows split by the outer axis first, then by the inner one; the middle axis holds copies."""
+    outer, _, inner = MESH.axes
+
+    starts = block_starts(Start((outer, inner), rows=6), MESH)
+
+    assert [int(start) for start in starts] == [0, 6, 0, 6, 0, 6, 12, 18, 12, 18, 12, 18]
+    assert {start.dtype for start in starts} == {np.dtype(np.int64)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.cluster import load_cluster
 from autopar.cost import CostModel
-from autopar.program.records import Collective, Compute, Operand, Program, Segment, SegmentPhase, Slice, Store
+from autopar.program.records import Collective, Compute, Instruction, Operand, Program, Segment, SegmentPhase, Store
 from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.simulate import Row, Timeline, simulate
 from autopar.simulate.pipeline import run_pipeline
@@ -202,7 +202,7 @@ def _renamed(program: Program) -> Program:
     def operands(old: Sequence[Operand]) -> tuple[Operand, ...]:
         return tuple(map(operand, old))
 
-    def rename(instruction: Compute | Collective | Slice) -> Compute | Collective | Slice:
+    def rename(instruction: Instruction) -> Instruction:
         if isinstance(instruction, Compute):
             return replace(
                 instruction,

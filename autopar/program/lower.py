@@ -167,7 +167,7 @@ class _BlockLowering:
                 target = parse_placements(text)
                 operand = self._read(reduce, name, target, overlaps=True)
                 if operand.value == name:
-                    self._declare(update, operand, self.states[name], target)
+                    self._declare(update, operand, self.states[name])
                 else:
                     reduce.stores.append(Store(operand, operand.value))
                     update.external[operand.value] = operand
@@ -177,9 +177,9 @@ class _BlockLowering:
                 if self.roles.get(name) is Role.PARAMETER:
                     owner = self.states[name]
                     assert owner in self.parameters, f"{op.name} updates {owner}, which another block owns"
-                    self._store(update, self._read(update, name, self.homes[owner]), owner, self.homes[owner])
+                    self._store(update, self._read(update, name, self.homes[owner]), owner)
                 elif self.roles.get(name) is Role.MOMENT:
-                    self._store(update, self._home(update, name), self.states[name], self.homes[name])
+                    self._store(update, self._home(update, name), self.states[name])
         return [self._segment(reduce, (), (), ()), self._segment(update, (), (), ())]
 
     # Values.
@@ -195,21 +195,21 @@ class _BlockLowering:
         size = self.resident[name] if name in self.moments else self.wire[name]
         for dim in shape:
             size *= dim
-        return Operand(label or name, shape, size)
+        return Operand(label or name, shape, size, placements)
 
     def _enter(self, draft: _Draft, names: Sequence[str]) -> tuple[Operand, ...]:
         operands = []
         for name in names:
             operand = self._operand(name, self.homes[name])
             draft.forms[name, self.homes[name]] = operand
-            draft.parts[operand.value] = Part(operand.value, name, self.homes[name])
+            draft.parts[operand.value] = Part(operand.value, name)
             operands.append(operand)
         return tuple(operands)
 
     def _leave(self, draft: _Draft, names: Sequence[str]) -> tuple[Operand, ...]:
         operands = tuple(self._read(draft, name, self.departures[name], shared=False) for name in names)
         for operand, name in zip(operands, names, strict=True):
-            draft.parts[operand.value] = Part(operand.value, name, self.departures[name])
+            draft.parts[operand.value] = Part(operand.value, name)
         return operands
 
     def _export(self, draft: _Draft) -> None:
@@ -224,27 +224,27 @@ class _BlockLowering:
         leaving += [(name, self.homes[name]) for name in self.graph.outputs if name in made]
         for name, placements in leaving:
             operand = self._read(draft, name, placements, shared=False)
-            draft.parts[operand.value] = Part(operand.value, name, placements)
+            draft.parts[operand.value] = Part(operand.value, name)
             if operand not in draft.exports:
                 draft.exports.append(operand)
 
-    def _declare(self, draft: _Draft, operand: Operand, tensor: str, placements: Placements) -> Operand:
+    def _declare(self, draft: _Draft, operand: Operand, tensor: str) -> Operand:
         """Note that a value is there anyway."""
         draft.external[operand.value] = operand
-        draft.parts[operand.value] = Part(operand.value, tensor, placements)
+        draft.parts[operand.value] = Part(operand.value, tensor)
         return operand
 
-    def _store(self, draft: _Draft, operand: Operand, tensor: str, placements: Placements) -> None:
+    def _store(self, draft: _Draft, operand: Operand, tensor: str) -> None:
         """Note that a value is the new content of a persistent tensor."""
         draft.stores.append(Store(operand, tensor))
-        draft.parts[operand.value] = Part(operand.value, tensor, placements)
+        draft.parts[operand.value] = Part(operand.value, tensor)
 
     def _home(self, draft: _Draft, name: str) -> Operand:
         """Return the value as its op defines it; what comes from outside the segment is declared external."""
         key = (name, self.homes[name])
         if key not in draft.forms:
             tensor = self.states[name] if self.roles.get(name) is Role.GRADIENT else name
-            draft.forms[key] = self._declare(draft, self._operand(name, self.homes[name]), tensor, self.homes[name])
+            draft.forms[key] = self._declare(draft, self._operand(name, self.homes[name]), tensor)
         return draft.forms[key]
 
     def _read(
@@ -257,7 +257,7 @@ class _BlockLowering:
             name not in self.homes
         ):  # data, constants, buffers and the optimizer's own state are wherever they are needed
             operand = self._operand(name, target, f"{name}|{format_placements(target)}")
-            draft.forms[name, target] = self._declare(draft, operand, name, target)
+            draft.forms[name, target] = self._declare(draft, operand, name)
             return operand
         source, operand = self.homes[name], self._home(draft, name)
         if shared and draft.phase in _COPY_PHASE:
@@ -276,7 +276,7 @@ class _BlockLowering:
             if move.collective is None:
                 assert isinstance(move.source, Replicate), move
                 assert isinstance(move.target, Shard), move
-                draft.instructions.append(Slice(axis, move.target.dim, operand, result))
+                draft.instructions.append(Slice(axis, move.target, operand, result))
             else:
                 draft.instructions.append(
                     Collective(move.collective, axis, move.source, move.target, operand, result, move.nbytes, overlaps)
@@ -300,7 +300,7 @@ class _BlockLowering:
             if op.phase is Phase.UPDATE and name in self.parameters:
                 # The optimizer updates its own copy, which lies where the update runs.
                 operand = self._operand(name, target, f"{name}|master")
-                inputs.append(self._declare(draft, operand, name, target))
+                inputs.append(self._declare(draft, operand, name))
             else:
                 inputs.append(self._read(draft, name, target, overlaps=accumulates))
         outputs: list[Operand | None] = []
@@ -312,7 +312,7 @@ class _BlockLowering:
             draft.forms[name, self.homes[name]] = operand
             outputs.append(operand)
             if self.roles.get(name) is Role.GRADIENT:
-                self._store(draft, operand, self.states[name], self.homes[name])
+                self._store(draft, operand, self.states[name])
         draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants))
 
     def _segment(

@@ -4,11 +4,12 @@ A program is SPMD within a stage: one list of instructions stands for all device
 those of one device's block. Equal blocks share their instructions, so the program of a model with 96 equal layers
 holds the instructions of a handful of blocks:
 
-    Program ─ stages ─▶ StageProgram ─ blocks ─▶ (kind, phase) ─▶ Segment ─ instructions ─▶ Compute | Collective | Slice | Exchange
+    Program ─ stages ─▶ StageProgram ─ blocks ─▶ (kind, phase) ─▶ Segment ─ instructions ─▶ Compute | Collective | ...
 
-Every change of placement is an explicit instruction; a value with a new placement is a new value with a name of its
-own (SSA in a segment). Blocks form a chain. Values cross from one block to the next by position: output i of a block
-is input i of the next one. Where the next block lives on another stage that is a send and its receive.
+Every value says how it lies on the mesh. Every change of placement is an explicit instruction; a value with a new
+placement is a new value with a name of its own (SSA in a segment). Blocks form a chain. Values cross from one block to
+the next by position: output i of a block is input i of the next one. Where the next block lives on another stage that
+is a send and its receive.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,11 +59,13 @@ class Operand:
         value: Name; unique in the segment that defines it.
         shape: Local shape.
         bytes: Local size under the job's dtype policy.
+        placements: One per mesh axis: which part of the whole tensor it is. A program that is only timed need not say.
     """
 
     value: str
     shape: tuple[int, ...]
     bytes: float
+    placements: Placements = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +146,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The device's own block along tensor dim `dim` of a value replicated over `axis`; a copy too cheap to cost."""
+    """The device's own block of a value replicated over `axis`, a copy too cheap to cost; `target` says which block."""
 
     axis: Axis
-    dim: int
+    target: Shard
     operand: Operand
     result: Operand
 
@@ -162,7 +165,7 @@ class Exchange:
         after: Rows taken from the next device, put behind.
         fill: What the first and last device put where they have no neighbour: "zero" or "lowest" (minus infinity).
         operand: What is read; it has at least `before` and `after` rows.
-        result: What is defined: `before + after` rows more along `dim`.
+        result: What is defined: `before + after` rows more along `dim`, at the same placements.
         bytes: Size on the wire of the rows one device sends.
     """
 
@@ -192,7 +195,7 @@ def collective_kind(source: Placement, target: Placement) -> CollectiveKind | No
             return CollectiveKind.REDUCE_SCATTER
         case Shard(), Replicate():
             return CollectiveKind.ALL_GATHER
-        case Shard(dim=before), Shard(dim=after) if before != after:
+        case Shard(), Shard() if source != target:
             return CollectiveKind.ALL_TO_ALL
         case _:
             return None
@@ -222,18 +225,16 @@ def defines(instruction: Instruction) -> tuple[Operand, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which part of which tensor of the graph the devices hold as a value.
+    """Which tensor of the graph a value is, as a whole or in part.
 
     Attributes:
         value: Name of the value in its segment.
         tensor: Name of the tensor in the graph; blocks of one kind have the names of their representative, each
             instance stands for its own tensors.
-        placements: One per mesh axis.
     """
 
     value: str
     tensor: str
-    placements: Placements
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,21 @@
     stage 0 devices=0:8 mesh=(dp: 4/2, tp: 2/1) blocks=(0, 1, 1) recompute=no
       resident parameters: 4096
     segment 1 forward
-      input x: [2, 4] 16
-      external w: [4, 4] 32
-      y: [2, 4] 16 = MatMul(x, w) op=mm phase=forward block=3
-      z: [2, 4] 16 = all_reduce(y) axis=(tp: 2/1) P->R bytes=16
-      v: [1, 4] 8 = slice(z) axis=(tp: 2/1) dim=0
+      input x: [2, 4] S(0)S(1) 16
+      external w: [4, 4] RS(0) 32
+      y: [2, 4] S(0)P 16 = MatMul(x, w) op=mm phase=forward block=3
+      z: [2, 4] S(0)R 16 = all_reduce(y) axis=(tp: 2/1) P->R bytes=16
+      v: [1, 4] S(0)S(0) 8 = slice(z) axis=(tp: 2/1) R->S(0)
+      u: [4, 4] S(0)R 32 = exchange(z) axis=(dp: 4/2) dim=0 before=1 after=1 fill=zero bytes=16
       saved x
       output z
-      part x h.0 S(0)R
+      part x h.0
     end
 
-A value is written with its local shape and bytes where it is defined, and by its name where it is read; `_` is an
-output nobody asked for, `-` an absent input. A mesh axis is `name: size/stride`. Names that are not plain words are in
-JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input.
+A value is written with its local shape, placements and bytes where it is defined, and by its name where it is read; `_`
+is an output nobody asked for, `-` an absent input. A mesh axis is `name: size/stride`. Names that are not plain words
+are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input,
+`start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts.
 """
 
 import json
@@ -31,6 +33,7 @@ from autopar.program.records import (
     Category,
     Collective,
     Compute,
+    Exchange,
     Instruction,
     Operand,
     Part,
@@ -40,14 +43,26 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     StageProgram,
+    Start,
     Store,
+    collective_kind,
 )
-from autopar.sharding import Axis, Mesh, format_placements, parse_placement, parse_placements
+from autopar.sharding import (
+    Axis,
+    Mesh,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    format_placements,
+    parse_placement,
+    parse_placements,
+)
 
 _T = TypeVar("_T")
 _PLAIN = re.compile(r"[A-Za-z0-9_./@~#$%+*-][A-Za-z0-9_./:@~#$%+*-]*(?<!:)")
 _NUMBER = re.compile(r"-?(?:inf|nan|[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)")
-_PLACEMENT = re.compile(r"[RSP](?:\([a-z0-9]+\))?")
+_PLACEMENT = re.compile(r"[RSP](?:\([a-z0-9/]+\))?")
 _PLACEMENTS = re.compile(f"(?:{_PLACEMENT.pattern})*")
 _DECODER = json.JSONDecoder()
 
@@ -71,7 +86,10 @@ def _axis(axis: Axis) -> str:
 def _definition(operand: Operand | None) -> str:
     if operand is None:
         return "_"
-    return f"{_name(operand.value)}: [{', '.join(map(str, operand.shape))}] {_number(operand.bytes)}"
+    parts = [f"{_name(operand.value)}: [{', '.join(map(str, operand.shape))}]"]
+    if operand.placements:
+        parts.append(format_placements(operand.placements))
+    return " ".join([*parts, _number(operand.bytes)])
 
 
 def _reference(operand: Operand | None) -> str:
@@ -100,6 +118,8 @@ def _compute(compute: Compute) -> str:
     if compute.constants:
         contents = (f"{index}: [{', '.join(map(str, content))}]" for index, content in compute.constants)
         parts.append(f"constants={_list(contents)}")
+    if compute.start is not None:
+        parts.append(f"start={_list(map(_axis, compute.start.axes))} rows={compute.start.rows}")
     return " ".join(parts)
 
 
@@ -111,8 +131,12 @@ def format_instruction(instruction: Instruction) -> str:
         case Collective(kind=kind, axis=axis, source=source, target=target, operand=operand, result=result):
             line = f"{_definition(result)} = {kind}({_name(operand.value)}) axis=({_axis(axis)}) {source}->{target}"
             return f"{line} bytes={_number(instruction.bytes)}{' overlaps' if instruction.overlaps else ''}"
-        case Slice(axis=axis, dim=dim, operand=operand, result=result):
-            return f"{_definition(result)} = slice({_name(operand.value)}) axis=({_axis(axis)}) dim={dim}"
+        case Slice(axis=axis, target=target, operand=operand, result=result):
+            return f"{_definition(result)} = slice({_name(operand.value)}) axis=({_axis(axis)}) R->{target}"
+        case Exchange(axis=axis, operand=operand, result=result):
+            line = f"{_definition(result)} = exchange({_name(operand.value)}) axis=({_axis(axis)})"
+            rows = f"dim={instruction.dim} before={instruction.before} after={instruction.after}"
+            return f"{line} {rows} fill={_name(instruction.fill)} bytes={_number(instruction.bytes)}"
         case _:
             assert_never(instruction)
 
@@ -126,8 +150,7 @@ def _segment_lines(segment: Segment) -> Iterator[str]:
     yield from (f"  output {_name(operand.value)}" for operand in segment.outputs)
     yield from (f"  store {_name(store.value.value)} {_name(store.target)}" for store in segment.stores)
     yield from (f"  export {_name(operand.value)}" for operand in segment.exports)
-    for part in segment.parts:
-        yield f"  part {_name(part.value)} {_name(part.tensor)} {format_placements(part.placements)}".rstrip()
+    yield from (f"  part {_name(part.value)} {_name(part.tensor)}" for part in segment.parts)
 
 
 def format_program(program: Program) -> str:
@@ -221,22 +244,30 @@ class _Line:
         self.expect("/")
         return Axis(name, size, self.integer())
 
-    def placement_pair(self) -> tuple[str, str]:
-        source = self.match(_PLACEMENT, "a placement")
-        self.expect("->")
-        return source, self.match(_PLACEMENT, "a placement")
+    def placement(self) -> Placement:
+        try:
+            return parse_placement(self.match(_PLACEMENT, "a placement"))
+        except ShardingError as error:
+            raise self.fail(f"a placement ({error})") from error
+
+    def placements(self) -> Placements:
+        try:
+            return parse_placements(self.match(_PLACEMENTS, "placements"))
+        except ShardingError as error:
+            raise self.fail(f"placements ({error})") from error
 
     def numbered(self) -> tuple[int, tuple[int, ...]]:
         index = self.integer()
         self.expect(":")
         return index, self.sequence(self.integer, "[", "]")
 
-    def part(self) -> Part:
-        value, tensor = self.name(), self.name()
-        try:
-            return Part(value, tensor, parse_placements(self.match(_PLACEMENTS, "placements")))
-        except ShardingError as error:
-            raise self.fail(f"placements ({error})") from error
+    def start(self) -> Start:
+        axes = self.sequence(self.axis)
+        return Start(axes, self.labelled("rows"))
+
+    def labelled(self, label: str) -> int:
+        self.expect(f"{label}=")
+        return self.integer()
 
     def definition(self) -> Operand | None:
         if self.text[self.at : self.at + 2] in ("_ ", "_,"):
@@ -245,7 +276,8 @@ class _Line:
         name = self.name()
         self.expect(":")
         shape = self.sequence(self.integer, "[", "]")
-        return Operand(name, shape, self.number_value())
+        placements = self.placements()
+        return Operand(name, shape, self.number_value(), placements)
 
     def operand(self) -> Operand:
         operand = self.definition()
@@ -316,27 +348,35 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
         outputs=line.sequence(line.name) if line.accept("defines=") else _values(outputs),
     )
     constants = line.sequence(line.numbered) if line.accept("constants=") else ()
-    return Compute(op, inputs, tuple(outputs), constants)
+    return Compute(op, inputs, tuple(outputs), constants, line.start() if line.accept("start=") else None)
 
 
 def _parse_move(
     line: _Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
-) -> Collective | Slice:
+) -> Collective | Slice | Exchange:
     (axis,) = line.sequence(line.axis) or (None,)
     if axis is None or len(inputs) != 1 or len(outputs) != 1:
         raise line.fail("one axis, one value read and one defined")
     operand, result = inputs[0], outputs[0]
     if operand is None or result is None:
         raise line.fail("one value read and one defined")
-    if kind == "slice":
-        line.expect("dim=")
-        return Slice(axis, line.integer(), operand, result)
-    if kind not in set(CollectiveKind):
-        raise line.fail(f"one of {', '.join(CollectiveKind)}, slice before the axis, not {kind},")
-    try:
-        source, target = map(parse_placement, line.placement_pair())
-    except ShardingError as error:
-        raise line.fail(f"placements ({error})") from error
+    if kind == "exchange":
+        dim, before, after = line.labelled("dim"), line.labelled("before"), line.labelled("after")
+        line.expect("fill=")
+        fill = line.name()
+        line.expect("bytes=")
+        return Exchange(axis, dim, before, after, fill, operand, result, line.number_value())
+    if kind != "slice" and kind not in set(CollectiveKind):
+        raise line.fail(f"one of {', '.join(CollectiveKind)}, slice, exchange before the axis, not {kind},")
+    column = line.at
+    source = line.placement()
+    line.expect("->")
+    target = line.placement()
+    if kind == "slice" and source == Replicate() and isinstance(target, Shard):
+        return Slice(axis, target, operand, result)
+    if kind != collective_kind(source, target):
+        line.at = column
+        raise line.fail(f"placements that {kind} turns into each other")
     line.expect("bytes=")
     size = line.number_value()
     return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, line.accept("overlaps"))
@@ -366,7 +406,7 @@ def _parse_segment(header: _Line, lines: Sequence[_Line], saved: Mapping[int, tu
         elif keyword == "store":
             stores.append(Store(scope.find(line), line.name()))
         elif keyword == "part":
-            parts.append(line.part())
+            parts.append(Part(line.name(), line.name()))
         else:
             instruction = _parse_instruction(line, scope)
             for result in instruction.outputs if isinstance(instruction, Compute) else (instruction.result,):

@@ -1,13 +1,16 @@
 """The laws of programs. `verify_program` refuses what would compute nonsense, deadlock or be costed wrongly."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.errors import ProgramError
 from autopar.program.records import (
     Collective,
     Compute,
+    Exchange,
     Instruction,
     Operand,
     Program,
@@ -147,9 +150,16 @@ def _verify_instruction(segment: Segment, index: int, instruction: Instruction) 
                 raise _at(segment, index, f"op {op.name!r} has {len(op.inputs)} inputs and {len(op.outputs)} outputs")
         case Collective():
             _verify_collective(segment, index, instruction)
-        case Slice(axis=axis, dim=dim, operand=operand, result=result):
-            if operand.shape != _scaled(result.shape, dim, axis.size):
-                raise _at(segment, index, f"a slice of {operand.shape} on dim {dim} is not {result.shape}")
+        case Slice(axis=axis, target=target, operand=operand, result=result):
+            if operand.shape != _scaled(result.shape, target.dim, axis.size):
+                raise _at(segment, index, f"a slice of {operand.shape} on dim {target.dim} is not {result.shape}")
+        case Exchange(dim=dim, before=before, after=after, operand=operand, result=result):
+            if result.shape != _grown(operand.shape, dim, before + after):
+                raise _at(
+                    segment, index, f"{operand.shape} with {before}+{after} rows on dim {dim} is not {result.shape}"
+                )
+        case _:
+            assert_never(instruction)
 
 
 def _scaled(shape: tuple[int, ...], dim: int, factor: int) -> tuple[int, ...] | None:
@@ -157,6 +167,13 @@ def _scaled(shape: tuple[int, ...], dim: int, factor: int) -> tuple[int, ...] | 
     if not 0 <= dim < len(shape):
         return None
     return (*shape[:dim], shape[dim] * factor, *shape[dim + 1 :])
+
+
+def _grown(shape: tuple[int, ...], dim: int, rows: int) -> tuple[int, ...] | None:
+    """Return the shape with one dim longer; None if there is no such dim."""
+    if not 0 <= dim < len(shape):
+        return None
+    return (*shape[:dim], shape[dim] + rows, *shape[dim + 1 :])
 
 
 def _verify_collective(segment: Segment, index: int, collective: Collective) -> None:
@@ -192,11 +209,6 @@ def _verify_chain(program: Program) -> None:
         segment = table.get((kind, phase))
         return empty if segment is None else segment.inputs if incoming else segment.outputs
 
-    def placed(kind: int, phase: SegmentPhase, operands: Sequence[Operand]) -> list[str]:
-        segment = table.get((kind, phase))
-        known = {part.value: format_placements(part.placements) for part in segment.parts} if segment else {}
-        return [known.get(operand.value, "") for operand in operands]
-
     for phase, first in ((SegmentPhase.FORWARD, chain[0]), (SegmentPhase.BACKWARD, chain[-1])):
         if values(first[1], phase, incoming=True):
             raise ProgramError(f"segment {first[1]} {phase} has inputs but no block comes before it in this phase")
@@ -206,19 +218,18 @@ def _verify_chain(program: Program) -> None:
         for phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
             sender, receiver = (kind, next_kind) if phase is SegmentPhase.FORWARD else (next_kind, kind)
             sent, received = values(sender, phase, incoming=False), values(receiver, phase, incoming=True)
-            sent_at, received_at = placed(sender, phase, sent), placed(receiver, phase, received)
             same_mesh = stage.mesh.shape == next_stage.mesh.shape
             agree = len(sent) == len(received)
             if agree and same_mesh:
                 pairs = zip(sent, received, strict=True)
-                agree = sent_at == received_at and all((a.shape, a.bytes) == (b.shape, b.bytes) for a, b in pairs)
+                agree = all(replace(sent_one, value=got.value) == got for sent_one, got in pairs)
             if not agree:
                 raise ProgramError(
                     f"blocks {index} (kind {kind}) and {index + 1} (kind {next_kind}) disagree in {phase}: "
-                    f"{_describe(sent, sent_at)} is sent, {_describe(received, received_at)} expected"
+                    f"{_describe(sent)} is sent, {_describe(received)} expected"
                 )
 
 
-def _describe(operands: Sequence[Operand], placements: Sequence[str]) -> str:
-    texts = (f"{operand.value} {operand.shape} {at}".rstrip() for operand, at in zip(operands, placements, strict=True))
+def _describe(operands: Sequence[Operand]) -> str:
+    texts = (f"{item.value} {item.shape} {format_placements(item.placements)}".rstrip() for item in operands)
     return ", ".join(texts) or "nothing"

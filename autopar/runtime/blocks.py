@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
+from autopar.program.records import Start
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard
 
 Array = NDArray[Any]
@@ -105,7 +106,7 @@ def move(blocks: Blocks, axis: int, source: Placement, target: Placement, mesh: 
     return _along(blocks, axis, mesh, lambda group: split(join(group, source), target, len(group)))
 
 
-def extend(blocks: Blocks, axis: int, dim: int, rows: tuple[int, int], fill: str, mesh: Mesh) -> Blocks:
+def exchange(blocks: Blocks, axis: int, dim: int, rows: tuple[int, int], fill: str, mesh: Mesh) -> Blocks:
     """Return the blocks of a dim split over one axis (an index) with rows of their neighbours around them.
 
     Args:
@@ -156,3 +157,14 @@ def _along(blocks: Blocks, axis: int, mesh: Mesh, change: Callable[[Blocks], Blo
             known[key] = change([blocks[rank] for rank in line])
         changed.update(zip(line, known[key], strict=True))
     return [changed[rank] for rank in range(len(blocks))]
+
+
+def block_starts(start: Start, mesh: Mesh) -> Blocks:
+    """Return where the block of each device starts; equal numbers are one object."""
+    known: dict[int, Array] = {}
+    coordinates = zip(*np.unravel_index(np.arange(mesh.size), mesh.shape), strict=True)
+    starts = []
+    for place in coordinates:
+        position = start.of([int(place[mesh.axes.index(axis)]) for axis in start.axes])
+        starts.append(known.setdefault(position, np.array(position, np.int64)))
+    return starts

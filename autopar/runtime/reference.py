@@ -31,9 +31,9 @@ from autopar.program.records import (
     defines,
 )
 from autopar.program.text import format_instruction
-from autopar.runtime.blocks import Blocks, extend, gather, move, scatter
+from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
 from autopar.schedule import SCHEDULES, Pass, Task
-from autopar.sharding import Mesh, Placements, Replicate, Shard
+from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
 Array = NDArray[Any]
@@ -265,16 +265,15 @@ class _Step:
         for operand in segment.exports:
             part = parts[operand.value]
             tensor = self._names[block][part.tensor]
-            passage.exports[tensor, part.placements] = values[operand.value]
+            passage.exports[tensor, operand.placements] = values[operand.value]
             if tensor in self._graph.outputs:
-                passage.outputs[tensor] = gather(values[operand.value], part.placements, mesh)
+                passage.outputs[tensor] = gather(values[operand.value], operand.placements, mesh)
         for store in segment.stores:
-            kept = parts.get(store.value.value)
-            if kept is None:
-                self._stored[block, store.target] = values[store.value.value]
-            else:
+            if store.value.value in parts:
                 tensor = self._names[block][store.target]
-                self._persistent[tensor] = (kept.placements, values[store.value.value], mesh)
+                self._persistent[tensor] = (store.value.placements, values[store.value.value], mesh)
+            else:
+                self._stored[block, store.target] = values[store.value.value]
         return values
 
     def _external(self, block: int, operand: Operand, part: Part | None, microbatch: int) -> Blocks:
@@ -283,23 +282,23 @@ class _Step:
             if (block, operand.value) not in self._stored:
                 raise ProgramError(f"block {block} reads {operand.value!r}, which it has not stored before")
             return self._stored[block, operand.value]
-        tensor, mesh = self._names[block][part.tensor], self._blocks[block][0].mesh
-        exported = self._passages[microbatch].exports.get((tensor, part.placements))
+        tensor, placements, mesh = self._names[block][part.tensor], operand.placements, self._blocks[block][0].mesh
+        exported = self._passages[microbatch].exports.get((tensor, placements))
         if exported is not None:
             return exported
         if tensor in self._persistent:
-            placements, blocks, _ = self._persistent[tensor]
-            if placements != part.placements:
+            stored, blocks, _ = self._persistent[tensor]
+            if stored != placements:
                 raise ProgramError(f"block {block} reads {tensor!r} at another placement than it was stored at")
             return blocks
         if tensor in self._graph.inputs:
-            return scatter(self._data[microbatch][tensor], part.placements, mesh)
-        key = (tensor, part.placements, mesh)
+            return scatter(self._data[microbatch][tensor], placements, mesh)
+        key = (tensor, placements, mesh)
         if key not in self._scattered:
             whole = self._states.get(tensor, self._constants.get(tensor))
             if whole is None:
                 raise ProgramError(f"block {block} reads {tensor!r}, which nothing has made yet")
-            self._scattered[key] = scatter(np.asarray(whole), part.placements, mesh)
+            self._scattered[key] = scatter(np.asarray(whole), placements, mesh)
         return self._scattered[key]
 
     def _execute(self, instruction: Instruction, values: dict[str, Blocks], mesh: Mesh, where: str) -> None:
@@ -308,13 +307,11 @@ class _Step:
                 self._compute(instruction, values, mesh)
             case Collective(axis=axis, source=source, target=target, operand=operand, result=result):
                 values[result.value] = move(values[operand.value], mesh.axes.index(axis), source, target, mesh)
-            case Slice(axis=axis, dim=dim, operand=operand, result=result):
-                blocks = values[operand.value]
-                values[result.value] = move(blocks, mesh.axes.index(axis), Replicate(), Shard(dim), mesh)
+            case Slice(axis=axis, target=target, operand=operand, result=result):
+                values[result.value] = move(values[operand.value], mesh.axes.index(axis), Replicate(), target, mesh)
             case Exchange(axis=axis, dim=dim, operand=operand, result=result):
-                rows = (instruction.before, instruction.after)
-                index = mesh.axes.index(axis)
-                values[result.value] = extend(values[operand.value], index, dim, rows, instruction.fill, mesh)
+                rows, fill = (instruction.before, instruction.after), instruction.fill
+                values[result.value] = exchange(values[operand.value], mesh.axes.index(axis), dim, rows, fill, mesh)
             case _:
                 assert_never(instruction)
         for operand in defines(instruction):
@@ -330,7 +327,7 @@ class _Step:
         for index, content in compute.constants:
             held = self._graph.constants[op.inputs[index]]
             numbers[index] = np.array(content, held.dtype).reshape(held.shape)
-        starts = _starts(compute, mesh)
+        starts = block_starts(compute.start, mesh) if compute.start is not None else []
         known: dict[tuple[int, ...], tuple[Array, ...]] = {}
         outputs: list[tuple[Array, ...]] = []
         for rank in range(mesh.size):
@@ -338,20 +335,12 @@ class _Step:
                 numbers.get(index, None if operand is None else values[operand.value][rank])
                 for index, operand in enumerate(compute.inputs)
             ]
-            key = (*(id(array) for array in inputs), *starts[rank : rank + 1])
+            if compute.start is not None:
+                inputs.append(starts[rank])
+            key = tuple(id(array) for array in inputs)
             if key not in known:
-                if starts:
-                    inputs.append(np.asarray(starts[rank], np.int64))
                 known[key] = self._executor.run(op, inputs, self._graph.opset)
             outputs.append(known[key])
         for slot, operand in enumerate(compute.outputs):
             if operand is not None:
                 values[operand.value] = [result[slot] for result in outputs]
-
-
-def _starts(compute: Compute, mesh: Mesh) -> list[int]:
-    """Return where each device's block starts; nothing if the op need not know."""
-    if compute.start is None:
-        return []
-    axes = [mesh.axes.index(axis) for axis in compute.start.axes]
-    return [compute.start.of([place[axis] for axis in axes]) for place in np.ndindex(mesh.shape)]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,17 @@ from autopar.cluster import Cluster
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import devices_in_node
 from autopar.ir.graph import Op
-from autopar.program.records import Collective, Compute, Operand, Segment, SegmentPhase, Slice, defines, reads
+from autopar.program.records import (
+    Collective,
+    Compute,
+    Exchange,
+    Operand,
+    Segment,
+    SegmentPhase,
+    Slice,
+    defines,
+    reads,
+)
 from autopar.sharding import Axis
 
 Shapes = NDArray[np.int64]
@@ -158,8 +168,16 @@ def lay_out(segment: Segment, costs: Costs) -> Layout:
                     spans.append(Span(link, name, offset, seconds))
                     collective_seconds += seconds
                     offset += seconds
+            case Exchange(axis=axis, operand=operand):
+                link = _link(axis, costs)
+                seconds = float(costs.send_seconds(instruction.bytes, link is Resource.INTER))
+                spans.append(Span(link, f"exchange[{axis.name}] {operand.value}", offset, seconds))
+                collective_seconds += seconds
+                offset += seconds
             case Slice():
                 pass
+            case _:
+                assert_never(instruction)
         if after >= 0:
             origin.update((operand.value, after) for operand in defines(instruction))
     return Layout(compute_seconds, collective_seconds, tuple(spans), tuple(traffic))
