@@ -211,7 +211,7 @@ def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Class
 def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[Dim, int]:
     """Return the chunks of the dims that have more than one, by class and dim."""
     ties: _Union[Dim] = _Union()
-    seeds: list[tuple[Strategy, list[tuple[Dim, int]]]] = []
+    asking: list[list[tuple[Dim, int]]] = []
     for op in ops:
         for strategy in rules.of(op).strategies:
             sharded = [
@@ -221,38 +221,28 @@ def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) 
                 if isinstance(placement, Shard)
             ]
             if any(chunks > 1 for _, chunks in sharded):
-                seeds.append((strategy, sharded))
+                asking.append(sharded)
             elif strategy.cyclic:
                 for dim, _ in sharded:
                     ties.join(sharded[0][0], dim)
-    if not seeds:
-        return {}
-    for _, sharded in seeds:
-        for dim, _ in sharded:
-            ties.find(dim)
     members = ties.sets()
     parameters = {classes.of(state.input) for state in folded.graph.states if state.role is Role.PARAMETER}
     values = folded.graph.values
 
     def bears(dim: Dim, chunks: int) -> bool:
         """Whether all dims tied to this one can be cut in so many chunks and still be shared by two devices."""
-        tied = members[ties.find(dim)]
+        tied = members.get(dim, [dim])
         sizes = [values[name].shape[index] for name, index in tied]
         return any(name in parameters for name, _ in tied) and all(
             size % (2 * chunks) == 0 for size in sizes if size % 2 == 0
         )
 
     decided: dict[Dim, int] = {}
-    seeds.sort(key=lambda seed: max(chunks for _, chunks in seed[1]))
-    for strategy, sharded in seeds:
-        known = {(decided[root], chunks) for dim, chunks in sharded if (root := ties.find(dim)) in decided}
-        factors = {whole // chunks if whole % chunks == 0 else 0 for whole, chunks in known} or {1}
-        factor = min(factors)
-        if len(factors) > 1 or not factor or (factor > 1 and not strategy.cyclic):
-            continue
-        asked = {(ties.find(dim), chunks * factor) for dim, chunks in sharded}
-        if len({root for root, _ in asked}) < len(asked):
-            continue  # two counts for dims that are tied
-        if all(chunks == 1 or root in decided or bears(root, chunks) for root, chunks in asked):
-            decided.update(asked)
-    return {dim: count for root, count in decided.items() if count > 1 for dim in members[root]}
+    for sharded in sorted(asking, key=lambda dims: max(chunks for _, chunks in dims)):
+        asked: dict[Dim, int] = {}
+        fits = all(asked.setdefault(ties.find(dim), chunks) == chunks for dim, chunks in sharded)
+        for root, chunks in asked.items():
+            fits &= decided[root] == chunks if root in decided else chunks == 1 or bears(root, chunks)
+        if fits:
+            decided |= asked
+    return {dim: count for root, count in decided.items() if count > 1 for dim in members.get(root, [root])}
