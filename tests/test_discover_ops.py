@@ -190,7 +190,8 @@ SHAPES: list[Case] = [
         {},
         "[a,.,b],_,_,_->[a,.,b]; P,R,R,R->P",
     ),
-    ("Concat", [floats(B, S, D)] * 2, 1, {"axis": 2}, "[a,b,.],[a,b,.]->[a,b,.]; P,P->P"),
+    # Each device has its share of both parts, side by side: the result is sharded block-cyclic.
+    ("Concat", [floats(B, S, D)] * 2, 1, {"axis": 2}, "[a,b,c],[a,b,c]->[a,b,c]; P,P->P"),
     # A contiguous shard of a fused projection is not a shard of each of its parts.
     ("Split", [floats(B, S, 3 * D), ints(D, D, D)], 3, {"axis": 2}, "[a,b,.],_->[a,b,.],[a,b,.],[a,b,.]; P,R->P,P,P"),
     (

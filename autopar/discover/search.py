@@ -13,6 +13,8 @@ from itertools import combinations, product
 from math import prod
 
 from autopar.discover.data import sample
+from autopar.discover.halos import halo_strategies
+from autopar.discover.locals import local_strategies
 from autopar.discover.rules import Rule, Scaled, Strategy
 from autopar.discover.shrink import Proxy, run_sketch
 from autopar.discover.sketch import Sketch
@@ -140,15 +142,18 @@ def _explore(trial: Trial) -> _Found:
         strategy = attempt(Strategy(placements, ()))
         if strategy is not None:
             found.append(strategy)
+    found += local_strategies(trial, found)
+    found += halo_strategies(trial, found)
     return _Found(found, "")
 
 
 def _confirmed(strategy: Strategy, trial: Trial) -> bool:
     """Whether a strategy holds on 3 devices, or on 2 if a fixed size is not divisible by 3."""
     for n in (3, 2):
+        pairs = [*zip(trial.arrays, strategy.inputs, strict=True), *zip(trial.whole, strategy.outputs, strict=True)]
         parts = [
             (array.shape[placement.dim], placement.chunks)
-            for array, placement in zip(trial.arrays, strategy.inputs, strict=True)
+            for array, placement in pairs
             if isinstance(placement, Shard) and array is not None
         ]
         divisible = all(size % (n * chunks) == 0 for size, chunks in parts)

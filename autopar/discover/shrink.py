@@ -21,6 +21,7 @@ from autopar.discover.sizes import (
     EVEN,
     LARGE_ATTR,
     TRIPLES,
+    WINDOW_ATTRS,
     Palette,
     Step,
     assign,
@@ -28,6 +29,7 @@ from autopar.discover.sizes import (
     integers,
     ladder,
     large_attrs,
+    overlaps,
     refined_shapes,
     refinement,
     sizes_of,
@@ -48,10 +50,13 @@ class Proxy:
     Attributes:
         sketch: The small op; its outputs are what it really computes.
         scalable: The numbers that stand for sizes, which a shard of the op may need divided.
+        same_windows: Whether its windows are those of the large op: as long, as far apart, as much padding, and output
+            sizes that follow from input sizes as they do there.
     """
 
     sketch: Sketch
     scalable: tuple[Scaled, ...]
+    same_windows: bool = True
 
 
 def shrink(sketch: Sketch, executor: Executor) -> tuple[Proxy, Proxy] | None:
@@ -153,8 +158,10 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
         scalable += large
     if any(operand is not None and prod(operand.shape) > _MAX_ELEMENTS for operand in inputs):
         return None
+    if overlaps(attrs) != overlaps(sketch.attrs):  # windows that overlap tie neighbouring blocks together
+        return None
     small = replace(sketch, attrs=attrs, inputs=tuple(inputs), outputs=expected)
-    proxy = _execute(Proxy(small, tuple(scalable)), executor)
+    proxy = _execute(Proxy(small, tuple(scalable), strict and _same_windows(attrs, sketch.attrs)), executor)
     if proxy is None:
         return None
     results = proxy.sketch.outputs
@@ -165,6 +172,12 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
         for result, real in zip(results, sketch.outputs, strict=True)
     )
     return proxy if ranks_agree else None
+
+
+def _same_windows(attrs: tuple[tuple[str, Attr], ...], others: tuple[tuple[str, Attr], ...]) -> bool:
+    """Whether windows slide alike."""
+    first, second = dict(attrs), dict(others)
+    return all(first.get(name) == second.get(name) for name in WINDOW_ATTRS)
 
 
 def _rewritten(operand: Operand, entries: Mapping[int, int]) -> Operand:

@@ -175,11 +175,24 @@ def _windows(sketch: Sketch, sizes: set[int], fixed: Mapping[int, int]) -> dict[
         small = fixed.get(stride, stride)
         span = (fixed.get(kernel, kernel) - 1) * dilation + 1
         for size in sizes:
-            output = (size + room) // stride + 1
+            steps = -(-(size + room) // stride) if attrs.get("ceil_mode") else (size + room) // stride
+            output = steps + 1
             if output < size and output in sizes and size not in windows:
-                rest = min((size + room) % stride, small - 1)
+                rest = max(1 - small, min(size + room - steps * stride, small - 1))
                 windows[size] = _Window(output, small, span - begin - end + rest)
     return windows
+
+
+WINDOW_ATTRS = ("kernel_shape", "strides", "dilations", "pads", "output_padding")
+"""Attributes that say how a window slides."""
+
+
+def overlaps(attrs: tuple[tuple[str, Attr], ...]) -> tuple[bool, ...]:
+    """Return whether neighbouring windows have rows in common, per spatial dim; () for an op without windows."""
+    named = dict(attrs)
+    kernels = integers(named.get("kernel_shape", ()))
+    strides, dilations = (integers(named.get(name, (1,) * len(kernels))) for name in ("strides", "dilations"))
+    return tuple((k - 1) * d + 1 > s for k, s, d in zip(kernels, strides, dilations, strict=True))
 
 
 def _halved(size: int, times: int) -> int:

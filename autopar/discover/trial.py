@@ -153,9 +153,11 @@ def local_sketch(sketch: Sketch, strategy: Strategy, n: int) -> Sketch | None:
     if strategy.replaced:
         scaled = replace(scaled, attrs=replace_numbers(scaled.attrs, strategy.replaced))
     if strategy.local is not None:
-        kind = strategy.local.kind
-        start = Operand((), "int64")
-        scaled = replace(scaled, kind=kind, body=function_digest(kind), inputs=(*scaled.inputs, start))
+        kind, told = strategy.local.kind, sketch.inputs[strategy.local.input]
+        assert told is not None, "the input a local op is told about is there"
+        attrs = (*scaled.attrs, ("size", told.shape[strategy.local.dim]))
+        inputs = (*scaled.inputs, Operand((), "int64"))
+        scaled = replace(scaled, kind=kind, body=function_digest(kind), attrs=attrs, inputs=inputs)
     return scaled
 
 

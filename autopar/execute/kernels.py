@@ -1,4 +1,4 @@
-"""Numpy kernels for ops whose loops in `onnx.reference` are too slow to be run thousands of times.
+"""Numpy kernels for ops that `onnx.reference` runs too slowly to be run thousands of times, or not as specified.
 
 Each follows the operator's text in the ONNX specification. Array dims: N batch, C channels, then spatial dims.
 Arguments are those of the ONNX op; `None` stands for an absent input or attribute. All of them keep the dtype of their
@@ -265,6 +265,16 @@ def lrn(x: Array, *, num_outputs: int, size: int, alpha: float, beta: float, bia
     return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
 
 
+def gather_elements(x: Array, indices: Array, *, num_outputs: int, axis: int = 0) -> tuple[Array, ...]:
+    """Return the element each index picks along the axis; `onnx.reference` wraps indices that are out of range."""
+    assert num_outputs == 1, "GatherElements has one output"
+    dim = axis % x.ndim
+    if any(d != dim and size > x.shape[d] for d, size in enumerate(indices.shape)):
+        raise ValueError(f"indices {indices.shape} reach beyond data {x.shape} in a dim other than {dim}")
+    reach = [slice(None) if d == dim else slice(size) for d, size in enumerate(indices.shape)]
+    return (np.take_along_axis(x[tuple(reach)], indices, axis=dim),)
+
+
 def erf(x: Array, *, num_outputs: int) -> tuple[Array, ...]:
     """Return the error function in float64 precision; that of `onnx.reference` is float32."""
     assert num_outputs == 1, "Erf has one output"
@@ -285,6 +295,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 KERNELS = {
     "Erf": erf,
+    "GatherElements": gather_elements,
     "Gelu": gelu,
     "LRN": lrn,
     "MaxPool": max_pool,
