@@ -133,9 +133,10 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
                 inputs.append(operand)
         attrs = sketch.attrs
     else:
-        proxies = assign(sketch, variant.step, palette, variant.attrs_mapped)
-        if proxies is None:
+        assignment = assign(sketch, variant.step, palette, variant.attrs_mapped)
+        if assignment is None:
             return None
+        proxies = assignment.sizes
         expected = tuple(
             None if shape is None else tuple(proxies.get(size, size) for size in shape) for shape in sketch.outputs
         )
@@ -154,8 +155,8 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
                 scalable += [Scaled(index, i) for i in entries]
             else:
                 inputs.append(operand)
-        attrs, large = _mapped_attrs(sketch, proxies if variant.attrs_mapped else {})
-        scalable += large
+        attrs, numbers = _mapped_attrs(sketch, proxies if variant.attrs_mapped else {}, assignment.counts)
+        scalable += numbers
     if any(operand is not None and prod(operand.shape) > _MAX_ELEMENTS for operand in inputs):
         return None
     if overlaps(attrs) != overlaps(sketch.attrs):  # windows that overlap tie neighbouring blocks together
@@ -186,13 +187,21 @@ def _rewritten(operand: Operand, entries: Mapping[int, int]) -> Operand:
     return replace(operand, content=tuple(int(entries.get(i, entry)) for i, entry in enumerate(operand.content)))
 
 
-def _mapped_attrs(sketch: Sketch, proxies: Mapping[int, int]) -> tuple[tuple[tuple[str, Attr], ...], list[Scaled]]:
-    """Return the attributes with large integers replaced by their proxies, if they have any, and where those are."""
+def _mapped_attrs(
+    sketch: Sketch, proxies: Mapping[int, int], counts: Mapping[str, int]
+) -> tuple[tuple[tuple[str, Attr], ...], list[Scaled]]:
+    """Return the attributes with counts and large integers replaced by their proxies, and what a shard may divide.
+
+    Any number above 1 may be a count to divide; execution tells it from an axis or a kernel.
+    """
     attrs: list[tuple[str, Attr]] = []
     found: list[Scaled] = []
     for name, value in sketch.attrs:
-        if isinstance(value, int) and value > LARGE_ATTR:
-            attrs.append((name, proxies.get(value, value)))
+        if name in counts:
+            attrs.append((name, counts[name]))
+            found.append(Scaled(name, 0))
+        elif isinstance(value, int) and value > 1:
+            attrs.append((name, proxies.get(value, value) if value > LARGE_ATTR else value))
             found.append(Scaled(name, 0))
         elif isinstance(value, tuple) and any(isinstance(entry, int) and entry > LARGE_ATTR for entry in value):
             entries = integers(value)
