@@ -29,12 +29,18 @@ def local_op(graph: Graph, op: Op, placement: OpPlacement) -> tuple[Op, Constant
         placement: What changes.
 
     Raises:
-        PlanError: If a number is not there or not divisible.
+        PlanError: If something it speaks of is not there, or a number not divisible.
     """
     local, constants = _divide(graph, op, placement.divided)
     local = _replace(local, placement.replaced)
-    if placement.local is not None:
-        local = replace(local, kind=placement.local.kind)
+    told = placement.local
+    if told is not None:
+        shape = (
+            graph.values[op.inputs[told.input]].shape if told.input < len(op.inputs) and op.inputs[told.input] else ()
+        )
+        if told.dim >= len(shape):
+            raise _unknown_dim(op, told.input, told.dim)
+        local = replace(local, kind=told.kind, attrs=(*local.attrs, ("size", shape[told.dim])))
     return local, constants
 
 
@@ -79,8 +85,12 @@ def halo_exchange(op: Op, rows: HaloRows, inputs: Sequence[Operand | None], mesh
 def _operand(op: Op, inputs: Sequence[Operand | None], index: int, dim: int) -> Operand:
     operand = inputs[index] if index < len(inputs) else None
     if operand is None or dim >= len(operand.shape):
-        raise PlanError(f"the plan speaks of dim {dim} of input {index} of op {op.name!r}", hint=_HINT)
+        raise _unknown_dim(op, index, dim)
     return operand
+
+
+def _unknown_dim(op: Op, index: int, dim: int) -> PlanError:
+    return PlanError(f"the plan speaks of dim {dim} of input {index} of op {op.name!r}, which is not there", hint=_HINT)
 
 
 def _axis(op: Op, name: str, mesh: Mesh) -> Axis:
