@@ -8,11 +8,15 @@ from autopar.training import training_step
 from tests.random_graphs import Writer
 
 
-def fused_gpt(batch: int = 4, *, layers: int = 3, hidden: int = 16, heads: int = 4, train: bool = True) -> Graph:
-    """Return a GPT whose queries, keys and values come from one matrix product and are split afterwards, in float64."""
+def fused_gpt(batch: int = 4, *, layers: int = 3, hidden: int = 16, heads: int = 4, vocabulary: int = 24) -> Graph:
+    """Return a training step of a GPT in float64.
+
+    Queries, keys and values come from one matrix product and are split afterwards; the embedding makes the logits too.
+    """
     writer, width, length = Writer(batch), hidden // heads, 6
-    tokens = writer.input((batch, length), high=24)
-    (h,) = writer.emit("Gather", [writer.parameter(24, hidden), tokens])
+    tokens = writer.input((batch, length), high=vocabulary)
+    table = writer.parameter(vocabulary, hidden)
+    (h,) = writer.emit("Gather", [table, tokens])
     split = writer.constant(np.array([batch, length, heads, width]))
     merge = writer.constant(np.array([batch, length, hidden]))
     scale = writer.constant(np.asarray(width**-0.5))
@@ -33,8 +37,9 @@ def fused_gpt(batch: int = 4, *, layers: int = 3, hidden: int = 16, heads: int =
         (mixed,) = writer.emit("Reshape", [mixed, merge])
         (mixed,) = writer.emit("MatMul", [mixed, writer.parameter(hidden, hidden)])
         (h,) = writer.emit("Add", [h, mixed])
-    (logits,) = writer.emit("MatMul", [h, writer.parameter(hidden, 24)])
-    return _finished(writer, logits, train)
+    (columns,) = writer.emit("Transpose", [table], perm=(1, 0))
+    (logits,) = writer.emit("MatMul", [h, columns])
+    return _finished(writer, logits)
 
 
 def vocabulary_loss(batch: int = 4, *, vocabulary: int = 32) -> Graph:
@@ -66,6 +71,6 @@ def spatial_net(batch: int = 2, *, size: int = 16, channels: int = 4, layers: in
     return _finished(writer, h, train)
 
 
-def _finished(writer: Writer, output: str, train: bool) -> Graph:
+def _finished(writer: Writer, output: str, train: bool = True) -> Graph:
     graph = find_blocks(writer.graph(output))
     return training_step(graph, loss="mse") if train else graph
