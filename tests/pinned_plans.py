@@ -19,10 +19,8 @@ from autopar.sharding import format_placements
 from tests.executions import COSTS
 
 
-def pinned_plan(
-    folded: Folded, rules: Rules, configuration: Configuration, samples: int, pins: Mapping[str, str]
-) -> Plan:
-    """Return the best plan on one stage in which the values in `pins` lie as it says wherever they are used."""
+def pinned_candidate(folded: Folded, rules: Rules, configuration: Configuration, pins: Mapping[str, str]) -> Candidate:
+    """Return the best choice on one stage in which the values in `pins` lie as it says wherever they are used."""
     tables = build_tables(folded, rules, configuration.mesh, COSTS)
     pipeline = Pipeline(1, configuration.num_microbatches, configuration.schedule)
     weighting = weights(tables, pipeline, recompute=False, hidden=1.0, bounding=True)
@@ -30,11 +28,23 @@ def pinned_plan(
     assert choice is not None, "the pins allow no plan"
     whole = Split(((0, folded.num_blocks),), (False,))
     time = StepTime(1.0, 1.0, 0.0, np.ones(1))
-    candidate = Candidate(configuration, tables, choice, whole, time, block_bytes(tables, choice))
+    return Candidate(configuration, tables, choice, whole, time, block_bytes(tables, choice))
+
+
+def plan_of(candidate: Candidate, samples: int) -> Plan:
+    """Return a candidate as its file gives it back."""
+    configuration = candidate.configuration
     mode = "infer" if configuration.schedule == "forward-only" else "train"
     batch = samples * configuration.num_microbatches
     job = Job(mode, configuration.mesh.size, batch, 1e12, COSTS.cluster.to_dict())
     return Plan.from_json(assemble(candidate, ModelInfo("tiny", "zoo:tiny", "00", 0), job).to_json())
+
+
+def pinned_plan(
+    folded: Folded, rules: Rules, configuration: Configuration, samples: int, pins: Mapping[str, str]
+) -> Plan:
+    """Return the plan of `pinned_candidate`."""
+    return plan_of(pinned_candidate(folded, rules, configuration, pins), samples)
 
 
 def _pinned(instance: Problem, tables: Tables, pins: Mapping[str, str]) -> Problem:

@@ -13,15 +13,16 @@ from autopar.discover import Halo, Local, Replaced, Strategy, discover
 from autopar.errors import PlanError
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import Options, options
-from autopar.formulate.tables import build_tables, element_bytes
+from autopar.formulate.tables import Slot, build_tables, element_bytes
 from autopar.ir.graph import Graph
 from autopar.plan import BlockPlan, HaloRows, LocalKind, ReplacedNumber
 from autopar.program.records import Compute, Exchange, Program, Start
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Shard, parse_placement
+from autopar.simulate.layout import lay_out
 from tests.executions import COSTS, Execution, random_feeds, solved_plan
 from tests.fused_models import fused_gpt, spatial_net
-from tests.pinned_plans import op_placements, pinned_plan
+from tests.pinned_plans import op_placements, pinned_candidate, pinned_plan, plan_of
 from tests.random_graphs import Writer
 
 MESH = Mesh.of(outer=4, inner=2)
@@ -209,6 +210,20 @@ def test_a_spatial_split_exchanges_rows_and_computes_the_same(
             assert isinstance(pads, tuple)
             assert pads[item.dim - 2] == pads[item.dim] == 0
         assert compute.inputs[0] == exchanges[-1].result
+
+
+def test_the_simulator_takes_as_long_as_the_planner(net: Execution) -> None:
+    """Exchanges, padding and extended blocks included, kind by kind."""
+    configuration = Configuration(1, Mesh.of(outer=2, inner=4), 2, "forward-only")
+    pins = spatial_pins(net.folded, "S(3)S(2)")
+    candidate = pinned_candidate(net.folded, discover(net.folded.graph), configuration, pins)
+
+    program = net.program(plan_of(candidate, 2))
+
+    totals = candidate.tables.kind_totals(candidate.choice)[:, Slot.FORWARD]
+    simulated = {segment.kind: lay_out(segment, COSTS).seconds for segment in program.segments}
+    assert [simulated[kind] for kind in range(len(totals))] == pytest.approx(totals.tolist(), rel=1e-9)
+    assert any(item[1] for item in computes(program, "Conv"))
 
 
 @pytest.fixture(scope="module")

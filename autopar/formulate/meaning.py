@@ -200,7 +200,8 @@ def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Class
                 [(classes.of(name), placement.reduce) for name, placement in placed if isinstance(placement, Partial)]
                 for placed in _sides(op, strategy, folded.free)
             )
-            if all(found.get(name) == reduce for name, reduce in read):
+            in_place = {name for name, _ in made}
+            if all(found.get(name) == reduce for name, reduce in read if name in found or name not in in_place):
                 for name, reduce in made:
                     offered.setdefault(name, set()).add(reduce)
         for name, reductions in offered.items():
