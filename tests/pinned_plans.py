@@ -1,6 +1,6 @@
 """Plans that are the best ones with some values placed by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,25 +10,32 @@ from autopar.discover import Rules
 from autopar.formulate.fold import Folded
 from autopar.formulate.step import Pipeline, Split, StepTime, block_bytes, problem, weights
 from autopar.formulate.tables import Node, Tables, build_tables
+from autopar.ir.graph import Graph, Role
 from autopar.plan import Job, ModelInfo, OpPlacement, Plan
 from autopar.problem import Problem
 from autopar.search.assemble import assemble
 from autopar.search.planner import Candidate
 from autopar.search.space import Configuration
 from autopar.sharding import format_placements
-from tests.executions import COSTS
+from tests.executions import COSTS, Execution, random_feeds
+
+
+def best_candidate(tables: Tables, configuration: Configuration, limit: Callable[[Problem], Problem]) -> Candidate:
+    """Return the best choice on one stage in a problem with fewer strategies."""
+    pipeline = Pipeline(1, configuration.num_microbatches, configuration.schedule)
+    weighting = weights(tables, pipeline, recompute=False, hidden=1.0, bounding=True)
+    choice = solvers.load("auto").solve(limit(problem(tables, weighting)), time_limit=10.0).choice
+    assert choice is not None, "no plan is allowed"
+    whole = Split(((0, tables.folded.num_blocks),), (False,))
+    return Candidate(
+        configuration, tables, choice, whole, StepTime(1.0, 1.0, 0.0, np.ones(1)), block_bytes(tables, choice)
+    )
 
 
 def pinned_candidate(folded: Folded, rules: Rules, configuration: Configuration, pins: Mapping[str, str]) -> Candidate:
     """Return the best choice on one stage in which the values in `pins` lie as it says wherever they are used."""
     tables = build_tables(folded, rules, configuration.mesh, COSTS)
-    pipeline = Pipeline(1, configuration.num_microbatches, configuration.schedule)
-    weighting = weights(tables, pipeline, recompute=False, hidden=1.0, bounding=True)
-    choice = solvers.load("auto").solve(_pinned(problem(tables, weighting), tables, pins), time_limit=10.0).choice
-    assert choice is not None, "the pins allow no plan"
-    whole = Split(((0, folded.num_blocks),), (False,))
-    time = StepTime(1.0, 1.0, 0.0, np.ones(1))
-    return Candidate(configuration, tables, choice, whole, time, block_bytes(tables, choice))
+    return best_candidate(tables, configuration, lambda instance: pinned(instance, tables, pins))
 
 
 def plan_of(candidate: Candidate, samples: int) -> Plan:
@@ -47,7 +54,7 @@ def pinned_plan(
     return plan_of(pinned_candidate(folded, rules, configuration, pins), samples)
 
 
-def _pinned(instance: Problem, tables: Tables, pins: Mapping[str, str]) -> Problem:
+def pinned(instance: Problem, tables: Tables, pins: Mapping[str, str]) -> Problem:
     """Return the problem in which all strategies are forbidden that place a value otherwise."""
     costs = []
     for node, cost in zip(tables.nodes, instance.node_costs, strict=True):
@@ -78,3 +85,15 @@ def _placed(tables: Tables, node: Node) -> list[tuple[str, list[str]]]:
 def op_placements(plan: Plan) -> dict[str, OpPlacement]:
     """Return how each op runs."""
     return {op.op: op for block in plan.blocks for op in block.ops}
+
+
+def execution(graph: Graph, count: int = 2) -> Execution:
+    """Return a graph on `count` random microbatches, with parameters so small that no softmax saturates.
+
+    Where gradients vanish Adam would make large numbers of rounding errors.
+    """
+    rng = np.random.default_rng(3)
+    names = [state.input for state in graph.states if state.role is Role.PARAMETER]
+    return Execution.of_graph(
+        graph, *random_feeds(graph, count, {name: rng.normal(0, 0.3, graph.values[name].shape) for name in names})
+    )

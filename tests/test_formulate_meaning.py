@@ -8,13 +8,15 @@ import pytest
 from autopar.discover import Rule, Rules, Strategy, discover
 from autopar.formulate.fold import fold
 from autopar.formulate.meaning import Meaning, meaning
+from autopar.formulate.recipes import batch_dims, recipes, restrict
+from autopar.formulate.tables import build_tables
 from autopar.ir.graph import Graph, Op
-from autopar.program.records import Collective
+from autopar.program.records import Collective, Compute, SegmentPhase, Slice
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Shard, parse_placement
-from tests.executions import Execution, random_feeds
-from tests.fused_models import vocabulary_loss
-from tests.pinned_plans import op_placements, pinned_plan
+from tests.executions import COSTS
+from tests.fused_models import fused_gpt, vocabulary_loss
+from tests.pinned_plans import best_candidate, execution, op_placements, pinned, pinned_plan, plan_of
 from tests.random_graphs import Writer
 
 
@@ -114,23 +116,52 @@ def test_chunks_spread_along_what_ties_dims(
 def test_the_largest_of_a_sharded_vocabulary_is_found_by_an_all_reduce(mesh: Mesh) -> None:
     """Vocabulary-parallel cross-entropy: the largest logit of each shard, then the largest of those; sums likewise."""
     graph = vocabulary_loss()
-    execution = Execution.of_graph(graph, *random_feeds(graph, 2, {}))
+    model = execution(graph)
     shards = "S(1)" * len(mesh.axes)
 
     plan = pinned_plan(
-        execution.folded,
+        model.folded,
         discover(graph),
         Configuration(1, mesh, 2, "forward-only"),
         4,
         {"op0.0": shards, "op2.0": shards},
     )
 
-    execution.check(plan)
+    model.check(plan)
     assert op_placements(plan)["op1"].outputs == ("P(max)" * len(mesh.axes),)
     moved = {
         str(item.source)
-        for segment in execution.program(plan).segments
+        for segment in model.program(plan).segments
         for item in segment.instructions
         if isinstance(item, Collective) and item.operand.value.startswith("op1.0")
     }
     assert moved == {"P(max)"}
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_fused_projection_is_split_by_heads(degree: int) -> None:
+    """Megatron's plan where queries, keys and values are one product: between it and the output nothing is moved."""
+    graph, larger = fused_gpt(4), fused_gpt(8)
+    model = execution(graph)
+    tables = build_tables(model.folded, discover(graph), Mesh.of(inner=degree), COSTS)
+    recipe = next(r for r in recipes(tables, batch_dims(graph.values, larger.values)) if r.name == "megatron")
+    configuration = Configuration(1, tables.mesh, 2, "1f1b")
+
+    layer = next(kind for kind in model.folded.kinds if kind.count > 1)
+    fused, *_, out = (op for op in layer.ops if op.kind == "MatMul")
+    pins = {out.inputs[1]: "S(0)"}
+
+    candidate = best_candidate(tables, configuration, lambda instance: pinned(restrict(instance, recipe), tables, pins))
+    plan = plan_of(candidate, 4)
+
+    model.check(plan)
+    forward, backward = (
+        [item for item in segment.instructions if not isinstance(item, Slice)]
+        for segment in model.program(plan).segments
+        if segment.kind == layer.id and segment.phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD)
+    )
+    assert op_placements(plan)[fused.name].inputs == ("R", "S(1/3)")
+    names = [item.op.name if isinstance(item, Compute) else "moved" for item in forward]
+    assert "moved" not in names[names.index(fused.name) : names.index(out.name)]
+    for instructions in (forward, backward):  # one all_reduce, or a reduce_scatter and an all_gather
+        assert sum(isinstance(item, Collective) for item in instructions) <= 2
