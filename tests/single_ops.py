@@ -1,13 +1,13 @@
 """Graphs of one op, data for them, and the law that a strategy must keep."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.discover import Strategy
+from autopar.discover import Rule, Strategy
 from autopar.discover.rules import Halo
 from autopar.execute import Executor
 from autopar.ir.graph import Attr, Graph, Op, Value
@@ -64,7 +64,7 @@ def draw_all(inputs: Sequence[Input], seed: int) -> list[Array | None]:
 
 
 def single_op(
-    kind: str, inputs: Sequence[Input], num_outputs: int = 1, opset: int = 24, **attrs: Attr
+    kind: str, inputs: Sequence[Input], num_outputs: int = 1, opset: int = 24, /, **attrs: Attr
 ) -> tuple[Graph, Op]:
     """Return a graph that holds one op, and the op; arrays among the inputs become constants."""
     names = tuple("" if item is None else f"x{i}" for i, item in enumerate(inputs))
@@ -89,11 +89,76 @@ def single_op(
     return graph, op
 
 
-def fits_axis(strategy: Strategy, inputs: Sequence[Array | None], outputs: Sequence[Array], size: int) -> bool:
-    """Whether a strategy can be used on a mesh axis of this size: all that is split is divisible."""
+def merge(graphs: Sequence[Graph]) -> Graph:
+    """Return one graph with the ops of all; a name gets the number of its graph in front."""
+    values: dict[str, Value] = {}
+    constants: dict[str, Array] = {}
+    ops: list[Op] = []
+    for number, graph in enumerate(graphs):
+
+        def renamed(names: Sequence[str], number: int = number) -> tuple[str, ...]:
+            return tuple(name and f"{number}.{name}" for name in names)
+
+        values |= {f"{number}.{name}": replace(v, name=f"{number}.{name}") for name, v in graph.values.items()}
+        constants |= {f"{number}.{name}": array for name, array in graph.constants.items()}
+        ops += [
+            replace(op, name=f"{number}.{op.name}", inputs=renamed(op.inputs), outputs=renamed(op.outputs))
+            for op in graph.ops
+        ]
+    inputs = tuple(f"{number}.{name}" for number, graph in enumerate(graphs) for name in graph.inputs)
+    outputs = tuple(name for op in ops for name in op.outputs if name)
+    return Graph("ops", graphs[0].opset, values, inputs, (), constants, tuple(ops), outputs)
+
+
+def with_sums(rule: Rule) -> Rule:
+    """Return a rule without the strategies on terms of means, maxima and the like, and without flags."""
+    kept = [s for s in rule.strategies if all(p == Partial() for p in s.inputs if isinstance(p, Partial))]
+    return replace(rule, strategies=tuple(replace(s, cyclic=False, uneven=False) for s in kept))
+
+
+def fits_axis(op: Op, strategy: Strategy, inputs: Sequence[Array | None], outputs: Sequence[Array], size: int) -> bool:
+    """Whether a strategy can be used on a mesh axis of this size: all that is split or scaled is divisible."""
+    for scaled in strategy.scaled:
+        held = inputs[scaled.source] if isinstance(scaled.source, int) else op.attr(scaled.source)
+        if np.ravel(np.asarray(held))[scaled.entry] % size:
+            return False
     pairs = [*zip(strategy.inputs, inputs, strict=True), *zip(strategy.outputs, outputs, strict=True)]
     sharded = [(a, p) for p, a in pairs if isinstance(p, Shard) and a is not None]
     return all(array.shape[placement.dim] % (size * placement.chunks) == 0 for array, placement in sharded)
+
+
+def check_rule(graph: Graph, op: Op, rule: Rule, inputs: Sequence[Array | None], size: int) -> int:
+    """Assert that devices compute what one computes by each strategy an axis of this size allows, and by its flags.
+
+    Returns:
+        How many were checked.
+    """
+    outputs = [np.empty(graph.values[name].shape if name else ()) for name in op.outputs]
+    checked = 0
+    for strategy in rule.strategies:
+        ways = [strategy, *(multiplied(strategy, factor) for factor in (2, 3) if strategy.cyclic)]
+        fitting = [way for way in ways if fits_axis(op, way, inputs, outputs, size)]
+        if not fitting and strategy.uneven and smallest_sharded(strategy, inputs, outputs) >= size:
+            fitting = [strategy]
+        for way in fitting:
+            check_strategy(op, way, inputs, graph.opset, size)
+        checked += len(fitting)
+    return checked
+
+
+def multiplied(strategy: Strategy, factor: int) -> Strategy:
+    """Return a strategy with all shards cut into that many times the chunks."""
+
+    def finer(placement: Placement) -> Placement:
+        return Shard(placement.dim, placement.chunks * factor) if isinstance(placement, Shard) else placement
+
+    return replace(strategy, inputs=tuple(map(finer, strategy.inputs)), outputs=tuple(map(finer, strategy.outputs)))
+
+
+def smallest_sharded(strategy: Strategy, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> int:
+    """Return the size of the smallest dim that is sharded."""
+    pairs = [*zip(strategy.inputs, inputs, strict=True), *zip(strategy.outputs, outputs, strict=True)]
+    return min((a.shape[p.dim] for p, a in pairs if isinstance(p, Shard) and a is not None), default=0)
 
 
 def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], opset: int, size: int) -> None:
@@ -126,7 +191,10 @@ def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], o
         if strategy.local is not None:
             held = local[strategy.local.input]
             assert held is not None
+            whole_input = inputs[strategy.local.input]
+            assert whole_input is not None
             kind, names = strategy.local.kind, (*names, "start")
+            attrs["size"] = whole_input.shape[strategy.local.dim]
             local.append(np.asarray(rank * held.shape[strategy.local.dim], np.int64))
         local_op = Op(op.name, kind, names, op.outputs, tuple(sorted(attrs.items())))
         parts.append(executor.run(local_op, local, opset))

@@ -23,7 +23,8 @@ from autopar.discover.trial import Trial
 from autopar.ir.graph import Attr
 from autopar.sharding import Placement, Replicate, Shard
 
-_FILLS = ("zero", "lowest")
+_FILLS = ("lowest", "zero")
+"""In this order: a maximum may survive a zero by luck, a sum never an infinity."""
 _SPATIAL = 2
 """The first spatial dim; batch and channels come before it."""
 
@@ -54,7 +55,7 @@ def halo_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strateg
 
 
 def _sliding(sketch: Sketch) -> list[int]:
-    """Return the inputs with spatial dims: image, windows or both; not the weight, whose spatial dims are the kernel."""
+    """Return the inputs with spatial dims: image, windows or both; the spatial dims of a weight are the kernel."""
     kernel = integers(dict(sketch.attrs).get("kernel_shape", ()))
     return [
         i
@@ -117,9 +118,9 @@ def _candidates(
                 changed += _changed(attrs, "crop", axis, reached)
             if any(number.attr not in attrs for number in changed):
                 continue  # no padding to change
-            for fill, scaled in product(_FILLS if image is not None else _FILLS[:1], scalings):
-                halos = [Halo(windows, dim, previous, following)] if windows is not None else []
-                halos += [Halo(image, dim, *reached, fill)] if image is not None else []
+            for fill, scaled in product(_FILLS if image is not None else ("",), scalings):
+                halos = [Halo(image, dim, *reached, fill)] if image is not None else []
+                halos += [Halo(windows, dim, previous, following)] if windows is not None else []
                 needed = tuple(halo for halo in halos if halo.before or halo.after)
                 if needed:
                     yield Strategy(placements, (), scaled, needed, tuple(changed))

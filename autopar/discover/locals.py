@@ -21,7 +21,7 @@ _STAND_INS: Mapping[tuple[str, int], tuple[str, ...]] = {
     ("Trilu", 1): ("autopar::TriluRowsPart", "autopar::TriluColumnsPart"),
     ("Trilu", 2): ("autopar::ShiftedTriluRowsPart", "autopar::ShiftedTriluColumnsPart"),
 }
-"""Kinds to try in place of an op, by its kind and number of inputs; they are told where the block of the first starts."""
+"""Kinds to try by kind and number of inputs of the op; they are told where the block of its first input starts."""
 
 
 def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strategy]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.discover.chunks import Count, chunk_counts
 from autopar.discover.rules import Scaled
 from autopar.discover.sizes import (
     EVEN,
@@ -49,14 +50,16 @@ class Proxy:
 
     Attributes:
         sketch: The small op; its outputs are what it really computes.
-        scalable: The numbers that stand for sizes, which a shard of the op may need divided.
+        scalable: The numbers that stand for sizes or counts, which a shard of the op may need divided.
         same_windows: Whether its windows are those of the large op: as long, as far apart, as much padding, and output
             sizes that follow from input sizes as they do there.
+        counts: The numbers of chunks that mean something.
     """
 
     sketch: Sketch
     scalable: tuple[Scaled, ...]
     same_windows: bool = True
+    counts: tuple[Count, ...] = ()
 
 
 def shrink(sketch: Sketch, executor: Executor) -> tuple[Proxy, Proxy] | None:
@@ -70,12 +73,18 @@ def shrink(sketch: Sketch, executor: Executor) -> tuple[Proxy, Proxy] | None:
             for palette in TRIPLES:
                 triple = _attempt(variant, palette, executor, strict)
                 if triple is not None:
-                    return even, triple
+                    return _with_counts(sketch, even, triple)
     if all(operand is None or prod(operand.shape) <= large for operand in sketch.inputs):
         raw = _execute(Proxy(sketch, ()), executor)
         if raw is not None:
-            return raw, raw
+            return _with_counts(sketch, raw, raw)
     return None
+
+
+def _with_counts(sketch: Sketch, even: Proxy, triple: Proxy) -> tuple[Proxy, Proxy]:
+    """Return the proxies with the numbers of chunks they and the real op have in common."""
+    counts = chunk_counts(sketch, even.sketch, triple.sketch)
+    return replace(even, counts=counts), replace(triple, counts=counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +164,8 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
                 scalable += [Scaled(index, i) for i in entries]
             else:
                 inputs.append(operand)
-        attrs, numbers = _mapped_attrs(sketch, proxies if variant.attrs_mapped else {}, assignment.counts)
-        scalable += numbers
+        attrs, divisible = _mapped_attrs(sketch, proxies if variant.attrs_mapped else {}, assignment.counts)
+        scalable += divisible
     if any(operand is not None and prod(operand.shape) > _MAX_ELEMENTS for operand in inputs):
         return None
     if overlaps(attrs) != overlaps(sketch.attrs):  # windows that overlap tie neighbouring blocks together

@@ -20,6 +20,8 @@ from autopar.ir.graph import Attr
 
 LARGE_ATTR = 8
 """Integers of attributes above this may be sizes; below, they are axes, kernels, strides, or count parts."""
+_MAX_PARTS = 16
+"""A size up to this many times another one may hold that many things side by side."""
 _MAX_FACTORINGS = 64
 """Up to this many ways to say which size is a multiple of which count are compared."""
 
@@ -36,6 +38,7 @@ class Step:
         halvings: Instead of all that, divide every size by 2 to this power where it can be.
         counts: Pairs of a size and an attribute that counts parts: the size becomes a multiple of the attribute's
             proxy. Only these attributes and the large ones are replaced.
+        multiples: Pairs of a size and a smaller one: the size stays the same multiple of it.
     """
 
     keep_small: bool = False
@@ -44,6 +47,7 @@ class Step:
     windowed: bool = False
     halvings: int = 0
     counts: tuple[tuple[int, str], ...] = ()
+    multiples: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,36 @@ def ladder(sketch: Sketch) -> Iterator[Step]:
         yield _WINDOWED[0]
         yield from (Step(keep_small=True, windowed=True, counts=counts) for counts in ways)
         yield from _WINDOWED[1:]
+    elif together := _proportions(sketch):
+        yield from (Step(keep_small, multiples=together) for keep_small in (False, True))
     yield from _LADDER[:2]
     for counts in ways:
         yield from (Step(keep_small, counts=counts) for keep_small in (False, True))
     yield from _LADDER[2:]
+
+
+def made_sizes(sketch: Sketch) -> tuple[int, ...]:
+    """Return the sizes above 1 that an output has (more often) and no input has."""
+    inputs = [operand.shape for operand in sketch.inputs if operand is not None and operand.content is None]
+    made = (
+        size
+        for shape in sketch.outputs
+        for size in shape or ()
+        if size > 1 and all(before.count(size) < (shape or ()).count(size) for before in inputs)
+    )
+    return tuple(dict.fromkeys(made))
+
+
+def _proportions(sketch: Sketch) -> tuple[tuple[int, int], ...]:
+    """Return which sizes are a few times another one because the op puts parts together or takes them apart."""
+    sizes = sizes_of(sketch)
+    pairs: dict[int, int] = {}
+    for made in made_sizes(sketch):
+        for size in sizes:
+            large, small = max(size, made), min(size, made)
+            if large != small and large % small == 0 and large // small <= _MAX_PARTS:
+                pairs.setdefault(large, small)
+    return tuple(pairs.items())
 
 
 def factorings(sketch: Sketch) -> Iterator[tuple[tuple[int, str], ...]]:
@@ -90,10 +120,11 @@ def factorings(sketch: Sketch) -> Iterator[tuple[tuple[int, str], ...]]:
     hidden size of 32 heads and one of 8 heads have the head size in common.
     """
     sizes = sizes_of(sketch)
+    fixed = {1, len(sketch.inputs), len(sketch.outputs)}  # a number of outputs cannot change
     numbers = {
         name: value
         for name, value in sketch.attrs
-        if isinstance(value, int) and value > 1 and any(size % value == 0 for size in sizes)
+        if isinstance(value, int) and value > 0 and value not in fixed and any(size % value == 0 for size in sizes)
     }
     for length in range(min(len(numbers), 3), 0, -1):
         for names in combinations(numbers, length):
@@ -166,8 +197,8 @@ def assign(sketch: Sketch, step: Step, palette: Palette, attrs_mapped: bool) -> 
     if step.keep_small:
         kept = {entry for name, value in sketch.attrs if name not in counted for entry in integers(value)}
         kept = (kept - large if attrs_mapped else kept) | {2, 3, 4}
-    multiples = dict(step.counts)
-    fixed = {size: size for size in sizes if size in kept and size not in multiples}
+    multiples, counts_of = dict(step.multiples), dict(step.counts)
+    fixed = {size: size for size in sizes if size in kept and size not in multiples and size not in counts_of}
     windows: dict[int, _Window] = {}
     if step.windowed:
         if attrs_mapped:  # above all a kernel must be small; it need not be divisible
@@ -200,10 +231,13 @@ def assign(sketch: Sketch, step: Step, palette: Palette, attrs_mapped: bool) -> 
                 continue
             if window is not None and window.output in proxies:
                 proxies[size] = (proxies[window.output] - 1) * window.stride + window.extra
-            elif size in multiples and size not in produced:
-                factor = size // counted[multiples[size]]
+            elif size in counts_of and size not in produced:
+                factor = size // counted[counts_of[size]]
                 known = 1 if factor == 1 else proxies.get(factor) or fresh(factor, proxies)
-                proxies[size] = counts[multiples[size]] * known
+                proxies[size] = counts[counts_of[size]] * known
+            elif size in multiples:
+                small = multiples[size]
+                proxies[size] = size // small * (proxies.get(small) or fresh(small, proxies))
             elif base and ratio <= step.exact_ratio:
                 proxies[size] = proxies[base] * ratio
             elif base and ratio <= step.soft_ratio:

@@ -293,11 +293,27 @@ def gelu(x: Array, *, num_outputs: int, approximate: str | None = None) -> tuple
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
+
+def split(
+    x: Array, sizes: Array | None = None, *, num_outputs: int, axis: int | None = None, split: Ints | None = None
+) -> tuple[Array, ...]:
+    """Return the parts of a dim, which make it up; without sizes (before opset 13 an attribute) they are equal."""
+    dim = axis or 0
+    whole = x.shape[dim]
+    each = -(-whole // num_outputs)
+    equal = [each] * (num_outputs - 1) + [whole - each * (num_outputs - 1)]
+    parts = [int(size) for size in (sizes if sizes is not None else split or equal)]
+    if sum(parts) != whole or min(parts) < 0:
+        raise ValueError(f"parts of {parts} do not make up dim {dim} of size {whole}")
+    return tuple(np.split(x, np.cumsum(parts)[:-1], axis=dim))
+
+
 KERNELS = {
     "Erf": erf,
     "GatherElements": gather_elements,
     "Gelu": gelu,
     "LRN": lrn,
+    "Split": split,
     "MaxPool": max_pool,
     "AveragePool": average_pool,
     "LpPool": lp_pool,

@@ -241,24 +241,24 @@ ScatterNDPart <size, reduction: string = "none"> (data, indices, updates, start)
     y = Slice (written, axis0, held, axis0)
 }}
 
-TriluRowsPart <size, upper: int = 1> (x, start) => (y)
+TriluRowsPart <size: int = 0, upper: int = 1> (x, start) => (y)
 {{
     y = Trilu <upper: int = @upper> (x, start)
 }}
 
-TriluColumnsPart <size, upper: int = 1> (x, start) => (y)
+TriluColumnsPart <size: int = 0, upper: int = 1> (x, start) => (y)
 {{
     diagonal = Neg (start)
     y = Trilu <upper: int = @upper> (x, diagonal)
 }}
 
-ShiftedTriluRowsPart <size, upper: int = 1> (x, k, start) => (y)
+ShiftedTriluRowsPart <size: int = 0, upper: int = 1> (x, k, start) => (y)
 {{
     diagonal = Add (k, start)
     y = Trilu <upper: int = @upper> (x, diagonal)
 }}
 
-ShiftedTriluColumnsPart <size, upper: int = 1> (x, k, start) => (y)
+ShiftedTriluColumnsPart <size: int = 0, upper: int = 1> (x, k, start) => (y)
 {{
     diagonal = Sub (k, start)
     y = Trilu <upper: int = @upper> (x, diagonal)
