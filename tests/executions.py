@@ -13,6 +13,7 @@ from autopar import models, solvers
 from autopar.cluster import PRESETS, Cluster
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
+from autopar.errors import ProgramError
 from autopar.execute import Executor, run_graph
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.step import Split, StepTime, block_bytes
@@ -262,15 +263,25 @@ class Execution:
         return program
 
     def check(self, plan: Plan) -> float:
-        """Assert that a plan computes what the model computes, step after step; return the largest deviation."""
+        """Assert that a plan computes what the model computes, step after step; return the largest deviation.
+
+        If it does not, the error names the first op that differs.
+        """
         program, graph = self.program(plan), self.folded.graph
         data, states = self.microbatches, self.states
         largest = 0.0
         for expected in self.expected:
-            found = run_step(program, self.folded, data, states, EXECUTOR)
-            for outputs, wanted in zip(found.outputs, expected.outputs, strict=True):
-                largest = max(largest, check_close(outputs, wanted))
-            largest = max(largest, check_close(found.gradients, expected.gradients))
-            largest = max(largest, check_close(found.states, expected.states))
+            try:
+                found = run_step(program, self.folded, data, states, EXECUTOR)
+                largest = max(largest, _check_step(found, expected))
+            except (AssertionError, ProgramError):
+                run_step(program, self.folded, data, states, EXECUTOR, check=TOLERANCE)
+                raise
             data, states = next_data(graph, data), next_states(graph, found.states)
         return largest
+
+
+def _check_step(found: StepResult, expected: StepResult) -> float:
+    pairs = [*zip(found.outputs, expected.outputs, strict=True)]
+    pairs += [(found.gradients, expected.gradients), (found.states, expected.states)]
+    return max(check_close(*pair) for pair in pairs)
