@@ -108,7 +108,7 @@ def random_plan(
     split = Split(ranges, tuple(bool(redo) and train for redo in rng.integers(0, 2, count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
-    return _written(candidate, samples * configuration.num_microbatches, train)
+    return written(candidate, samples * configuration.num_microbatches, train)
 
 
 def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12) -> Plan:
@@ -129,10 +129,10 @@ def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samp
     )
     candidates = search.run([configuration]).candidates
     assert candidates, f"nothing fits {limit} bytes"
-    return _written(candidates[0], batch, True)
+    return written(candidates[0], batch, True)
 
 
-def _written(candidate: Candidate, batch: int, train: bool) -> Plan:
+def written(candidate: Candidate, batch: int, train: bool) -> Plan:
     """Return the plan of a candidate as its file gives it back."""
     configuration = candidate.configuration
     gpus = configuration.num_stages * configuration.mesh.size
