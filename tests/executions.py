@@ -140,6 +140,14 @@ def written(candidate: Candidate, batch: int, train: bool) -> Plan:
     return Plan.from_json(assemble(candidate, ModelInfo("tiny", "zoo:tiny", "00", 0), job).to_json())
 
 
+def interleave(plan: Plan, num_groups: int) -> Plan:
+    """Return a plan whose stages take turns on so many groups of devices."""
+    size = len({device for stage in plan.stages for device in range(*stage.devices)}) // len(plan.stages)
+    groups = [(index % num_groups * size, (index % num_groups + 1) * size) for index in range(len(plan.stages))]
+    stages = tuple(replace(stage, devices=group) for stage, group in zip(plan.stages, groups, strict=True))
+    return replace(plan, stages=stages, schedule="interleaved", job=replace(plan.job, gpus=num_groups * size))
+
+
 def model_feeds(name: str, graph: Graph, count: int) -> tuple[list[dict[str, Array]], dict[str, Array]]:
     """Return random data for each of `count` microbatches, and a state: start values shaken, moments above zero."""
     rng = np.random.default_rng(count)
