@@ -13,6 +13,7 @@ from autopar import models, solvers
 from autopar.cluster import PRESETS, Cluster
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
+from autopar.errors import ProgramError
 from autopar.execute import Executor, run_graph
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.step import Split, StepTime, block_bytes
@@ -107,7 +108,7 @@ def random_plan(
     split = Split(ranges, tuple(bool(redo) and train for redo in rng.integers(0, 2, count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
-    return _written(candidate, samples * configuration.num_microbatches, train)
+    return written(candidate, samples * configuration.num_microbatches, train)
 
 
 def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12) -> Plan:
@@ -128,15 +129,23 @@ def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samp
     )
     candidates = search.run([configuration]).candidates
     assert candidates, f"nothing fits {limit} bytes"
-    return _written(candidates[0], batch, True)
+    return written(candidates[0], batch, True)
 
 
-def _written(candidate: Candidate, batch: int, train: bool) -> Plan:
+def written(candidate: Candidate, batch: int, train: bool) -> Plan:
     """Return the plan of a candidate as its file gives it back."""
     configuration = candidate.configuration
     gpus = configuration.num_stages * configuration.mesh.size
     job = Job("train" if train else "infer", gpus, batch, 1e12, COSTS.cluster.to_dict())
     return Plan.from_json(assemble(candidate, ModelInfo("tiny", "zoo:tiny", "00", 0), job).to_json())
+
+
+def interleave(plan: Plan, num_groups: int) -> Plan:
+    """Return a plan whose stages take turns on so many groups of devices."""
+    size = len({device for stage in plan.stages for device in range(*stage.devices)}) // len(plan.stages)
+    groups = [(index % num_groups * size, (index % num_groups + 1) * size) for index in range(len(plan.stages))]
+    stages = tuple(replace(stage, devices=group) for stage, group in zip(plan.stages, groups, strict=True))
+    return replace(plan, stages=stages, schedule="interleaved", job=replace(plan.job, gpus=num_groups * size))
 
 
 def model_feeds(name: str, graph: Graph, count: int) -> tuple[list[dict[str, Array]], dict[str, Array]]:
@@ -262,15 +271,25 @@ class Execution:
         return program
 
     def check(self, plan: Plan) -> float:
-        """Assert that a plan computes what the model computes, step after step; return the largest deviation."""
+        """Assert that a plan computes what the model computes, step after step; return the largest deviation.
+
+        If it does not, the error names the first op that differs.
+        """
         program, graph = self.program(plan), self.folded.graph
         data, states = self.microbatches, self.states
         largest = 0.0
         for expected in self.expected:
-            found = run_step(program, self.folded, data, states, EXECUTOR)
-            for outputs, wanted in zip(found.outputs, expected.outputs, strict=True):
-                largest = max(largest, check_close(outputs, wanted))
-            largest = max(largest, check_close(found.gradients, expected.gradients))
-            largest = max(largest, check_close(found.states, expected.states))
+            try:
+                found = run_step(program, self.folded, data, states, EXECUTOR)
+                largest = max(largest, _check_step(found, expected))
+            except (AssertionError, ProgramError):
+                run_step(program, self.folded, data, states, EXECUTOR, check=TOLERANCE)
+                raise
             data, states = next_data(graph, data), next_states(graph, found.states)
         return largest
+
+
+def _check_step(found: StepResult, expected: StepResult) -> float:
+    pairs = [*zip(found.outputs, expected.outputs, strict=True)]
+    pairs += [(found.gradients, expected.gradients), (found.states, expected.states)]
+    return max(check_close(*pair) for pair in pairs)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -24,12 +23,6 @@ Array = NDArray[Any]
 
 MESHES = (Mesh.of(inner=2), Mesh.of(inner=4), Mesh.of(outer=2, inner=2), Mesh.of(outer=2, inner=3))
 STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for rules that all examples share."""
-    return tmp_path_factory.mktemp("rules")
 
 
 def _data(graph: Graph, classes: int, count: int) -> list[dict[str, Array]]:

@@ -71,7 +71,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         for kind in kinds:
             for category, amount in lowered[kind].resident.items():
                 totals[category] = totals.get(category, 0.0) + amount
-        if folded.buffer_bytes:
+        if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
         stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), stage.recompute == "full", resident))
