@@ -124,13 +124,13 @@ NORMS: list[Case] = [
 ]
 
 ATTENTION: list[Case] = [
-    # Query rows of causal attention know their position: no sharding of the sequence. The values' head size is free.
+    # A device with some of the queries of causal attention has to know where they start. The values' head size is free.
     (
         "Attention",
         [floats(B, H, S, K)] * 3,
         1,
         {"is_causal": 1},
-        "[b,c,.,.],[b,c,.,.],[b,c,.,a]->[b,c,.,a]; R,R,P->P",
+        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
     ),
     (
         "Attention",
@@ -144,7 +144,7 @@ ATTENTION: list[Case] = [
         [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K)],
         1,
         {"is_causal": 1},
-        "[b,c,.,.],[b,c,.,.],[b,c,.,a]->[b,c,.,a]; R,R,P->P",
+        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
     ),
     (
         "Attention",  # the mask is sharded with the queries

@@ -80,9 +80,9 @@ def _dims(real: Sketch, even: Sketch, triple: Sketch) -> list[tuple[int, Count]]
 def _ratios(one: Count, other: Count) -> list[Count]:
     """Return how often the smaller of two sizes goes into the larger one on the proxies; 0 really if not whole."""
     large, small = (one, other) if one.real >= other.real else (other, one)
-    if large.even % small.even or large.triple % small.triple:
+    if not small.even or not small.triple or large.even % small.even or large.triple % small.triple:
         return []
-    real = 0 if large.real % small.real else large.real // small.real
+    real = 0 if not small.real or large.real % small.real else large.real // small.real
     return [Count(large.even // small.even, large.triple // small.triple, real)]
 
 
