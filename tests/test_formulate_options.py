@@ -212,6 +212,23 @@ def test_a_spatial_split_exchanges_rows_and_computes_the_same(
         assert compute.inputs[0] == exchanges[-1].result
 
 
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_spatial_split_trains_like_the_whole(degree: int) -> None:
+    """Activations and their gradients come in strips; gradients of weights are sums over them."""
+    graph = spatial_net()
+    model = execution(graph)
+    layer = next(kind for kind in model.folded.kinds if kind.count > 1)
+    strips = [name for op in layer.ops for name in op.outputs if graph.values[name].shape[-2:] == (16, 16)]
+    configuration = Configuration(1, Mesh.of(inner=degree), 2, "1f1b")
+
+    plan = pinned_plan(model.folded, discover(graph), configuration, 2, dict.fromkeys(strips, "S(2)"))
+
+    model.check(plan)
+    halos = {op.kind: op_placements(plan)[op.name].halos for op in layer.ops}
+    rows = (HaloRows(0, 2, "inner", 1, 1),)
+    assert (halos["Conv"], halos["ConvTranspose"], halos["autopar::ConvWeightGrad"]) == (rows, rows, rows)
+
+
 def test_the_simulator_takes_as_long_as_the_planner(net: Execution) -> None:
     """Exchanges, padding and extended blocks included, kind by kind."""
     configuration = Configuration(1, Mesh.of(outer=2, inner=4), 2, "forward-only")
