@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from tests.random_graphs import VOCABULARY, Model, models
 Array = NDArray[Any]
 
 MESHES = (Mesh.of(inner=2), Mesh.of(inner=4), Mesh.of(outer=2, inner=2), Mesh.of(outer=2, inner=3))
+MORE_MESHES = (Mesh.of(inner=3), Mesh.of(inner=8), Mesh.of(outer=4, inner=2), Mesh.of(a=2, b=2, c=2))
 STEPS = 3
 
 
@@ -76,17 +78,26 @@ def check_random_plan(
     return execution.check(plan)
 
 
-@settings(max_examples=60)
-@given(
-    model=models(),
-    mesh=st.sampled_from(MESHES),
-    num_stages=st.integers(1, 3),
-    num_microbatches=st.integers(1, 3),
-    schedule=st.sampled_from(["1f1b", "gpipe"]),
-    seed=st.integers(0, 2**16),
-)
-def test_random_plans_of_random_models_train_like_the_model(
-    model: Model, mesh: Mesh, num_stages: int, num_microbatches: int, schedule: str, seed: int, cache_dir: Path
-) -> None:
+PLANS: Mapping[str, st.SearchStrategy[Any]] = {
+    "model": models(),
+    "mesh": st.sampled_from(MESHES),
+    "num_stages": st.integers(1, 3),
+    "num_microbatches": st.integers(1, 3),
+    "schedule": st.sampled_from(["1f1b", "gpipe"]),
+    "seed": st.integers(0, 2**16),
+}
+
+
+@settings(max_examples=30)
+@given(drawn=st.fixed_dictionaries(PLANS))
+def test_random_plans_of_random_models_train_like_the_model(drawn: dict[str, Any], cache_dir: Path) -> None:
     """Loss, gradients and updated states after three steps."""
-    check_random_plan(model, mesh, num_stages, num_microbatches, schedule, seed, cache_dir)
+    check_random_plan(cache_dir=cache_dir, **drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=500)
+@given(drawn=st.fixed_dictionaries({**PLANS, "mesh": st.sampled_from((*MESHES, *MORE_MESHES))}))
+def test_many_random_plans_of_random_models_train_like_the_model(drawn: dict[str, Any], cache_dir: Path) -> None:
+    """As above, on larger meshes too."""
+    check_random_plan(cache_dir=cache_dir, **drawn)
