@@ -6,6 +6,6 @@ that leaves no room for luck (`data`), run on shards, and the ways of putting th
 """
 
 from autopar.discover.discovery import discover
-from autopar.discover.rules import Rule, Rules, Scaled, Strategy, format_rule
+from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, Strategy, format_rule
 
-__all__ = ["Rule", "Rules", "Scaled", "Strategy", "discover", "format_rule"]
+__all__ = ["Halo", "Local", "Replaced", "Rule", "Rules", "Scaled", "Strategy", "discover", "format_rule"]

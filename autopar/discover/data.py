@@ -1,12 +1,15 @@
 """Data that leaves no room for luck.
 
-Floats are normal, of both signs and distinct. Integers that index cover the whole range the op accepts, which is found
-by trying; integers that do not index take few values of both signs, so that comparisons come true. Booleans hold both
-values. An op that yields NaN (a logarithm, a root, a row whose mask forbids everything) is tried on positive, then on
-small positive data.
+Floats are normal, of both signs and distinct; wide data have some as large (or small) as the numbers in the op, so that
+no threshold stays unreached: clipping at 1000 is not the identity. Integers that index cover the whole range the op
+accepts, which is found by trying, and the numbers it treats as special (a label to ignore); with every other seed the
+first number of the range is left out, so that a scatter does not overwrite everything. Integers that do not index take
+few values of both signs, so that comparisons come true. Booleans hold both values. An op that yields NaN (a logarithm,
+a root, a row whose mask forbids everything) is tried on positive, then on small positive data.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,26 +18,62 @@ from numpy.typing import NDArray
 from autopar.discover.shrink import run_sketch
 from autopar.discover.sketch import Operand, Sketch
 from autopar.execute import Executor
+from autopar.ir.graph import Attr
 
 Array = NDArray[Any]
 
 _UNBOUNDED = 1009
 """An index no proxy dim has: an op that takes it does not index with that input."""
+_FINE, _COARSE = 1e-9, 1e12
+"""Numbers beyond are guards against division by zero and masks, not thresholds."""
+_SPECIAL = 0.2
+"""Share of integers that are special."""
 
 
-def sample(sketch: Sketch, seed: int, executor: Executor) -> tuple[list[Array | None], tuple[Array, ...]] | None:
+@dataclass(frozen=True, slots=True)
+class _Mood:
+    """What data are like.
+
+    Attributes:
+        positive: Float inputs that are positive.
+        spread: Upper end of positive data.
+        truth: Share of true booleans.
+        scales: Factors of the floats, of which each takes one.
+    """
+
+    positive: frozenset[int] = frozenset()
+    spread: float = 2.0
+    truth: float = 0.6
+    scales: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Integers from `low` to below `high`, and some that are special."""
+
+    low: int
+    high: int
+    special: tuple[int, ...] = ()
+
+
+def sample(
+    sketch: Sketch, seed: int, executor: Executor, *, wide: bool = False
+) -> tuple[list[Array | None], tuple[Array, ...]] | None:
     """Return inputs for a (small) op and its outputs on them, or None if all outputs tried contain NaN.
 
     Args:
         sketch: The op.
         seed: Another seed, other data.
         executor: Runs the op.
+        wide: Whether floats reach the numbers in the op.
     """
-    bounds = _bounds(sketch, executor)
-    for positive, spread, truth in _moods(sketch):
+    ranges = _ranges(sketch, executor)
+    for mood in _moods(sketch, wide):
         rng = np.random.default_rng(seed)
         arrays = [
-            None if operand is None else _draw(operand, bounds.get(i, (0, 2)), i in positive, spread, truth, rng)
+            None
+            if operand is None
+            else _draw(operand, ranges.get(i, _Range(0, 2)), mood, i in mood.positive, rng, spared=seed % 2 == 0)
             for i, operand in enumerate(sketch.inputs)
         ]
         outputs = run_sketch(sketch, arrays, executor)
@@ -43,41 +82,63 @@ def sample(sketch: Sketch, seed: int, executor: Executor) -> tuple[list[Array | 
     return None
 
 
-def _moods(sketch: Sketch) -> Iterator[tuple[frozenset[int], float, float]]:
-    """Iterate over (inputs that must be positive, upper end of positive data, share of true booleans)."""
+def _moods(sketch: Sketch, wide: bool) -> Iterator[_Mood]:
+    """Iterate over the kinds of data to try, the most telling first."""
     floats = [i for i, operand in enumerate(sketch.inputs) if operand is not None and operand.is_float]
-    yield frozenset(), 2.0, 0.6
-    yield frozenset(), 2.0, 0.9
+    scales = _thresholds(sketch) if wide else ()
+    if scales:
+        yield _Mood(scales=(1.0, *(2 * scale for scale in scales)))
+    yield _Mood()
+    yield _Mood(truth=0.9)
     for index in reversed(floats):  # statistics such as a variance come after the data
-        yield frozenset({index}), 2.0, 0.9
-    yield frozenset(floats), 2.0, 0.9
-    yield frozenset(floats), 0.9, 0.9
+        yield _Mood(frozenset({index}), truth=0.9)
+    yield _Mood(frozenset(floats), truth=0.9)
+    yield _Mood(frozenset(floats), 0.9, 0.9)
+
+
+def _thresholds(sketch: Sketch) -> tuple[float, ...]:
+    """Return the sizes of the numbers in an op that normal data hardly reach."""
+    numbers: list[object] = [entry for _, value in sketch.attrs for entry in _entries(value)]
+    numbers += [entry for operand in sketch.inputs if operand and operand.is_float for entry in operand.content or ()]
+    sizes = {abs(number) for number in numbers if isinstance(number, float)}
+    return tuple(sorted(size for size in sizes if _FINE < size < 0.05 or 2 < size < _COARSE))
+
+
+def _entries(value: Attr) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _draw(
-    operand: Operand, bound: tuple[int, int], positive: bool, spread: float, truth: float, rng: np.random.Generator
+    operand: Operand, range_: _Range, mood: _Mood, positive: bool, rng: np.random.Generator, spared: bool
 ) -> Array:
     """Return data for one input."""
     if operand.content is not None:
         return operand.array()
     shape = operand.shape
     if operand.is_float:
-        return rng.uniform(0.1, spread, shape) if positive else rng.standard_normal(shape)
+        if positive:
+            return rng.uniform(0.1, mood.spread, shape)
+        normal = rng.standard_normal(shape)
+        return normal if len(mood.scales) == 1 else normal * rng.choice(mood.scales, shape)
     size = int(np.prod(shape))
     if operand.dtype == "bool":
-        flags = rng.random(size) < truth
+        flags = rng.random(size) < mood.truth
         flags[: min(2, size)] = (True, False)[: min(2, size)]
         return rng.permutation(flags).reshape(shape)
-    low, high = bound
-    low = 0 if operand.dtype.startswith("u") else low
-    count = high - low
+    low = max(0, range_.low) if operand.dtype.startswith("u") else range_.low
+    count = range_.high - low
     cycle = low + np.concatenate([rng.permutation(count) for _ in range(-(-size // count))])[:size]
     if size:  # the end of the range shows best whether a shard covers it
-        cycle[0] = high - 1
-    return rng.permutation(cycle).astype(operand.dtype).reshape(shape)
+        cycle[0] = range_.high - 1
+    if spared and count > 1:
+        cycle[cycle == low] = range_.high - 1
+    values = rng.permutation(cycle)
+    for number in range_.special:
+        values[rng.random(size) < _SPECIAL] = number
+    return values.astype(operand.dtype).reshape(shape)
 
 
-def _bounds(sketch: Sketch, executor: Executor) -> dict[int, tuple[int, int]]:
+def _ranges(sketch: Sketch, executor: Executor) -> dict[int, _Range]:
     """Return the range of each integer tensor: all indices the op accepts, or a few numbers of both signs."""
     integers = [
         i
@@ -101,14 +162,40 @@ def _bounds(sketch: Sketch, executor: Executor) -> dict[int, tuple[int, int]]:
         else np.zeros(operand.shape, dtype=operand.dtype)
         for operand in sketch.inputs
     ]
-    bounds: dict[int, tuple[int, int]] = {}
+    ranges: dict[int, _Range] = {}
     for index in integers:
         operand = sketch.inputs[index]
         assert operand is not None, "chosen above"
         for end in candidates:
+            if end > np.iinfo(operand.dtype).max:
+                continue
             trial = list(plain)
             trial[index] = np.full(operand.shape, end - 1, dtype=operand.dtype)
             if run_sketch(sketch, trial, executor) is not None:
-                bounds[index] = (-2, max(candidates[1:], default=8)) if end == _UNBOUNDED else (0, end)
+                low, high = (-2, max(candidates[1:], default=8)) if end == _UNBOUNDED else (0, end)
+                special = _special(sketch, plain, index, low, high, executor)
+                ranges[index] = _Range(low, high, special)
                 break
-    return bounds
+    return ranges
+
+
+def _special(
+    sketch: Sketch, plain: list[Array | None], index: int, low: int, high: int, executor: Executor
+) -> tuple[int, ...]:
+    """Return the numbers outside its range that an integer input may hold because an attribute says so.
+
+    An attribute is no axis if it may also be a number that no axis is.
+    """
+    operand = sketch.inputs[index]
+    assert operand is not None, "it is a tensor"
+    found = []
+    for name, value in sketch.attrs:
+        if isinstance(value, int) and not low <= value < high and (value < 0 or not operand.dtype.startswith("u")):
+            numbers = np.full(operand.shape, value, dtype=operand.dtype)
+            numbers.reshape(-1)[:1] = low
+            trial = [numbers if i == index else array for i, array in enumerate(plain)]
+            attrs = tuple((other, -_UNBOUNDED if other == name else kept) for other, kept in sketch.attrs)
+            accepted = run_sketch(sketch, trial, executor) is not None
+            if accepted and run_sketch(replace(sketch, attrs=attrs), plain, executor) is not None:
+                found.append(value)
+    return tuple(found)

@@ -79,7 +79,8 @@ class Local:
     Attributes:
         kind: Its kind, a function of domain `autopar`. It takes the inputs and attributes of the op and one more input,
             last: the position (int64 scalar) in the whole tensor of the first row the device holds along `dim` of
-            input `input`.
+            input `input`. One more attribute, `size`, is the number of rows of the whole tensor along that dim: an
+            index counted from the end (-1 is the last row) means nothing without it.
         input: Index of the input, which is sharded along `dim`.
         dim: Tensor dim.
     """

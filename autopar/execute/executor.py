@@ -160,7 +160,7 @@ class Executor:
 
             def override(op_type: str, kernel: Any) -> type:
                 def run(self: Any, *args: Any, **attrs: Any) -> Any:
-                    return kernel(*args, num_outputs=len(self.output), **attrs)
+                    return kernel(*args, **(attrs | {"num_outputs": len(self.output)}))  # Split has it as an attribute
 
                 return type(op_type, (OpRun,), {"op_domain": "", "_run": run})
 

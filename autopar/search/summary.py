@@ -8,11 +8,9 @@ sequence parallel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
-from autopar.formulate.options import decode_index
 from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Phase, Role
 from autopar.plan import Plan
@@ -122,33 +120,34 @@ def _tally(axes: list[_AxisTallies], tables: Tables, choice: Sequence[int]) -> N
     parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
     written = {state.output: state.role for state in graph.states if state.output != state.input}
 
-    def add(field: str, shape: tuple[int, ...], number: np.int64, weight: float) -> None:
-        for tallies, placement in zip(axes, decode_index(int(number), len(shape), len(axes)), strict=True):
-            getattr(tallies, field).add(placement, weight * prod(shape))
+    def add(field: str, name: str, number: np.int64, weight: float) -> None:
+        size = graph.values[name].size
+        for tallies, placement in zip(axes, tables.meaning.placements(name, int(number), len(axes)), strict=True):
+            getattr(tallies, field).add(placement, weight * size)
 
     for node, strategy in zip(tables.nodes, choice, strict=True):
         weight = tables.folded.kinds[node.kind].count * node.share
         if node.decision is Decision.PARAMETER and node.value is not None and node.placements is not None:
-            add("stored", node.value.shape, node.placements[strategy], weight)
+            add("stored", node.value.name, node.placements[strategy], weight)
         elif node.decision is Decision.BOUNDARY and node.value is not None and node.placements is not None:
-            add("boundaries", node.value.shape, node.placements[strategy], weight)
+            add("boundaries", node.value.name, node.placements[strategy], weight)
         elif node.options is not None:
             op = tables.folded.kinds[node.kind].ops[node.position]
             for name, numbers in zip(op.inputs, node.options.inputs, strict=True):
                 if numbers is not None and name in parameters and op.phase is Phase.FORWARD:
                     shape = graph.values[name].shape
                     if len(shape) > 1:
-                        add("used", shape, numbers[strategy], weight)
+                        add("used", name, numbers[strategy], weight)
                     if len(shape) == 3:
-                        add("experts", shape, numbers[strategy], weight)
+                        add("experts", name, numbers[strategy], weight)
             for name, numbers in zip(op.outputs, node.options.outputs, strict=True):
                 if numbers is None or not name:
                     continue
                 shape = graph.values[name].shape
                 role = written.get(name)
                 if role is Role.GRADIENT:
-                    add("gradients", shape, numbers[strategy], weight)
+                    add("gradients", name, numbers[strategy], weight)
                 elif role is Role.PARAMETER:
-                    add("updates", shape, numbers[strategy], weight)
+                    add("updates", name, numbers[strategy], weight)
                 elif op.phase is Phase.FORWARD and len(shape) > 1 and graph.values[name].is_float:
-                    add("activations", shape, numbers[strategy], weight)
+                    add("activations", name, numbers[strategy], weight)
