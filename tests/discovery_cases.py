@@ -131,9 +131,7 @@ def _pointwise() -> Iterator[Case]:
         [floats(B, S)] * 2,
         f"[a,b],[a,b]->[a,b]; P,P->P ({LINEAR}); P,R->P ({ORDER} logsumexp); R,P(max)->P(min); R,P(min)->P(max)",
     )
-    yield Case(
-        "Mul", [floats(B, S)] * 2, f"[a,b],[a,b]->[a,b]; P,R->P ({LINEAR}); R,P->P ({LINEAR}); P,P->P (prod)"
-    )
+    yield Case("Mul", [floats(B, S)] * 2, f"[a,b],[a,b]->[a,b]; P,R->P ({LINEAR}); R,P->P ({LINEAR}); P,P->P (prod)")
     yield Case(
         "Div", [floats(B, S, D), positive(B, S, 1)], f"[a,b,c],[a,b,.]->[a,b,c]; P,R->P ({LINEAR}); P,P->P (prod)"
     )
@@ -148,9 +146,7 @@ def _pointwise() -> Iterator[Case]:
     yield Case(
         "PRelu", [floats(B, S), floats(S)], "[a,b],[b]->[a,b]; R,P->P (mean); R,P(max)->P(min); R,P(min)->P(max)"
     )
-    yield Case(
-        "Clip", [floats(B, S), np.array(-0.5), np.array(0.5)], f"[a,b],[],[]->[a,b]; P,R,R->P ({ORDER})"
-    )
+    yield Case("Clip", [floats(B, S), np.array(-0.5), np.array(0.5)], f"[a,b],[],[]->[a,b]; P,R,R->P ({ORDER})")
     yield Case("Equal", [indices(4, B, S), indices(4, B, S)], "[a,b],[a,b]->[a,b]")
     yield Case("Equal", [floats(B, S), floats(B, S)], "[a,b],[a,b]->[a,b]")
     yield Case("IsNaN", [floats(B, S)], "[a,b]->[a,b]")
@@ -169,9 +165,7 @@ def _products() -> Iterator[Case]:
     """Contractions, in any precision."""
     both = f"; P,R->P ({LINEAR}); R,P->P ({LINEAR})"
     for dtype in ("float16", "bfloat16"):
-        yield Case(
-            "MatMul", [low(dtype, B, S, D), low(dtype, D, V)], "[a,b,d],[d,c]->[a,b,c]; d: sum" + both
-        )
+        yield Case("MatMul", [low(dtype, B, S, D), low(dtype, D, V)], "[a,b,d],[d,c]->[a,b,c]; d: sum" + both)
     yield Case("MatMul", [floats(B, S, D), floats(D)], "[a,b,c],[c]->[a,b]; c: sum" + both)
     yield Case("MatMul", [floats(7, 15), floats(15, 9)], "[a,b],[b,c]->[a,c]; b: sum" + both)
     yield Case("Gemm", [floats(D, S), floats(V, D)], "[b,a],[c,b]->[a,c]; b: sum" + both, {"transA": 1, "transB": 1})
@@ -186,8 +180,7 @@ def _products() -> Iterator[Case]:
     yield Case(
         "Einsum",
         [floats(B, S), floats(S, D), floats(B, D)],
-        "[a,b],[b,c],[a,c]->[a]; b: sum; c: sum; "
-        f"P,R,R->P ({LINEAR}); R,P,R->P ({LINEAR}); R,R,P->P ({LINEAR})",
+        f"[a,b],[b,c],[a,c]->[a]; b: sum; c: sum; P,R,R->P ({LINEAR}); R,P,R->P ({LINEAR}); R,R,P->P ({LINEAR})",
         {"equation": "bi,ij,bj->b"},
     )
     yield Case("Einsum", [floats(B, S, S)], f"[a,.,.]->[a,.]; P->P ({ANY})", {"equation": "bii->bi"})
@@ -207,22 +200,22 @@ def _reductions() -> Iterator[Case]:
         data = positive(B, S, D) if kind == "ReduceLogSum" else floats(B, S, D)
         yield Case(kind, [data, ints(-1)], f"[a,b,c],_->[a,b,.]{notes}")
     yield Case("ReduceL2", [floats(B, S, D), ints(-1)], "[a,b,.],_->[a,b,.]")  # the root of a sum
-    yield Case("ReduceMean", [floats(B, S, D)], f"[a,b,c]->[]; a: mean; b: mean; c: mean; P->P ({LINEAR})", {"keepdims": 0})
+    yield Case(
+        "ReduceMean", [floats(B, S, D)], f"[a,b,c]->[]; a: mean; b: mean; c: mean; P->P ({LINEAR})", {"keepdims": 0}
+    )
     yield Case("ReduceMax", [floats(B, S), ints(0, 1)], "[a,b],_->[]; a: max; b: max; P,R->P (max)", {"keepdims": 0})
     yield Case("ArgMin", [floats(B, S, D)], "[a,.,b]->[a,b]", {"axis": 1, "keepdims": 0})
-    yield Case("CumSum", [floats(B, S), np.array(0)], f"[.,a],_->[.,a]; P,R->P ({LINEAR})", {"reverse": 1, "exclusive": 1})
     yield Case(
-        "NegativeLogLikelihoodLoss", [floats(S, V), indices(V, S)], f"[a,.],[a]->[]; a: mean; P,R->P ({LINEAR})"
+        "CumSum", [floats(B, S), np.array(0)], f"[.,a],_->[.,a]; P,R->P ({LINEAR})", {"reverse": 1, "exclusive": 1}
     )
+    yield Case("NegativeLogLikelihoodLoss", [floats(S, V), indices(V, S)], f"[a,.],[a]->[]; a: mean; P,R->P ({LINEAR})")
     yield Case(
         "NegativeLogLikelihoodLoss",
         [floats(S, V), indices(V, S)],
         f"[a,.],[a]->[]; a: sum; P,R->P ({LINEAR})",
         {"reduction": "sum"},
     )
-    yield Case(
-        "SoftmaxCrossEntropyLoss", [floats(S, V), indices(V, S)], "[a,.],[a]->[a]", {"reduction": "none"}
-    )
+    yield Case("SoftmaxCrossEntropyLoss", [floats(S, V), indices(V, S)], "[a,.],[a]->[a]", {"reduction": "none"})
 
 
 def _norms() -> Iterator[Case]:
@@ -325,8 +318,7 @@ def _attention() -> Iterator[Case]:
     yield Case(
         "Attention",
         [floats(B, S, D)] * 3,
-        "[a,b,c],[a,.,c],[a,.,c]->[a,b,c]; c: scaling kv_num_heads[0], q_num_heads[0]; "
-        f"R,R,P->P ({LINEAR})",
+        f"[a,b,c],[a,.,c],[a,.,c]->[a,b,c]; c: scaling kv_num_heads[0], q_num_heads[0]; R,R,P->P ({LINEAR})",
         {"q_num_heads": H, "kv_num_heads": H},
     )
     # Linear in the values, which the scores do not see, and in dy; not in both.
@@ -391,7 +383,12 @@ def _shapes() -> Iterator[Case]:
 
 def _indexing() -> Iterator[Case]:
     """Rows picked and put back."""
-    yield Case("Gather", [floats(B, V, D), indices(V, S)], f"[a,d,c],[b]->[a,b,c]; d: sum, as autopar::GatherPart from #0 dim 1; P,R->P ({ANY})", {"axis": 1})
+    yield Case(
+        "Gather",
+        [floats(B, V, D), indices(V, S)],
+        f"[a,d,c],[b]->[a,b,c]; d: sum, as autopar::GatherPart from #0 dim 1; P,R->P ({ANY})",
+        {"axis": 1},
+    )
     yield Case(
         "GatherND",
         [floats(V, D), indices(V, B, S, 1)],
@@ -440,8 +437,7 @@ def _steps() -> Iterator[Case]:
     yield Case(  # the vocabulary is sharded with the numbers of its classes
         "autopar::CrossEntropyGrad",
         [floats(B, S, V), floats(B, S, 1), positive(B, S, 1), indices(V, B, S), np.arange(V), floats()],
-        "[a,b,c],[a,b,.],[a,b,.],[a,b],[c],[]->[a,b,c]; "
-        f"R,R,R,R,R,P->P ({LINEAR})",
+        f"[a,b,c],[a,b,.],[a,b,.],[a,b],[c],[]->[a,b,c]; R,R,R,R,R,P->P ({LINEAR})",
     )
     yield Case(  # m' = momentum * m + g and p' = p - rate * m', so m' grows and p' falls with m and with g
         "autopar::SGD",

@@ -17,7 +17,6 @@ import numpy as np
 from autopar import solvers
 from autopar.discover import Rules
 from autopar.formulate.fold import Folded
-from autopar.formulate.options import decode_index
 from autopar.formulate.recipes import batch_dims
 from autopar.formulate.step import Split, StepTime, block_bytes
 from autopar.formulate.tables import Decision, Node, Tables, build_tables
@@ -252,9 +251,9 @@ def _tensors(tables: Tables, node: Node, facts: _Facts) -> Iterator[tuple[Tensor
         assert node.value is not None, node.name
         assert node.placements is not None, node.name
         if node.decision is not Decision.COPY:
-            rank = len(node.value.shape)
-            placed = [decode_index(int(number), rank, axes) for number in node.placements]
-            yield facts.tensor(node.value.name, None, output=True), placed
+            name = node.value.name
+            placed = [tables.meaning.placements(name, int(number), axes) for number in node.placements]
+            yield facts.tensor(name, None, output=True), placed
         return
     op = tables.folded.kinds[node.kind].ops[node.position]
     for names, all_numbers, output in (
@@ -263,11 +262,8 @@ def _tensors(tables: Tables, node: Node, facts: _Facts) -> Iterator[tuple[Tensor
     ):
         for name, numbers in zip(names, all_numbers, strict=True):
             if name and numbers is not None:
-                rank = len(facts.graph.values[name].shape)
-                yield (
-                    facts.tensor(name, op, output=output),
-                    [decode_index(int(number), rank, axes) for number in numbers],
-                )
+                placed = [tables.meaning.placements(name, int(number), axes) for number in numbers]
+                yield facts.tensor(name, op, output=output), placed
 
 
 def check_kind(plan: Plan, model: str, folded: Folded, tasks: Sequence[Task], samples: int) -> None:

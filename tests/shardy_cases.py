@@ -94,7 +94,12 @@ def _products() -> Iterator[Case]:
         batch = ", ".join(map(str, range(batching)))
         batch = f"batching_dims = [{batch}] x [{batch}], " if batching else ""
         contracted = f"contracting_dims = [{len(left) - 1}] x [{batching}]"
-        return Case("MatMul", "dot_general", [floats(*left), floats(*right)], f"stablehlo.dot_general %x0, %x1, {batch}{contracted}")
+        return Case(
+            "MatMul",
+            "dot_general",
+            [floats(*left), floats(*right)],
+            f"stablehlo.dot_general %x0, %x1, {batch}{contracted}",
+        )
 
     yield dot((16, 96), (96, 40))
     yield dot((8, 16, 96), (96, 40))
@@ -172,9 +177,7 @@ def _convolutions() -> Iterator[Case]:
     def transposed(x: Shape, w: Shape, pad: int, stride: int) -> Case:
         """The gradient of a convolution: the image is spread, the kernel reversed, in and out swapped."""
         edge = w[2] - 1 - pad
-        window = (
-            f"pad = [[{edge}, {edge}], [{edge}, {edge}]], lhs_dilate = {[stride] * 2}, reverse = [true, true]"
-        )
+        window = f"pad = [[{edge}, {edge}], [{edge}, {edge}]], lhs_dilate = {[stride] * 2}, reverse = [true, true]"
         return Case(
             "ConvTranspose",
             "convolution",
@@ -413,7 +416,7 @@ def _gathers() -> Iterator[Case]:
     def scatter(operands: str, numbers: str) -> str:
         return (
             f'"stablehlo.scatter"({operands}) <{{scatter_dimension_numbers = #stablehlo.scatter<{numbers}>, '
-            f'indices_are_sorted = false, unique_indices = false}}> {_region("add")}'
+            f"indices_are_sorted = false, unique_indices = false}}> {_region('add')}"
         )
 
     for table, index, axis in (((40, 96), (8, 16), 0), ((40, 96), (12,), 0), ((8, 40, 24), (6,), 1)):
@@ -500,7 +503,7 @@ def _others() -> Iterator[Case]:
             "TopK",
             "custom_call @mhlo.topk",
             [floats(*shape), ints(count)],
-            f'stablehlo.custom_call @mhlo.topk(%x0) {{mhlo.attributes = {{k = {count} : i64, largest = true}}}}',
+            f"stablehlo.custom_call @mhlo.topk(%x0) {{mhlo.attributes = {{k = {count} : i64, largest = true}}}}",
             num_outputs=2,
             types=f"(tensor<{whole}xf64>) -> (tensor<{kept}xf64>, tensor<{kept}xi64>)",
         )

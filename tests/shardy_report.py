@@ -34,7 +34,9 @@ def kind(strategy: Strategy) -> str:
 
 def report(comparisons: Sequence[Comparison], seconds: float) -> str:
     """Return the report as Markdown."""
-    return "\n".join([*_summary(comparisons, seconds), *_table(comparisons), *_missed(comparisons), *_beyond(comparisons)])
+    return "\n".join(
+        [*_summary(comparisons, seconds), *_table(comparisons), *_missed(comparisons), *_beyond(comparisons)]
+    )
 
 
 def _summary(comparisons: Sequence[Comparison], seconds: float) -> Iterator[str]:
@@ -74,7 +76,10 @@ def _table(comparisons: Sequence[Comparison]) -> Iterator[str]:
     yield "\n## By op\n\n| op | StableHLO | cases | allowed | found | explained | minor | beyond |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|"
     for (ours, expert), group in _grouped(comparisons).items():
-        counts = [sum(len(part) for part in parts) for parts in zip(*((c.met, c.missed, c.minor, c.beyond) for c in group), strict=True)]
+        counts = [
+            sum(len(part) for part in parts)
+            for parts in zip(*((c.met, c.missed, c.minor, c.beyond) for c in group), strict=True)
+        ]
         met, missed, minor, beyond = counts
         row = (f"`{ours}`", f"`{expert}`", len(group), met + missed + minor, met, missed, minor, beyond)
         yield f"| {' | '.join(map(str, row))} |"
