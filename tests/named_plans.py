@@ -126,13 +126,21 @@ class Megatron:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The head split over the vocabulary, and the loss computed on logits that stay so."""
+    """Megatron-LM's vocabulary parallelism: every device has some rows of the table of embeddings and some logits.
+
+    Embeddings are sums of what the devices find in their rows; the loss is computed on logits that stay split.
+    """
 
     def __str__(self) -> str:
         return "vocabulary"
 
     def wants(self, tensor: Tensor) -> tuple[Placement, ...]:
-        """Return the classes for logits and their gradient."""
+        """Return the rows of the table, the terms of what is taken from it, and the classes of logits."""
+        taken = tensor.op is not None and tensor.op.kind == "Gather" and tensor.op.phase is Phase.FORWARD
+        if re.search(r"embed(\.tokens)?\.weight$", tensor.name) and tensor.role is Role.PARAMETER:
+            return (Shard(0),) if taken or tensor.op is None else ()
+        if taken and tensor.output and re.search(r"^embed(\.tokens)?$", tensor.name):
+            return (Partial(),)
         if tensor.op is None or len(tensor.shape) != 3 or tensor.shape[2] == 1:
             return ()
         is_loss = tensor.op.kind.startswith("autopar::CrossEntropy")
