@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.program.records import Compute, Operand, Segment, SegmentPhase, Slice, defines, reads
+from autopar.program.records import Compute, Instruction, Operand, Segment, SegmentPhase, Slice, defines, reads
 from autopar.ranks.assemble import Node, Port, assemble
 from autopar.ranks.engine import Compiled, Engine
 from autopar.ranks.lowered import Lowered
@@ -86,22 +86,21 @@ class SegmentCompiler:
 
     def _compile(self, segment: Segment, constants: Mapping[str, Array]) -> CompiledSegment:
         wanted = {operand.value for operand in (*segment.saved, *segment.outputs, *segment.exports)}
-        steps = order(segment.instructions, wanted)
         kept = wanted | {store.value.value for store in segment.stores}
         if segment.phase is SegmentPhase.UPDATE:  # parameters may be kept at every placement they pass through
             kept |= {value for known in forms(segment).values() for value in known.values()}
-        every = [*steps.main, *steps.tail]
+        steps = order(_needed(segment.instructions, kept), wanted)
         types = self._lowered.dtypes(segment)
-        models: dict[int, Compiled] = {}
+        every = [*steps.main, *steps.tail]
+        compiled: list[CompiledStep] = []
         for index, step in enumerate(every):
             if isinstance(step, Run):
                 read_later = {value for later in every[index + 1 :] for value in _reads(later)}
-                models[index] = self._model(step, types, constants, kept | read_later)
-        done = [models.get(index, step) for index, step in enumerate(every)]
-        compiled = [step for step in done if not isinstance(step, Run)]
-        return CompiledSegment(
-            segment, tuple(compiled[: len(steps.main)]), tuple(compiled[len(steps.main) :]), constants
-        )
+                compiled.append(self._model(step, types, constants, kept | read_later))
+            else:
+                compiled.append(step)
+        cut = len(steps.main)
+        return CompiledSegment(segment, tuple(compiled[:cut]), tuple(compiled[cut:]), constants)
 
     def _model(self, run: Run, types: Mapping[str, str], constants: Mapping[str, Array], wanted: set[str]) -> Compiled:
         """Return a run of compute as a model."""
@@ -162,6 +161,17 @@ def _own_rows(count: int, target: Shard, size: int, coordinate: int) -> Array:
     [2, 3, 8, 9]
     """
     return np.arange(count, dtype=np.int64).reshape(target.chunks, size, -1)[:, coordinate].reshape(-1)
+
+
+def _needed(instructions: Sequence[Instruction], kept: set[str]) -> list[Instruction]:
+    """Return the instructions that what is kept depends on."""
+    read = set(kept)
+    needed: list[Instruction] = []
+    for instruction in reversed(instructions):
+        if any(operand.value in read for operand in defines(instruction)):
+            read.update(operand.value for operand in reads(instruction))
+            needed.append(instruction)
+    return needed[::-1]
 
 
 def _reads(step: Step) -> Sequence[str]:
