@@ -81,7 +81,7 @@ def check_stages(program: Program) -> None:
 
 
 def groups_of(stage: StageProgram, position: int) -> dict[str, Group]:
-    """Return the ranks that a device of a stage talks to over each axis of its mesh, itself among them, by axis name."""
+    """Return the ranks that a device of a stage talks to over each axis, itself among them, by axis name."""
     mesh, first = stage.mesh, stage.devices[0]
     coordinates = np.unravel_index(position, mesh.shape)
     grid = np.arange(first, first + mesh.size).reshape(mesh.shape)
