@@ -25,7 +25,7 @@ from autopar.errors import AutoparError, JobError, RankError
 from autopar.progress import Progress, ProgressCallback, silent
 from autopar.ranks.job import check_request
 from autopar.ranks.records import RunReport, RunRequest
-from autopar.ranks.worker import REQUEST_FILE, ErrorEvent, Event, ProgressEvent, ReportEvent
+from autopar.ranks.worker import REQUEST_FILE, ErrorEvent, Event, ProgressEvent, ReportEvent, run_worker
 
 _POLL = 0.05  # seconds between looks at the processes
 _GRACE = 1.0  # seconds in which ranks that fail together may say why, so that the cause is named and not a consequence
@@ -86,6 +86,22 @@ def run_plan(request: RunRequest, progress: ProgressCallback = silent) -> RunRep
         (folder / REQUEST_FILE).write_bytes(msgspec.json.encode(request))
         with _started(request, folder) as processes:
             return _watch(processes, progress)
+
+
+def run_under_torchrun(request: RunRequest, rank: int, progress: ProgressCallback = silent) -> RunReport | None:
+    """Be one rank of those that torchrun started; rank 0 returns the report.
+
+    Args:
+        request: What to run.
+        rank: Own number.
+        progress: Told how far it is.
+
+    Raises:
+        AutoparError: As `run_plan` does.
+    """
+    check_request(request)
+    check_installed(request.backend)
+    return run_worker(request, rank, "env://", progress if rank == 0 else silent)
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def main(folder: Path, rank: int) -> int:
         return _leave(1)
     if report is not None:
         _emit(ReportEvent(report))
-    return 0
+    return _leave(0)
 
 
 def _leave(code: int) -> int:
