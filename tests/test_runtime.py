@@ -199,4 +199,4 @@ def test_a_forgotten_update_is_an_error(execution: tuple[Execution, Program]) ->
 
 def test_schedules_of_the_sweep_are_all_there_are() -> None:
     """A new schedule belongs into `SPACE`, too."""
-    assert {configuration.schedule for configuration in SPACE} | {"forward-only"} == SCHEDULES.keys()
+    assert {configuration.schedule for configuration in SPACE} | {"forward-only", "interleaved"} == SCHEDULES.keys()

@@ -2,10 +2,10 @@
 
 The law it is for: outputs, loss, gradients and updated parameters equal the unpartitioned model's. It follows the
 program and nothing else, instruction by instruction on local arrays, and checks the shape of whatever is computed.
-Stages run their tasks in the order of the schedule, each as soon as what it needs is there.
+Groups of devices run their tasks in the order of the schedule, each as soon as what it needs is there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -32,7 +32,7 @@ from autopar.program.records import (
 )
 from autopar.program.text import format_instruction
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
-from autopar.schedule import SCHEDULES, Pass, Task
+from autopar.schedule import Pass, Task, follow
 from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
@@ -84,7 +84,7 @@ def run_step(
     """
     _check_feeds(program, folded.graph, microbatches, states)
     step = _Step(program, folded, microbatches, states, executor or Executor())
-    for stage, task in _tasks(program):
+    for stage, task in follow(program.orders()):
         step.run_task(stage, task)
     for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
         for block in range(len(folded.chain)):
@@ -104,36 +104,6 @@ def _check_feeds(
             raise ModelError(f"no data for value {name!r}", hint="feed every input and every state of the graph")
         if feeds[name].shape != graph.values[name].shape:
             raise ModelError(f"value {graph.values[name]} is fed with data of shape {list(feeds[name].shape)}")
-
-
-def _tasks(program: Program) -> Iterator[tuple[int, Task]]:
-    """Yield (stage, task) in an order in which every stage follows its schedule and nothing comes before what it needs.
-
-    Raises:
-        ProgramError: If the stages wait for each other.
-    """
-    num_stages, count = len(program.stages), program.num_microbatches
-    schedule = SCHEDULES[program.schedule]
-    queues = [list(schedule.order(stage, num_stages, count)) for stage in range(num_stages)]
-    done: set[tuple[int, Task]] = set()
-
-    def is_ready(stage: int, task: Task) -> bool:
-        if task.kind is Pass.FORWARD:
-            return stage == 0 or (stage - 1, task) in done
-        last = stage == num_stages - 1
-        return (stage, Task(Pass.FORWARD, task.microbatch)) in done and (last or (stage + 1, task) in done)
-
-    while any(queues):
-        progress = False
-        for stage, queue in enumerate(queues):
-            while queue and is_ready(stage, queue[0]):
-                task = queue.pop(0)
-                done.add((stage, task))
-                progress = True
-                yield stage, task
-        if not progress:
-            waiting = ", ".join(f"stage {stage} for {queue[0]}" for stage, queue in enumerate(queues) if queue)
-            raise ProgramError(f"schedule {program.schedule!r} deadlocks: {waiting}")
 
 
 @dataclass(slots=True, eq=False)

@@ -77,7 +77,9 @@ def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
         for name, degree in degrees.items()
         if degree > 1 or name == "dp"
     ]
-    words.append(f"pp={len(plan.stages)}")
+    groups = len({stage.devices for stage in plan.stages})
+    each = f" ({len(plan.stages) // groups} stages each)" if groups < len(plan.stages) else ""
+    words.append(f"pp={groups}{each}")
     microbatches = f"{plan.num_microbatches} microbatch{'es' if plan.num_microbatches > 1 else ''} of {plan.microbatch}"
     return replace(plan, summary=f"{' × '.join(words)}, {_schedule(plan)}{microbatches}, {_recompute(plan)}")
 
