@@ -1,6 +1,7 @@
 """The default: exact reductions first, a linear program only for what they leave, limits by prices, branching last.
 
-1. Forbidden strategies go, parallel edges merge (`field.prepare`).
+1. Forbidden strategies go, parallel edges merge (`field.prepare`), nodes that follow others are folded into them
+(`merge`).
 2. Without limits: nodes of degree <= 2 are eliminated; the core is eliminated as well if its tables stay small, else it
 is a linear program.
    If the choice fits, it is optimal.
@@ -27,6 +28,7 @@ from autopar.solvers.eliminate import Marginals, Reduced, eliminate, eliminate_a
 from autopar.solvers.field import Field, Floats, Prepared, prepare
 from autopar.solvers.local import State, descend, repair
 from autopar.solvers.memory import Memory
+from autopar.solvers.merge import Merged, merge
 from autopar.solvers.polytope import linear_program, scale_of
 from autopar.solvers.prices import price_limits
 
@@ -72,21 +74,23 @@ class Auto(Solver):
         """See `Solver.solve`."""
         budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
         prepared = prepare(problem)
-        if prepared is None:
+        merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
+        if prepared is None or merged is None:
             budget.raise_bound(math.inf)
             return budget.solution()
-        _Search(problem, prepared, budget).run()
+        _Search(prepared, merged, budget).run()
         return budget.solution()
 
 
 class _Search:
     """One run on one problem."""
 
-    def __init__(self, problem: Problem, prepared: Prepared, budget: Budget) -> None:
-        self._field = prepared.field
+    def __init__(self, prepared: Prepared, merged: Merged, budget: Budget) -> None:
         self._prepared = prepared
+        self._merged = merged
+        self._field = merged.field
+        self._memory = merged.memory
         self._budget = budget
-        self._memory = Memory.of(problem, prepared.labels)
         self._broken: set[int] = set()
 
     def run(self) -> None:
@@ -104,8 +108,8 @@ class _Search:
         if self._offer(labels) or self._budget.spent():
             return
         kept = undominated(self._field, self._memory)
-        self._field, self._memory = self._field.restrict(kept), self._memory.restrict(kept)
-        self._prepared = Prepared(self._field, tuple(s[k] for s, k in zip(self._prepared.labels, kept, strict=True)))
+        self._merged = self._merged.restrict(kept)
+        self._field, self._memory = self._merged.field, self._merged.memory
         reduced = eliminate(self._field, keep=self._memory.users())
         if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:
             known = self._price(reduced.field)
@@ -115,7 +119,7 @@ class _Search:
             self._branch(reduced, known)
 
     def _offer(self, labels: Sequence[int]) -> bool:
-        return self._budget.offer(self._prepared.strategies(labels))
+        return self._budget.offer(self._prepared.strategies(self._merged.invert(labels)))
 
     def _improve(self, labels: Sequence[int]) -> None:
         """Offer what repair and descent reach from `labels`."""

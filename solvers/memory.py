@@ -147,6 +147,23 @@ class Memory:
             tuple(amounts for _, amounts in varying),
         )
 
+    def moved(self, roots: Ints, labels: Sequence[Ints]) -> "Memory":
+        """Return the rows after each node has been replaced by another one that decides for it.
+
+        Args:
+            roots: Per node the one that decides, in a numbering of its own.
+            labels: Per node its label for each label of the one that decides.
+        """
+        merged: dict[tuple[int, int, int], Floats] = {}
+        for node, first, last, amounts in zip(
+            self.nodes.tolist(), self.first.tolist(), self.last.tolist(), self.amounts, strict=True
+        ):
+            key = (int(roots[node]), first, last)
+            own = amounts[labels[node]]
+            merged[key] = merged[key] + own if key in merged else own
+        keys = np.array(list(merged), np.int64).reshape(-1, 3)
+        return Memory(self.times, self.limits, self.scales, keys[:, 0], keys[:, 1], keys[:, 2], tuple(merged.values()))
+
     def peaks(self, profile: Floats, count: int) -> list[int]:
         """Return up to `count` segments where the limit is broken most, no two in the same run of broken segments."""
         excess = np.maximum((profile - self.limits) / self.scales, 0.0)

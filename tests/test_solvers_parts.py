@@ -6,15 +6,17 @@ from itertools import product
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from autopar import solvers
-from autopar.problem import Problem, Termination
+from autopar.problem import FORBIDDEN, Problem, Termination, Usage
 from autopar.solvers import auto, highs
 from autopar.solvers.base import Budget
 from autopar.solvers.dominance import undominated
 from autopar.solvers.eliminate import eliminate, eliminate_all, order_of, thin
 from autopar.solvers.field import Field, prepare
 from autopar.solvers.memory import Memory
+from autopar.solvers.merge import merge
 from autopar.solvers.polytope import linear_program, scale_of
 from tests.checks import check_solution, choices, close
 from tests.strategies import problems
@@ -51,6 +53,74 @@ def test_preparing_a_problem_keeps_every_permitted_choice_of_least_cost(problem:
     assert same(min(prepared.field.cost(c) for c in labellings(prepared.field)), best)
     for labels in labellings(prepared.field):
         assert same(prepared.field.cost(labels), problem.cost(prepared.strategies(labels)))
+
+
+@st.composite
+def tied_problems(draw: st.DrawFn) -> Problem:
+    """Draw problems in which some nodes follow others: edges forbidden but for one partner of each strategy."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=6))
+    costs = st.integers(0, 20)
+    edges = []
+    for _ in range(draw(st.integers(1, 7))):
+        a, b = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=2, max_size=2, unique=True))
+        table = np.array(draw(st.lists(costs, min_size=sizes[a] * sizes[b], max_size=sizes[a] * sizes[b])))
+        table = table.reshape(sizes[a], sizes[b])
+        if draw(st.booleans()):
+            partner = draw(st.lists(st.integers(0, sizes[b] - 1), min_size=sizes[a], max_size=sizes[a]))
+            table = np.where(np.arange(sizes[b]) == np.array(partner)[:, None], table, FORBIDDEN)
+        edges.append((a, b, table))
+    amounts = [draw(st.lists(costs, min_size=size, max_size=size)) for size in sizes]
+    spans = [sorted(draw(st.lists(st.integers(0, 4), min_size=2, max_size=2))) for _ in sizes]
+    usages = [
+        Usage(node, start, end, np.array(used))
+        for node, (used, (start, end)) in enumerate(zip(amounts, spans, strict=True))
+    ]
+    node_costs = [draw(st.lists(costs, min_size=size, max_size=size)) for size in sizes]
+    return Problem.build(node_costs, edges, usages=usages, limit=draw(st.integers(5, 80)))
+
+
+@given(problem=tied_problems())
+@settings(max_examples=150)
+def test_merging_keeps_exactly_the_permitted_choices(problem: Problem) -> None:
+    """Every choice of the merged field is one of the problem's, with its cost and its use of memory, and all are there.
+
+    Labels may have gone only if no permitted choice has them.
+    """
+    prepared = prepare(problem)
+    permitted = {c: problem.cost(c) for c in choices(problem) if problem.cost(c) < math.inf}
+    merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
+
+    if prepared is None or merged is None:
+        assert not permitted
+        return
+    found = {}
+    for labels in labellings(merged.field):
+        cost = merged.field.cost(labels)
+        if cost < math.inf:
+            choice = prepared.strategies(merged.invert(labels))
+            found[choice] = cost
+            fits = bool((merged.memory.profile(labels) <= merged.memory.limits).all())
+            assert fits == problem.fits(choice)
+    assert found == permitted
+
+
+def test_a_circle_of_nodes_that_tie_each_other_becomes_one_node() -> None:
+    """Three nodes in a ring, and one that follows the ring, leave one node and no table."""
+    ring = [(0, 1, [[1, FORBIDDEN], [FORBIDDEN, 2]]), (1, 2, [[FORBIDDEN, 3], [4, FORBIDDEN]])]
+    problem = Problem.build(
+        [[0, 0], [0, 0], [0, 0], [5, 6, 7]],
+        [*ring, (2, 0, [[FORBIDDEN, 5], [6, FORBIDDEN]]), (2, 3, [[0, *[FORBIDDEN] * 2], [*[FORBIDDEN] * 2, 0]])],
+    )
+    prepared = prepare(problem)
+    assert prepared is not None
+
+    merged = merge(prepared.field, Memory.unlimited())
+
+    assert merged is not None
+    assert [len(u) for u in merged.field.unary] == [2]
+    assert not merged.field.tables
+    assert prepared.strategies(merged.invert([0])) == (0, 0, 1, 2)
+    assert merged.field.cost([0]) == problem.cost((0, 0, 1, 2)) == 1 + 3 + 6 + 7
 
 
 @given(problem=problems())
