@@ -253,7 +253,7 @@ def run_rank(
         unpartitioned_seconds=alone,
         stages=tuple(
             StageSeconds(stage.index, _mean(steady[stage.devices[0] : stage.devices[1]]), times)
-            for stage, times in zip(lowered.program.stages, predicted, strict=True)
+            for stage, times in zip(lowered.program.stages[: lowered.program.num_groups], predicted, strict=True)
         ),
     )
 

@@ -65,6 +65,14 @@ class Lowered:
         """Return what a block does in a phase; None if nothing."""
         return self.segments.get((self.blocks[block][1], phase))
 
+    def group(self, stage: int) -> int:
+        """Return the group of devices of a stage; interleaved stages share one."""
+        return stage % self.program.num_groups
+
+    def stages_of(self, group: int) -> range:
+        """Return the stages of a group of devices, its chunks in order."""
+        return range(group, len(self.program.stages), self.program.num_groups)
+
     def blocks_of(self, stage: int) -> range:
         """Return the blocks of a stage."""
         first = sum(len(each.blocks) for each in self.program.stages[:stage])
@@ -93,9 +101,13 @@ class Lowered:
                 found[instruction.result.value] = found[instruction.operand.value]
         return found
 
-    def stage_of(self, rank: int) -> tuple[int, int]:
-        """Return the stage of a rank and the rank's position in its mesh."""
-        for stage in self.program.stages:
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return the group of a rank and the rank's position in its mesh.
+
+        Raises:
+            JobError: If there is no such rank.
+        """
+        for stage in self.program.stages[: self.program.num_groups]:
             if stage.devices[0] <= rank < stage.devices[1]:
                 return stage.index, rank - stage.devices[0]
         raise JobError(

@@ -1,8 +1,8 @@
 """Values on their way between stages.
 
-What one stage sends to another arrives in the order in which it was sent. The receiver knows that order, so it takes in
-whatever comes before the value it needs and keeps that for later: no two ranks can wait for each other because one
-sends in another order than the other one receives.
+What one group of devices sends to another arrives in the order in which it was sent. The receiver knows that order,
+so it takes in whatever comes before the value it needs and keeps that for later: no two ranks can wait for each other
+because one sends in another order than the other one receives.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ from autopar.schedule import Task
 
 
 class Mailbox:
-    """What one rank sends to its counterparts in other stages, and receives from them.
+    """What one rank sends to its counterparts in other groups, and receives from them.
 
     Args:
         lowered: The program.
         messages: All that crosses between stages.
-        stage: Stage of the rank.
-        position: Its position in the mesh of its stage.
+        group: Group of devices of the rank.
+        position: Its position in their mesh.
         communicator: Reaches the others.
         memory: Where tensors live.
     """
@@ -30,26 +30,26 @@ class Mailbox:
         self,
         lowered: Lowered,
         messages: Sequence[Message],
-        stage: int,
+        group: int,
         position: int,
         communicator: Communicator,
         memory: Memory,
     ) -> None:
         self._lowered = lowered
         self._messages = tuple(messages)
-        self._stage = stage
+        self._group = group
         self._position = position
         self._communicator = communicator
         self._memory = memory
         self._outgoing: dict[tuple[int, SegmentPhase], list[Message]] = {}
         for message in messages:
-            if message.source == stage:
+            if message.source == group:
                 self._outgoing.setdefault((message.block, message.phase), []).append(message)
         self.begin()
 
     def begin(self) -> None:
         """Prepare for a step."""
-        sources = {message.source for message in self._messages if message.target == self._stage}
+        sources = {message.source for message in self._messages if message.target == self._group}
         self._coming: dict[int, Iterator[tuple[Message, Task]]] = {
             source: sent_in_order(self._lowered, self._messages, source) for source in sources
         }
@@ -60,34 +60,35 @@ class Mailbox:
         """Return what a block sends in a phase."""
         return self._outgoing.get((block, phase), ())
 
-    def peer(self, stage: int) -> int:
-        """Return the counterpart of this rank in another stage."""
-        return self._lowered.program.stages[stage].devices[0] + self._position
+    def peer(self, group: int) -> int:
+        """Return the counterpart of this rank in another group."""
+        return self._lowered.program.stages[group].devices[0] + self._position
 
-    def send(self, stage: int, tensor: Tensor) -> None:
+    def send(self, group: int, tensor: Tensor) -> None:
         """Start to send; the tensor is kept until it has left."""
         kept = self._memory.contiguous(tensor)
-        self._sends.append((self._communicator.send(kept, self.peer(stage)), kept))
+        self._sends.append((self._communicator.send(kept, self.peer(group)), kept))
 
     def receive(self, task: Task) -> Iterator[tuple[Message, Tensor]]:
-        """Yield what others made for a task of this rank's stage, waiting for it."""
+        """Yield what others made for a task of this rank, waiting for it."""
+        stage = self._lowered.stages_of(self._group)[task.chunk]
         for wanted in self._messages:
-            if wanted.target == self._stage and wanted.task is task.kind:
+            if wanted.target == self._group and wanted.stage == stage and wanted.task is task.kind:
                 yield wanted, self._take(wanted, task.microbatch)
 
     def _take(self, wanted: Message, microbatch: int) -> Tensor:
         while (wanted, microbatch) not in self._arrived:
             message, made = next(self._coming[wanted.source])
-            if message.target == self._stage:
+            if message.target == self._group:
                 self._arrived[message, made.microbatch] = self.receive_from(
                     message.source, message.value.shape, message.dtype
                 )
         return self._arrived.pop((wanted, microbatch))
 
-    def receive_from(self, stage: int, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Wait for the next tensor from the counterpart in another stage."""
+    def receive_from(self, group: int, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Wait for the next tensor from the counterpart in another group."""
         tensor = self._memory.empty(shape, dtype)
-        self._communicator.receive(tensor, self.peer(stage)).wait()
+        self._communicator.receive(tensor, self.peer(group)).wait()
         return tensor
 
     def finish(self) -> None:

@@ -4,7 +4,7 @@ from autopar.cluster import Cluster
 from autopar.cost import CostModel
 from autopar.cost.policy import POLICIES
 from autopar.program.records import Program
-from autopar.schedule import SCHEDULES, Pass
+from autopar.schedule import Pass
 from autopar.simulate import Timeline, simulate
 from autopar.simulate.layout import lay_out
 from autopar.simulate.stages import lay_out_stage
@@ -17,15 +17,16 @@ def run_costs(cluster: Cluster) -> CostModel:
 
 
 def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[str, float], ...]]:
-    """Return the simulated step, and the seconds of each of its stages by phase."""
+    """Return the simulated step, and the seconds of each group of devices by phase."""
     timeline = simulate(program, costs)
     layouts = {(segment.kind, segment.phase): lay_out(segment, costs) for segment in program.segments}
-    schedule, count = SCHEDULES[program.schedule], len(program.stages)
+    passes = [lay_out_stage(stage, layouts).passes for stage in program.stages]
     stages = []
-    for stage, found in zip(program.stages, timeline.stages, strict=True):
-        passes = lay_out_stage(stage, layouts).passes
-        tasks = schedule.order(stage.index, count, program.num_microbatches)
-        spent = {kind: passes[kind].compute_seconds * sum(task.kind is kind for task in tasks) for kind in Pass}
+    for group, (tasks, found) in enumerate(zip(program.orders(), timeline.stages, strict=True)):
+        chunks = passes[group :: program.num_groups]
+        spent = dict.fromkeys(Pass, 0.0)
+        for task in tasks:
+            spent[task.kind] += chunks[task.chunk][task.kind].compute_seconds
         stages.append(
             {
                 "forward": spent[Pass.FORWARD],

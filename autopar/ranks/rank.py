@@ -1,9 +1,10 @@
-"""One rank at work: its stage's blocks, microbatch by microbatch, as the program says.
+"""One rank at work: its blocks, microbatch by microbatch, as the program says.
 
 It is the counterpart of `autopar.runtime.reference`, which runs all devices in one process op by op: here a device
 runs its own share, in compiled pieces, and talks to the others through a communicator.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
@@ -23,7 +24,7 @@ from autopar.ranks.order import Start, Wait
 from autopar.ranks.routes import Refresh, check_stages, forms, groups_of, held, messages, refreshes
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
 from autopar.runtime.blocks import scatter
-from autopar.schedule import SCHEDULES, Pass, Task
+from autopar.schedule import Pass, Task
 from autopar.sharding import Placements, Shard, format_placements, local_shape
 
 Array = NDArray[Any]
@@ -75,9 +76,9 @@ class Rank:
         engine: Runs compute there.
 
     Attributes:
-        stage: Its stage.
-        position: Its position in the mesh of the stage.
-        outputs: Results of the model that its stage made in the last step: by microbatch and tensor, the placements and
+        group: Its group of devices: those of a stage, or of several that are interleaved.
+        position: Its position in their mesh.
+        outputs: Results of the model that its group made in the last step: by microbatch and tensor, the placements and
             its share.
 
     Raises:
@@ -88,14 +89,14 @@ class Rank:
     def __init__(self, lowered: Lowered, communicator: Communicator, memory: Memory, engine: Engine) -> None:
         program = lowered.program
         check_stages(program)
-        self.stage, self.position = lowered.stage_of(communicator.rank)
+        self.group, self.position = lowered.place(communicator.rank)
         self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
         self._lowered, self._communicator, self._memory, self._engine = lowered, communicator, memory, engine
-        self._mesh = program.stages[self.stage].mesh
-        self._recompute = program.stages[self.stage].recompute
-        self._blocks = lowered.blocks_of(self.stage)
-        self._groups: dict[str, Group] = groups_of(program.stages[self.stage], self.position)
-        compiler = SegmentCompiler(lowered, self.stage, self.position, engine)
+        self._mesh = program.stages[self.group].mesh
+        self._stages = [program.stages[stage] for stage in lowered.stages_of(self.group)]
+        self._blocks = [block for stage in self._stages for block in lowered.blocks_of(stage.index)]
+        self._groups: dict[str, Group] = groups_of(program.stages[self.group], self.position)
+        compiler = SegmentCompiler(lowered, self.group, self.position, engine)
         self._compiled: dict[tuple[int, SegmentPhase], CompiledSegment] = {}
         self._constants: dict[tuple[int, SegmentPhase], Values] = {}
         self._tensors: dict[tuple[int, SegmentPhase], dict[str, str]] = {}
@@ -108,7 +109,7 @@ class Rank:
                         name: memory.load(array) for name, array in compiled.constants.items()
                     }
                     self._tensors[block, phase] = lowered.tensors(block, compiled.segment)
-        self._mailbox = Mailbox(lowered, messages(lowered), self.stage, self.position, communicator, memory)
+        self._mailbox = Mailbox(lowered, messages(lowered), self.group, self.position, communicator, memory)
         self._refreshes = refreshes(lowered)
         self._gradients = {state.input for state in lowered.graph.states if state.role is Role.GRADIENT}
         self._held: dict[Key, Tensor] = {}
@@ -121,7 +122,7 @@ class Rank:
             content: Returns a whole tensor by name; gradient buffers are not asked for.
         """
         self._held = {}
-        for tensor, placements in held(self._lowered, self.stage):
+        for tensor, placements in held(self._lowered, self.group):
             if tensor not in self._gradients:
                 self._held[tensor, placements] = self._share(content(tensor), placements)
 
@@ -151,8 +152,13 @@ class Rank:
         """
         self._begin_step(microbatches, clock)
         program = self._lowered.program
-        for task in SCHEDULES[program.schedule].order(self.stage, len(program.stages), program.num_microbatches):
+        tasks = program.orders()[self.group]
+        left = Counter(task.microbatch for task in tasks)
+        for task in tasks:
             self._run_task(task, keeps=program.trains)
+            left[task.microbatch] -= 1
+            if not left[task.microbatch]:
+                self._passages[task.microbatch] = _Passage()
         last = len(microbatches) - 1
         reductions = [self._begin(block, SegmentPhase.REDUCE, last) for block in self._blocks]
         for activity in reductions:
@@ -175,7 +181,7 @@ class Rank:
         self._loaded: dict[tuple[int, Key], Tensor] = {}
         self.outputs = {}
         self._mailbox.begin()
-        for tensor, placements in held(self._lowered, self.stage):
+        for tensor, placements in held(self._lowered, self.group):
             if tensor in self._gradients:
                 value = self._lowered.graph.values[tensor]
                 shape = local_shape(value.shape, placements, self._mesh)
@@ -186,7 +192,8 @@ class Rank:
 
         What waits for gradient traffic of a block is put off until the next block's backward has run.
         """
-        passage = self._passages[task.microbatch]
+        passage, stage = self._passages[task.microbatch], self._stages[task.chunk]
+        blocks = self._lowered.blocks_of(stage.index)
         with self._clock("transfers"):
             for message, tensor in self._mailbox.receive(task):
                 if message.reader is None:
@@ -195,25 +202,26 @@ class Rank:
                     block, position = message.reader
                     passage.handed.setdefault((block, message.phase), {})[position] = tensor
         if task.kind is Pass.FORWARD:
-            for block in self._blocks:
-                saved = self._forward(block, task.microbatch, again=False)
-                if keeps and not self._recompute:
+            for block in blocks:
+                saved = self._forward(block, task.microbatch, keep=stage.recompute)
+                if keeps and not stage.recompute:
                     passage.saved[block] = saved
         else:
             previous: _Activity | None = None
-            for block in reversed(self._blocks):
-                again = self._recompute
+            for block in reversed(blocks):
+                again = stage.recompute
                 saved = self._forward(block, task.microbatch, again=True) if again else passage.saved.pop(block)
                 activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
                 self._end(previous)
                 previous = activity
             self._end(previous)
-        if task.kind is Pass.BACKWARD or not keeps:
-            self._passages[task.microbatch] = _Passage()
 
-    def _forward(self, block: int, microbatch: int, *, again: bool) -> Values:
-        """Run a block's forward, for the first time or `again`, and return what it saves for the backward."""
-        activity = self._begin(block, SegmentPhase.FORWARD, microbatch, again=again)
+    def _forward(self, block: int, microbatch: int, *, again: bool = False, keep: bool = False) -> Values:
+        """Run a block's forward and return what it saves for the backward.
+
+        It may `keep` its inputs, to be run `again` later.
+        """
+        activity = self._begin(block, SegmentPhase.FORWARD, microbatch, again=again, keep=keep)
         assert activity is not None, "every kind has a forward"
         self._end(activity)
         return {operand.value: activity.values[operand.value] for operand in activity.compiled.segment.saved}
@@ -228,6 +236,7 @@ class Rank:
         saved: Mapping[str, Tensor] | None = None,
         *,
         again: bool = False,
+        keep: bool = False,
     ) -> _Activity | None:
         """Run the main part of a block's segment and hand on what it makes; None if there is nothing to do."""
         compiled = self._compiled.get((block, phase))
@@ -243,7 +252,7 @@ class Rank:
             raise ProgramError(f"block {block} {phase} gets {len(handed)} values, {len(segment.inputs)} expected")
         for position, operand in enumerate(segment.inputs):
             values[operand.value] = handed[position]
-        if not (self._recompute and phase is SegmentPhase.FORWARD):
+        if not keep:
             passage.handed.pop((block, phase), None)
         activity = _Activity(block, phase, compiled, values)
         for step in compiled.main:
@@ -279,7 +288,7 @@ class Rank:
         block, phase, segment, values = activity.block, activity.phase, activity.compiled.segment, activity.values
         passage, tensors = self._passages[microbatch], self._tensors[block, phase]
         following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
-        if following in self._blocks:
+        if segment.outputs and following in self._blocks:
             for position, operand in enumerate(segment.outputs):
                 passage.handed.setdefault((following, phase), {})[position] = values[operand.value]
         for operand in segment.exports:
@@ -338,7 +347,7 @@ class Rank:
 
     def _refresh(self, refresh: Refresh) -> None:
         """Bring a copy of an updated tensor up to date, by way of the whole tensor if it is split in another way."""
-        here, there = refresh.source == self.stage, refresh.target == self.stage
+        here, there = refresh.source == self.group, refresh.target == self.group
         moves = refresh.stored != refresh.copy
         if here:
             tensor = self._held[refresh.tensor, refresh.stored]

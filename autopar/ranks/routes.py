@@ -1,7 +1,8 @@
 """What travels between stages, and which copies of a tensor have to follow its update.
 
-Device i of a stage talks to device i of another one: all stages have the same mesh. A stage sends in the order of its
-schedule, so what arrives from one stage comes in an order that its receiver knows beforehand.
+Stages that are interleaved share their devices, a *group*. Device i of a group talks to device i of another one: all
+stages have the same mesh. A group sends in the order of its schedule, so what arrives from one group comes in an order
+that its receiver knows beforehand.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from autopar.errors import JobError
 from autopar.program.records import Collective, Compute, Operand, Program, Segment, SegmentPhase, Slice, StageProgram
 from autopar.ranks.communicator import Group
 from autopar.ranks.lowered import Lowered
-from autopar.schedule import SCHEDULES, Pass, Task
+from autopar.schedule import Pass, Task
 from autopar.sharding import Placements
 
 _PASS_PHASES = {Pass.FORWARD: SegmentPhase.FORWARD, Pass.BACKWARD: SegmentPhase.BACKWARD}
@@ -21,11 +22,12 @@ _PASS_PHASES = {Pass.FORWARD: SegmentPhase.FORWARD, Pass.BACKWARD: SegmentPhase.
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A value that a stage makes and another one needs, once per microbatch.
+    """A value that a stage makes and one on other devices needs, once per microbatch.
 
     Attributes:
-        source: Stage that sends.
-        target: Stage that receives.
+        source: Group of devices that sends.
+        target: Group that receives.
+        stage: Stage that needs it.
         block: Block that makes it.
         phase: In this phase.
         value: Its name there, with its local shape.
@@ -37,6 +39,7 @@ class Message:
 
     source: int
     target: int
+    stage: int
     block: int
     phase: SegmentPhase
     value: Operand
@@ -52,9 +55,9 @@ class Refresh:
 
     Attributes:
         tensor: Name in the graph.
-        source: Stage that updates it.
+        source: Group of devices that updates it.
         stored: Placements it is stored at there.
-        target: Stage that has the copy.
+        target: Group that has the copy.
         copy: Placements of the copy.
         shape: Shape of the whole tensor.
         dtype: Its element type.
@@ -115,43 +118,56 @@ def _far_readers(lowered: Lowered) -> dict[tuple[str, Placements], dict[int, Pas
 
 
 def _sent_by(lowered: Lowered, block: int, readers: dict[tuple[str, Placements], dict[int, Pass]]) -> Iterator[Message]:
-    own = lowered.blocks[block][0].index
+    stage = lowered.blocks[block][0].index
+    own = lowered.group(stage)
     for kind, phase in _PASS_PHASES.items():
         segment = lowered.segment(block, phase)
         if segment is None:
             continue
         types, tensors = lowered.dtypes(segment), lowered.tensors(block, segment)
         following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
-        if segment.outputs and lowered.blocks[following][0].index != own:
-            target = lowered.blocks[following][0].index
+        next_stage = lowered.blocks[following][0].index if segment.outputs else stage
+        if lowered.group(next_stage) != own:
+            target = lowered.group(next_stage)
             for position, operand in enumerate(segment.outputs):
-                yield Message(own, target, block, phase, operand, types[operand.value], kind, (following, position), "")
+                yield Message(
+                    own,
+                    target,
+                    next_stage,
+                    block,
+                    phase,
+                    operand,
+                    types[operand.value],
+                    kind,
+                    (following, position),
+                    "",
+                )
         for operand in segment.exports:
             tensor = tensors[operand.value]
-            for target, first in sorted(readers.get((tensor, operand.placements), {}).items()):
+            for reader, first in sorted(readers.get((tensor, operand.placements), {}).items()):
+                target = lowered.group(reader)
                 if target != own:
-                    yield Message(own, target, block, phase, operand, types[operand.value], first, None, tensor)
+                    yield Message(own, target, reader, block, phase, operand, types[operand.value], first, None, tensor)
 
 
 def sent_in_order(lowered: Lowered, all_messages: tuple[Message, ...], source: int) -> Iterator[tuple[Message, Task]]:
-    """Yield what a stage sends during a step, in order, each with the task during which it is made."""
-    program = lowered.program
+    """Yield what a group of devices sends during a step, in order, each with the task during which it is made."""
     by_block: dict[tuple[int, SegmentPhase], list[Message]] = {}
     for message in all_messages:
         if message.source == source:
             by_block.setdefault((message.block, message.phase), []).append(message)
-    for task in SCHEDULES[program.schedule].order(source, len(program.stages), program.num_microbatches):
-        blocks = lowered.blocks_of(source)
+    for task in lowered.program.orders()[source]:
+        blocks = lowered.blocks_of(lowered.stages_of(source)[task.chunk])
         for block in blocks if task.kind is Pass.FORWARD else reversed(blocks):
             for message in by_block.get((block, _PASS_PHASES[task.kind]), ()):
                 yield message, task
 
 
-def held(lowered: Lowered, stage: int) -> dict[tuple[str, Placements], None]:
-    """Return the persistent tensors a stage reads, with the placements it reads them at, in order of first use."""
+def held(lowered: Lowered, group: int) -> dict[tuple[str, Placements], None]:
+    """Return the persistent tensors a group of devices reads, with their placements, in order of first use."""
     states = {state.input for state in lowered.graph.states}
     found: dict[tuple[str, Placements], None] = {}
-    for block in lowered.blocks_of(stage):
+    for block in (block for stage in lowered.stages_of(group) for block in lowered.blocks_of(stage)):
         for phase in SegmentPhase:
             segment = lowered.segment(block, phase)
             if segment is None:
@@ -164,12 +180,12 @@ def held(lowered: Lowered, stage: int) -> dict[tuple[str, Placements], None]:
 
 
 def stored(lowered: Lowered) -> dict[str, tuple[int, Placements]]:
-    """Return where the update leaves every persistent tensor it changes: stage and placements."""
+    """Return where the update leaves every persistent tensor it changes: group of devices and placements."""
     found: dict[str, tuple[int, Placements]] = {}
     for block, (stage, _) in enumerate(lowered.blocks):
         segment = lowered.segment(block, SegmentPhase.UPDATE)
         for store in segment.stores if segment is not None else ():
-            found[lowered.names[block][store.target]] = (stage.index, store.value.placements)
+            found[lowered.names[block][store.target]] = (lowered.group(stage.index), store.value.placements)
     return found
 
 
@@ -198,7 +214,7 @@ def forms(segment: Segment) -> dict[str, dict[Placements, str]]:
 def refreshes(lowered: Lowered) -> tuple[Refresh, ...]:
     """Return the copies of updated tensors that no instruction brings up to date.
 
-    These are parameters read by blocks of other stages or at other placements than their own block keeps them at (tied
+    These are parameters read by blocks on other devices or at other placements than their own block keeps them at (tied
     embeddings).
     """
     homes = stored(lowered)
@@ -207,12 +223,12 @@ def refreshes(lowered: Lowered) -> tuple[Refresh, ...]:
         segment = lowered.segment(block, SegmentPhase.UPDATE)
         if segment is not None:
             for target, known in forms(segment).items():
-                passed.setdefault((lowered.names[block][target], stage.index), set()).update(known)
+                passed.setdefault((lowered.names[block][target], lowered.group(stage.index)), set()).update(known)
     found = []
-    for stage in lowered.program.stages:
-        for tensor, placements in held(lowered, stage.index):
-            if tensor in homes and placements not in passed.get((tensor, stage.index), ()):
+    for group in range(lowered.program.num_groups):
+        for tensor, placements in held(lowered, group):
+            if tensor in homes and placements not in passed.get((tensor, group), ()):
                 source, home = homes[tensor]
                 value = lowered.graph.values[tensor]
-                found.append(Refresh(tensor, source, home, stage.index, placements, value.shape, value.dtype))
+                found.append(Refresh(tensor, source, home, group, placements, value.shape, value.dtype))
     return tuple(found)

@@ -44,14 +44,14 @@ class SegmentCompiler:
 
     Args:
         lowered: The program.
-        stage: Stage of the rank.
-        position: Its position in the mesh of its stage.
+        group: Group of devices of the rank.
+        position: Its position in their mesh.
         engine: Compiles the models.
     """
 
-    def __init__(self, lowered: Lowered, stage: int, position: int, engine: Engine) -> None:
+    def __init__(self, lowered: Lowered, group: int, position: int, engine: Engine) -> None:
         self._lowered = lowered
-        self._mesh: Mesh = lowered.program.stages[stage].mesh
+        self._mesh: Mesh = lowered.program.stages[group].mesh
         self._position = position
         self._engine = engine
         self._known: dict[tuple[int, SegmentPhase, bytes], CompiledSegment] = {}
