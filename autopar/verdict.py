@@ -38,8 +38,7 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         raise InterruptedSearchError(f"{why} before the first plan", hint="allow more time")
     with clock("simulate"):
         verified = (
-            _verify(assemble(candidate, task.workload.info(), task.job), task)
-            for candidate in outcome.candidates
+            _verify(assemble(candidate, task.workload.info(), task.job), task) for candidate in outcome.candidates
         )
         plans = list(islice((plan for plan in verified if plan is not None), VERIFY * top_k))
         if not plans:

@@ -110,9 +110,9 @@ def put_together(blocks: Sequence[Array], placements: Placements, mesh: Mesh) ->
             for group in groups:
                 first = np.asarray(group[0], np.float64)
                 for copy in group[1:]:
-                    apart = np.abs(np.asarray(copy, np.float64) - first)
-                    # copies that are equally infinite, or equally no number, do not differ
-                    apart[(np.asarray(copy) == group[0]) | (np.isnan(copy) & np.isnan(first))] = 0.0
+                    second = np.asarray(copy, np.float64)
+                    with np.errstate(invalid="ignore"):  # infinities of one sign do not differ, though not by a number
+                        apart = np.where(second == first, 0.0, np.abs(second - first))
                     difference = max(difference, float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0)))
             parts = [group[0] for group in groups]
         else:

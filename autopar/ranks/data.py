@@ -22,8 +22,8 @@ Array = NDArray[Any]
 
 _VIEWS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 """Ops that hand on whole numbers as they are."""
-_CLASSES = {"autopar::CrossEntropyStats": 4}
-"""Ops whose input numbers classes, and that input's number of elements is the number of classes."""
+_CLASSES = {"autopar::CrossEntropyStats": (2, 3)}
+"""Ops that read labels: the inputs that hold the labels, and the numbers of all classes."""
 _ONES = {
     "LayerNormalization": (1,), "RMSNormalization": (1,), "GroupNormalization": (1,), "InstanceNormalization": (1,),
     "BatchNormalization": (1, 4), "autopar::BatchNorm": (3,),
@@ -40,7 +40,8 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
     """Return numpy's type for an element type of the IR."""
     from onnx import helper
 
-    return np.dtype(helper.tensor_dtype_to_np_dtype(ELEM_TYPES[dtype]))
+    found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(ELEM_TYPES[dtype]))
+    return found
 
 
 class Weights:
@@ -171,8 +172,8 @@ def _limit(graph: Graph, name: str) -> int | None:
                 axis = op.attr("axis", 0)
                 assert isinstance(axis, int), "axis of Gather is an integer"
                 limits.append(graph.values[op.inputs[0]].shape[axis])
-            elif op.kind in _CLASSES and op.inputs[3] == current:
-                limits.append(graph.values[op.inputs[_CLASSES[op.kind]]].size)
+            elif op.kind in _CLASSES and op.inputs[_CLASSES[op.kind][0]] == current:
+                limits.append(graph.values[op.inputs[_CLASSES[op.kind][1]]].size)
             elif op.kind in _VIEWS and op.inputs[0] == current:
                 fresh = [output for output in op.outputs if output and output not in seen]
                 seen.update(fresh)

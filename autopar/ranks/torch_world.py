@@ -115,7 +115,8 @@ class TorchCommunicator(Communicator):
     """
 
     def __init__(self, groups: Iterable[Group], backend: str) -> None:
-        self._rank, size = dist.get_rank(), dist.get_world_size()
+        self._rank: int = dist.get_rank()
+        size: int = dist.get_world_size()
         self._groups: dict[Group, Any] = {tuple(range(size)): dist.group.WORLD}
         for group in groups:
             if group not in self._groups:

@@ -66,7 +66,7 @@ class OneDevice:
         def ports(names: Sequence[str]) -> list[Port]:
             return [Port(name, graph.values[name].shape, graph.values[name].dtype) for name in names]
 
-        inputs, outputs = ports([name for name in read if name not in known]), ports(dict.fromkeys(results))
+        inputs, outputs = ports([name for name in read if name not in known]), ports(list(dict.fromkeys(results)))
         nodes = [Node(op.kind, op.attrs, op.inputs, op.outputs) for op in ops]
         return self._engine.compile(assemble(nodes, inputs, outputs, known, graph.opset), inputs, outputs)
 
