@@ -11,6 +11,8 @@ from hypothesis import given
 from numpy.typing import NDArray
 
 from autopar.cost import Collective as Kind
+from autopar.errors import ExecutionError
+from autopar.execute import Executor
 from autopar.ir.graph import Role
 from autopar.plan import Plan
 from autopar.program.lower import lower
@@ -26,6 +28,7 @@ from autopar.program.records import (
     reads,
 )
 from autopar.progress import silent
+from autopar.ranks.assemble import Node, Port, assemble
 from autopar.ranks.collect import gradient_items, output_items, put_together, state_items
 from autopar.ranks.collectives import begin, merge, split
 from autopar.ranks.compare import deviation
@@ -191,6 +194,20 @@ def test_collectives_move_blocks(source: Placement, target: Placement, axis: int
         assert block.flags.c_contiguous
 
 
+def test_a_device_that_is_alone_keeps_what_it_has() -> None:
+    """Over an axis of one device nothing is sent, whatever the program says; a halo is filled."""
+    mesh, array = Mesh.of(outer=1, inner=2), np.ones((4, 4))
+    operand, padded = Operand("x", (4, 4), 0.0), Operand("y", (6, 4), 0.0)
+    total = Collective(Kind.ALL_REDUCE, mesh.axes[0], Partial("mean"), Replicate(), operand, operand, 0.0)
+    halo = Exchange(mesh.axes[0], 0, 1, 1, "zero", operand, padded, 0.0)
+    world = LocalWorld(1)
+
+    assert begin(total, array, (0,), LocalCommunicator(world, 0), NumpyMemory()).wait() is array
+    found = begin(halo, array, (0,), LocalCommunicator(world, 0), NumpyMemory()).wait()
+
+    np.testing.assert_array_equal(found, np.pad(array, [(1, 1), (0, 0)]))
+
+
 @pytest.mark.parametrize("rows", [(1, 2), (0, 1), (2, 0)])
 @pytest.mark.parametrize("fill", ["zero", "lowest"])
 def test_halos_come_from_the_neighbours(rows: tuple[int, int], fill: str) -> None:
@@ -278,7 +295,9 @@ def _check(plan: Plan, num_steps: int = 1) -> Lowered:
                 state.input: np.zeros_like(states[state.input]) for state in graph.states if state.role is Role.GRADIENT
             },
         }
-    wanted = {(index, name): array for index, each in enumerate(expected.outputs) for name, array in each.items()}
+    wanted: dict[Any, Array] = {
+        (index, name): array for index, each in enumerate(expected.outputs) for name, array in each.items()
+    }
     wanted |= {name: array for name, array in expected.states.items()}
     for item in (*output_items(lowered), *gradient_items(lowered), *state_items(lowered)):
         first, last = program.stages[item.stage].devices
@@ -333,6 +352,36 @@ def test_groups_are_lines_of_the_mesh(cache_dir: Path) -> None:
     lowered = _lowered(tiny_plan("mlp-xs", Configuration(2, Mesh.of(outer=2, inner=2), 2, "1f1b"), cache_dir))
 
     assert groups_of(lowered.program.stages[1], 1) == {"outer": (5, 7), "inner": (4, 5)}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [2, 3], [4, 0], [7, 9]])
+def test_faster_bodies_compute_what_the_definition_says(axis: int, rows: list[int]) -> None:
+    """The gradient of a gather for all rows, for a shard of them, for rows in another order, for rows of no token."""
+    rng = np.random.default_rng(0)
+    indices, shape = rng.integers(0, 5, (3, 4)), (2, 3)
+    dy = rng.normal(size=(*shape[:axis], 3, 4, *shape[axis:])).astype(np.float32)
+    inputs = {"indices": indices, "rows": np.array(rows), "dy": dy}
+    kind, attrs = "autopar::GatherGrad", (("axis", axis),)
+    (expected,) = Executor().run_kind(kind, attrs, list(inputs.values()), 1, 24)
+    ports = [Port(name, array.shape, str(array.dtype)) for name, array in inputs.items()]
+    outputs = [Port("dx", expected.shape, "float32")]
+    engine = Engine(NumpyMemory())
+    model = assemble([Node(kind, attrs, tuple(inputs), ("dx",))], ports, outputs, {}, 24)
+
+    found = engine.run(engine.compile(model, ports, outputs), inputs)["dx"]
+
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_models_that_cannot_be_compiled_are_said_to_be() -> None:
+    """A kernel the runtime does not have."""
+    engine = Engine(NumpyMemory())
+    ports, outputs = [Port("x", (2,), "float32")], [Port("y", (2,), "float32")]
+    model = assemble([Node("nobody::Knows", (), ("x",), ("y",))], ports, outputs, {}, 24)
+
+    with pytest.raises(ExecutionError, match="cannot compile a part of the model"):
+        engine.compile(model, ports, outputs)
 
 
 # Data and weights.

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.execute.executor import split_kind
-from autopar.ir.functions import DOMAIN, function_proto
+from autopar.ir.functions import DOMAIN
 from autopar.ir.graph import Attr
 from autopar.onnx.tensors import ELEM_TYPES
+from autopar.ranks.kernels import runtime_function
 
 Array = NDArray[Any]
 
@@ -92,7 +93,7 @@ def _value_info(port: Port) -> Any:
 def _collect(kind: str, functions: dict[str, Any]) -> Any:
     """Return the function of a kind, and add it and those it calls."""
     if kind not in functions:
-        proto = function_proto(kind)
+        proto = runtime_function(kind)
         for node in proto.node:
             if node.domain == DOMAIN:
                 _collect(f"{DOMAIN}::{node.op_type}", functions)

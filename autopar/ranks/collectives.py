@@ -37,6 +37,8 @@ def begin(
     if isinstance(instruction, Exchange):
         return _exchange(instruction, tensor, group, communicator, memory)
     size, source, target = len(group), instruction.source, instruction.target
+    if size == 1:  # a single device holds the one term and the one block
+        return Pending(None, lambda: tensor)
     match instruction.kind:
         case Kind.ALL_REDUCE:
             assert isinstance(source, Partial), "only terms are reduced"
@@ -166,5 +168,5 @@ def _exchange(
             sends.append((cut(rows - instruction.before, rows), group[own + 1]))
         if instruction.after:
             receives.append((after, group[own + 1]))
-    handle = communicator.swap(sends, receives, group)
+    handle = communicator.swap(sends, receives, group) if sends or receives else None
     return Pending(handle, lambda: memory.xp.concatenate([before, tensor, after], dim))

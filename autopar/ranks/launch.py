@@ -204,7 +204,7 @@ def _cause(failed: Sequence[_Process]) -> AutoparError:
         if isinstance(known, type) and issubclass(known, AutoparError):
             raised: AutoparError = known(f"{who}: {error.message}", hint=error.hint)
             return raised
-        return RankError(f"{who} failed: {error.message}", hint=_last_lines(first.log))
+        return RankError(f"{who} failed: {error.message}", hint="please report this, with the plan")
     code = first.process.poll() or 0
     if code < 0:
         name = signal.Signals(-code).name
