@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
+from autopar import models
 from autopar.cost import Collective as Kind
-from autopar.errors import ExecutionError
+from autopar.discover import discover
+from autopar.errors import ExecutionError, PlanError
 from autopar.execute import Executor
 from autopar.ir.graph import Role
 from autopar.plan import Plan
@@ -44,7 +47,8 @@ from autopar.runtime.blocks import scatter
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 from autopar.training import STEP
-from tests.executions import COSTS, TINY, random_feeds, run_unpartitioned
+from autopar.workload import open_workload
+from tests.executions import COSTS, TINY, random_feeds, random_plan, run_unpartitioned
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
 from tests.programs import programs
 from tests.rank_runs import SAMPLES, run_local, tiny_plan, tiny_workload
@@ -406,6 +410,46 @@ def test_data_stays_within_what_the_model_knows(name: str) -> None:
     assert any(not np.array_equal(data[key], other[key]) for key in data)
 
 
+def _with_weights(values: dict[str, Array], path: Path) -> None:
+    """Write the tiny MLP as a file that holds its weights."""
+    model = models.build("mlp-xs", **TINY["mlp-xs"])
+    for tensor in model.graph.initializer:
+        if tensor.name in values:
+            tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
+    path.write_bytes(model.SerializeToString())
+
+
+def test_weights_are_those_of_the_file(tmp_path: Path) -> None:
+    """What the file does not hold is drawn: matrices about 0, scales 1, shifts 0; moments are 0."""
+    given = {"layers.0.weight": np.full((16, 16), 0.25, np.float32)}
+    _with_weights(given, tmp_path / "model.onnx")
+    workload = open_workload(tmp_path / "model.onnx")
+    graph = workload.folded(SAMPLES).graph
+
+    weights = Weights(workload, graph, 1)
+
+    np.testing.assert_array_equal(weights("layers.0.weight"), given["layers.0.weight"])
+    drawn = weights("layers.1.weight")
+    assert drawn.dtype == np.float32
+    assert 0.15 < float(drawn.std()) < 0.35, "variance 1 over 16 rows"
+    np.testing.assert_array_equal(drawn, Weights(workload, graph, 1)("layers.1.weight"))
+    assert not np.array_equal(drawn, Weights(workload, graph, 2)("layers.1.weight"))
+    assert not weights("layers.0.weight.m").any()
+    assert (weights.num_given, weights.num_drawn) == (1, 3)
+
+
+def test_norms_start_as_identities(tmp_path: Path) -> None:
+    """If the file has no numbers for them."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(models.build("gpt2", **TINY["gpt2"]).SerializeToString())
+    workload = open_workload(path)
+    weights = Weights(workload, workload.folded(SAMPLES).graph, 0)
+
+    np.testing.assert_array_equal(weights("layers.0.attn_norm.weight"), np.ones(16))
+    np.testing.assert_array_equal(weights("layers.0.attn_norm.bias"), np.zeros(16))
+    np.testing.assert_array_equal(weights("layers.0.attn.q.bias"), np.zeros(16))
+
+
 # Whole runs on threads.
 
 
@@ -445,6 +489,28 @@ def test_a_run_compares_its_first_and_its_last_step(plan_file: Path) -> None:
     text = format_run(report)
     assert "equal within tolerance" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_inference_compares_outputs(cache_dir: Path, tmp_path: Path) -> None:
+    """There is nothing else."""
+    workload = open_workload("zoo:mlp-xs", mode="infer", dims=TINY["mlp-xs"])
+    rules = discover(workload.folded(10).graph, cache_dir=cache_dir)
+    configuration = Configuration(2, Mesh.of(inner=2), 3, "forward-only")
+    plan = random_plan(workload.folded(SAMPLES), rules, configuration, SAMPLES, 0, train=False)
+    replace(plan, model=workload.info()).save(tmp_path / "plan.json")
+
+    report = _run_threads(RunRequest(str(tmp_path / "plan.json"), 4, steps=2))
+
+    assert report.passed
+    assert [[each.what for each in step.deviations] for step in report.compared] == [["outputs"], ["outputs"]]
+
+
+def test_another_model_is_refused(plan_file: Path) -> None:
+    """Its hash is not that of the plan."""
+    plan = Plan.load(plan_file)
+
+    with pytest.raises(PlanError, match="is not the model the plan was made for"):
+        prepare_job(RunRequest(str(plan_file), plan.job.gpus, model="zoo:bert-base"))
 
 
 def test_a_wrong_number_is_found(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

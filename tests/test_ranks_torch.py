@@ -43,7 +43,7 @@ def _interleaved(plan: Plan) -> Plan:
         ("llama3-8b", Configuration(1, FOUR, 2, "1f1b"), "data+zero-1 × megatron+sequence", False),
         ("gpt2", Configuration(2, TWO, 3, "gpipe"), "data+zero-1", True),
         ("mixtral-8x7b", Configuration(1, FOUR, 2, "1f1b"), "", False),
-        ("resnet50", Configuration(2, TWO, 2, "1f1b"), "", False),
+        ("vit-b16", Configuration(2, TWO, 2, "1f1b"), "", False),
     ],
 )
 def test_processes_train_like_the_model(
@@ -112,6 +112,7 @@ def test_a_run_that_is_broken_off_ends_within_seconds(
     os.kill(children[1] if victim == "rank" else parent.pid, number)
     start = time.monotonic()
     rest = parent.stderr.read()
+    parent.stderr.close()
 
     assert parent.wait(timeout=30) == code
     assert time.monotonic() - start < 10

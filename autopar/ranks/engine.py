@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.errors import ExecutionError
+from autopar.errors import ExecutionError, JobError
 from autopar.onnx.tensors import ELEM_TYPES
 from autopar.ranks.assemble import Port
 from autopar.ranks.communicator import Memory, Tensor
@@ -39,6 +39,9 @@ class Engine:
         memory: Where the tensors live.
         threads: Threads of a run on the CPU.
         stream: Address of the CUDA stream the communicating library works on, on which the runtime shall work, too.
+
+    Raises:
+        JobError: If the tensors live on a GPU and the installed runtime has no kernels for it.
     """
 
     def __init__(self, memory: Memory, threads: int = 1, stream: int | None = None) -> None:
@@ -46,6 +49,14 @@ class Engine:
         self._threads = threads
         self._stream = stream
         self._known: dict[bytes, Compiled] = {}
+        if memory.device == "cuda":
+            import onnxruntime
+
+            if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+                raise JobError(
+                    f"the installed onnxruntime {onnxruntime.__version__} has no kernels for GPUs",
+                    hint="pip install onnxruntime-gpu, or use --backend gloo",
+                )
 
     @property
     def num_models(self) -> int:
@@ -113,7 +124,7 @@ class Engine:
             self._bind(binding.bind_output, port, outputs[port.name])
         try:
             session.run_with_iobinding(binding)
-        except _errors() as error:
+        except (RuntimeError, *_errors()) as error:
             raise ExecutionError(f"ONNX Runtime failed in a part of the model: {error}") from error
         return outputs
 

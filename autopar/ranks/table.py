@@ -12,6 +12,7 @@ def format_run(report: RunReport) -> str:
     if report.drawn:
         start = f"{report.drawn} of its tensors drawn, seed {report.seed}"
     verdict = "equal within tolerance" if report.passed else "DIFFERENT"
+    losses = [f"{step.loss:.6g} in step {step.step}" for step in report.compared if step.loss is not None]
     lines = format_entries(
         [
             ("plan", report.summary),
@@ -19,25 +20,23 @@ def format_run(report: RunReport) -> str:
             ("ranks", f"{report.ranks} processes over {report.backend}, on {report.device}"),
             ("weights", start),
             ("compiled", f"{report.num_models} distinct pieces on rank 0"),
+            *([("loss", ", ".join(losses))] if losses else []),
             ("verdict", f"{verdict}: {report.tolerance:g} of the largest element"),
         ]
     )
-    rows = []
-    for step in report.compared:
-        for deviation in step.deviations:
-            loss = f"{step.loss:.6g}" if step.loss is not None and deviation.what == "loss" else ""
-            rows.append(
-                (
-                    str(step.step),
-                    deviation.what,
-                    loss,
-                    f"{deviation.absolute:.1e}",
-                    f"{deviation.relative:.1e}",
-                    "yes" if deviation.passed else "NO",
-                    deviation.worst,
-                )
-            )
-    lines += ["", *format_table(("step", "compared", "value", "absolute", "relative", "equal", "worst tensor"), rows)]
+    rows = [
+        (
+            str(step.step),
+            deviation.what,
+            f"{deviation.absolute:.1e}",
+            f"{deviation.relative:.1e}",
+            "yes" if deviation.passed else "NO",
+            deviation.worst,
+        )
+        for step in report.compared
+        for deviation in step.deviations
+    ]
+    lines += ["", *format_table(("step", "compared", "absolute", "relative", "equal", "worst tensor"), rows)]
     seconds = []
     for stage in report.stages:
         for phase in PHASES:
