@@ -81,16 +81,16 @@ def measure(rank: int, store: str) -> dict[str, float]:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(minutes=2)
     )
-    product = seconds(session("MatMul", (SIZE, SIZE), 1), 9)
+    product = seconds(session("MatMul", (SIZE, SIZE), 1), 51)
     dist.barrier()
-    addition = seconds(session("Add", (ELEMENTS,), 1), 9)
+    addition = seconds(session("Add", (ELEMENTS,), 1), 21)
     dist.barrier()
     small = seconds(session("Add", (8,), 200), 30) / 200
     dist.barrier()
     times = {}
     for count in (1, ELEMENTS):
         tensor = torch.zeros(count)
-        times[count] = seconds(lambda tensor=tensor: dist.all_reduce(tensor), 200 if count == 1 else 9)  # type: ignore[misc]
+        times[count] = seconds(lambda tensor=tensor: dist.all_reduce(tensor), 500 if count == 1 else 21)  # type: ignore[misc]
     dist.destroy_process_group()
     return {
         "peak": 2 * SIZE**3 / product / 1e9,
