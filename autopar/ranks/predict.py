@@ -35,7 +35,7 @@ def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[st
                 "transfers": found.wait_seconds + found.bubble_seconds,
                 "reduce": found.gradient_seconds,
                 "update": found.update_seconds,
-                "gather": found.gather_seconds,
+                "gather": max(0.0, found.gather_seconds),  # a difference of sums, which rounding may leave below zero
             }
         )
     return timeline, tuple(stages)
