@@ -323,7 +323,14 @@ def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
         _check(tiny_plan(name, configuration, cache_dir, seed=seed))
 
 
-@pytest.mark.parametrize("recipe", ["data × data", "data+zero-1 × megatron", "megatron+sequence × megatron+sequence"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "data+zero-1 × megatron",
+        pytest.param("data × data", marks=pytest.mark.slow),
+        pytest.param("megatron+sequence × megatron+sequence", marks=pytest.mark.slow),
+    ],
+)
 def test_recipes_train_like_the_model(recipe: str, cache_dir: Path) -> None:
     """Data parallelism, ZeRO-1, Megatron with and without sequence parallelism; two steps."""
     _check(tiny_plan("gpt2", TWO_AXES, cache_dir, recipe=recipe), num_steps=2)

@@ -21,6 +21,12 @@ from tests.plans import two_stage_plan
 SLEEP = "import time; time.sleep(60)"
 
 
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of these tests say at once why they fail."""
+    monkeypatch.setattr(launch, "_GRACE", 0.2)
+
+
 @pytest.fixture
 def plan_file(tmp_path: Path) -> Path:
     """Return the file of a plan for some devices."""
@@ -149,10 +155,11 @@ def test_a_rank_that_ends_early_ends_the_run(
     assert time.monotonic() - start < 30, "far less than the other rank takes"
 
 
-def test_the_cause_is_named_and_not_the_consequence(tmp_path: Path) -> None:
+def test_the_cause_is_named_and_not_the_consequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that lose their connection report first; the one that broke it is to blame."""
     lost = _error("RankError", "lost the connection to another rank")
     broken = f"import time; time.sleep(0.3); {_error('ExecutionError', 'kernel failed')}"
+    monkeypatch.setattr(launch, "_GRACE", 10.0)  # until all have failed
 
     with pytest.raises(AutoparError, match="rank 2: kernel failed"):
         _watch([lost, lost, broken], tmp_path)
