@@ -224,7 +224,13 @@ def _place(array: Array | None, placement: Placement, rank: int, size: int) -> A
 
 
 def terms(array: Array, reduce: str, size: int) -> list[Array]:
-    """Return terms that a reduction makes into the array."""
+    """Return terms that a reduction makes into the array, of its type."""
+    if array.dtype.kind in "iu":
+        shift = np.arange(size) - (size - 1) // 2
+        spread = {"sum": np.append(shift[:-1], -shift[:-1].sum()), "max": -np.arange(size), "min": np.arange(size)}
+        return [
+            (array * (reduce != "sum" or rank == 0) + spread[reduce][rank]).astype(array.dtype) for rank in range(size)
+        ]
     noise = [np.random.default_rng(i).uniform(-2, 2, array.shape) for i in range(size - 1)]
     match reduce:
         case "sum":

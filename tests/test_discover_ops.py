@@ -408,6 +408,26 @@ TERMS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
     ("Exp", [floats(B, S)], {}, "P->P(prod) P(max)->P(max) P(min)->P(min) P(logsumexp)->P"),
     ("Reciprocal", [floats(B, S)], {}, "P(prod)->P(prod)"),
     ("Gelu", [floats(B, S)], {}, ""),
+    # Whether a factor is positive, nobody knows; nor which side is picked.
+    (
+        "Mul",
+        [floats(B, S), floats()],
+        {},
+        "P,R->P R,P->P R,P(mean)->P(mean) P(mean),R->P(mean) P(prod),P(prod)->P(prod)",
+    ),
+    (
+        "Mul",
+        [floats(B, S), floats(2, 1, 1)],
+        {},
+        "P,R->P R,P->P R,P(mean)->P(mean) P(mean),R->P(mean) P(prod),P(prod)->P(prod)",
+    ),
+    (
+        "Where",
+        [flags(), floats(B, S), floats(B, S)],
+        {},
+        "R,P,P->P R,P(mean),P(mean)->P(mean) R,P(max),P(max)->P(max) R,P(min),P(min)->P(min) "
+        "R,P(prod),P(prod)->P(prod) R,P(logsumexp),P(logsumexp)->P(logsumexp)",
+    ),
     # Counts are integers; numbers that index are no terms.
     ("Cast", [indices(9, B, S)], {"to": 11}, "P->P P(max)->P(max) P(min)->P(min)"),
     ("ReduceSum", [indices(9, B, S), ints(1)], {}, "P,R->P"),
