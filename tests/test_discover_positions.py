@@ -22,7 +22,7 @@ POSITIONS: list[Case] = [
     # The diagonal of a block is not a part of the diagonal; which numbers the input has does not matter.
     ("EyeLike", [floats(S, V)], {"k": 1}, {"P -> R"}),
     ("Range", [np.array(0), np.array(24), np.array(1)], {}, set()),
-    ("Trilu", [floats(B, 5, 7)], {}, {"S(0) -> S(0)", "P -> P"}),  # of rows and columns: tests of stand-ins
+    ("Trilu", [floats(B, 5, 7)], {}, {"S(0) -> S(0)", "P -> P"}),  # of rows and columns: tests of local kinds
     # Without a seed nobody can repeat it; with one, each device would draw the numbers of the first block.
     ("RandomNormalLike", [floats(S, V)], {}, set()),
     ("RandomNormalLike", [floats(S, V)], {"seed": 1.0}, {"P -> R"}),
