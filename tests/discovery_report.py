@@ -56,7 +56,7 @@ def report(rules: Sequence[Rule], whole: Rules, alone: float) -> str:
         f"| strategies | {sum(len(rule.strategies) - 1 for rule in rules)} |",
         f"| executions of ops | {whole.num_executions} |",
         f"| seconds of CPU in one process | {alone:.1f} |",
-        f"| seconds on the clock, in processes of their own, beside other work | {whole.seconds:.1f} |",
+        f"| seconds on the clock, in processes of their own | {whole.seconds:.1f} |",
         "",
         "| op | inputs | executions | rule |",
         "|---|---|--:|---|",
