@@ -7,8 +7,8 @@ sharded block-cyclic in three chunks. Behind it, what is special about a strateg
 
 An op passes the reductions in parentheses on: from partial sums come partial sums, from terms of a mean terms of the
 mean; without parentheses it is sums alone. A replicated tensor is a term of a mean, a maximum or a minimum as it is, so
-of those only the largest sets of inputs are strategies of their own (of one input, two, or all). The order of letters
-and notes means nothing. The strategy that replicates everything is never written.
+of those only the largest sets of inputs are strategies of their own: sets of one, two (where there are not many), or
+all. The order of letters and notes means nothing. The strategy that replicates everything is never written.
 """
 
 import re
@@ -26,6 +26,8 @@ from tests.single_ops import Input, Tensor, flags, floats, indices, ints, positi
 B, S, D, H, K, V, C, G, E = 8, 16, 96, 12, 8, 40, 16, 6, 10
 """Batch, sequence, hidden (H * K), heads, head size, vocabulary, channels, groups of tokens, experts."""
 
+BFLOAT16 = 16
+"""The number of the type in ONNX."""
 LINEAR = "sum mean"
 ORDER = "max min"
 ANY = " ".join(REDUCTIONS)
@@ -124,7 +126,7 @@ def _pointwise() -> Iterator[Case]:
     yield Case("Neg", [floats(B, S)], f"[a,b]->[a,b]; P->P ({LINEAR}); P(max)->P(min); P(min)->P(max)")
     yield Case("Identity", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ANY})")
     yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ORDER})", {"to": 7})  # truncated
-    yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ANY})", {"to": 16})  # rounded
+    yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ANY})", {"to": BFLOAT16})  # rounded
     yield Case("Cast", [floats(B, S)], f"[a,b]->[a,b]; P->P ({ORDER})", {"to": 17})  # to 8 bits
     yield Case(
         "Sub",
@@ -219,7 +221,7 @@ def _reductions() -> Iterator[Case]:
 
 
 def _norms() -> Iterator[Case]:
-    """What is normalised stays whole, the rest is free; scale and bias enter linearly, the bias by itself as a shift."""
+    """What is normalised stays whole, the rest is free; scale and bias enter linearly, the bias alone as a shift."""
     affine = f"; R,P,P->P ({LINEAR}); R,R,P->P ({ORDER} logsumexp)"
     yield Case("LogSoftmax", [floats(B, S, D)], "[a,b,.]->[a,b,.]", {"axis": -1})
     yield Case("Softmax", [floats(B, H, S, S)], "[a,b,.,c]->[a,b,.,c]", {"axis": 2})
@@ -237,9 +239,8 @@ def _norms() -> Iterator[Case]:
     yield Case(  # training: the batch is normalised with its own statistics, on which the running ones do not act
         "BatchNormalization",
         [floats(4, C, 8, 8), floats(C), floats(C), floats(C), positive(C)],
-        "[.,a,.,.],[a],[a],[a],[a]->[.,a,.,.],[a],[a]; R,P,P,R,R->P,R,R (sum mean); R,R,P,R,R->P,R,R (logsumexp); "
-        "R,P,R,P,R->P,P,R (mean); R,P,R,R,P->P,R,P (mean); R,R,P,P,R->P,P,R (mean max min); "
-        "R,R,P,R,P->P,R,P (mean max min); R,R,R,P,P->R,P,P (mean max min)",
+        "[.,a,.,.],[a],[a],[a],[a]->[.,a,.,.],[a],[a]; R,P,P,R,R->P,R,R; R,P,R,R,R->P,R,R (mean); "
+        f"R,R,P,R,R->P,R,R (mean {ORDER} logsumexp); R,R,R,P,R->R,P,R (mean {ORDER}); R,R,R,R,P->R,R,P (mean {ORDER})",
         {"training_mode": 1},
         num_outputs=3,
     )
@@ -256,8 +257,8 @@ def _norms() -> Iterator[Case]:
     yield Case(
         "autopar::BatchNorm",
         [floats(4, C, 8, 8), floats(C), floats(C), floats(C), positive(C)],
-        f"[a,b,c,d],[b],[b],[b],[b]->[a,b,c,d]; R,P,P,R,R->P ({LINEAR}); P,R,P,R,R->P (mean); "
-        f"R,R,P,R,R->P ({ORDER} logsumexp)",
+        "[a,b,c,d],[b],[b],[b],[b]->[a,b,c,d]; R,P,P,R,R->P; P,R,R,R,R->P (mean); R,P,R,R,R->P (mean); "
+        f"R,R,P,R,R->P (mean {ORDER} logsumexp)",
         {"epsilon": 1e-5},
     )
 
@@ -330,10 +331,11 @@ def _attention() -> Iterator[Case]:
         {"scale": 0.35, "is_causal": 0},
         num_outputs=3,
     )
-    yield Case(
+    yield Case(  # causal: a block of queries has to know where it starts
         "autopar::AttentionGrad",
         [floats(B, H, S, K), floats(B, 4, S, K), floats(B, 4, S, K), floats(B, H, S, K)],
-        "[a,b,.,.],[a,b,.,.],[a,b,.,d],[a,b,.,d]->[a,b,.,.],[a,b,.,.],[a,b,.,d]; d: sum" + linear,
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[a,b,c,d]->[a,b,c,.],[a,b,.,.],[a,b,.,d]; "
+        "c: sum, as autopar::AttentionGradPart from #0 dim 2; d: sum" + linear,
         {"scale": 0.35, "is_causal": 1},
         num_outputs=3,
     )
@@ -412,6 +414,17 @@ def _indexing() -> Iterator[Case]:
         [floats(B, S), indices(S, B, 4), floats(B, 4)],
         f"[a,b],[a,.],[a,.]->[a,b]; b: as autopar::ScatterElementsPart from #0 dim 1; P,R,P->P ({ANY})",
         {"axis": 1},
+    )
+    yield Case(  # rows of a cache of keys, written from another place on in every sample
+        "TensorScatter",
+        [floats(4, 32, 24), floats(4, 8, 24), indices(24, 4)],
+        f"[a,.,b],[a,.,b],[a]->[a,.,b]; P,P,R->P ({ANY})",
+        {"axis": 1},
+    )
+    yield Case(  # a block out of the middle is the middle ones of four
+        "CenterCropPad",
+        [floats(B, S), ints(B // 2, S)],
+        f"[a/4,b],_->[a/2,b]; a: scaling #1[0]; b: scaling #1[1]; P,R->P ({ANY})",
     )
     yield Case("TopK", [floats(V, B), ints(3)], "[.,a],_->[.,a],[.,a]", {"axis": 0}, num_outputs=2)
     yield Case(

@@ -36,7 +36,6 @@ class Case:
         num_outputs: Outputs of our op, which are those of the StableHLO op unless `types` says more.
         types: The type of the StableHLO op if it is not that of ours, in which other operands are scalars.
         missing: Strategies the expert allows and discovery does not find, each with the reason why that is right.
-            Those of minor factors are left out (see `Wanted`).
     """
 
     kind: str
@@ -90,19 +89,19 @@ class ExpertRule:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A strategy the expert allows.
+    """A strategy the expert allows on one mesh axis.
+
+    A factor behind another one in its dim, as the 8 columns of a head in 12 heads of 8, is a block-cyclic shard there,
+    in as many chunks as the factors before it are large. (Shardy has no such shards: it uses a factor of this kind only
+    behind axes that use up the ones before it.)
 
     Attributes:
         mark: "", "reduction" or "permutation".
-        minor: Whether the factor is not the major one of some dim, as the 8 columns of a head in 12 heads of 8. Shardy
-            itself shards such a factor only when the axes of the major ones use those up; on one axis it is a
-            block-cyclic shard in as many chunks as there are heads, a number that belongs to one shape.
         inputs: Placement per input of our op; None for one the StableHLO op does not have.
         outputs: Placement per output of our op.
     """
 
     mark: str
-    minor: bool
     inputs: tuple[Placement | None, ...]
     outputs: tuple[Placement, ...]
 
@@ -144,8 +143,7 @@ class Comparison:
         expert: Shardy's rule.
         rule: Ours.
         met: Strategies of the expert that discovery finds.
-        missed: Those it does not find, without minor ones.
-        minor: Those of minor factors it does not find.
+        missed: Those it does not find.
         beyond: Strategies of discovery the expert does not know.
     """
 
@@ -154,7 +152,6 @@ class Comparison:
     rule: Rule
     met: tuple[Wanted, ...]
     missed: tuple[Wanted, ...]
-    minor: tuple[Wanted, ...]
     beyond: tuple[Strategy, ...]
 
 
@@ -171,9 +168,8 @@ def compare(cases: Sequence[Case]) -> list[Comparison]:
         found = rule.strategies
         met = tuple(one for one in allowed if any(one.is_met_by(strategy) for strategy in found))
         beyond = tuple(s for s in found if not s.is_replicate and not any(one.is_met_by(s) for one in allowed))
-        missed = tuple(one for one in allowed if one not in met and not one.minor)
-        minor = tuple(one for one in allowed if one not in met and one.minor)
-        comparisons.append(Comparison(case, expert, rule, met, missed, minor, beyond))
+        missed = tuple(one for one in allowed if one not in met)
+        comparisons.append(Comparison(case, expert, rule, met, missed, beyond))
     return comparisons
 
 
@@ -266,9 +262,8 @@ def wanted(case: Case, expert: ExpertRule) -> list[Wanted]:
             outputs = [Partial() if placement == Replicate() else placement for placement in outputs]
         both = (*inputs, *outputs)
         mark = "reduction" if factor in expert.reduction else "permutation" if factor in expert.permutation else ""
-        minor = any(isinstance(placement, Shard) and placement.chunks > 1 for placement in both)
         if any(isinstance(placement, Shard) for placement in both):
-            result.append(Wanted(mark, minor, inputs, tuple(outputs)))
+            result.append(Wanted(mark, inputs, tuple(outputs)))
     return result
 
 

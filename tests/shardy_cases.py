@@ -1,11 +1,12 @@
 """Ops said twice: as ONNX (or a function kind of ours) and as StableHLO, several shapes each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from tests.shardy import Case
-from tests.single_ops import Input, Tensor, flags, floats, indices, ints, positive
+from tests.single_ops import flags, floats, indices, ints, positive
 
 Shape = tuple[int, ...]
 
@@ -47,12 +48,15 @@ _MOVES = (
     "rows move from any device to any other, which is a change of placement before the op: it is priced as one, and no "
     "strategy of an op does it"
 )
-_STRATEGIES = {"channels": "S(1),S(1) -> P", "rows": "S(2),R -> S(2)", "columns": "S(3),R -> S(3)"}
-"""Of a convolution, by what is sharded."""
 _SHIFTED = (
-    "without padding the blocks of the result lie at other places of the image's blocks on every device, so that no two "
-    "devices need the same number of rows of their neighbours"
+    "without padding the blocks of the result lie at other places of the image's blocks on every device, so that no "
+    "two devices need the same number of rows of their neighbours"
 )
+_LONGER = "the blocks of a longer result lie at other places of the blocks of the input on every device"
+_TAPS = (
+    "a device that holds some taps of the windows has other windows: its kernel is smaller, its rows are every other"
+)
+_GROUPED = "numbers of chunks are read off sizes, and the number of groups is none"
 _FEW = "3 channels are so few that they are not replaced by a proxy, and 2 devices cannot share them"
 _PAIRS = "the pairs of value and position have to be reduced together, and the op gives no values"
 _PREFIX = "a running sum needs the rows of all devices before, not those of a neighbour"
@@ -88,6 +92,8 @@ def _pointwise() -> Iterator[Case]:
 
 def _products() -> Iterator[Case]:
     """Contractions."""
+    left: Shape
+    right: Shape
 
     def dot(left: Shape, right: Shape, batching: int = 0) -> Case:
         """A MatMul whose contraction is the last dim of the left and the first unbatched one of the right operand."""
@@ -140,7 +146,13 @@ def _convolutions() -> Iterator[Case]:
     """Sliding windows over products."""
 
     def conv(
-        x: Shape, w: Shape, pad: int = 0, stride: int = 1, dilation: int = 1, group: int = 1, **missing: str
+        x: Shape,
+        w: Shape,
+        pad: int = 0,
+        stride: int = 1,
+        dilation: int = 1,
+        group: int = 1,
+        missing: Mapping[str, str] = MappingProxyType({}),
     ) -> Case:
         rank = len(x) - 2
         spatial = ", ".join(map(str, range(rank)))
@@ -160,19 +172,23 @@ def _convolutions() -> Iterator[Case]:
                 "dilations": (dilation,) * rank,
                 "group": group,
             },
-            missing={_STRATEGIES[name]: reason for name, reason in missing.items()},
+            missing=missing,
         )
 
     yield conv((4, 16, 12, 12), (32, 16, 3, 3), pad=1)
-    yield conv((4, 16, 12, 12), (32, 16, 3, 3), rows=_SHIFTED, columns=_SHIFTED)
+    shifted = {f"S({dim}),R -> S({dim})": _SHIFTED for dim in (2, 3)}
+    yield conv((4, 16, 12, 12), (32, 16, 3, 3), missing=shifted)
     yield conv((4, 16, 12, 12), (32, 16, 1, 1))
-    yield conv((4, 16, 24, 24), (32, 16, 3, 3), pad=1, stride=2)
+    taps = {f"S({dim}/12),S({dim}) -> P": _TAPS for dim in (2, 3)}
+    yield conv((4, 16, 24, 24), (32, 16, 3, 3), pad=1, stride=2, missing=taps)
     yield conv((4, 16, 24, 24), (32, 16, 3, 3), pad=2, dilation=2)
     yield conv((4, 16, 32), (32, 16, 5), pad=2)
     yield conv((4, 16, 8, 8, 8), (32, 16, 3, 3, 3), pad=1)
-    yield conv((4, 16, 12, 12), (32, 4, 3, 3), pad=1, group=4)
+    grouped = {"S(1/4),S(1) -> P": _GROUPED, "R,S(0/4) -> S(1/4)": _GROUPED}
+    yield conv((4, 16, 12, 12), (32, 4, 3, 3), pad=1, group=4, missing=grouped)
     yield conv((4, 16, 12, 12), (16, 1, 3, 3), pad=1, group=16)
-    yield conv((4, 3, 32, 32), (24, 3, 4, 4), stride=4, channels=_FEW)
+    patches = {"S(1),S(1) -> P": _FEW} | {f"S({dim}/8),S({dim}) -> P": _TAPS for dim in (2, 3)}
+    yield conv((4, 3, 32, 32), (24, 3, 4, 4), stride=4, missing=patches)
 
     def transposed(x: Shape, w: Shape, pad: int, stride: int) -> Case:
         """The gradient of a convolution: the image is spread, the kernel reversed, in and out swapped."""
@@ -230,6 +246,7 @@ def _array(numbers: Sequence[int]) -> str:
 
 def _windows() -> Iterator[Case]:
     """Pooling and running sums."""
+    shape: Shape
     for kind, op in (("MaxPool", "maximum"), ("AveragePool", "add")):
         for shape, kernel, stride, pad in (
             ((4, 16, 16, 16), 2, 2, 0),
@@ -310,13 +327,17 @@ def _reductions() -> Iterator[Case]:
                 f"%n = stablehlo.select %m, %b, %d : tensor<i1>, {_I64} "
                 f'"stablehlo.return"(%v, %n) : ({_F64}, {_I64}) -> ()}})',
                 {"axis": axis, "keepdims": 0},
-                types=f"(tensor<{whole}xf64>, tensor<{whole}xi64>, {_F64}, {_I64}) -> (tensor<{kept}xf64>, tensor<{kept}xi64>)",
+                types=f"(tensor<{whole}xf64>, tensor<{whole}xi64>, {_F64}, {_I64}) -> "
+                f"(tensor<{kept}xf64>, tensor<{kept}xi64>)",
                 missing={f"S({axis}) -> P": _PAIRS},
             )
 
 
 def _shapes() -> Iterator[Case]:
     """Dims moved, split, merged, made, cut."""
+    shape: Shape
+    before: Shape
+    after: Shape
     for shape, perm in (((8, 16), (1, 0)), ((8, 16, 12, 24), (0, 2, 1, 3)), ((4, 6, 10), (2, 0, 1))):
         yield Case(
             "Transpose", "transpose", [floats(*shape)], f"stablehlo.transpose %x0, dims = {list(perm)}", {"perm": perm}
@@ -400,12 +421,14 @@ def _shapes() -> Iterator[Case]:
             "pad",
             [floats(*shape), ints(*low, *high), floats()],
             f"stablehlo.pad %x0, %x2, low = {list(low)}, high = {list(high)}, interior = {[0] * len(shape)}",
-            missing={f"S({dim}),_,R -> S({dim})": _MOVES for dim in range(len(shape)) if low[dim] or high[dim]},
+            missing={f"S({dim}),_,R -> S({dim})": _LONGER for dim in range(len(shape)) if low[dim] or high[dim]},
         )
 
 
 def _gathers() -> Iterator[Case]:
     """Rows picked, and put back."""
+    shape: Shape
+    index: Shape
 
     def gather(numbers: str, sizes: Shape) -> str:
         return (
@@ -496,6 +519,7 @@ def _gathers() -> Iterator[Case]:
 
 def _others() -> Iterator[Case]:
     """What fits nowhere else."""
+    shape: Shape
     for shape, count in (((8, 16), 2), ((8, 16, 40), 4), ((12,), 3)):
         kept = "x".join(map(str, (*shape[:-1], count)))
         whole = "x".join(map(str, shape))

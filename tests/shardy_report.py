@@ -9,16 +9,15 @@ from pathlib import Path
 from time import perf_counter
 
 from autopar.discover import Strategy
-from autopar.sharding import Partial, Replicate, Shard
+from autopar.sharding import Shard
 from tests.shardy import Comparison, compare
 from tests.shardy_cases import CASES
 
 _KINDS = {
-    "terms": "partial sums (or other terms) of inputs that stay partial: Shardy's rules have no partial inputs",
-    "chunks": "block-cyclic shards: Shardy has one contiguous block per device",
-    "stand-in": "shards of dims Shardy replicates, on which a device runs an op that knows where its block starts",
-    "halo": "shards of dims Shardy replicates, with rows of neighbours",
-    "dims": "shards of dims Shardy replicates, or of more inputs at once",
+    "terms": "inputs that are terms of a reduction and stay so; Shardy's rules have no partial inputs",
+    "chunks": "block-cyclic shards; Shardy has one contiguous block per device",
+    "stand-in": "shards of a dim the expert replicates, on which a device runs an op that knows where its block starts",
+    "dims": "other sets of dims sharded together",
 }
 
 
@@ -29,89 +28,80 @@ def kind(strategy: Strategy) -> str:
         return "terms"
     if any(isinstance(placement, Shard) and placement.chunks > 1 for placement in placements):
         return "chunks"
-    return "stand-in" if strategy.local else "halo" if strategy.halos else "dims"
+    return "dims" if strategy.local is None else "stand-in"
 
 
 def report(comparisons: Sequence[Comparison], seconds: float) -> str:
     """Return the report as Markdown."""
-    return "\n".join(
-        [*_summary(comparisons, seconds), *_table(comparisons), *_missed(comparisons), *_beyond(comparisons)]
-    )
+    sections = (_summary(comparisons, seconds), _table(comparisons), _missed(comparisons), _beyond(comparisons))
+    return "\n".join(line for section in sections for line in section) + "\n"
 
 
 def _summary(comparisons: Sequence[Comparison], seconds: float) -> Iterator[str]:
-    met, missed, minor, beyond = (
-        sum(len(part) for part in parts)
-        for parts in zip(*((c.met, c.missed, c.minor, c.beyond) for c in comparisons), strict=True)
-    )
+    met, missed, beyond = _counts(comparisons)
     kinds = Counter(kind(strategy) for c in comparisons for strategy in c.beyond)
-    marks = Counter(wanted.mark or "plain" for c in comparisons for wanted in c.met)
-    yield f"""# Discovered rules against Shardy's, {date.today():%Y-%m-%d}
-
-`python -m tests.shardy_report -o docs/benchmarks/shardy_diff.md`, with jaxlib {version("jaxlib")}, took {seconds:.1f} s.
-
-Shardy's authors wrote a sharding rule for every StableHLO op.
-Here {len({c.case.kind for c in comparisons})} op kinds of ours are said again as \
-{len({c.case.expert for c in comparisons})} StableHLO ops, in {len(comparisons)} cases of several shapes, and the \
-expert's rule is compared with the one found by executing shards.
-A *factor* of an expert's rule that may be sharded is a strategy on one mesh axis.
-
-| | strategies |
-|---|---:|
-| allowed by the expert | {met + missed + minor} |
-| found by discovery | {met} |
-| … of them reductions | {marks["reduction"]} |
-| … of them with rows exchanged (`permutation`) | {marks["permutation"]} |
-| not found, with a reason in each case | {missed} |
-| not found, minor factors | {minor} |
-| found beyond the expert's rules | {beyond} |"""
+    marks = Counter(wanted.mark for c in comparisons for wanted in c.met)
+    chunks = sum("/" in str(wanted) for c in comparisons for wanted in c.met)
+    ours, experts = {c.case.kind for c in comparisons}, {c.case.expert for c in comparisons}
+    yield f"# Discovered rules against Shardy's, {date.today():%Y-%m-%d}\n"
+    yield "Written by `python -m tests.shardy_report -o docs/benchmarks/shardy_diff.md`"
+    yield f"with jaxlib {version('jaxlib')}."
+    yield f"Discovering all rules and asking Shardy took {seconds:.1f} s.\n"
+    yield "Shardy's authors wrote a sharding rule for every StableHLO op."
+    yield f"Here {len(ours)} op kinds of ours are said again as {len(experts)} StableHLO ops,"
+    yield f"in {len(comparisons)} cases of at least three shapes each,"
+    yield "and the expert's rule is compared with what discovery finds by executing shards."
+    yield "Each factor of an expert's rule that may be sharded is a strategy on one mesh axis.\n"
+    yield "| | strategies |\n|---|--:|"
+    yield f"| allowed by the expert | {met + missed} |"
+    yield f"| found by discovery | {met} |"
+    yield f"| … that end in a reduction | {marks['reduction']} |"
+    yield f"| … that exchange rows (`permutation`) | {marks['permutation']} |"
+    yield f"| … that are block-cyclic on one axis (a factor behind others in its dim) | {chunks} |"
+    yield f"| not found, each with a reason | {missed} |"
+    yield f"| found beyond the expert's rules | {beyond} |"
     for name, text in _KINDS.items():
         yield f"| … {text} | {kinds[name]} |"
-    yield """
-The tests hold the list of reasons to what is really not found: an unexplained miss fails, and so does a reason that is \
-no longer needed."""
+    yield "\n`tests/test_discover_shardy.py` holds the reasons to what is not found:"
+    yield "a miss without a reason fails, and so does a reason without a miss."
 
 
 def _table(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    yield "\n## By op\n\n| op | StableHLO | cases | allowed | found | explained | minor | beyond |"
-    yield "|---|---|--:|--:|--:|--:|--:|--:|"
+    yield "\n## By op\n\n| op | StableHLO | cases | allowed | found | explained | beyond |"
+    yield "|---|---|--:|--:|--:|--:|--:|"
     for (ours, expert), group in _grouped(comparisons).items():
-        counts = [
-            sum(len(part) for part in parts)
-            for parts in zip(*((c.met, c.missed, c.minor, c.beyond) for c in group), strict=True)
-        ]
-        met, missed, minor, beyond = counts
-        row = (f"`{ours}`", f"`{expert}`", len(group), met + missed + minor, met, missed, minor, beyond)
+        met, missed, beyond = _counts(group)
+        row = (f"`{ours}`", f"`{expert}`", len(group), met + missed, met, missed, beyond)
         yield f"| {' | '.join(map(str, row))} |"
 
 
 def _missed(comparisons: Sequence[Comparison]) -> Iterator[str]:
     yield "\n## Not found\n\n| op | StableHLO | strategy | cases | why |\n|---|---|---|--:|---|"
     for (ours, expert), group in _grouped(comparisons).items():
-        reasons = Counter((str(wanted), c.case.missing[str(wanted)]) for c in group for wanted in c.missed)
+        reasons = Counter(
+            (str(wanted), c.case.missing.get(str(wanted), "**not explained**")) for c in group for wanted in c.missed
+        )
         for (strategy, reason), count in reasons.items():
             yield f"| `{ours}` | `{expert}` | `{strategy}` | {count} | {reason} |"
-    yield """
-Minor factors are those behind another one in a dim, as the columns of a head in a hidden dim of heads by columns.
-Shardy itself shards them only when the axes on the major factor use it up.
-On one axis that is a block-cyclic shard with as many chunks as the major factor is large, which is a number of one \
-shape and not of the op, so rules do not have it.
-"""
-    yield "| op | expert's rule | minor strategies |\n|---|---|---|"
-    for (ours, _), group in _grouped(comparisons).items():
-        for c in group:
-            if c.minor:
-                yield f"| `{ours}` | `{c.expert.text}` | {', '.join(f'`{wanted}`' for wanted in c.minor)} |"
 
 
 def _beyond(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    yield "\n## Beyond\n\nEach was found by execution on 2 and 3 devices with three sets of data."
+    yield "\n## Beyond\n\nEach was found by execution on two shapes, with several sets of data."
     for name, text in _KINDS.items():
         yield f"\n### {text[0].upper()}{text[1:]}\n"
         for (ours, expert), group in _grouped(comparisons).items():
-            counts = Counter(str(strategy) for c in group for strategy in c.beyond if kind(strategy) == name)
-            if counts:
-                yield f"- `{ours}` (`{expert}`): " + ", ".join(f"`{strategy}`" for strategy in counts)
+            texts = dict.fromkeys(str(strategy) for c in group for strategy in c.beyond if kind(strategy) == name)
+            if texts:
+                yield f"- `{ours}` (`{expert}`): " + ", ".join(f"`{strategy}`" for strategy in texts)
+
+
+def _counts(comparisons: Sequence[Comparison]) -> tuple[int, int, int]:
+    """Return the numbers of strategies met, missed and beyond."""
+    return (
+        sum(len(c.met) for c in comparisons),
+        sum(len(c.missed) for c in comparisons),
+        sum(len(c.beyond) for c in comparisons),
+    )
 
 
 def _grouped(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
@@ -125,12 +115,11 @@ def _grouped(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], list[Co
 def main() -> None:
     """Compare all cases and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/benchmarks/shardy_diff.md"))
+    parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
     start = perf_counter()
     comparisons = compare(CASES)
-    text = report(comparisons, perf_counter() - start)
-    arguments.output.write_text(text + "\n", encoding="utf-8")
+    arguments.output.write_text(report(comparisons, perf_counter() - start), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -136,8 +136,8 @@ def check_rule(graph: Graph, op: Op, rule: Rule, inputs: Sequence[Array | None],
     outputs = [np.empty(graph.values[name].shape if name else ()) for name in op.outputs]
     checked = 0
     for strategy in rule.strategies:
-        ways = [strategy, *(multiplied(strategy, factor) for factor in (2, 3) if strategy.cyclic)]
-        fitting = [way for way in ways if fits_axis(op, way, inputs, outputs, size)]
+        finer = [multiplied(strategy, factor) for factor in (2, 3) if strategy.cyclic]
+        fitting = [way for way in (strategy, *finer) if fits_axis(op, way, inputs, outputs, size)][:2]
         if not fitting and strategy.uneven and smallest_sharded(strategy, inputs, outputs) >= size:
             fitting = [strategy]
         for way in fitting:

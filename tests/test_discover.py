@@ -209,9 +209,9 @@ def test_every_op_of_a_training_step_can_follow_the_batch(gpt2_rules: tuple[Grap
 
 
 def test_training_step_of_a_transformer_takes_few_executions(gpt2_rules: tuple[Graph, Rules]) -> None:
-    """About 40 distinct ops at less than 100 runs each on average; the neighbour needs as many for one attention op."""
+    """About 40 distinct ops at less than 200 runs each on average, terms, chunks and uneven blocks included."""
     _, rules = gpt2_rules
 
     assert rules.unsharded == ()
     assert len(rules) < 50
-    assert rules.num_executions < 100 * len(rules)
+    assert rules.num_executions < 200 * len(rules)

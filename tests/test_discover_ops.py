@@ -10,6 +10,7 @@ from autopar.discover import Strategy, discover, format_rule
 from autopar.sharding import Partial, Shard
 from tests.single_ops import (
     Input,
+    Tensor,
     check_rule,
     draw_all,
     flags,
@@ -124,13 +125,13 @@ NORMS: list[Case] = [
 ]
 
 ATTENTION: list[Case] = [
-    # Query rows of causal attention know their position: no sharding of the sequence. The values' head size is free.
+    # A device with some of the queries of causal attention has to know where they start. The values' head size is free.
     (
         "Attention",
         [floats(B, H, S, K)] * 3,
         1,
         {"is_causal": 1},
-        "[b,c,.,.],[b,c,.,.],[b,c,.,a]->[b,c,.,a]; R,R,P->P",
+        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
     ),
     (
         "Attention",
@@ -144,7 +145,7 @@ ATTENTION: list[Case] = [
         [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K)],
         1,
         {"is_causal": 1},
-        "[b,c,.,.],[b,c,.,.],[b,c,.,a]->[b,c,.,a]; R,R,P->P",
+        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
     ),
     (
         "Attention",  # the mask is sharded with the queries
@@ -379,6 +380,12 @@ TERMS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
     ("Exp", [floats(B, S)], {}, "P->P(prod) P(max)->P(max) P(min)->P(min) P(logsumexp)->P"),
     ("Reciprocal", [floats(B, S)], {}, "P(prod)->P(prod)"),
     ("Gelu", [floats(B, S)], {}, ""),
+    # Counts are integers; numbers that index are no terms.
+    ("Cast", [indices(9, B, S)], {"to": 11}, "P->P P(max)->P(max) P(min)->P(min)"),
+    ("ReduceSum", [indices(9, B, S), ints(1)], {}, "P,R->P"),
+    ("MatMulInteger", [Tensor((B, S), "int8", 5), Tensor((S, V), "int8", 5)], {}, "P,R->P R,P->P"),
+    ("Mod", [indices(9, B, S), np.array(3)], {}, ""),
+    ("OneHot", [indices(V, B, S), np.array(V), ints(0, 1)], {"axis": -1}, ""),
     # Thresholds that normal data never reach are reached.
     (
         "Clip",
@@ -392,6 +399,7 @@ TERMS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
     ("IsNaN", [floats(B, S)], {}, ""),
     ("IsInf", [floats(B, S)], {}, ""),
     ("Less", [floats(B, S), np.array(1000.0)], {}, ""),
+    ("NonZero", [positive(B, S)], {}, ""),
     ("Shape", [floats(B, S)], {}, "P->R"),
 ]
 

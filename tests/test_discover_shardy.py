@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.shardy import Comparison, Wanted, compare, expert_rules
-from tests.shardy_cases import CASES
 from autopar.discover import Strategy
 from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placement
+from tests.shardy import Comparison, Wanted, compare, expert_rules
+from tests.shardy_cases import CASES
 
 pytest.importorskip("jaxlib", reason="needs Shardy, which comes with jaxlib: pip install autopar[jax]")
 pytest.importorskip("jax", reason="needs jax, which sets up Shardy's dialects: pip install autopar[jax]")
@@ -64,7 +64,7 @@ def test_rule_is_read_as_shardy_prints_it() -> None:
 def test_strategy_meets_a_reduction_only_if_it_shards_the_same_dims(found: str, expected: bool) -> None:
     """A contraction is met by shards of both operands and terms of any reduction."""
     *inputs, output = (parse_placement(text) for text in found.split())
-    wanted = Wanted("reduction", False, (Shard(1), Shard(0)), (Partial(),))
+    wanted = Wanted("reduction", (Shard(1), Shard(0)), (Partial(),))
 
     assert wanted.is_met_by(Strategy(tuple(inputs), (output,))) is expected
 
@@ -72,6 +72,6 @@ def test_strategy_meets_a_reduction_only_if_it_shards_the_same_dims(found: str, 
 @pytest.mark.parametrize(("placement", "expected"), [(Replicate(), True), (Shard(0), True), (Partial(), True)])
 def test_inputs_the_expert_does_not_have_are_free(placement: Placement, expected: bool) -> None:
     """The target shape of a reshape has no operand in StableHLO."""
-    wanted = Wanted("", False, (Shard(0), None), (Shard(0),))
+    wanted = Wanted("", (Shard(0), None), (Shard(0),))
 
     assert wanted.is_met_by(Strategy((Shard(0), placement), (Shard(0),))) is expected

@@ -111,30 +111,35 @@ def test_onnxruntime_runs_stand_ins_as_we_do(
     kind: str, dim: int, inputs: Sequence[Input], attrs: dict[str, Any]
 ) -> None:
     """The bodies are ONNX: another runtime computes the same from them."""
+    _, parts = whole_and_parts(kind, dim, inputs, attrs, 3)
+
+    compare_runtimes(f"{DOMAIN}::{kind}Part", *parts[1])
+
+
+def compare_runtimes(kind: str, inputs: Sequence[Array | None], attrs: dict[str, Any]) -> None:
+    """Assert that ONNX Runtime makes of a function what our executor makes of it, in float32."""
     onnxruntime = pytest.importorskip("onnxruntime", reason="the oracle of this test")
     from onnx import helper
 
-    _, parts = whole_and_parts(kind, dim, inputs, attrs, 3)
-    local, given = parts[1]
-    feeds = {
-        f"x{i}": x.astype(np.float32) if x.dtype == np.float64 else x for i, x in enumerate(local) if x is not None
-    }
-    function = function_proto(f"{DOMAIN}::{kind}Part")
-    node = helper.make_node(function.name, list(feeds), ["y"], domain=DOMAIN, **given)
+    arrays = [x.astype(np.float32) if x.dtype == np.float64 else x for x in inputs if x is not None]
+    feeds = {f"x{i}": array for i, array in enumerate(arrays)}
+    function = function_proto(kind)
+    node = helper.make_node(function.name, list(feeds), list(function.output), domain=DOMAIN, **attrs)
     types = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in feeds.items()}
     graph = helper.make_graph(
         [node],
         "part",
         [helper.make_tensor_value_info(name, types[name], list(x.shape)) for name, x in feeds.items()],
-        [helper.make_tensor_value_info("y", types["x0"], None)],
+        [helper.make_tensor_value_info(name, types["x0"], None) for name in function.output],
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=10)
 
-    (result,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    results = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
 
-    expected = EXECUTOR.run_kind(f"{DOMAIN}::{kind}Part", tuple(given.items()), list(feeds.values()), 1, OPSET)[0]
-    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    expected = EXECUTOR.run_kind(kind, tuple(attrs.items()), arrays, len(results), OPSET)
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)  # float32 sums in another order
 
 
 V, S, B = 24, 12, 8
@@ -204,6 +209,56 @@ def test_dims_that_need_the_position_are_found_with_a_stand_in(
 
     assert {str(strategy) for strategy in strategies} == expected
     assert hold(kind, inputs, strategies, **attrs) >= 2 * len(expected)
+
+
+H, K = 4, 6
+QUERIES: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
+    (
+        "Attention",
+        [floats(B, H, S, K)] * 3,
+        {"is_causal": 1},
+        "S(2),R,R -> S(2) as autopar::AttentionPart from #0 dim 2",
+    ),
+    (
+        "Attention",  # grouped queries, more keys than queries
+        [floats(B, H, S, K), floats(B, 2, V, K), floats(B, 2, V, K)],
+        {"is_causal": 1, "scale": 0.3, "softcap": 2.0},
+        "S(2),R,R -> S(2) as autopar::ScaledAttentionPart from #0 dim 2",
+    ),
+    (
+        "autopar::AttentionGrad",
+        [floats(B, H, S, K), floats(B, 2, S, K), floats(B, 2, S, K), floats(B, H, S, K)],
+        {"is_causal": 1, "scale": 0.3},
+        "S(2),R,R,S(2) -> S(2),P,P as autopar::AttentionGradPart from #0 dim 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "inputs", "attrs", "expected"), QUERIES, ids=[case[0] for case in QUERIES])
+def test_queries_of_causal_attention_are_sharded_with_their_position(
+    kind: str, inputs: Sequence[Input], attrs: dict[str, Any], expected: str
+) -> None:
+    """Context parallelism: a device has some queries and all keys; its gradients of keys and values are terms."""
+    num_outputs = 3 if kind.endswith("Grad") else 1
+    graph, op = single_op(kind, inputs, num_outputs, **attrs)
+
+    strategies = [s for s in discover(graph).of(op).strategies if s.local is not None]
+
+    assert [str(strategy) for strategy in strategies] == [expected]
+    for size in SHARDS:
+        check_strategy(op, strategies[0], draw_all(inputs, seed=size), graph.opset, size)
+
+
+def test_onnxruntime_runs_attention_of_some_queries_as_we_do() -> None:
+    """The mask that says which keys are seen is one ONNX Runtime takes."""
+    q, kv, start = floats(2, H, 3, K), floats(2, H, S, K), np.array(4, np.int64)
+
+    compare_runtimes("autopar::AttentionPart", [*draw_all([q, kv, kv], 0), start], {"size": S, "is_causal": 1})
+    compare_runtimes(
+        "autopar::AttentionGradPart",
+        [*draw_all([q, kv, kv, q], 0), start],
+        {"size": S, "is_causal": 1, "scale": 0.3},
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autopar.discover import Halo, Local, Replaced, Strategy, discover
+from autopar.discover import Halo, Local, Replaced, Rules, Strategy, discover
 from autopar.errors import PlanError
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.options import Options, options
@@ -182,19 +182,22 @@ def spatial_pins(folded: Folded, placement: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def net() -> Execution:
-    graph = spatial_net(train=False)
-    return execution(graph)
+    return execution(spatial_net(train=False))
+
+
+@pytest.fixture(scope="module")
+def net_rules(net: Execution) -> Rules:
+    return discover(net.folded.graph)
 
 
 @pytest.mark.parametrize(("mesh", "placement"), [({"inner": 4}, "S(2)"), ({"outer": 2, "inner": 4}, "S(3)S(2)")])
 def test_a_spatial_split_exchanges_rows_and_computes_the_same(
-    net: Execution, mesh: dict[str, int], placement: str
+    net: Execution, net_rules: Rules, mesh: dict[str, int], placement: str
 ) -> None:
     """Each device sends 1 + 1 rows per split dim, pads nothing there, and the net's outputs are the whole one's."""
-    rules = discover(net.folded.graph)
     configuration = Configuration(1, Mesh.of(**mesh), 2, "forward-only")
 
-    plan = pinned_plan(net.folded, rules, configuration, 2, spatial_pins(net.folded, placement))
+    plan = pinned_plan(net.folded, net_rules, configuration, 2, spatial_pins(net.folded, placement))
 
     net.check(plan)
     exchanged = [item for item in computes(net.program(plan), "Conv") if item[1]]
@@ -212,11 +215,27 @@ def test_a_spatial_split_exchanges_rows_and_computes_the_same(
         assert compute.inputs[0] == exchanges[-1].result
 
 
-def test_the_simulator_takes_as_long_as_the_planner(net: Execution) -> None:
+def test_a_spatial_split_trains_like_the_whole() -> None:
+    """Activations and their gradients come in strips; gradients of weights are sums over them."""
+    graph = spatial_net(size=8)
+    model = execution(graph)
+    layer = next(kind for kind in model.folded.kinds if kind.count > 1)
+    strips = [name for op in layer.ops for name in op.outputs if graph.values[name].shape[-2:] == (8, 8)]
+    configuration = Configuration(1, Mesh.of(inner=4), 2, "1f1b")
+
+    plan = pinned_plan(model.folded, discover(graph), configuration, 2, dict.fromkeys(strips, "S(2)"))
+
+    model.check(plan)
+    halos = {op.kind: op_placements(plan)[op.name].halos for op in layer.ops}
+    rows = (HaloRows(0, 2, "inner", 1, 1),)
+    assert (halos["Conv"], halos["ConvTranspose"], halos["autopar::ConvWeightGrad"]) == (rows, rows, rows)
+
+
+def test_the_simulator_takes_as_long_as_the_planner(net: Execution, net_rules: Rules) -> None:
     """Exchanges, padding and extended blocks included, kind by kind."""
     configuration = Configuration(1, Mesh.of(outer=2, inner=4), 2, "forward-only")
     pins = spatial_pins(net.folded, "S(3)S(2)")
-    candidate = pinned_candidate(net.folded, discover(net.folded.graph), configuration, pins)
+    candidate = pinned_candidate(net.folded, net_rules, configuration, pins)
 
     program = net.program(plan_of(candidate, 2))
 
@@ -226,23 +245,18 @@ def test_the_simulator_takes_as_long_as_the_planner(net: Execution) -> None:
     assert any(item[1] for item in computes(program, "Conv"))
 
 
-@pytest.fixture(scope="module")
-def gpt() -> Execution:
-    graph = fused_gpt()
-    return execution(graph)
-
-
 @pytest.mark.parametrize(
     ("mesh", "placement", "axes"),
     [({"inner": 4}, "S(0)", ("inner",)), ({"outer": 2, "inner": 2}, "S(0)S(0)", ("outer", "inner"))],
 )
 def test_devices_with_some_rows_of_a_table_gather_what_they_hold(
-    gpt: Execution, mesh: dict[str, int], placement: str, axes: tuple[str, ...]
+    mesh: dict[str, int], placement: str, axes: tuple[str, ...]
 ) -> None:
     """Embedding and its gradient with a vocabulary of 24 in 4 parts: everybody knows which six rows are its own."""
-    configuration = Configuration(1, Mesh.of(**mesh), 2, "1f1b")
+    graph, configuration = fused_gpt(), Configuration(1, Mesh.of(**mesh), 2, "1f1b")
+    gpt = execution(graph)
 
-    plan = pinned_plan(gpt.folded, discover(gpt.folded.graph), configuration, 4, {"w0": placement})
+    plan = pinned_plan(gpt.folded, discover(graph), configuration, 4, {"w0": placement})
 
     gpt.check(plan)
     assert op_placements(plan)["op0"].local == LocalKind("autopar::GatherPart", 0, 0, axes)
@@ -283,10 +297,12 @@ def test_a_large_table_is_read_where_its_rows_lie() -> None:
         ({"local": LocalKind("autopar::GatherPart", 0, 0, ("up",))}, "op 'OP' speaks of axis 'up'"),
     ],
 )
-def test_plans_of_other_models_are_refused(net: Execution, changes: dict[str, Any], message: str) -> None:
+def test_plans_of_other_models_are_refused(
+    net: Execution, net_rules: Rules, changes: dict[str, Any], message: str
+) -> None:
     configuration = Configuration(1, Mesh.of(inner=4), 2, "forward-only")
     pins = spatial_pins(net.folded, "S(2)")
-    plan = pinned_plan(net.folded, discover(net.folded.graph), configuration, 2, pins)
+    plan = pinned_plan(net.folded, net_rules, configuration, 2, pins)
     name = next(name for name, op in op_placements(plan).items() if op.halos)
 
     def change(block: BlockPlan) -> BlockPlan:

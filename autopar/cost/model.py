@@ -19,7 +19,16 @@ from autopar.cost.traffic import is_view, op_bytes
 from autopar.ir.graph import Op
 from autopar.sharding import Axis
 
-FUSED_ATTENTION = frozenset({"Attention", "autopar::AttentionGrad", "autopar::MaskedAttentionGrad"})
+FUSED_ATTENTION = frozenset(
+    {
+        "Attention",
+        "autopar::AttentionPart",
+        "autopar::ScaledAttentionPart",
+        "autopar::AttentionGrad",
+        "autopar::AttentionGradPart",
+        "autopar::MaskedAttentionGrad",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,9 @@ def chunk_counts(real: Sketch, even: Sketch, triple: Sketch) -> tuple[Count, ...
     else:
         num_inputs = sum(operand is not None and operand.content is None for operand in real.inputs)
         found = [Count(number, number, number) for number in (num_inputs, len(real.outputs))]
+        numbers = _numbers(real, even, triple)
         for place in {dim for dim, _ in made}:
-            sizes = [size for dim, size in dims if dim == place]
+            sizes = [*numbers, *(size for dim, size in dims if dim == place)]
             found += [ratio for one in sizes for other in sizes for ratio in _ratios(one, other)]
     meanings: dict[tuple[int, int], set[int]] = {}
     for count in found:
@@ -77,10 +78,21 @@ def _dims(real: Sketch, even: Sketch, triple: Sketch) -> list[tuple[int, Count]]
     return list(dict.fromkeys(sizes))
 
 
+def _numbers(real: Sketch, even: Sketch, triple: Sketch) -> list[Count]:
+    """Return the numbers in shape-like constants, such as where a slice starts, on each of the three."""
+    contents = [
+        (r.content, e.content or (), t.content or ())
+        for r, e, t in zip(real.inputs, even.inputs, triple.inputs, strict=True)
+        if r is not None and e is not None and t is not None and r.is_shape_like and r.content is not None
+    ]
+    numbers = [Count(int(e), int(t), int(r)) for each in contents for r, e, t in zip(*each, strict=False)]
+    return [number for number in numbers if min(number.even, number.triple, number.real) > 1]
+
+
 def _ratios(one: Count, other: Count) -> list[Count]:
     """Return how often the smaller of two sizes goes into the larger one on the proxies; 0 really if not whole."""
     large, small = (one, other) if one.real >= other.real else (other, one)
-    if large.even % small.even or large.triple % small.triple:
+    if min(small.even, small.triple, small.real) < 1 or large.even % small.even or large.triple % small.triple:
         return []
     real = 0 if large.real % small.real else large.real // small.real
     return [Count(large.even // small.even, large.triple // small.triple, real)]

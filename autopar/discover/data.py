@@ -8,8 +8,9 @@ few values of both signs, so that comparisons come true. Booleans hold both valu
 a root, a row whose mask forbids everything) is tried on positive, then on small positive data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class _Range:
 def sample(
     sketch: Sketch, seed: int, executor: Executor, *, wide: bool = False
 ) -> tuple[list[Array | None], tuple[Array, ...]] | None:
-    """Return inputs for a (small) op and its outputs on them, or None if all outputs tried contain NaN.
+    """Return inputs for a (small) op and its outputs on them, or None if all data tried give NaN or nothing.
 
     Args:
         sketch: The op.
@@ -77,9 +78,14 @@ def sample(
             for i, operand in enumerate(sketch.inputs)
         ]
         outputs = run_sketch(sketch, arrays, executor)
-        if outputs is not None and not any(output.dtype.kind == "f" and np.isnan(output).any() for output in outputs):
+        if outputs is not None and all(map(_tells, outputs)):
             return arrays, outputs
     return None
+
+
+def _tells(output: Array) -> bool:
+    """Whether parts can be compared with an output: it has elements, and all are numbers."""
+    return output.size > 0 and not (output.dtype.kind == "f" and np.isnan(output).any())
 
 
 def _moods(sketch: Sketch, wide: bool) -> Iterator[_Mood]:
@@ -151,7 +157,6 @@ def _ranges(sketch: Sketch, executor: Executor) -> dict[int, _Range]:
     ends |= {int(entry) for o in sketch.inputs if o is not None and o.is_shape_like for entry in o.content or ()}
     ends |= {value for _, value in sketch.attrs if isinstance(value, int)}
     ends |= {size for shape in sketch.outputs if shape for size in shape}
-    candidates = [_UNBOUNDED, *sorted((end for end in ends if 1 <= end < _UNBOUNDED), reverse=True)]
     plain = [
         None
         if operand is None
@@ -166,17 +171,31 @@ def _ranges(sketch: Sketch, executor: Executor) -> dict[int, _Range]:
     for index in integers:
         operand = sketch.inputs[index]
         assert operand is not None, "chosen above"
+        unbounded = min(_UNBOUNDED, np.iinfo(operand.dtype).max + 1)
+        candidates = [unbounded, *sorted((end for end in ends if 1 <= end < unbounded), reverse=True)]
+        accepted = partial(_accepts, sketch, plain, index, executor)
+        refused = 0
         for end in candidates:
-            if end > np.iinfo(operand.dtype).max:
-                continue
-            trial = list(plain)
-            trial[index] = np.full(operand.shape, end - 1, dtype=operand.dtype)
-            if run_sketch(sketch, trial, executor) is not None:
-                low, high = (-2, max(candidates[1:], default=8)) if end == _UNBOUNDED else (0, end)
+            if not accepted(end):
+                refused = end
+            else:
+                while refused - end > 1:  # the limit is no size itself, as where a window has to fit behind an index
+                    middle = (end + refused) // 2
+                    end, refused = (middle, refused) if accepted(middle) else (end, middle)
+                low, high = (-2, max(candidates[1:], default=8)) if end == unbounded else (0, end)
                 special = _special(sketch, plain, index, low, high, executor)
                 ranges[index] = _Range(low, high, special)
                 break
     return ranges
+
+
+def _accepts(sketch: Sketch, plain: Sequence[Array | None], index: int, executor: Executor, end: int) -> bool:
+    """Whether an op takes the last number below `end` everywhere in an integer input."""
+    operand = sketch.inputs[index]
+    assert operand is not None, "it is a tensor"
+    trial = list(plain)
+    trial[index] = np.full(operand.shape, end - 1, dtype=operand.dtype)
+    return run_sketch(sketch, trial, executor) is not None
 
 
 def _special(
@@ -188,9 +207,10 @@ def _special(
     """
     operand = sketch.inputs[index]
     assert operand is not None, "it is a tensor"
+    fits = np.iinfo(operand.dtype)
     found = []
     for name, value in sketch.attrs:
-        if isinstance(value, int) and not low <= value < high and (value < 0 or not operand.dtype.startswith("u")):
+        if isinstance(value, int) and not low <= value < high and fits.min <= value <= fits.max:
             numbers = np.full(operand.shape, value, dtype=operand.dtype)
             numbers.reshape(-1)[:1] = low
             trial = [numbers if i == index else array for i, array in enumerate(plain)]

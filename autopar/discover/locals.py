@@ -6,26 +6,48 @@ and what comes out, is found by running them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.discover.rules import Local, Strategy
+from autopar.discover.sketch import Sketch
 from autopar.discover.trial import Trial
+from autopar.ir.functions import function_proto
 from autopar.sharding import Placement, Replicate, Shard
 
-_STAND_INS: Mapping[tuple[str, int], tuple[str, ...]] = {
-    ("Gather", 2): ("autopar::GatherPart",),
-    ("GatherElements", 2): ("autopar::GatherElementsPart",),
-    ("GatherND", 2): ("autopar::GatherNDPart",),
-    ("ScatterElements", 3): ("autopar::ScatterElementsPart",),
-    ("ScatterND", 3): ("autopar::ScatterNDPart",),
-    ("Trilu", 1): ("autopar::TriluRowsPart", "autopar::TriluColumnsPart"),
-    ("Trilu", 2): ("autopar::ShiftedTriluRowsPart", "autopar::ShiftedTriluColumnsPart"),
+
+@dataclass(frozen=True, slots=True)
+class _StandIn:
+    """A kind to try in place of an op.
+
+    Attributes:
+        kind: It is told where the block of the op's first input starts.
+        sharded: Inputs of the op to shard, all along the same dim.
+    """
+
+    kind: str
+    sharded: tuple[int, ...] = (0,)
+
+
+_STAND_INS: Mapping[str, tuple[_StandIn, ...]] = {
+    "Attention": (_StandIn("autopar::ScaledAttentionPart"), _StandIn("autopar::AttentionPart")),
+    "autopar::AttentionGrad": (_StandIn("autopar::AttentionGradPart", (0, 3)),),
+    "Gather": (_StandIn("autopar::GatherPart"),),
+    "GatherElements": (_StandIn("autopar::GatherElementsPart"),),
+    "GatherND": (_StandIn("autopar::GatherNDPart"),),
+    "ScatterElements": (_StandIn("autopar::ScatterElementsPart"),),
+    "ScatterND": (_StandIn("autopar::ScatterNDPart"),),
+    "Trilu": (
+        _StandIn("autopar::TriluRowsPart"),
+        _StandIn("autopar::TriluColumnsPart"),
+        _StandIn("autopar::ShiftedTriluRowsPart"),
+        _StandIn("autopar::ShiftedTriluColumnsPart"),
+    ),
 }
-"""Kinds to try by kind and number of inputs of the op; they are told where the block of its first input starts."""
+"""By kind of the op; those that take its inputs and attributes are tried."""
 
 
 def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strategy]:
-    """Iterate over the strategies on 2 devices that shard one dim of the first input and run a stand-in for the op.
+    """Iterate over the strategies on 2 devices that shard a dim of the first input and run a stand-in for the op.
 
     Args:
         trial: The op with data.
@@ -35,14 +57,24 @@ def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strate
     data, known = sketch.inputs[0] if sketch.inputs else None, {strategy.inputs for strategy in found}
     if data is None or data.content is not None:
         return
+    stand_ins = [stand_in for stand_in in _STAND_INS.get(sketch.kind, ()) if _takes(stand_in.kind, sketch)]
     for dim in range(len(data.shape)):
-        rest: tuple[Placement, ...] = (Replicate(),) * (len(sketch.inputs) - 1)
-        placements = (Shard(dim), *rest)
-        if placements in known:
-            continue
-        for kind in _STAND_INS.get((sketch.kind, len(sketch.inputs)), ()):
-            candidate = Strategy(placements, (), local=Local(kind, 0, dim))
+        for stand_in in stand_ins:
+            placements: tuple[Placement, ...] = tuple(
+                Shard(dim) if i in stand_in.sharded else Replicate() for i in range(len(sketch.inputs))
+            )
+            if placements in known:
+                break
+            candidate = Strategy(placements, (), local=Local(stand_in.kind, 0, dim))
             outputs = trial.run(candidate, 2)
             if outputs is not None:
                 yield replace(candidate, outputs=outputs)
                 break
+
+
+def _takes(kind: str, sketch: Sketch) -> bool:
+    """Whether a function takes the inputs and attributes of an op, and `start` and `size`."""
+    function = function_proto(kind)
+    given = {name for name, _ in sketch.attrs} | {"size"}
+    required, optional = set(function.attribute), {attribute.name for attribute in function.attribute_proto}
+    return len(function.input) == len(sketch.inputs) + 1 and required <= given <= required | optional

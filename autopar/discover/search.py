@@ -193,7 +193,7 @@ def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) 
     strategies: list[Strategy] = []
     executions = len(data)
     if any(part is None for part in data):
-        reason = "replicated: every data tried gives NaN or an error"
+        reason = "replicated: every data tried gives NaN, nothing or an error"
     else:
         trials = [
             Trial(proxy, *part, executor) for proxy, part in zip((even, triple, triple), data, strict=True) if part

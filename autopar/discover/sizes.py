@@ -12,7 +12,7 @@ multiples of it, and stay multiples of its proxy.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations, pairwise, product
+from itertools import combinations, count, pairwise, product
 from math import prod
 
 from autopar.discover.sketch import Sketch
@@ -35,7 +35,8 @@ class Step:
         exact_ratio: Sizes that are up to this multiple of a smaller one stay the same multiple of its proxy.
         soft_ratio: Sizes that are up to this multiple become some multiple (twice or 3 times) of its proxy.
         windowed: Keep the relation of a sliding window as the op's attributes define it.
-        halvings: Instead of all that, divide every size by 2 to this power where it can be.
+        halvings: Instead of all that, divide every size by 2 to this power where it can be. Odd sizes stay with
+            `keep_small`, else they have proxies of their own.
         counts: Pairs of a size and an attribute that counts parts: the size becomes a multiple of the attribute's
             proxy. Only these attributes and the large ones are replaced.
         multiples: Pairs of a size and a smaller one: the size stays the same multiple of it.
@@ -71,7 +72,7 @@ _LADDER = (
         for exact, soft in ((1, 1), (2, 2), (2, 4), (2, 128), (4, 4), (16, 16), (64, 64))
         for keep_small in (False, True)
     ),
-    *(Step(keep_small=True, halvings=halvings) for halvings in (9, 7, 5, 3, 1)),
+    *(Step(keep_small, halvings=halvings) for halvings in (9, 7, 5, 3, 1) for keep_small in (False, True)),
     *(Step(keep_small, ordered=True) for keep_small in (False, True)),
 )
 
@@ -192,6 +193,9 @@ def assign(sketch: Sketch, step: Step, palette: Palette, attrs_mapped: bool) -> 
     sizes = sizes_of(sketch)
     if step.halvings:
         halved = {size: _halved(size, step.halvings) for size in sizes}
+        if not step.keep_small:
+            pool = (p for p in count(palette.start, palette.step) if p not in halved.values())
+            halved |= {size: next(pool) for size in sizes if size % 2}
         return Assignment(halved, {}) if len(set(halved.values())) == len(halved) else None
     numbers = {name: value for name, value in sketch.attrs if isinstance(value, int)}
     counted = {name: numbers[name] for _, name in step.counts}
@@ -310,14 +314,16 @@ WINDOW_ATTRS = ("kernel_shape", "strides", "dilations", "pads", "output_padding"
 def overlaps(attrs: tuple[tuple[str, Attr], ...]) -> tuple[bool, ...]:
     """Return whether neighbouring windows have rows in common, per spatial dim; () for an op without windows."""
     named = dict(attrs)
-    kernels = integers(named.get("kernel_shape", ()))
+    if "kernel_shape" not in named:
+        return ()
+    kernels = integers(named["kernel_shape"])
     strides, dilations = (integers(named.get(name, (1,) * len(kernels))) for name in ("strides", "dilations"))
     return tuple((k - 1) * d + 1 > s for k, s, d in zip(kernels, strides, dilations, strict=True))
 
 
 def _halved(size: int, times: int) -> int:
-    """Return `size` divided by 2 up to `times` times, as long as it stays whole and at least 4."""
-    while times and size % 2 == 0 and size >= 8:
+    """Return `size` divided by 2 up to `times` times, as long as it stays even and at least 4."""
+    while times and size % 4 == 0 and size >= 8:
         size, times = size // 2, times - 1
     return size
 

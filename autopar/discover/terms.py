@@ -11,9 +11,9 @@ from autopar.discover.sketch import Sketch
 from autopar.sharding import REDUCTIONS, Partial, Placement, Replicate
 
 _MAX_PAIRED_SUMS, _MAX_PAIRED = 6, 3
-"""Up to this many float inputs all pairs are tried, as terms of sums and of others; above, single ones and all."""
+"""Up to this many inputs all pairs are tried, as terms of sums and of others; above, single ones and all."""
 _MAX_TRIED = 6
-"""Up to this many float inputs terms of others than sums are tried at all."""
+"""Up to this many inputs terms of others than sums are tried at all."""
 
 
 def float_inputs(sketch: Sketch) -> list[int]:
@@ -25,23 +25,37 @@ def float_inputs(sketch: Sketch) -> list[int]:
     ]
 
 
+def _integer_inputs(sketch: Sketch) -> list[int]:
+    """Return the tensors of signed integers."""
+    return [
+        i
+        for i, operand in enumerate(sketch.inputs)
+        if operand is not None and operand.dtype.startswith("int") and operand.content is None
+    ]
+
+
 def term_sets(sketch: Sketch) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Iterate over (reduction, inputs that could be terms together): one, two, or all.
+    """Iterate over (reduction, inputs that could be terms together): one, two, or all; integers if there are no floats.
 
     Sums come first. A replicated tensor is a term of a mean, a maximum or a minimum as it is, so for those a larger set
     says all that its parts say, and comes before them.
     """
     floats = float_inputs(sketch)
-    for reduce in REDUCTIONS if len(floats) <= _MAX_TRIED else ("sum",):
-        sets: list[tuple[int, ...]] = [(i,) for i in floats]
-        if len(floats) <= (_MAX_PAIRED_SUMS if reduce == "sum" else _MAX_PAIRED):
-            sets += combinations(floats, 2)
-        if len(floats) > 2:
-            sets.append(tuple(floats))
+    inputs = floats or _integer_inputs(sketch)
+    for reduce in REDUCTIONS if floats else INTEGER_REDUCTIONS:
+        if reduce != "sum" and len(inputs) > _MAX_TRIED:
+            continue
+        sets: list[tuple[int, ...]] = [(i,) for i in inputs]
+        if len(inputs) <= (_MAX_PAIRED_SUMS if reduce == "sum" else _MAX_PAIRED):
+            sets += combinations(inputs, 2)
+        if len(inputs) > 2:
+            sets.append(tuple(inputs))
         for chosen in reversed(sets) if reduce in IDEMPOTENT else sets:
             yield reduce, chosen
 
 
+INTEGER_REDUCTIONS = ("sum", "max", "min")
+"""Reductions of integers."""
 IDEMPOTENT = ("mean", "max", "min")
 """Reductions that give back what all terms are."""
 

@@ -148,15 +148,15 @@ class Trial:
         return outputs is not None and [o.shape for o in outputs] == [w.shape for w in self.whole]
 
     def ignores(self, inputs: Sequence[int], outputs: Sequence[Placement]) -> bool:
-        """Whether the outputs that are replicated stay what they are when these inputs are no numbers at all.
+        """Whether the outputs that are replicated stay what they are whatever these inputs hold.
 
         A comparison that never comes true stays what it is whatever it compares, and shows nothing.
         """
         if any(whole.dtype == bool and (whole.all() or not whole.any()) for whole in self.whole):
             return False
-        for nonsense in (np.nan, np.inf, -np.inf):
+        for nonsense in (0.0, np.nan, np.inf, -np.inf):
             arrays = [
-                np.full_like(array, nonsense) if array is not None and i in inputs else array
+                _filled(array, nonsense) if array is not None and i in inputs else array
                 for i, array in enumerate(self.arrays)
             ]
             self.num_executions += 1
@@ -302,6 +302,14 @@ def replace_numbers(attrs: tuple[tuple[str, Attr], ...], numbers: Sequence[Repla
     return tuple(changed.items())
 
 
+def _filled(array: Array, number: float) -> Array:
+    """Return an array that holds nothing but a number, or the integer that comes closest; 0 for NaN."""
+    if array.dtype.kind == "f":
+        return np.full_like(array, number)
+    ends = np.iinfo(array.dtype)
+    return np.full_like(array, 0 if np.isnan(number) else ends.max if number > 0 else ends.min if number < 0 else 0)
+
+
 def split(array: Array, dim: int, n: int, chunks: int = 1) -> list[Array]:
     """Return what each of n devices holds of an array sharded along a dim, block-cyclic if `chunks` is above 1.
 
@@ -338,8 +346,15 @@ def with_halo(parts: Sequence[Array], halo: Halo) -> list[Array]:
 
 
 def _terms(array: Array, reduce: str, n: int, rng: np.random.Generator) -> list[Array]:
-    """Return n different terms that make the array."""
+    """Return n different terms that make the array, of its type."""
     noise = [rng.standard_normal(array.shape) for _ in range(n - 1)]
+    if array.dtype.kind == "f":
+        return _float_terms(array, reduce, n, noise, rng)
+    terms = _float_terms(array.astype(np.float64), reduce, n, [np.rint(4 * term) for term in noise], rng)
+    return [np.rint(term).astype(array.dtype) for term in terms]
+
+
+def _float_terms(array: Array, reduce: str, n: int, noise: list[Array], rng: np.random.Generator) -> list[Array]:
     match reduce:
         case "sum":
             return [*noise, array - sum(noise)]

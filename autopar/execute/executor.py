@@ -17,8 +17,10 @@ from autopar.ir.graph import Attr, Graph, Op
 
 Array = NDArray[Any]
 
-_KERNEL_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-"""What numpy and the reference kernels raise on inputs they cannot take (`AssertionError` stays our own mistake)."""
+_KERNEL_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
+"""What numpy and the reference kernels, some of which check inputs with `assert`, raise on what they cannot take."""
 
 
 def split_kind(kind: str) -> tuple[str, str]:

@@ -40,10 +40,11 @@ class Meaning:
     _classes: "_Classes"
     _reductions: dict[str, str]
     _chunks: dict[Dim, int]
+    _arriving: frozenset[tuple[int, str]]
 
-    def reduction(self, value: str) -> str:
-        """Return what the terms of a value are put together by when it is partial."""
-        return self._reductions.get(self._classes.of(value), "sum")
+    def reduction(self, value: str) -> str | None:
+        """Return what the terms of a value are put together by when it is partial; None if it never is."""
+        return self._reductions.get(self._classes.of(value))
 
     def chunks(self, value: str) -> tuple[int, ...]:
         """Return for each dim of a value into how many chunks it is cut before it is sharded."""
@@ -63,7 +64,9 @@ class Meaning:
                 case 0:
                     found.append(Replicate())
                 case 1:
-                    found.append(Partial(self.reduction(value)))
+                    reduce = self.reduction(value)
+                    assert reduce is not None, f"{value} is never partial"
+                    found.append(Partial(reduce))
                 case _:
                     found.append(Shard(digit - 2, self._chunks_of(value, rank)[digit - 2]))
         return tuple(reversed(found))
@@ -78,7 +81,7 @@ class Meaning:
         factors = set()
         for name, placement in chain.from_iterable(_sides(op, strategy, self.folded.free)):
             match placement:
-                case Partial(reduce) if reduce != self.reduction(name):
+                case Partial(reduce) if reduce != self.reduction(name) or (op.block, name) in self._arriving:
                     return None
                 case Shard(dim, chunks):
                     whole = self._chunks.get((self._classes.of(name), dim), 1)
@@ -97,7 +100,8 @@ def meaning(folded: Folded, rules: Rules) -> Meaning:
     """Decide what the placements of all values stand for.
 
     Reductions are decided in the order of the graph: the first op that can leave terms of a value, given what the terms
-    of its own inputs are, decides, and prefers sums.
+    of its own inputs are, decides, and prefers sums. Values that no op leaves terms of are never partial, nor are
+    parameters, moments and what arrives from another block: what reads terms of them is not offered.
 
     Chunks are found in two steps. Strategies that hold block-cyclic too tie the dims they shard; tied dims have one
     count. Then the strategies that ask for chunks, the fewest chunks first, get them where no strategy before them asks
@@ -109,7 +113,8 @@ def meaning(folded: Folded, rules: Rules) -> Meaning:
     ops = sorted((op for kind in folded.kinds for op in kind.ops), key=lambda op: order[op.name])
     classes = _Classes(folded)
     reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
-    return Meaning(folded, rules, classes, reductions, chunks)
+    arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
+    return Meaning(folded, rules, classes, reductions, chunks, frozenset(arriving))
 
 
 class _Union(Generic[Key]):
@@ -193,6 +198,7 @@ def _times(strategy: Strategy, factor: int) -> Strategy:
 def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[str, str]:
     """Return by class what the terms of its values are put together by."""
     found: dict[str, str] = {}
+    sums = {classes.of(state.input) for state in folded.graph.states if state.role is Role.GRADIENT}
     for op in ops:
         offered: dict[str, set[str]] = {}
         for strategy in rules.of(op).strategies:
@@ -200,7 +206,7 @@ def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Class
                 [(classes.of(name), placement.reduce) for name, placement in placed if isinstance(placement, Partial)]
                 for placed in _sides(op, strategy, folded.free)
             )
-            in_place = {name for name, _ in made}
+            in_place = sums & {name for name, _ in made}  # terms are added to terms
             if all(found.get(name) == reduce for name, reduce in read if name in found or name not in in_place):
                 for name, reduce in made:
                     offered.setdefault(name, set()).add(reduce)

@@ -303,9 +303,10 @@ class _Builder:
             )
         )
 
-    def _add_value(self, decision: Decision, kind: int, name: str, value: Value, slot: Slot) -> int:
-        chunks, partial = self.meaning.chunks(value.name), decision is Decision.COPY
-        numbers = all_placements(value.shape, chunks, self.mesh, partial=partial)
+    def _add_value(
+        self, decision: Decision, kind: int, name: str, value: Value, slot: Slot, *, partial: bool = False
+    ) -> int:
+        numbers = all_placements(value.shape, self.meaning.chunks(value.name), self.mesh, partial=partial)
         self.nodes.append(Node(decision, kind, name, slot, np.zeros(len(numbers)), 1.0, -1, None, numbers, value))
         return len(self.nodes) - 1
 
@@ -363,7 +364,10 @@ class _Builder:
     ) -> None:
         source = node
         if len(consumers) > 1:
-            copy = self._add_value(Decision.COPY, kind, f"{value.name}@{kind}/{slot.name.lower()}", value, slot)
+            name = f"{value.name}@{kind}/{slot.name.lower()}"
+            # Between blocks nothing is partial, and nothing becomes partial again.
+            partial = self.nodes[node].decision is Decision.OP and self.meaning.reduction(value.name) is not None
+            copy = self._add_value(Decision.COPY, kind, name, value, slot, partial=partial)
             share = max(share for _, share in consumers)
             self._price(node, output, copy, None, value, kind, slot, share, -1)
             source, output = copy, 0

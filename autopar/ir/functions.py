@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from autopar.ir.bodies.attention import ATTENTION
+from autopar.ir.bodies.attention import ATTENTION, CAUSAL_PARTS
 from autopar.ir.bodies.convolution import CONVOLUTION, POOLING
 from autopar.ir.bodies.elementwise import ELEMENTWISE
 from autopar.ir.bodies.indexing import INDEXING, PARTS
@@ -41,7 +41,7 @@ def _table(*sections: str) -> dict[str, str]:
 
 
 FUNCTIONS: Mapping[str, str] = _table(
-    ELEMENTWISE, NORMALIZATION, ATTENTION, INDEXING, PARTS, CONVOLUTION, POOLING, LOSS, OPTIMIZERS
+    ELEMENTWISE, NORMALIZATION, ATTENTION, CAUSAL_PARTS, INDEXING, PARTS, CONVOLUTION, POOLING, LOSS, OPTIMIZERS
 )
 """ONNX text (`onnx.parser` syntax) of every function by kind. Attributes without a default value are required."""
 
