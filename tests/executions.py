@@ -54,7 +54,7 @@ EXECUTOR = Executor()
 TOLERANCE = 1e-9
 """Relative to the largest element of a tensor: in float64 a sum in another order differs by about 1e-16 per term, and
 models as small as these amplify it by less than a thousand."""
-SMALLEST = 1e-6
+SMALLEST = 1e-4
 """Tensors whose elements are all smaller are held to it: what should cancel leaves the rounding of its terms."""
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from autopar import solvers
 from autopar.discover import Rules
 from autopar.formulate.fold import Folded
-from autopar.formulate.options import decode_index
 from autopar.formulate.recipes import batch_dims
 from autopar.formulate.step import Split, StepTime, block_bytes
 from autopar.formulate.tables import Decision, Node, Tables, build_tables
@@ -127,13 +126,21 @@ class Megatron:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The head split over the vocabulary, and the loss computed on logits that stay so."""
+    """Megatron-LM's vocabulary parallelism: every device has some rows of the table of embeddings and some logits.
+
+    Embeddings are sums of what the devices find in their rows; the loss is computed on logits that stay split.
+    """
 
     def __str__(self) -> str:
         return "vocabulary"
 
     def wants(self, tensor: Tensor) -> tuple[Placement, ...]:
-        """Return the classes for logits and their gradient."""
+        """Return the rows of the table, the terms of what is taken from it, and the classes of logits."""
+        taken = tensor.op is not None and tensor.op.kind == "Gather" and tensor.op.phase is Phase.FORWARD
+        if re.search(r"embed(\.tokens)?\.weight$", tensor.name) and tensor.role is Role.PARAMETER:
+            return (Shard(0),) if taken or tensor.op is None else ()
+        if taken and tensor.output and re.search(r"^embed(\.tokens)?$", tensor.name):
+            return (Partial(),)
         if tensor.op is None or len(tensor.shape) != 3 or tensor.shape[2] == 1:
             return ()
         is_loss = tensor.op.kind.startswith("autopar::CrossEntropy")
@@ -252,9 +259,9 @@ def _tensors(tables: Tables, node: Node, facts: _Facts) -> Iterator[tuple[Tensor
         assert node.value is not None, node.name
         assert node.placements is not None, node.name
         if node.decision is not Decision.COPY:
-            rank = len(node.value.shape)
-            placed = [decode_index(int(number), rank, axes) for number in node.placements]
-            yield facts.tensor(node.value.name, None, output=True), placed
+            name = node.value.name
+            placed = [tables.meaning.placements(name, int(number), axes) for number in node.placements]
+            yield facts.tensor(name, None, output=True), placed
         return
     op = tables.folded.kinds[node.kind].ops[node.position]
     for names, all_numbers, output in (
@@ -263,11 +270,8 @@ def _tensors(tables: Tables, node: Node, facts: _Facts) -> Iterator[tuple[Tensor
     ):
         for name, numbers in zip(names, all_numbers, strict=True):
             if name and numbers is not None:
-                rank = len(facts.graph.values[name].shape)
-                yield (
-                    facts.tensor(name, op, output=output),
-                    [decode_index(int(number), rank, axes) for number in numbers],
-                )
+                placed = [tables.meaning.placements(name, int(number), axes) for number in numbers]
+                yield facts.tensor(name, op, output=output), placed
 
 
 def check_kind(plan: Plan, model: str, folded: Folded, tasks: Sequence[Task], samples: int) -> None:

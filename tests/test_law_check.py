@@ -76,14 +76,19 @@ def test_the_first_wrong_value_is_named(
     phase: SegmentPhase, corrupt: Callable[[Instruction], Instruction | None], cache_dir: Path
 ) -> None:
     """One instruction of the repeated block is made wrong: the error has its text and the block that runs it first."""
-    execution = Execution.of("gpt2", 4, 2)
-    program = execution.program(random_plan(execution.folded, model_rules("gpt2", cache_dir), CONFIGURATION, 4, 4))
-    kinds = [kind for stage in program.stages for kind in stage.blocks]
-    repeated = max(kinds, key=kinds.count)
-    segment = program.table()[repeated, phase]
-    index, wrong = next((i, made) for i, old in enumerate(segment.instructions) if (made := corrupt(old)) is not None)
+    execution, rules = Execution.of("gpt2", 4, 2), model_rules("gpt2", cache_dir)
+    repeated = max(execution.folded.chain, key=execution.folded.chain.count)
+    plans = (random_plan(execution.folded, rules, CONFIGURATION, 4, seed) for seed in range(100))
+    program, segment, index, wrong = next(
+        (program, segment, index, made)
+        for program in map(execution.program, plans)
+        for segment in [program.table()[repeated, phase]]
+        for index, instruction in enumerate(segment.instructions)
+        if (made := corrupt(instruction)) is not None
+    )
     changed = replace(segment, instructions=(*segment.instructions[:index], wrong, *segment.instructions[index + 1 :]))
     program = replace(program, segments=tuple(changed if each is segment else each for each in program.segments))
+    kinds = execution.folded.chain
 
     with pytest.raises(ProgramError) as error:
         run_step(program, execution.folded, execution.microbatches, execution.states, EXECUTOR, check=TOLERANCE)

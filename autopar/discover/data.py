@@ -129,7 +129,7 @@ def _draw(
     size = int(np.prod(shape))
     if operand.dtype == "bool":
         flags = rng.random(size) < mood.truth
-        flags[: min(2, size)] = (True, False)[: min(2, size)]
+        flags[: min(2, size)] = (not spared, spared)[: min(2, size)]  # a single one is true, then false
         return rng.permutation(flags).reshape(shape)
     low = max(0, range_.low) if operand.dtype.startswith("u") else range_.low
     count = range_.high - low

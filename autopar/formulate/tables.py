@@ -438,15 +438,18 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
     """Return the bytes per element of every value in memory and on the wire.
 
     The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
-    before and after the sum over microbatches.
+    before and after the sum over microbatches. A gradient that passes between blocks as well (of a parameter that is
+    added to an activation of its shape) has that of activations, as in blocks that have no such parameter.
     """
     resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
+    makers, readers = graph.producers(), graph.consumers()
     for op in graph.ops:
         for output in op.outputs:
             if output in sums:
                 for name in op.inputs:
-                    if name != sums[output]:
+                    ends = [*readers[name], *([makers[name]] if name in makers else [])]
+                    if name != sums[output] and all(end.block == op.block for end in ends):
                         resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
 
