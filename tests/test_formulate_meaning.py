@@ -1,6 +1,6 @@
 """What placements stand for: which terms a partial value has, in how many chunks a dim is sharded."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -26,7 +26,7 @@ def strategy(text: str, *, cyclic: bool = False) -> Strategy:
     return Strategy(inputs, outputs, cyclic=cyclic)
 
 
-def means(graph: Graph, offered: dict[str, Iterable[Strategy]]) -> Meaning:
+def means(graph: Graph, offered: Mapping[str, Iterable[Strategy]]) -> Meaning:
     """Return what placements stand for when ops can do this and nothing else but replicate."""
 
     def rule(op: Op) -> Rule:
