@@ -267,16 +267,19 @@ class Execution:
     def program(self, plan: Plan) -> Program:
         """Return the lowered plan, verified."""
         program = lower(plan, self.folded, COSTS)
-        verify_program(program)
+        verify_program(program, self.folded)
         return program
 
     def check(self, plan: Plan) -> float:
-        """Assert that a plan computes what the model computes, step after step; return the largest deviation.
+        """Assert that a plan computes what the model computes; return the largest deviation."""
+        return self.check_program(self.program(plan))
+
+    def check_program(self, program: Program) -> float:
+        """Assert that a program computes what the model computes, step after step; return the largest deviation.
 
         If it does not, the error names the first op that differs.
         """
-        program, graph = self.program(plan), self.folded.graph
-        data, states = self.microbatches, self.states
+        data, states, graph = self.microbatches, self.states, self.folded.graph
         largest = 0.0
         for expected in self.expected:
             try:

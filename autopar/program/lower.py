@@ -32,15 +32,10 @@ from autopar.program.records import (
     Slice,
     StageProgram,
     Store,
+    segment_phase,
 )
 from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
 
-_SEGMENT = {
-    Phase.FORWARD: SegmentPhase.FORWARD,
-    Phase.LOSS: SegmentPhase.FORWARD,
-    Phase.BACKWARD: SegmentPhase.BACKWARD,
-    Phase.UPDATE: SegmentPhase.UPDATE,
-}
 _COPY_PHASE = {SegmentPhase.FORWARD: "forward", SegmentPhase.BACKWARD: "backward", SegmentPhase.UPDATE: "update"}
 
 
@@ -132,7 +127,7 @@ class _BlockLowering:
         """Return the segments and the resident bytes of one instance."""
         groups: dict[SegmentPhase, list[Op]] = {phase: [] for phase in SegmentPhase}
         for op in self.kind.ops:
-            groups[_SEGMENT[op.phase]].append(op)
+            groups[segment_phase(op.phase)].append(op)
         saved = self._saved(groups)
 
         forward = _Draft(SegmentPhase.FORWARD)

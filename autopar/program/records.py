@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
-from autopar.ir.graph import Op
+from autopar.ir.graph import Op, Phase
 from autopar.schedule import SCHEDULES, Task
 from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
 
@@ -35,6 +35,17 @@ class SegmentPhase(StrEnum):
     BACKWARD = "backward"
     REDUCE = "reduce"
     UPDATE = "update"
+
+
+def segment_phase(phase: Phase) -> SegmentPhase:
+    """Return the phase of the segment that holds the ops of a phase of the graph."""
+    match phase:
+        case Phase.FORWARD | Phase.LOSS:
+            return SegmentPhase.FORWARD
+        case Phase.BACKWARD:
+            return SegmentPhase.BACKWARD
+        case Phase.UPDATE:
+            return SegmentPhase.UPDATE
 
 
 class Category(StrEnum):
@@ -270,7 +281,8 @@ class Segment:
             input may be passed on. Empty in `REDUCE` and `UPDATE`.
         stores: Persistent tensors that get new content.
         exports: Values read elsewhere than in the neighbouring block: results of the model, and what blocks further
-            away read as external values. They are inputs or defined here.
+            away read as external values. They are inputs or defined here. A result may leave as terms (the loss of a
+            part of the batch): whoever looks at it adds them up.
         parts: What the values are that cross the segment's edge: inputs, external values, outputs, stores and exports.
             An external value without a part is what an earlier segment of the block stored under its name. Programs
             that are only timed need none.
