@@ -271,16 +271,15 @@ class Execution:
         return program
 
     def check(self, plan: Plan) -> float:
-        """Assert that a plan computes what the model computes, step after step; return the largest deviation.
-
-        If it does not, the error names the first op that differs.
-        """
+        """Assert that a plan computes what the model computes; return the largest deviation."""
         return self.check_program(self.program(plan))
 
     def check_program(self, program: Program) -> float:
-        """Assert that a program computes what the model computes; see `check`."""
-        graph = self.folded.graph
-        data, states = self.microbatches, self.states
+        """Assert that a program computes what the model computes, step after step; return the largest deviation.
+
+        If it does not, the error names the first op that differs.
+        """
+        data, states, graph = self.microbatches, self.states, self.folded.graph
         largest = 0.0
         for expected in self.expected:
             try:

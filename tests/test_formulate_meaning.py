@@ -103,7 +103,7 @@ ALONG = strategy("S(1)->S(1)", cyclic=True)
     ],
 )
 def test_chunks_spread_along_what_ties_dims(
-    offered: dict[str, list[Strategy]], chunks: tuple[int, ...], offers: str
+    offered: Mapping[str, Sequence[Strategy]], chunks: tuple[int, ...], offers: str
 ) -> None:
     """From the strategy that asks for them to the parameter; what disagrees is not offered."""
     found = means(chain("Relu", "Abs"), offered)
