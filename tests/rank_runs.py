@@ -25,7 +25,7 @@ from autopar.search.assemble import assemble
 from autopar.search.planner import Candidate
 from autopar.search.space import Configuration
 from autopar.workload import Workload, open_workload
-from tests.executions import COSTS, TINY, random_plan
+from tests.executions import COSTS, TINY, random_plan, solved_plan
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
 
 Array = NDArray[Any]
@@ -67,11 +67,13 @@ def tiny_plan(
     recompute: bool | None = None,
     optimizer: str = "adam",
 ) -> Plan:
-    """Return a plan that follows a recipe, or a random one, as its file gives it back."""
+    """Return a plan that follows a recipe ("solved" for the best one), or a random one, as its file gives it back."""
     workload = tiny_workload(name, optimizer)
     folded = workload.folded(SAMPLES)
     rules = tiny_rules(name, cache_dir, optimizer)
-    if recipe:
+    if recipe == "solved":
+        plan = solved_plan(folded, rules, configuration, SAMPLES)
+    elif recipe:
         plan = _recipe_plan(workload, folded, rules, configuration, recipe, seed)
     else:
         plan = random_plan(folded, rules, configuration, SAMPLES, seed)

@@ -63,6 +63,10 @@ class Engine:
         """Number of distinct models compiled so far."""
         return len(self._known)
 
+    def clear(self) -> None:
+        """Forget all models and give back the memory they work in."""
+        self._known.clear()
+
     def compile(self, model: bytes, inputs: Sequence[Port], outputs: Sequence[Port]) -> Compiled:
         """Return a model ready to run.
 
@@ -124,7 +128,7 @@ class Engine:
             self._bind(binding.bind_output, port, outputs[port.name])
         try:
             session.run_with_iobinding(binding)
-        except (RuntimeError, *_errors()) as error:
+        except _errors() as error:
             raise ExecutionError(f"ONNX Runtime failed in a part of the model: {error}") from error
         return outputs
 
@@ -138,4 +142,4 @@ def _errors() -> tuple[type[Exception], ...]:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NotImplemented", "RuntimeException")
-    return tuple(getattr(state, name) for name in (*names, "EPFail", "NoSuchFile") if hasattr(state, name))
+    return (RuntimeError, *(getattr(state, name) for name in (*names, "EPFail") if hasattr(state, name)))

@@ -107,7 +107,7 @@ class _Step:
         before: States before it; None if they are the weights the run started from.
         outputs: Outputs by microbatch and name.
         gradients: Sums by gradient buffer.
-        states: Parameters after it.
+        parameters: After it.
         copies: Largest difference between copies of each of these.
     """
 
@@ -115,7 +115,7 @@ class _Step:
     before: Mapping[str, Array] | None
     outputs: dict[Any, Array]
     gradients: dict[Any, Array]
-    states: dict[Any, Array]
+    parameters: dict[Any, Array]
     copies: dict[Any, float]
 
 
@@ -191,8 +191,8 @@ class _Session:
         parameters = {state.input for state in lowered.graph.states if state.role is Role.PARAMETER}
         outputs, apart = self._collect(output_items(lowered))
         gradients, apart_gradients = self._collect(gradient_items(lowered))
-        states, apart_states = self._collect([item for item in state_items(lowered) if item.tensor in parameters])
-        return _Step(number, before, outputs, gradients, states, apart | apart_gradients | apart_states)
+        updated, apart_updated = self._collect([item for item in state_items(lowered) if item.tensor in parameters])
+        return _Step(number, before, outputs, gradients, updated, apart | apart_gradients | apart_updated)
 
 
 def run_rank(
@@ -223,17 +223,20 @@ def run_rank(
     steps = session.run()
     seconds = session.seconds()
     num_models = engine.num_models
+    weights, batches = session.weights, session.batches
     release()
     if communicator.rank:
         return None
+    del session  # its memory is needed for the whole model
+    engine.clear()
     progress(Progress("compare", 0, len(steps)))
     lowered = job.lowered
     single = OneDevice(lowered.graph, lowered.constants, memory, engine)
-    compared, alone = [], 0.0
-    for index, step in enumerate(steps):
-        comparison, alone = _compare(job, session, single, step)
+    compared, alone, total = [], 0.0, len(steps)
+    while steps:
+        comparison, alone = _compare(job, weights, batches, single, steps.pop(0))
         compared.append(comparison)
-        progress(Progress("compare", index + 1, len(steps)))
+        progress(Progress("compare", len(compared), total))
     timeline, predicted = predict(lowered.program, run_costs(cluster_from_dict(job.plan.job.cluster)))
     steady = [clocks[1:] or clocks for clocks in seconds]
     return RunReport(
@@ -243,7 +246,7 @@ def run_rank(
         backend=job.request.backend,
         device=device,
         seed=job.request.seed,
-        drawn=session.weights.num_drawn,
+        drawn=weights.num_drawn,
         tolerance=job.tolerance,
         compared=tuple(compared),
         num_models=num_models,
@@ -263,26 +266,25 @@ def _mean(ranks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
     return {phase: sum(median(clock[phase] for clock in clocks) for clocks in ranks) / len(ranks) for phase in PHASES}
 
 
-def _compare(job: Job, session: _Session, single: OneDevice, step: _Step) -> tuple[StepComparison, float]:
+def _compare(
+    job: Job, weights: Weights, batches: Batches, single: OneDevice, step: _Step
+) -> tuple[StepComparison, float]:
     """Return how far a step is from the same step on one device, and how long that takes."""
     graph, tolerance = job.lowered.graph, job.tolerance
-    data = [session.batches(step.number, index) for index in range(job.lowered.program.num_microbatches)]
+    data = [batches(step.number, index) for index in range(job.lowered.program.num_microbatches)]
     known = step.before or {}
     content = [state for state in graph.states if state.role is not Role.GRADIENT]
-    states = {
-        state.input: known[state.input] if state.input in known else session.weights(state.input) for state in content
-    }
+    states = {state.input: known[state.input] if state.input in known else weights(state.input) for state in content}
     since = time.perf_counter()
     expected = single.step(data, states)
     seconds = time.perf_counter() - since
     if not expected.gradients:
         return StepComparison(step.number + 1, None, (_outputs("outputs", step, expected, tolerance),)), seconds
-    parameters = {name: array for name, array in expected.states.items() if name in step.states}
     slack = _slack(single, data[-1], states, expected, tolerance)
     deviations = (
         _outputs("loss", step, expected, tolerance),
         deviation("gradients", step.gradients, expected.gradients, tolerance, step.copies),
-        deviation("parameters", step.states, parameters, tolerance, step.copies, slack),
+        deviation("parameters", step.parameters, expected.parameters, tolerance, step.copies, slack),
     )
     loss = float(sum(np.sum(np.asarray(step.outputs[key], np.float64)) for key in step.outputs))
     return StepComparison(step.number + 1, loss, deviations), seconds
@@ -299,21 +301,14 @@ def _slack(
     expected: Unpartitioned,
     tolerance: float,
 ) -> dict[str, Array]:
-    """Return how far each new state moves if gradients move by what is tolerated."""
+    """Return how far each new parameter moves if gradients move by what is tolerated."""
     sizes = scales(expected.gradients)
-    moved = [
-        single.update(
-            data,
-            states,
-            {
-                name: (array.astype(np.float64) + sign * tolerance * sizes[name]).astype(array.dtype)
-                for name, array in expected.gradients.items()
-            },
-        )
-        for sign in (-1, 1)
-    ]
-    every = [expected.states, *moved]
-    return {
-        name: np.max([states[name] for states in every], axis=0) - np.min([states[name] for states in every], axis=0)
-        for name in expected.states
-    }
+    lowest, highest = dict(expected.parameters), dict(expected.parameters)
+    for sign in (-1, 1):
+        gradients = {
+            name: array + np.asarray(sign * tolerance * sizes[name], array.dtype)
+            for name, array in expected.gradients.items()
+        }
+        for name, array in single.update(data, states, gradients).items():
+            lowest[name], highest[name] = np.minimum(lowest[name], array), np.maximum(highest[name], array)
+    return {name: highest[name] - lowest[name] for name in lowest}

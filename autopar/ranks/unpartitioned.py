@@ -22,12 +22,12 @@ class Unpartitioned:
     Attributes:
         outputs: Outputs of the graph, by microbatch and name.
         gradients: Sums over all microbatches by gradient buffer.
-        states: Content of the updated states after the step, by the name under which they enter the next one.
+        parameters: The updated parameters, by the name under which they enter the next step.
     """
 
     outputs: Mapping[tuple[int, str], Array]
     gradients: Mapping[str, Array]
-    states: Mapping[str, Array]
+    parameters: Mapping[str, Array]
 
 
 class OneDevice:
@@ -49,7 +49,7 @@ class OneDevice:
         self._changed = {
             state.input: state.output
             for state in graph.states
-            if state.role is not Role.GRADIENT and state.output != state.input
+            if state.role is Role.PARAMETER and state.output != state.input
         }
         update = [op for op in graph.ops if op.phase is Phase.UPDATE]
         self._micro = self._compile(
@@ -77,7 +77,8 @@ class OneDevice:
             microbatches: Per microbatch, an array for each input of the graph.
             states: Parameters, buffers and moments by name.
         """
-        held = {name: self._memory.load(array) for name, array in states.items()}
+        read = {port.name for port in self._micro.inputs}
+        held = {name: self._memory.load(array) for name, array in states.items() if name in read}
         values = self._graph.values
         sums: dict[str, Tensor] = {
             name: self._memory.zeros(values[name].shape, values[name].dtype) for name in self._sums
@@ -88,6 +89,7 @@ class OneDevice:
             results = self._engine.run(self._micro, held | fed | sums)
             sums = {name: results[total] for name, total in self._sums.items()}
             outputs.update(((index, name), self._memory.fetch(results[name])) for name in self._graph.outputs)
+        held.clear()
         gradients = {name: self._memory.fetch(tensor) for name, tensor in sums.items()}
         after = self.update(microbatches[-1], states, gradients) if self._update is not None else {}
         return Unpartitioned(outputs, gradients, after)
@@ -95,7 +97,7 @@ class OneDevice:
     def update(
         self, data: Mapping[str, Array], states: Mapping[str, Array], gradients: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Return the states an optimizer makes of other gradients.
+        """Return the parameters an optimizer makes of gradients.
 
         Args:
             data: Inputs of the graph, the number of the step among them.
