@@ -1,6 +1,6 @@
 """What placements stand for: which terms a partial value has, in how many chunks a dim is sharded."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
