@@ -188,7 +188,8 @@ class StagePlan:
 
     Attributes:
         blocks: Half-open range in the chain of blocks.
-        devices: Half-open range of device numbers.
+        devices: Half-open range of device numbers. Interleaved stages take turns: stage i has those of stage i - p,
+            where p is the number of different ranges.
         recompute: "none", or "full" (only block inputs are kept, the forward runs again).
     """
 
@@ -280,7 +281,7 @@ class Plan:
         summary: The plan in one line, in the field's words.
         mesh: Devices of one stage.
         stages: Pipeline stages in order.
-        schedule: "1f1b", "gpipe" or "forward-only".
+        schedule: "1f1b", "gpipe", "interleaved" or "forward-only".
         num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
         blocks: Placements per distinct block.
         objective: Step time in seconds by the planner's formula.

@@ -7,12 +7,15 @@ that leaves no room for luck (`data`), run on shards, and the ways of putting th
 
 from autopar.discover.discovery import discover
 from autopar.discover.notation import Notation, actions, format_rule, notate
-from autopar.discover.rules import Rule, Rules, Scaled, Strategy
+from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, Strategy
 from autopar.discover.server import Isolation
 
 __all__ = [
+    "Halo",
     "Isolation",
+    "Local",
     "Notation",
+    "Replaced",
     "Rule",
     "Rules",
     "Scaled",

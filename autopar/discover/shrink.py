@@ -181,7 +181,17 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
         result is None or real is None or (len(result) == len(real) and 0 not in result)
         for result, real in zip(results, sketch.outputs, strict=True)
     )
-    return proxy if ranks_agree else None
+    return proxy if ranks_agree and _equal_sizes(proxy.sketch) == _equal_sizes(sketch) else None
+
+
+def _equal_sizes(sketch: Sketch) -> tuple[bool, ...]:
+    """Return for each dim of an input and each dim of an output whether they have the same size.
+
+    An op may do to a whole dim what it does not do to a part of it: a slice of all rows is the identity.
+    """
+    inputs = [size for operand in sketch.inputs if operand and operand.content is None for size in operand.shape]
+    outputs = [size for shape in sketch.outputs for size in shape or ()]
+    return tuple(before == after for before in inputs for after in outputs)
 
 
 def _same_windows(attrs: tuple[tuple[str, Attr], ...], others: tuple[tuple[str, Attr], ...]) -> bool:

@@ -40,6 +40,7 @@ class Step:
         counts: Pairs of a size and an attribute that counts parts: the size becomes a multiple of the attribute's
             proxy. Only these attributes and the large ones are replaced.
         multiples: Pairs of a size and a smaller one: the size stays the same multiple of it.
+        ordered: A larger size has a larger proxy, so that the end of a slice stays inside.
     """
 
     keep_small: bool = False
@@ -49,6 +50,7 @@ class Step:
     halvings: int = 0
     counts: tuple[tuple[int, str], ...] = ()
     multiples: tuple[tuple[int, int], ...] = ()
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ _LADDER = (
         for keep_small in (False, True)
     ),
     *(Step(keep_small, halvings=halvings) for halvings in (9, 7, 5, 3, 1) for keep_small in (False, True)),
+    *(Step(keep_small, ordered=True) for keep_small in (False, True)),
 )
 
 
@@ -212,7 +215,8 @@ def assign(sketch: Sketch, step: Step, palette: Palette, attrs_mapped: bool) -> 
     counts = _count_proxies(counted, palette)
     # In order of appearance, so that (B, K) x (K, N) has one proxy whether K or N is larger; ratios need the small ones
     # first.
-    order = [size for size in (sizes if step.exact_ratio == 1 else sorted(sizes)) if size not in fixed]
+    listed = sorted(sizes) if step.ordered or step.exact_ratio > 1 else sizes
+    order = [size for size in listed if size not in fixed]
     order.sort(key=lambda size: size not in produced)
     for shift in range(4):
         proxies = dict(fixed)

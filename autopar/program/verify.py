@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import lru_cache
+from itertools import pairwise, product
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
@@ -22,7 +23,7 @@ from autopar.program.records import (
     reads,
 )
 from autopar.program.text import format_instruction
-from autopar.schedule import SCHEDULES
+from autopar.schedule import SCHEDULES, Pass, Task, follow
 from autopar.sharding import Shard, format_placements
 
 _ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
@@ -32,8 +33,9 @@ _CONTEXT = 2  # instructions printed before and after the one at fault
 def verify_program(program: Program) -> None:
     """Check that a program keeps the laws.
 
-    - The schedule is known and has backwards if the program trains; stages tile the devices and their meshes; every
-      block has a forward.
+    - The schedule is known, has backwards if the program trains, and gets every microbatch through the stages: none
+      waits for what another one only does later. Stages tile the devices, or take turns on them if the schedule
+      interleaves; every block has a forward.
     - In a segment every value is defined once and before it is read; a backward may also read what its forward saves.
     - Collectives and slices run over an axis of their stage and change shapes as their placements say.
     - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
@@ -77,12 +79,15 @@ def _verify_frame(program: Program) -> None:
     if not program.stages:
         raise ProgramError("the program has no stages")
     forwards = {segment.kind for segment in program.segments if segment.phase is SegmentPhase.FORWARD}
-    device = 0
+    device, groups = 0, program.num_groups
     for index, stage in enumerate(program.stages):
         where = f"stage {index}"
         if stage.index != index:
             raise ProgramError(f"{where} has index {stage.index}")
-        if stage.devices[0] != device or stage.num_devices < 1:
+        if index >= groups:
+            if stage.devices != program.stages[index - groups].devices:
+                raise ProgramError(f"{where} has devices {stage.devices}, those of stage {index - groups} take turns")
+        elif stage.devices[0] != device or stage.num_devices < 1:
             raise ProgramError(f"{where} has devices {stage.devices}, the previous one ends at {device}")
         if stage.mesh.size != stage.num_devices:
             raise ProgramError(f"{where} has {stage.num_devices} devices and mesh {stage.mesh} of {stage.mesh.size}")
@@ -95,6 +100,35 @@ def _verify_frame(program: Program) -> None:
         if len(set(categories)) < len(categories):
             raise ProgramError(f"{where} lists a category of resident memory twice: {', '.join(categories)}")
         device = stage.devices[1]
+    if len(program.stages) % groups:
+        raise ProgramError(f"{len(program.stages)} stages cannot take turns on {groups} groups of devices")
+    if groups < len(program.stages) and not schedule.interleaves:
+        raise ProgramError(
+            f"schedule {program.schedule!r} runs one stage per group of devices, not {program.num_chunks}",
+            hint="schedule 'interleaved' runs several",
+        )
+    if schedule.interleaves and program.num_microbatches % groups:
+        raise ProgramError(
+            f"{program.num_microbatches} microbatches are no whole number of rounds through {groups} groups of devices",
+            hint=f"schedule {program.schedule!r} needs a multiple of {groups}",
+        )
+    _verify_order(program.schedule, groups, program.num_microbatches, program.num_chunks)
+
+
+@lru_cache(maxsize=256)  # programs are many, schedules of one size few
+def _verify_order(name: str, num_groups: int, num_microbatches: int, num_chunks: int) -> None:
+    """Check that no group of devices waits for what another one only does later, and that nothing is left out."""
+    schedule = SCHEDULES[name]
+    orders = [schedule.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
+    passes = list(Pass) if schedule.trains else [Pass.FORWARD]
+    wanted = {Task(*task) for task in product(passes, range(num_microbatches), range(num_chunks))}
+    for group, order in enumerate(orders):
+        if len(order) != len(wanted) or set(order) != wanted:
+            missing = ", ".join(sorted(map(str, wanted.difference(order)))[:3])
+            raise ProgramError(
+                f"schedule {name!r} does not run every task once; group {group} lacks {missing or 'none'}"
+            )
+    follow(orders)
 
 
 def _at(segment: Segment, index: int, problem: str) -> ProgramError:
