@@ -95,6 +95,17 @@ def ladder(sketch: Sketch) -> Iterator[Step]:
     for counts in ways:
         yield from (Step(keep_small, counts=counts) for keep_small in (False, True))
     yield from _LADDER[2:]
+    # One ratio alone: 64 query heads to 8 key heads need no more, and all ratios together make proxies too large.
+    for pair in _ratios(sketch):
+        yield from (Step(keep_small, multiples=(pair,)) for keep_small in (False, True))
+
+
+def _ratios(sketch: Sketch) -> Iterator[tuple[int, int]]:
+    """Iterate over pairs of a size and a smaller one that divides it into a few parts."""
+    sizes = sorted(sizes_of(sketch))
+    for small, large in combinations(sizes, 2):
+        if large % small == 0 and large // small <= _MAX_PARTS:
+            yield large, small
 
 
 def made_sizes(sketch: Sketch) -> tuple[int, ...]:
