@@ -111,7 +111,8 @@ class LocalKind:
     """Another op that a device runs in place of an op, told where its block starts.
 
     Attributes:
-        kind: Its kind; it has one more input than the op.
+        kind: Its kind; it has one more input than the op, where the device's block starts, and one more attribute,
+            `size`, the number of rows of the whole tensor along `dim`.
         input: Index of the sharded input.
         dim: Tensor dim of it whose first row's position the op is told.
         axes: Names of the mesh axes that split it and for which the other op is needed, major first.

@@ -167,6 +167,7 @@ def follow(orders: Sequence[Sequence[Task]]) -> list[tuple[int, Task]]:
     """Return all tasks as (stage, task), each after those it needs, every group keeping to its order.
 
     A forward needs the forward of the stage before, a backward the forward of its stage and the backward of the next.
+    Sending does not wait for the receiver.
 
     Args:
         orders: Tasks of each group in order.

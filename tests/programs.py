@@ -59,6 +59,10 @@ class ExactCosts:
         """Return the bytes."""
         return nbytes / self.bandwidth
 
+    def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
+        """Return the bytes."""
+        return nbytes / self.bandwidth
+
     def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
         """Return the latency."""
         return self.latency

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autopar
 from autopar.errors import ProgramError
 from autopar.formulate.fold import fold
 from autopar.plan import Plan, StagePlan
@@ -140,6 +141,22 @@ def test_interleaved_stages_compute_what_the_model_computes(
     plan = _interleave(random_plan(fold(model_graph("mlp-xs", 4)), rules, configuration, 4, seed), num_groups)
 
     execution.check(plan)
+
+
+def test_a_plan_file_may_interleave(tmp_path: Path) -> None:
+    """Halves of a solved plan's blocks take turns on its 2 devices: the same work, and nothing to wait for."""
+    solved = autopar.solve("zoo:mlp-xs", gpus=2, cluster="h100", global_batch=64)
+    (stage,) = solved.stages
+    stages = (replace(stage, blocks=(0, 4)), replace(stage, blocks=(4, 8)))
+    replace(solved, stages=stages, schedule="interleaved").save(tmp_path / "plan.json")
+
+    timeline = autopar.simulate_plan(Plan.load(tmp_path / "plan.json"))
+
+    (row,) = timeline.stages
+    assert timeline.step_seconds == pytest.approx(autopar.simulate_plan(solved).step_seconds)
+    assert row.index == 0
+    assert row.wait_seconds == 0
+    assert row.bubble_seconds == pytest.approx(0, abs=1e-12)
 
 
 def test_reports_show_a_group_for_each_of_its_stages() -> None:

@@ -37,12 +37,6 @@ SPACE = (
 """1 to 3 stages, 4 to 8 devices, one axis and two, 1 to 4 microbatches."""
 
 
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for rules that all models share."""
-    return tmp_path_factory.mktemp("rules")
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
     """Loss, gradients and updated states, for random placements of everything, stage boundaries and recompute."""

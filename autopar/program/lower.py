@@ -4,20 +4,20 @@ A value has one *home* placement (where its op defines it, or how it reaches the
 another placement, the cheapest sequence of collectives is inserted, once per placement and phase. Gradients that are
 reduced before they are summed over microbatches, and the reduction of the sums, run beside compute.
 
-Ops are rewritten for the shapes of one device: numbers that the strategy divides (an entry of a target shape, the
-groups of a convolution) are divided, so that every instruction can be executed as it stands.
+Ops are rewritten for one device (`local_op.py`), so that every instruction can be executed as it stands.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autopar.cost import CostModel, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.tables import element_bytes
-from autopar.ir.graph import Attr, Graph, Op, Phase, Role
-from autopar.plan import BlockPlan, DividedNumber, Plan
+from autopar.ir.graph import Op, Phase, Role
+from autopar.plan import BlockPlan, Plan
 from autopar.program.chain import HandOver, hand_overs
+from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.records import (
     Category,
     Collective,
@@ -260,7 +260,9 @@ class _BlockLowering:
             if copy is not None and copy != target:
                 source, operand = copy, self._read(draft, name, copy, shared=False)
         current = list(source)
-        for move in self.resharder.of(self.graph.values[name].shape, self.wire[name]).path(source, target):
+        shape = self.graph.values[name].shape
+        chunks = _chunks(len(shape), source, target)
+        for move in self.resharder.of(shape, self.wire[name], chunks).path(source, target):
             current[move.axis] = move.target
             reached = tuple(current)
             if (name, reached) in draft.forms:
@@ -284,7 +286,7 @@ class _BlockLowering:
 
     def _emit(self, draft: _Draft, op: Op) -> None:
         placement = self.ops[op.name]
-        local, constants = _divide(self.graph, op, placement.divided)
+        local, constants = local_op(self.graph, op, placement)
         accumulates = any(self.roles.get(name) is Role.GRADIENT for name in op.outputs)
         inputs: list[Operand | None] = []
         for name, text in zip(op.inputs, placement.inputs, strict=True):
@@ -298,6 +300,11 @@ class _BlockLowering:
                 inputs.append(self._declare(draft, operand, name))
             else:
                 inputs.append(self._read(draft, name, target, overlaps=accumulates))
+        start = block_start(op, placement, inputs, self.mesh)
+        for rows in placement.halos:
+            exchange = halo_exchange(op, rows, inputs, self.mesh)
+            draft.instructions.append(exchange)
+            inputs[rows.input] = exchange.result
         outputs: list[Operand | None] = []
         for name in op.outputs:
             if not name or name not in self.homes:
@@ -308,7 +315,7 @@ class _BlockLowering:
             outputs.append(operand)
             if self.roles.get(name) is Role.GRADIENT:
                 self._store(draft, operand, self.states[name])
-        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants))
+        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants, start))
 
     def _segment(
         self, draft: _Draft, inputs: tuple[Operand, ...], saved: tuple[Operand, ...], outputs: tuple[Operand, ...]
@@ -348,41 +355,10 @@ class _BlockLowering:
         return totals
 
 
-def _divide(
-    graph: Graph, op: Op, divided: Sequence[DividedNumber]
-) -> tuple[Op, tuple[tuple[int, tuple[int, ...]], ...]]:
-    """Return an op for the shapes of one device.
-
-    Args:
-        graph: Holds the op's constants.
-        op: The op for global shapes.
-        divided: The numbers inside it to divide.
-
-    Returns:
-        The op with its attributes divided, and (index, flat content) of the constant inputs that have other content.
-
-    Raises:
-        PlanError: If a number is not there or not divisible.
-    """
-    attrs: dict[str, Attr] = dict(op.attrs)
-    constants: dict[int, list[int]] = {}
-    for number in divided:
-        if isinstance(number.source, int):
-            name = op.inputs[number.source] if number.source < len(op.inputs) else ""
-            held = graph.constants.get(name)
-            content = [] if held is None else [int(entry) for entry in held.reshape(-1)]
-            entries = constants.setdefault(number.source, content)
-        else:
-            value = attrs.get(number.source)
-            entries = [entry for entry in (value if isinstance(value, tuple) else (value,)) if isinstance(entry, int)]
-        if number.entry >= len(entries) or entries[number.entry] % number.divisor:
-            raise PlanError(
-                f"the plan divides number {number.source}[{number.entry}] of op {op.name!r} by {number.divisor}, "
-                f"which {entries} does not allow",
-                hint="it belongs to another model: solve again",
-            )
-        entries[number.entry] //= number.divisor
-        if isinstance(number.source, str):
-            attrs[number.source] = tuple(entries) if isinstance(attrs[number.source], tuple) else entries[0]
-    local = replace(op, attrs=tuple(attrs.items())) if any(isinstance(n.source, str) for n in divided) else op
-    return local, tuple((index, tuple(content)) for index, content in sorted(constants.items()))
+def _chunks(rank: int, *placements: Placements) -> tuple[int, ...]:
+    """Return in how many chunks each dim of a value is cut that lies at some placements."""
+    chunks = [1] * rank
+    for placement in (item for items in placements for item in items):
+        if isinstance(placement, Shard):
+            chunks[placement.dim] = placement.chunks
+    return tuple(chunks)

@@ -281,7 +281,8 @@ class Segment:
             input may be passed on. Empty in `REDUCE` and `UPDATE`.
         stores: Persistent tensors that get new content.
         exports: Values read elsewhere than in the neighbouring block: results of the model, and what blocks further
-            away read as external values. They are inputs or defined here.
+            away read as external values. They are inputs or defined here. A result may leave as terms (the loss of a
+            part of the batch): whoever looks at it adds them up.
         parts: What the values are that cross the segment's edge: inputs, external values, outputs, stores and exports.
             An external value without a part is what an earlier segment of the block stored under its name. Programs
             that are only timed need none.

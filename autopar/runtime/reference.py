@@ -32,6 +32,7 @@ from autopar.program.records import (
 )
 from autopar.program.text import format_instruction
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
+from autopar.runtime.check import Check
 from autopar.schedule import Pass, Task, follow
 from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
@@ -61,6 +62,8 @@ def run_step(
     microbatches: Sequence[Mapping[str, Array]],
     states: Mapping[str, Array],
     executor: Executor | None = None,
+    *,
+    check: float | None = None,
 ) -> StepResult:
     """Run one training or inference step.
 
@@ -74,16 +77,19 @@ def run_step(
         states: An array for each state of the graph, by the name under which it enters the step. Gradient buffers
             are usually zero.
         executor: Reused if given.
+        check: Hold every value that is computed against the unpartitioned graph's, as soon as it is computed. Floats
+            may deviate by so much, relative to the largest element of the tensor. None checks nothing.
 
     Raises:
         ModelError: If an array is missing or has another shape than the graph says.
         ProgramError: If an instruction does not compute what the program says, values are not there when they are
-            needed, or copies of a tensor differ.
+            needed, or copies of a tensor differ. With `check` also for the first value, in the order of execution, that
+            is not what it should be.
         UnsupportedOpError: If nothing implements an op's kind.
         ExecutionError: If a kernel fails.
     """
     _check_feeds(program, folded.graph, microbatches, states)
-    step = _Step(program, folded, microbatches, states, executor or Executor())
+    step = _Step(program, folded, microbatches, states, executor or Executor(), check)
     for stage, task in follow(program.orders()):
         step.run_task(stage, task)
     for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
@@ -133,6 +139,7 @@ class _Step:
         microbatches: Sequence[Mapping[str, Array]],
         states: Mapping[str, Array],
         executor: Executor,
+        check: float | None,
     ) -> None:
         self._graph = folded.graph
         self._segments = program.table()
@@ -151,6 +158,10 @@ class _Step:
         if scale is not None:
             held = self._constants[scale]
             self._constants[scale] = np.asarray(np.divide(held, program.num_microbatches), held.dtype)
+        self._check: Check | None = None
+        if check is not None:
+            feeds = {**states, **({scale: self._constants[scale]} if scale is not None else {})}
+            self._check = Check(self._graph, microbatches, feeds, check, executor)
         self._passages = [_Passage() for _ in microbatches]
         self._persistent: dict[str, tuple[Placements, Blocks, Mesh]] = {}
         self._stored: dict[tuple[int, str], Blocks] = {}
@@ -226,8 +237,11 @@ class _Step:
             raise ProgramError(f"block {block} {phase} gets {len(handed)} values, {len(segment.inputs)} expected")
         for operand, blocks in zip(segment.inputs, handed, strict=True):
             values[operand.value] = blocks
+        tensors = {part.value: part.tensor for part in segment.parts}
         for instruction in segment.instructions:
             self._execute(instruction, values, mesh, f"block {block} {phase}")
+            if self._check is not None:
+                self._hold(self._check, instruction, values, tensors, block, phase, microbatch)
 
         following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
         if phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
@@ -289,6 +303,40 @@ class _Step:
                 if block.shape != operand.shape:
                     line = format_instruction(instruction)
                     raise ProgramError(f"{where}: {operand.value!r} is {list(block.shape)} in\n  {line}")
+
+    def _hold(
+        self,
+        check: Check,
+        instruction: Instruction,
+        values: Mapping[str, Blocks],
+        tensors: dict[str, str],
+        block: int,
+        phase: SegmentPhase,
+        microbatch: int,
+    ) -> None:
+        """Hold what an instruction has computed against the unpartitioned graph; note in `tensors` what it is there."""
+        if isinstance(instruction, Exchange):
+            return  # rows with their neighbours are no part of a tensor; what is computed from them is checked
+        made = defines(instruction)
+        if isinstance(instruction, Compute):
+            names = [name for name, out in zip(instruction.op.outputs, instruction.outputs, strict=True) if out]
+        else:
+            # What has not been made here came in under its own name.
+            names = [tensors.get(instruction.operand.value, instruction.operand.value)]
+        stage = self._blocks[block][0]
+        once = phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
+        for operand, name in zip(made, names, strict=True):
+            tensors[operand.value] = name
+            tensor = self._names[block][name]
+            if once:
+                tensor = check.total(tensor)
+            problem = check.problem(operand, values[operand.value], stage.mesh, microbatch, tensor)
+            if problem:
+                where = f"stage {stage.index}, block {block} {phase}" + ("" if once else f", microbatch {microbatch}")
+                raise ProgramError(
+                    f"{where}: {problem}, in\n  {format_instruction(instruction)}",
+                    hint="all that it reads was right, so its strategy, or what was changed inside it, is wrong",
+                )
 
     def _compute(self, compute: Compute, values: dict[str, Blocks], mesh: Mesh) -> None:
         """Run an op on every device; devices with the same inputs share the result."""

@@ -26,7 +26,8 @@ from autopar.program.records import (
 )
 from autopar.program.verify.fault import fault, title
 from autopar.program.verify.rules import Halos, strategy_problem
-from autopar.sharding import Mesh, Shard, format_placements
+from autopar.program.verify.shapes import whole_shape
+from autopar.sharding import Mesh, format_placements
 
 
 def verify_graph(program: Program, folded: Folded, rules: Rules | None) -> None:
@@ -155,19 +156,17 @@ class _Check:
         if self._rules is not None:
             around = [halos.get(operand.value, frozenset()) if operand else frozenset() for operand in compute.inputs]
             rule = self._rules.by_op.get(op.name)
-            if rule is None:
-                raise fault(segment, index, f"there is no rule for op {op.name!r}")
+            if rule is None or rule.kind != original.kind:
+                raise fault(segment, index, f"there is no rule for op {op.name!r} of kind {original.kind}")
             problem = strategy_problem(compute, original, rule, around, self._graph, self._mesh)
             if problem:
                 raise fault(segment, index, problem)
 
     def _verify_shape(self, segment: Segment, index: int | None, operand: Operand, tensor: str) -> None:
         """Check that a value is the block of its tensor that its placements say."""
-        whole = list(operand.shape)
-        for placement, axis in zip(operand.placements, self._mesh.axes, strict=True):
-            if isinstance(placement, Shard):
-                whole[placement.dim] *= axis.size
-        if tuple(whole) != self._graph.values[tensor].shape:
+        if len(operand.placements) != len(self._mesh.axes):
+            raise ProgramError(f"{title(segment)}: {operand.value!r} does not say how it lies on mesh {self._mesh}")
+        if whole_shape(operand, self._mesh) != self._graph.values[tensor].shape:
             problem = (
                 f"{operand.value!r} is {list(operand.shape)} as {format_placements(operand.placements)} "
                 f"of {self._graph.values[tensor]}"
@@ -177,6 +176,10 @@ class _Check:
     def _leave(self, segment: Segment, known: Mapping[str, str]) -> None:
         """Note what a segment stores."""
         parts = {part.value for part in segment.parts}
+        for part in segment.parts:
+            tensor = known[part.value]
+            if part.tensor not in (tensor, self._states.get(tensor)):
+                raise ProgramError(f"{title(segment)}: {part.value!r} is {tensor!r}, and no part of {part.tensor!r}")
         for store in segment.stores:
             tensor = known[store.value.value]
             if store.value.value not in parts:
@@ -194,7 +197,7 @@ def _verify_crossings(program: Program, folded: Folded, tensors: _Tensors) -> No
     def crossing(block: int, phase: SegmentPhase, incoming: bool) -> list[str]:
         segment = table.get((chain[block], phase))
         operands = () if segment is None else segment.inputs if incoming else segment.outputs
-        return [names[block][tensor] for tensor in tensors.names(segment, operands)]
+        return [names[block].get(tensor, tensor) for tensor in tensors.names(segment, operands)]
 
     for block, following in pairwise(range(len(chain))):
         for phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
@@ -206,7 +209,7 @@ def _verify_crossings(program: Program, folded: Folded, tensors: _Tensors) -> No
                     f"{', '.join(expected)}"
                 )
     exported = {
-        (names[block][tensor], operand.placements): _moment(block, phase, len(chain))
+        (names[block].get(tensor, tensor), operand.placements): _moment(block, phase, len(chain))
         for block, phase, segment in _visits(program, chain)
         for operand, tensor in zip(segment.exports, tensors.names(segment, segment.exports), strict=True)
     }

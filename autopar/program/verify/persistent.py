@@ -20,7 +20,6 @@ from autopar.program.verify.fault import title
 from autopar.sharding import Partial, Placements, format_placements
 
 _ORDER = list(SegmentPhase)
-_LINEAR = ("sum", "mean")  # terms of these can be added up before they are reduced
 
 
 def verify_persistent(program: Program) -> None:
@@ -52,6 +51,9 @@ def verify_persistent(program: Program) -> None:
                 )
     for segment in program.segments:
         tensors = {part.value: part.tensor for part in segment.parts}
+        for operand in (*segment.inputs, *segment.outputs, *segment.exports):
+            if operand.value not in tensors:
+                raise ProgramError(f"{title(segment)}: {operand.value!r} crosses its edge and is no part of any tensor")
         for operand in segment.external:
             tensor = tensors.get(operand.value)
             if tensor is None:
@@ -75,13 +77,10 @@ def _form(operand: Operand) -> str:
 
 
 def _verify_terms(segment: Segment, operand: Operand) -> None:
-    partial = [placement for placement in operand.placements if isinstance(placement, Partial)]
+    placements = format_placements(operand.placements)
+    partial = any(isinstance(placement, Partial) for placement in operand.placements)
     if partial and segment.phase in (SegmentPhase.FORWARD, SegmentPhase.UPDATE):
-        raise ProgramError(
-            f"{title(segment)} stores {operand.value!r} as terms, {format_placements(operand.placements)}"
-        )
-    if any(placement.reduce not in _LINEAR for placement in partial):
-        raise ProgramError(f"{title(segment)} adds up {operand.value!r}, {format_placements(operand.placements)}")
+        raise ProgramError(f"{title(segment)} stores {operand.value!r} as terms, {placements}")
 
 
 def _written(segment: Segment, tensor: str) -> Iterable[Placements]:

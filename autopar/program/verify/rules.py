@@ -98,6 +98,7 @@ def _divided(op: Op, strategies: Sequence[Strategy], graph: Graph, mesh: Mesh) -
             attrs[other.attr] = _like(attrs[other.attr], entries)
         if strategy.local is not None:
             kind = strategy.local.kind
+            attrs["size"] = graph.values[op.inputs[strategy.local.input]].shape[strategy.local.dim]
     return kind, attrs, {index: tuple(content) for index, content in contents.items()}
 
 
