@@ -553,7 +553,10 @@ def test_errors_are_measured_against_the_largest_element() -> None:
     assert not deviation("x", found, expected, 1.1e-4, copies={"a": 1e-4}).passed
     slack = {"a": np.array([0.0, 1e-4]), "b": np.array([0.0])}
     assert deviation("x", found, expected, 0.9e-4, slack=slack).passed
-    assert not deviation("x", {**found, "b": np.array([np.nan])}, expected, 1.0).passed
+    for nothing in (np.nan, np.inf):
+        broken = deviation("x", {**found, "b": np.array([nothing])}, expected, 1.0)
+        assert (broken.passed, broken.absolute, broken.relative, broken.worst) == (False, None, None, "b")
+    assert not deviation("x", {"a": np.array([np.nan])}, {"a": np.array([np.nan])}, 1.0).passed, "it proves nothing"
 
 
 def test_copies_that_differ_are_noticed() -> None:

@@ -181,6 +181,14 @@ def test_events_become_progress_and_a_report(tmp_path: Path) -> None:
     assert seen == [Progress("step", 1, 3)]
 
 
+def test_a_rank_that_is_not_understood_ends_the_run(tmp_path: Path) -> None:
+    """It is a mistake of ours, but no reason to wait for ever."""
+    line = '{"type":"report","report":{}}'
+
+    with pytest.raises(RankError, match="rank 0 failed: it says what nobody understands"):
+        _watch([f"print({line!r}, flush=True)", SLEEP], tmp_path)
+
+
 def test_a_report_that_never_comes_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RankError, match="rank 0 reported nothing"):
         _watch(["", ""], tmp_path)

@@ -64,7 +64,7 @@ def assemble(
             results += [""] * (len(_collect(node.kind, functions).output) - len(results))
         # functions and many ops have no optional outputs: what nobody asked for gets a name that nobody reads
         results = [name or f"unused.{index}.{slot}" for slot, name in enumerate(results)]
-        protos.append(helper.make_node(op_type, node.inputs, results, domain=domain, **dict(node.attrs)))
+        protos.append(helper.make_node(op_type, node.inputs, results, results[0], domain=domain, **dict(node.attrs)))
     graph = helper.make_graph(
         protos,
         "segment",

@@ -2,15 +2,17 @@
 
 Both compute in the same precision, but add in another order. An error is measured against the largest element of its
 tensor: float32 rounds to 6e-8 of a number, sums of thousands of terms in another order differ by about 1e-6 of the
-largest, and tens of layers amplify that to some 1e-5. The tolerance of 1e-4 leaves a decade. Three notes:
+largest, and tens of layers amplify that to some 1e-5. The tolerance of 1e-4 leaves a decade. Notes:
 
 - A tensor that is zero but for rounding (the gradient of a bias that softmax cancels) has no scale of its own: no scale
   is below a thousandth of the largest element of all tensors compared together.
 - An optimizer may amplify what is within tolerance: Adam's first step is the sign of a gradient, whatever its size. A
   parameter may differ by the tolerance and by what its update makes of gradients that differ by the tolerance.
 - Devices that hold copies have to agree; their largest difference counts like an error.
+- Infinities and NaN are errors, even where both runs have them.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,11 +63,21 @@ def deviation(
             error = np.abs(_wide(found[key]) - _wide(array)) + (copies or {}).get(key, 0.0)
             allowed = sizes[key] + (_wide(slack[key]) / tolerance if slack is not None else 0.0)
             share = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
-        largest = float(np.max(np.where(np.isfinite(share), share, np.inf), initial=0.0))
+        numbers = np.isfinite(error) & np.isfinite(allowed)  # what is no number in both runs proves nothing
+        largest = float(np.max(np.where(numbers, share, np.inf), initial=0.0))
         absolute = max(absolute, float(np.max(np.where(np.isfinite(error), error, np.inf), initial=0.0)))
         if largest > relative or not worst:
             relative, worst = max(relative, largest), _label(key)
-    return Deviation(what, len(expected), absolute, relative, worst, relative <= tolerance)
+    return Deviation(what, len(expected), finite(absolute), finite(relative), worst, relative <= tolerance)
+
+
+def finite(number: float) -> float | None:
+    """Return a number, or None for what JSON has no number for.
+
+    >>> finite(1.5), finite(float("inf"))
+    (1.5, None)
+    """
+    return number if math.isfinite(number) else None
 
 
 def _label(key: Any) -> str:

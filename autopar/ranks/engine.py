@@ -99,9 +99,9 @@ class Engine:
     def _providers(self) -> list[Any]:
         if self._memory.device == "cpu":
             return ["CPUExecutionProvider"]
-        options = {"device_id": self._memory.index}
+        options = {"device_id": str(self._memory.index)}
         if self._stream is not None:
-            options["user_compute_stream"] = self._stream
+            options["user_compute_stream"] = str(self._stream)
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
     def run(self, compiled: Compiled, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

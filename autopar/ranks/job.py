@@ -20,7 +20,7 @@ from autopar.progress import Progress, ProgressCallback
 from autopar.ranks.clock import PHASES, Clock
 from autopar.ranks.collect import Item, collect, gradient_items, output_items, state_items
 from autopar.ranks.communicator import Communicator, Group, Memory
-from autopar.ranks.compare import TOLERANCES, deviation, scales
+from autopar.ranks.compare import TOLERANCES, deviation, finite, scales
 from autopar.ranks.data import Batches, Weights
 from autopar.ranks.engine import Engine
 from autopar.ranks.lowered import Lowered
@@ -287,7 +287,7 @@ def _compare(
         deviation("parameters", step.parameters, expected.parameters, tolerance, step.copies, slack),
     )
     loss = float(sum(np.sum(np.asarray(step.outputs[key], np.float64)) for key in step.outputs))
-    return StepComparison(step.number + 1, loss, deviations), seconds
+    return StepComparison(step.number + 1, finite(loss), deviations), seconds
 
 
 def _outputs(what: str, step: _Step, expected: Unpartitioned, tolerance: float) -> Deviation:

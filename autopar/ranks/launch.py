@@ -197,11 +197,18 @@ def _watch(processes: Sequence[_Process], progress: ProgressCallback) -> RunRepo
 
 
 def _listen(rank: int, stream: IO[bytes], events: "queue.SimpleQueue[tuple[int, Event | None]]") -> None:
-    """Pass on a process's events; libraries may write other lines, which are none of ours."""
-    for line in stream:
-        if line.startswith(b"{"):
-            events.put((rank, msgspec.json.decode(line, type=Event)))
-    events.put((rank, None))
+    """Pass on a process's events, and None when there are no more.
+
+    Libraries may write other lines, which are none of ours.
+    """
+    try:
+        for line in stream:
+            if line.startswith(b'{"type":'):
+                events.put((rank, msgspec.json.decode(line, type=Event)))
+    except msgspec.DecodeError as error:  # a thread that ended without a word would leave everybody waiting
+        events.put((rank, ErrorEvent(type(error).__name__, f"it says what nobody understands: {error}", "")))
+    finally:
+        events.put((rank, None))
 
 
 def _cause(failed: Sequence[_Process]) -> AutoparError:

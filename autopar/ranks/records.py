@@ -36,16 +36,16 @@ class Deviation:
     Attributes:
         what: "loss", "gradients", "parameters", "outputs".
         tensors: How many were compared.
-        absolute: Largest error of an element.
-        relative: Largest error measured as `autopar.ranks.compare` says.
+        absolute: Largest error of an element; None if one is infinite or no number, in either run.
+        relative: Largest error measured as `autopar.ranks.compare` says; None likewise.
         worst: The tensor with the largest relative error.
         passed: Whether that is within tolerance.
     """
 
     what: str
     tensors: int
-    absolute: float
-    relative: float
+    absolute: float | None
+    relative: float | None
     worst: str
     passed: bool
 
@@ -56,7 +56,7 @@ class StepComparison:
 
     Attributes:
         step: From 1.
-        loss: Mean loss over all samples, as the ranks computed it; None in inference.
+        loss: Mean loss over all samples, as the ranks computed it; None in inference, or if it is no number.
         deviations: What was compared.
     """
 

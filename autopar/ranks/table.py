@@ -28,8 +28,8 @@ def format_run(report: RunReport) -> str:
         (
             str(step.step),
             deviation.what,
-            f"{deviation.absolute:.1e}",
-            f"{deviation.relative:.1e}",
+            _error(deviation.absolute),
+            _error(deviation.relative),
             "yes" if deviation.passed else "NO",
             deviation.worst,
         )
@@ -52,6 +52,10 @@ def format_run(report: RunReport) -> str:
         ]
     )
     return "\n".join(lines) + "\n"
+
+
+def _error(number: float | None) -> str:
+    return "no number" if number is None else f"{number:.1e}"
 
 
 def _pair(measured: float, predicted: float) -> tuple[str, str, str]:

@@ -34,6 +34,10 @@ class TorchMemory(Memory):
         self.device = device
         self.index = index
         self._device = torch.device(device, index) if device == "cuda" else torch.device(device)
+        if device == "cuda":
+            # a stream of its own, whose address is not 0: to the runtime that means one of its own making
+            torch.cuda.set_device(index)
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))
 
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Return an uninitialised tensor."""
@@ -195,7 +199,6 @@ def join(backend: str, init_method: str, rank: int, size: int) -> TorchMemory:
         if not count or not dist.is_nccl_available():
             raise JobError("backend nccl needs GPUs, and torch finds none here", hint="use --backend gloo")
         memory = TorchMemory("cuda", rank % count)
-        torch.cuda.set_device(memory.index)
     _guarded(
         lambda: dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT)
     )
