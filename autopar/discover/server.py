@@ -32,6 +32,11 @@ _NO_MEMORY = 109
 _IDLE_SECONDS = 60.0
 
 
+def _num_cores() -> int:
+    """Return how many cores this process may use, as far as the system says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True, slots=True)
 class Isolation:
     """How ops are run in processes of their own.
@@ -46,7 +51,7 @@ class Isolation:
         executor: Makes the executor of a worker; pickled, and imported there.
     """
 
-    num_workers: int = field(default_factory=lambda: min(len(os.sched_getaffinity(0)), 4))
+    num_workers: int = field(default_factory=lambda: min(_num_cores(), 4))
     max_seconds: float = 10.0
     max_hangs: int = 10
     max_repeats: int = 20_000

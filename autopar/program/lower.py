@@ -10,7 +10,7 @@ Ops are rewritten for one device (`local_op.py`), so that every instruction can 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.cost import CostModel, Resharder
+from autopar.cost import CostModel, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.tables import element_bytes
@@ -259,15 +259,19 @@ class _BlockLowering:
             copy = self.copies.get(f"{name}@{self.kind.id}/{_COPY_PHASE[draft.phase]}")
             if copy is not None and copy != target:
                 source, operand = copy, self._read(draft, name, copy, shared=False)
-        current = list(source)
         shape = self.graph.values[name].shape
         chunks = _chunks(len(shape), source, target)
+        path: list[tuple[Move, Placements]] = []
+        current = list(source)
         for move in self.resharder.of(shape, self.wire[name], chunks).path(source, target):
             current[move.axis] = move.target
-            reached = tuple(current)
-            if (name, reached) in draft.forms:
-                operand = draft.forms[name, reached]
-                continue
+            path.append((move, tuple(current)))
+        # What other reads have reached is not moved again: the way starts at the last placement that is there.
+        known = [index for index, (_, reached) in enumerate(path) if (name, reached) in draft.forms]
+        if known:
+            operand = draft.forms[name, path[known[-1]][1]]
+            path = path[known[-1] + 1 :]
+        for move, reached in path:
             result = self._operand(name, reached, f"{name}|{format_placements(reached)}|{draft.phase}")
             axis = self.mesh.axes[move.axis]
             if move.collective is None:
