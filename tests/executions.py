@@ -54,6 +54,8 @@ EXECUTOR = Executor()
 TOLERANCE = 1e-9
 """Relative to the largest element of a tensor: in float64 a sum in another order differs by about 1e-16 per term, and
 models as small as these amplify it by less than a thousand."""
+TOLERANCE_FLOAT32 = 1e-3
+"""The same in float32, where a term of a sum brings 1e-7; the largest deviation of the tiny models is 2e-4."""
 SMALLEST = 1e-4
 """Tensors whose elements are all smaller are held to it: what should cancel leaves the rounding of its terms."""
 
@@ -74,9 +76,11 @@ def _slow_cluster() -> Cluster:
 COSTS = CostModel(_slow_cluster())
 
 
-def model_graph(name: str, batch: int, *, train: bool = True) -> Graph:
-    """Return a tiny model in float64, as a training step or for inference."""
-    graph = as_float64(find_blocks(load(models.build(name, **TINY[name]), batch=batch)))
+def model_graph(name: str, batch: int, *, train: bool = True, double: bool = True) -> Graph:
+    """Return a tiny model in float64 (or float32), as a training step or for inference."""
+    graph = find_blocks(load(models.build(name, **TINY[name]), batch=batch))
+    if double:
+        graph = as_float64(graph)
     return training_step(graph) if train else graph
 
 
@@ -202,14 +206,14 @@ def run_unpartitioned(
     return StepResult(tuple(outputs), gradients, after)
 
 
-def check_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """Assert that tensors have the same names, shapes and numbers, up to `TOLERANCE`; return the largest deviation."""
+def check_close(found: Mapping[str, Array], expected: Mapping[str, Array], tolerance: float = TOLERANCE) -> float:
+    """Assert that tensors have the same names, shapes, types and numbers; return the largest deviation."""
     assert found.keys() == expected.keys()
     largest = 0.0
     for name, array in expected.items():
-        assert found[name].shape == array.shape, name
+        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype), name
         scale = max(float(np.max(np.abs(array), initial=0.0)), SMALLEST)
-        np.testing.assert_allclose(found[name], array, rtol=0.0, atol=TOLERANCE * scale, err_msg=name)
+        np.testing.assert_allclose(found[name], array, rtol=0.0, atol=tolerance * scale, err_msg=name)
         largest = max(largest, float(np.max(np.abs(found[name] - array), initial=0.0)) / scale)
     return largest
 
@@ -235,18 +239,26 @@ class Execution:
         microbatches: Data of the first step.
         states: States before the first step.
         expected: What each step computes.
+        tolerance: By how much a plan may deviate from that, relative to the largest element of a tensor.
     """
 
     folded: Folded
     microbatches: Sequence[Mapping[str, Array]]
     states: Mapping[str, Array]
     expected: Sequence[StepResult]
+    tolerance: float = TOLERANCE
 
     @classmethod
-    def of(cls, name: str, samples: int, count: int, *, train: bool = True, steps: int = 1) -> "Execution":
-        """Return a tiny model of the zoo on `count` random microbatches."""
-        graph = model_graph(name, samples, train=train)
-        return cls.of_graph(graph, *model_feeds(name, graph, count), steps=steps)
+    def of(
+        cls, name: str, samples: int, count: int, *, train: bool = True, steps: int = 1, double: bool = True
+    ) -> "Execution":
+        """Return a tiny model of the zoo, in float64 or float32, on `count` random microbatches."""
+        graph = model_graph(name, samples, train=train, double=double)
+        data, states = model_feeds(name, graph, count)
+        if double:
+            return cls.of_graph(graph, data, states, steps=steps)
+        single = cls.of_graph(graph, [_single(each) for each in data], _single(states), steps=steps)
+        return replace(single, tolerance=TOLERANCE_FLOAT32)
 
     @classmethod
     def of_graph(
@@ -284,15 +296,16 @@ class Execution:
         for expected in self.expected:
             try:
                 found = run_step(program, self.folded, data, states, EXECUTOR)
-                largest = max(largest, _check_step(found, expected))
+                pairs = [*zip(found.outputs, expected.outputs, strict=True)]
+                pairs += [(found.gradients, expected.gradients), (found.states, expected.states)]
+                largest = max(largest, *(check_close(*pair, self.tolerance) for pair in pairs))
             except (AssertionError, ProgramError):
-                run_step(program, self.folded, data, states, EXECUTOR, check=TOLERANCE)
+                run_step(program, self.folded, data, states, EXECUTOR, check=self.tolerance)
                 raise
             data, states = next_data(graph, data), next_states(graph, found.states)
         return largest
 
 
-def _check_step(found: StepResult, expected: StepResult) -> float:
-    pairs = [*zip(found.outputs, expected.outputs, strict=True)]
-    pairs += [(found.gradients, expected.gradients), (found.states, expected.states)]
-    return max(check_close(*pair) for pair in pairs)
+def _single(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays with floats in float32."""
+    return {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in arrays.items()}

@@ -182,7 +182,7 @@ def _fitting(writer: Writer, region: Sequence[str], index: int) -> list[Maker]:
         makers += [_split] * any(size % 2 == 0 for size in shape)
         makers += [_squeeze]
     if rank in (3, 4) and min(shape[2:]) > 2:
-        makers += [_conv, _pool]
+        makers += [_conv, _pool] * 4  # images are few, and windows have the most to get wrong
     return makers
 
 

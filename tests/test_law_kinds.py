@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from autopar.discover import discover
 from autopar.plan import Plan
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
-from tests.executions import TINY, Execution, interleave, model_rules, random_plan, solved_plan
+from tests.executions import TINY, Execution, interleave, model_graph, model_rules, random_plan, solved_plan
 from tests.named_plans import Data, Expert, Free, Megatron, Task, Vocabulary, check_kind, named_plan
 
 SAMPLES, STEPS = 4, 3
@@ -146,3 +147,15 @@ def test_hybrids_on_8_devices_train_like_the_model(model: str, configuration: Co
     execution.check(random_plan(execution.folded, rules, configuration, SAMPLES, seed=8))
     if len(configuration.mesh.axes) < 3:
         execution.check(solved_plan(execution.folded, rules, configuration, SAMPLES))
+
+
+@pytest.mark.parametrize(
+    "model", [name if name in ("llama3-8b", "mlp-xs") else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
+)
+def test_float32_keeps_the_law_up_to_its_rounding(model: str, cache_dir: Path) -> None:
+    """Rules do not depend on the precision, nor do plans."""
+    configuration = HYBRIDS[0]
+    execution = Execution.of(model, SAMPLES, configuration.num_microbatches, steps=STEPS, double=False)
+    rules = discover(model_graph(model, 10, double=False), cache_dir=cache_dir)
+
+    execution.check(random_plan(execution.folded, rules, configuration, SAMPLES, seed=32))

@@ -94,6 +94,7 @@ def test_copies_that_differ_are_an_error() -> None:
     mesh, replicated = Mesh.of(tp=2), (Replicate(),)
 
     assert gather([np.ones(2), np.ones(2) * (1 + 1e-15)], replicated, mesh).tolist() == [1, 1]
+    assert gather([np.ones(2, np.float32), np.ones(2, np.float32) * (1 + 1e-6)], replicated, mesh).tolist() == [1, 1]
     for first, second in ((np.ones(2), np.array([1.0, 1.1])), (np.array([1]), np.array([2]))):
         with pytest.raises(ProgramError, match="copies of one tensor hold different values"):
             gather([first, second], replicated, mesh)

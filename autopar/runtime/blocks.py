@@ -25,6 +25,8 @@ _REDUCE: Mapping[str, np.ufunc] = {
     "prod": np.multiply,
     "logsumexp": np.logaddexp,
 }
+_ROUNDING = {8: 1e-9, 4: 1e-4, 2: 1e-2}
+"""By how much copies may differ, relative to the largest element, by bytes per float."""
 _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "logsumexp": -np.inf}
 
 
@@ -70,7 +72,7 @@ def _same(first: Array, second: Array) -> bool:
     if first.dtype.kind != "f":
         return bool(np.array_equal(first, second))
     scale = float(np.max(np.abs(first), initial=0.0, where=np.isfinite(first)))
-    return bool(np.allclose(first, second, rtol=0.0, atol=1e-9 * scale, equal_nan=True))
+    return bool(np.allclose(first, second, rtol=0.0, atol=_ROUNDING[first.dtype.itemsize] * scale, equal_nan=True))
 
 
 def scatter(array: Array, placements: Placements, mesh: Mesh) -> Blocks:
