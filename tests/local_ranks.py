@@ -47,6 +47,10 @@ class NumpyMemory(Memory):
         """Return a copy."""
         return np.array(tensor, order="C")
 
+    def blank(self, like: Array, shape: Sequence[int]) -> Array:
+        """Return an array."""
+        return np.empty(shape, like.dtype)
+
     def filled(self, like: Array, shape: Sequence[int], value: float) -> Array:
         """Return an array of one value."""
         return np.full(shape, value, like.dtype)

@@ -88,7 +88,7 @@ def _moved(tensor: Tensor, source: int, target: int) -> Tensor:
 
 def all_gather(tensor: Tensor, placement: Shard, group: Group, communicator: Communicator, memory: Memory) -> Pending:
     """Start to gather the blocks of a group into copies."""
-    out = memory.contiguous(memory.filled(tensor, (len(group), *tensor.shape), 0))
+    out = memory.blank(tensor, (len(group), *tensor.shape))
     handle = communicator.all_gather(out, tensor, group)
     return Pending(handle, lambda: memory.contiguous(merge(out, placement)))
 
@@ -119,7 +119,7 @@ def _reduce_scatter(
     size, xp = len(group), memory.xp
     pieces = memory.contiguous(split(tensor, target, size))
     if reduce in ("sum", "mean"):
-        out = memory.contiguous(memory.filled(tensor, tuple(pieces.shape[1:]), 0))
+        out = memory.blank(tensor, tuple(pieces.shape[1:]))
         handle = communicator.reduce_scatter(out, pieces, group)
         return Pending(handle, lambda: out / size if reduce == "mean" else out)
     received = xp.empty_like(pieces)

@@ -82,6 +82,9 @@ class Memory(Protocol):
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a contiguous tensor of its own."""
 
+    def blank(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return an uninitialised tensor of the element type of another one."""
+
     def filled(self, like: Tensor, shape: Sequence[int], value: float) -> Tensor:
         """Return a tensor of one value and of the element type of another."""
 

@@ -31,11 +31,12 @@ def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[st
             {
                 "forward": spent[Pass.FORWARD],
                 "backward": spent[Pass.BACKWARD],
-                "collectives": found.collective_seconds,
+                # differences of sums, which rounding may leave below zero
+                "collectives": max(0.0, found.collective_seconds),
                 "transfers": found.wait_seconds + found.bubble_seconds,
                 "reduce": found.gradient_seconds,
                 "update": found.update_seconds,
-                "gather": max(0.0, found.gather_seconds),  # a difference of sums, which rounding may leave below zero
+                "gather": max(0.0, found.gather_seconds),
             }
         )
     return timeline, tuple(stages)
