@@ -189,13 +189,12 @@ def check_strategy(op: Op, strategy: Strategy, inputs: Sequence[Array | None], o
             attrs[number.attr] = tuple(entries) if isinstance(value, tuple) else entries[0]  # type: ignore[assignment]
         kind, names = op.kind, op.inputs
         if strategy.local is not None:
-            held = local[strategy.local.input]
-            assert held is not None
-            whole_input = inputs[strategy.local.input]
+            whole_input, sharded = inputs[strategy.local.input], strategy.inputs[strategy.local.input]
             assert whole_input is not None
+            assert isinstance(sharded, Shard)
             kind, names = strategy.local.kind, (*names, "start")
-            attrs["size"] = whole_input.shape[strategy.local.dim]
-            local.append(np.asarray(rank * held.shape[strategy.local.dim], np.int64))
+            rows = attrs["size"] = whole_input.shape[strategy.local.dim]
+            local.append(np.asarray(_blocks(rows, sharded, size)[rank][0], np.int64))
         local_op = Op(op.name, kind, names, op.outputs, tuple(sorted(attrs.items())))
         parts.append(executor.run(local_op, local, opset))
     for index, placement in enumerate(strategy.outputs):
@@ -225,7 +224,13 @@ def _place(array: Array | None, placement: Placement, rank: int, size: int) -> A
 
 
 def terms(array: Array, reduce: str, size: int) -> list[Array]:
-    """Return terms that a reduction makes into the array."""
+    """Return terms that a reduction makes into the array, of its type."""
+    if array.dtype.kind in "iu":
+        shift = np.arange(size) - (size - 1) // 2
+        spread = {"sum": np.append(shift[:-1], -shift[:-1].sum()), "max": -np.arange(size), "min": np.arange(size)}
+        return [
+            (array * (reduce != "sum" or rank == 0) + spread[reduce][rank]).astype(array.dtype) for rank in range(size)
+        ]
     noise = [np.random.default_rng(i).uniform(-2, 2, array.shape) for i in range(size - 1)]
     match reduce:
         case "sum":

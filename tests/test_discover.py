@@ -175,12 +175,13 @@ def test_op_of_another_graph_has_no_rule() -> None:
 
 
 def test_progress_counts_distinct_ops() -> None:
-    """One call for each distinct op, the last one with everything done."""
+    """One call for each distinct op, the last one with everything done; which is first is left to chance."""
     calls: list[Progress] = []
 
     discover(chain(3, 32, 64), progress=calls.append)
 
-    assert [(call.done, call.total, call.detail) for call in calls] == [(1, 2, "MatMul"), (2, 2, "Relu")]
+    assert [(call.done, call.total) for call in calls] == [(1, 2), (2, 2)]
+    assert {call.detail for call in calls} == {"MatMul", "Relu"}
 
 
 @pytest.fixture(scope="module")

@@ -44,20 +44,20 @@ ELEMENTWISE: list[Case] = [
         [flags(B, 1, S), floats(B, H, S), np.array(0.0)],
         1,
         {},
-        "[b,.,c],[b,a,c],[]->[b,a,c]; R,P,R->P",
+        "[a,.,b],[a,c,b],[]->[a,c,b]; R,P,R->P",
     ),
     ("Sum", [floats(B, S)] * 4, 1, {}, "[a,b],[a,b],[a,b],[a,b]->[a,b]; P,P,P,P->P"),
 ]
 
 PRODUCTS: list[Case] = [
     # The contraction c is the dim MetaDist loses in low precision; batch dims of the left operand stay.
-    ("MatMul", [floats(B, S, D), floats(D, V)], 1, {}, "[b,c,d],[d,a]->[b,c,a]; d: sum; P,R->P; R,P->P"),
+    ("MatMul", [floats(B, S, D), floats(D, V)], 1, {}, "[a,b,c],[c,d]->[a,b,d]; c: sum; P,R->P; R,P->P"),
     (
         "MatMul",
         [floats(B, H, S, K), floats(B, H, K, S)],
         1,
         {},
-        "[b,c,d,e],[b,c,e,a]->[b,c,d,a]; e: sum; P,R->P; R,P->P",
+        "[a,b,c,d],[a,b,d,e]->[a,b,c,e]; d: sum; P,R->P; R,P->P",
     ),
     # The bias is added once: with the contraction sharded it has to be a partial sum itself.
     (
@@ -65,35 +65,38 @@ PRODUCTS: list[Case] = [
         [floats(S, D), floats(D, V), floats(V)],
         1,
         {},
-        "[b,c],[c,a],[a]->[b,a]; c: sum, #2 partial; P,R,P->P; R,P,P->P",
+        "[a,b],[b,c],[c]->[a,c]; b: sum, #2 partial; P,R,P->P; R,P,P->P",
     ),
     (
         "Einsum",  # the gradient of a weight: batch and sequence are contracted
         [floats(B, S, D), floats(B, S, V)],
         1,
         {"equation": "bsd,bsv->dv"},
-        "[b,c,d],[b,c,a]->[d,a]; b: sum; c: sum; P,R->P; R,P->P",
+        "[a,b,c],[a,b,d]->[c,d]; a: sum; b: sum; P,R->P; R,P->P",
     ),
     (
         "Conv",
         [floats(4, C, 8, 8), floats(2 * C, C, 3, 3), floats(2 * C)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)},
-        "[b,c,d,e],[a,c,.,.],[a]->[b,a,d,e]; c: sum, #2 partial; P,R,P->P; R,P,P->P",
+        "[a,b,c,d],[e,b,.,.],[e]->[a,e,c,d]; b: sum, #2 partial; c: halo #0 dim 2 +1+1, sets pads[0]=0, pads[2]=0; "
+        "d: halo #0 dim 3 +1+1, sets pads[1]=0, pads[3]=0; P,R,P->P; R,P,P->P",
     ),
     (
         "Conv",  # a depthwise convolution: the channels go with the groups
         [floats(4, C, 8, 8), floats(C, 1, 3, 3)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "group": C},
-        "[a,b,c,d],[b,.,.,.]->[a,b,c,d]; b: scales group[0]; P,R->P; R,P->P",
+        "[a,b,c,d],[b,.,.,.]->[a,b,c,d]; b: scales group[0]; c: halo #0 dim 2 +1+1, sets pads[0]=0, pads[2]=0; "
+        "d: halo #0 dim 3 +1+1, sets pads[1]=0, pads[3]=0; P,R->P; R,P->P",
     ),
     (
         "MaxPool",
         [floats(4, C, 8, 8)],
         1,
         {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)},
-        "[a,b,c,d]->[a,b,c,d]",
+        "[a,b,c,d]->[a,b,c,d]; c: halo #0 dim 2 +1+0 lowest, sets pads[0]=0, pads[2]=0; "
+        "d: halo #0 dim 3 +1+0 lowest, sets pads[1]=0, pads[3]=0",
     ),
     ("GlobalAveragePool", [floats(4, C, 7, 7)], 1, {}, "[a,b,c,d]->[a,b,.,.]; c: mean; d: mean; P->P"),
 ]
@@ -121,7 +124,14 @@ NORMS: list[Case] = [
     ("ReduceMin", [floats(B, S, D), ints(-1)], 1, {}, "[a,b,c],_->[a,b,.]; c: min"),
     ("ArgMax", [floats(B, S, D)], 1, {"axis": 2, "keepdims": 0}, "[a,b,.]->[a,b]"),
     ("CumSum", [floats(B, S, D), np.array(1)], 1, {}, "[a,.,b],_->[a,.,b]; P,R->P"),
-    ("Trilu", [floats(B, S, S)], 1, {}, "[a,b,c]->[a,b,c]; P->P"),
+    (
+        "Trilu",
+        [floats(B, S, S)],
+        1,
+        {},
+        "[a,b,c]->[a,b,c]; b: runs autopar::TriluRowsPart from #0 dim 1; "
+        "c: runs autopar::TriluColumnsPart from #0 dim 2; P->P",
+    ),
 ]
 
 ATTENTION: list[Case] = [
@@ -131,28 +141,28 @@ ATTENTION: list[Case] = [
         [floats(B, H, S, K)] * 3,
         1,
         {"is_causal": 1},
-        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; c: runs autopar::AttentionPart from #0 dim 2; R,R,P->P",
     ),
     (
         "Attention",
         [floats(B, H, S, K)] * 3,
         1,
         {},
-        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; R,R,P->P",
     ),
     (
         "Attention",  # grouped queries: 4 query heads to each key head
         [floats(2, 16, S, K), floats(2, 4, S, K), floats(2, 4, S, K)],
         1,
         {"is_causal": 1},
-        "[b,c,d,.],[b,c,.,.],[b,c,.,a]->[b,c,d,a]; R,R,P->P",
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d]->[a,b,c,d]; c: runs autopar::AttentionPart from #0 dim 2; R,R,P->P",
     ),
     (
         "Attention",  # the mask is sharded with the queries
         [floats(B, H, S, K)] * 3 + [floats(B, 1, S, S)],
         1,
         {},
-        "[b,c,d,.],[b,c,.,.],[b,c,.,a],[b,.,d,.]->[b,c,d,a]; R,R,P,R->P",
+        "[a,b,c,.],[a,b,.,.],[a,b,.,d],[a,.,c,.]->[a,b,c,d]; R,R,P,R->P",
     ),
     (
         "RotaryEmbedding",
@@ -172,11 +182,11 @@ SHAPES: list[Case] = [
         [floats(B, S, D), ints(B, S, H, K)],
         1,
         {},
-        "[a,b,c|d],_->[a,b,c,d]; a: scales #1[0]; b: scales #1[1]; c: scales #1[2]; d: scales #1[3]; P,R->P",
+        "[a,b,c|d/12],_->[a,b,c,d]; a: scales #1[0]; b: scales #1[1]; c: scales #1[2]; d: scales #1[3]; P,R->P",
     ),
-    ("Reshape", [floats(B, S, H, K), ints(0, 0, -1)], 1, {}, "[a,b,c,d],_->[a,b,c|d]; P,R->P"),
-    ("Reshape", [floats(B, S, D), ints(-1, D)], 1, {}, "[a,b,c],_->[a|b,c]; c: scales #1[1]; P,R->P"),
-    ("Flatten", [floats(B, C, 3, 3)], 1, {"axis": 1}, "[a,b,c,d]->[a,b|c|d]; P->P"),
+    ("Reshape", [floats(B, S, H, K), ints(0, 0, -1)], 1, {}, "[a,b,c,d],_->[a,b,c|d/12]; P,R->P"),
+    ("Reshape", [floats(B, S, D), ints(-1, D)], 1, {}, "[a,b,c],_->[a|b/8,c]; c: scales #1[1]; P,R->P"),
+    ("Flatten", [floats(B, C, 3, 3)], 1, {"axis": 1}, "[a,b,c,d]->[a,b|c/16|d/48]; P->P"),
     ("Unsqueeze", [floats(B, S, D), ints(2)], 1, {}, "[a,b,c],_->[a,b,.,c]; P,R->P"),
     ("Squeeze", [floats(B, 1, D), ints(1)], 1, {}, "[a,.,b],_->[a,b]; P,R->P"),
     (
@@ -184,52 +194,70 @@ SHAPES: list[Case] = [
         [floats(B, 1, S, 1), ints(B, H, S, V)],
         1,
         {},
-        "[c,.,d,.],_->[c,a,d,b]; a: scales #1[1]; b: scales #1[3]; c: scales #1[0]; d: scales #1[2]; P,R->P",
+        "[a,.,b,.],_->[a,c,b,d]; a: scales #1[0]; b: scales #1[2]; c: scales #1[1]; d: scales #1[3]; P,R->P",
     ),
     (
         "Slice",
         [floats(B, S, D), ints(0), ints(S // 2), ints(1)],
         1,
         {},
-        "[a,b,c],_,_,_->[a,b,c]; b: scales #2[0]; P,R,R,R->P",
+        "[a,b/2,c],_,_,_->[a,b,c]; b: scales #2[0]; P,R,R,R->P",
     ),
     # Each device has its share of both parts, side by side: the result is sharded block-cyclic.
-    ("Concat", [floats(B, S, D)] * 2, 1, {"axis": 2}, "[a,b,c],[a,b,c]->[a,b,c]; P,P->P"),
+    ("Concat", [floats(B, S, D)] * 2, 1, {"axis": 2}, "[a,b,c],[a,b,c]->[a,b,c/2]; P,P->P"),
     # A contiguous shard of a fused projection is not a shard of each of its parts, but one in chunks is.
     (
         "Split",
         [floats(B, S, 3 * D), ints(D, D, D)],
         3,
         {"axis": 2},
-        "[a,b,c],_->[a,b,c],[a,b,c],[a,b,c]; c: scales #1[0], #1[1], #1[2]; P,R->P,P,P",
+        "[a,b,c/3],_->[a,b,c],[a,b,c],[a,b,c]; c: scales #1[0], #1[1], #1[2]; P,R->P,P,P",
     ),
     (
         "Split",
         [floats(B, S, 6 * K), ints(4 * K, K, K)],
         3,
         {"axis": 2},
-        "[a,b,c],_->[a,b,c],[a,b,c],[a,b,c]; c: scales #1[0], #1[1], #1[2]; P,R->P,P,P",
+        "[a,b,c/6],_->[a,b,c/4],[a,b,c],[a,b,c]; c: scales #1[0], #1[1], #1[2]; P,R->P,P,P",
     ),
     ("Shape", [floats(B, S)], 1, {}, "[.,.]->[.]; P->R"),
 ]
 
 INDEXING: list[Case] = [
-    ("Gather", [floats(V, D), indices(V, B, S)], 1, {}, "[d,c],[a,b]->[a,b,c]; d: sum; P,R->P"),
-    ("Gather", [floats(B, S, D), np.array(3)], 1, {"axis": 1}, "[a,c,b],_->[a,b]; c: sum; P,R->P"),
+    (
+        "Gather",
+        [floats(V, D), indices(V, B, S)],
+        1,
+        {},
+        "[a,b],[c,d]->[c,d,b]; a: sum, runs autopar::GatherPart from #0 dim 0; P,R->P",
+    ),
+    (
+        "Gather",
+        [floats(B, S, D), np.array(3)],
+        1,
+        {"axis": 1},
+        "[a,b,c],_->[a,c]; b: sum, runs autopar::GatherPart from #0 dim 1; P,R->P",
+    ),
     (
         "GatherND",
         [floats(B, S, D), indices(S, B, 5, 1)],
         1,
         {"batch_dims": 1},
-        "[b,d,c],[b,a,.]->[b,a,c]; d: sum; P,R->P",
+        "[a,b,c],[a,d,.]->[a,d,c]; b: sum, runs autopar::GatherNDPart from #0 dim 1; P,R->P",
     ),
-    ("GatherElements", [floats(B, S), indices(S, B, 4)], 1, {"axis": 1}, "[b,c],[b,a]->[b,a]; c: sum; P,R->P"),
+    (
+        "GatherElements",
+        [floats(B, S), indices(S, B, 4)],
+        1,
+        {"axis": 1},
+        "[a,b],[a,c]->[a,c]; b: sum, runs autopar::GatherElementsPart from #0 dim 1; P,R->P",
+    ),
     (
         "ScatterElements",
         [floats(B, S), indices(S, B, 4), floats(B, 4)],
         1,
         {"axis": 1, "reduction": "add"},
-        "[b,c],[b,a],[b,a]->[b,c]; a: sum, #0 partial; P,R,P->P",
+        "[a,b],[a,c],[a,c]->[a,b]; b: runs autopar::ScatterElementsPart from #0 dim 1; c: sum, #0 partial; P,R,P->P",
     ),
     ("TopK", [floats(B, S, V), ints(2)], 2, {"axis": -1}, "[a,b,.],_->[a,b,.],[a,b,.]"),
     (
@@ -248,7 +276,7 @@ FUNCTIONS: list[Case] = [
         [indices(V, B, S), np.arange(V), floats(B, S, D)],
         1,
         {"axis": 0},
-        "[c,d],[b],[c,d,a]->[b,a]; c: sum; d: sum; R,R,P->P",
+        "[a,b],[c],[a,b,d]->[c,d]; a: sum; b: sum; R,R,P->P",
     ),
     (
         "autopar::LayerNormalizationGrad",
@@ -380,6 +408,26 @@ TERMS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
     ("Exp", [floats(B, S)], {}, "P->P(prod) P(max)->P(max) P(min)->P(min) P(logsumexp)->P"),
     ("Reciprocal", [floats(B, S)], {}, "P(prod)->P(prod)"),
     ("Gelu", [floats(B, S)], {}, ""),
+    # Whether a factor is positive, nobody knows; nor which side is picked.
+    (
+        "Mul",
+        [floats(B, S), floats()],
+        {},
+        "P,R->P R,P->P R,P(mean)->P(mean) P(mean),R->P(mean) P(prod),P(prod)->P(prod)",
+    ),
+    (
+        "Mul",
+        [floats(B, S), floats(2, 1, 1)],
+        {},
+        "P,R->P R,P->P R,P(mean)->P(mean) P(mean),R->P(mean) P(prod),P(prod)->P(prod)",
+    ),
+    (
+        "Where",
+        [flags(), floats(B, S), floats(B, S)],
+        {},
+        "R,P,P->P R,P(mean),P(mean)->P(mean) R,P(max),P(max)->P(max) R,P(min),P(min)->P(min) "
+        "R,P(prod),P(prod)->P(prod) R,P(logsumexp),P(logsumexp)->P(logsumexp)",
+    ),
     # Counts are integers; numbers that index are no terms.
     ("Cast", [indices(9, B, S)], {"to": 11}, "P->P P(max)->P(max) P(min)->P(min)"),
     ("ReduceSum", [indices(9, B, S), ints(1)], {}, "P,R->P"),

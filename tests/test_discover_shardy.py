@@ -2,10 +2,11 @@
 
 import pytest
 
-from autopar.discover import Strategy
+from autopar.discover import Strategy, discover
 from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placement
 from tests.shardy import Comparison, Wanted, compare, expert_rules
 from tests.shardy_cases import CASES
+from tests.single_ops import check_rule, draw_all, merge, single_op
 
 pytest.importorskip("jaxlib", reason="needs Shardy, which comes with jaxlib: pip install autopar[jax]")
 pytest.importorskip("jax", reason="needs jax, which sets up Shardy's dialects: pip install autopar[jax]")
@@ -35,6 +36,19 @@ def test_what_the_expert_shards_is_found_or_explained(comparisons: list[Comparis
     missed = {str(wanted) for wanted in comparison.missed}
 
     assert missed == comparison.case.missing.keys(), comparison.expert.text
+
+
+@pytest.mark.slow
+def test_strategies_of_all_compared_ops_hold() -> None:
+    """Sharded op == whole op on the real shapes, on axes of 2, 3 and 4, also beyond the expert's rules."""
+    graphs = [single_op(case.kind, case.inputs, case.num_outputs, **case.attrs) for case in CASES]
+    merged = merge([graph for graph, _ in graphs])
+    rules = discover(merged)
+
+    for case, (graph, op), renamed in zip(CASES, graphs, merged.ops, strict=True):
+        if op.kind != "Cast":  # to float32, which rounds every term
+            for size in (2, 3, 4):
+                check_rule(graph, op, rules.of(renamed), draw_all(case.inputs, seed=size), size)
 
 
 def test_rule_is_read_as_shardy_prints_it() -> None:

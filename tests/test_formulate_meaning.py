@@ -1,6 +1,6 @@
 """What placements stand for: which terms a partial value has, in how many chunks a dim is sharded."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -26,7 +26,7 @@ def strategy(text: str, *, cyclic: bool = False) -> Strategy:
     return Strategy(inputs, outputs, cyclic=cyclic)
 
 
-def means(graph: Graph, offered: dict[str, Iterable[Strategy]]) -> Meaning:
+def means(graph: Graph, offered: Mapping[str, Iterable[Strategy]]) -> Meaning:
     """Return what placements stand for when ops can do this and nothing else but replicate."""
 
     def rule(op: Op) -> Rule:
@@ -103,7 +103,7 @@ ALONG = strategy("S(1)->S(1)", cyclic=True)
     ],
 )
 def test_chunks_spread_along_what_ties_dims(
-    offered: dict[str, list[Strategy]], chunks: tuple[int, ...], offers: str
+    offered: Mapping[str, Sequence[Strategy]], chunks: tuple[int, ...], offers: str
 ) -> None:
     """From the strategy that asks for them to the parameter; what disagrees is not offered."""
     found = means(chain("Relu", "Abs"), offered)

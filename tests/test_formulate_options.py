@@ -229,6 +229,7 @@ def test_a_spatial_split_trains_like_the_whole() -> None:
     halos = {op.kind: op_placements(plan)[op.name].halos for op in layer.ops}
     rows = (HaloRows(0, 2, "inner", 1, 1),)
     assert (halos["Conv"], halos["ConvTranspose"], halos["autopar::ConvWeightGrad"]) == (rows, rows, rows)
+    assert plan.summary.startswith("dp=1 × spatial=4 ")
 
 
 def test_the_simulator_takes_as_long_as_the_planner(net: Execution, net_rules: Rules) -> None:

@@ -27,6 +27,8 @@ _UNBOUNDED = 1009
 """An index no proxy dim has: an op that takes it does not index with that input."""
 _FINE, _COARSE = 1e-9, 1e12
 """Numbers beyond are guards against division by zero and masks, not thresholds."""
+_FEW = 8
+"""Up to this many elements signs are not left to chance."""
 _SPECIAL = 0.2
 """Share of integers that are special."""
 
@@ -74,7 +76,15 @@ def sample(
         arrays = [
             None
             if operand is None
-            else _draw(operand, ranges.get(i, _Range(0, 2)), mood, i in mood.positive, rng, spared=seed % 2 == 0)
+            else _draw(
+                operand,
+                ranges.get(i, _Range(0, 2)),
+                mood,
+                rng,
+                positive=i in mood.positive,
+                spared=seed % 2 == 0,
+                turned=(seed + i) % 2 == 0,
+            )
             for i, operand in enumerate(sketch.inputs)
         ]
         outputs = run_sketch(sketch, arrays, executor)
@@ -115,9 +125,27 @@ def _entries(value: Attr) -> tuple[object, ...]:
 
 
 def _draw(
-    operand: Operand, range_: _Range, mood: _Mood, positive: bool, rng: np.random.Generator, spared: bool
+    operand: Operand,
+    range_: _Range,
+    mood: _Mood,
+    rng: np.random.Generator,
+    *,
+    positive: bool,
+    spared: bool,
+    turned: bool,
 ) -> Array:
-    """Return data for one input."""
+    """Return data for one input.
+
+    Args:
+        operand: The input.
+        range_: Which integers it may hold.
+        mood: What the data are like.
+        rng: Draws them.
+        positive: Whether floats are positive.
+        spared: Whether the first integer of the range is left out.
+        turned: Whether a tensor of few elements has the opposite signs: a product by a scalar is monotone only while
+            its sign is luck.
+    """
     if operand.content is not None:
         return operand.array()
     shape = operand.shape
@@ -125,11 +153,13 @@ def _draw(
         if positive:
             return rng.uniform(0.1, mood.spread, shape)
         normal = rng.standard_normal(shape)
+        if normal.size <= _FEW:
+            normal = np.abs(normal) * (-1.0) ** (np.arange(normal.size) + turned).reshape(shape)
         return normal if len(mood.scales) == 1 else normal * rng.choice(mood.scales, shape)
     size = int(np.prod(shape))
     if operand.dtype == "bool":
         flags = rng.random(size) < mood.truth
-        flags[: min(2, size)] = (not spared, spared)[: min(2, size)]  # a single one is true, then false
+        flags[: min(2, size)] = (not turned, turned)[: min(2, size)]
         return rng.permutation(flags).reshape(shape)
     low = max(0, range_.low) if operand.dtype.startswith("u") else range_.low
     count = range_.high - low
@@ -138,6 +168,8 @@ def _draw(
         cycle[0] = range_.high - 1
     if spared and count > 1:
         cycle[cycle == low] = range_.high - 1
+    if size == 1 and low < 0 and turned:
+        cycle[0] = low
     values = rng.permutation(cycle)
     for number in range_.special:
         values[rng.random(size) < _SPECIAL] = number

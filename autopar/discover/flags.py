@@ -45,7 +45,7 @@ def holds_uneven(strategy: Strategy, trial: Trial) -> bool:
     sizes = trial.sharded_sizes(strategy)
     n = trial.divisor(strategy)
     changed = (*strategy.scaled, *strategy.halos, *strategy.replaced)
-    if len(set(sizes)) != 1 or n is None or changed or strategy.local is not None:
+    if len(set(sizes)) != 1 or n is None or changed:
         return False
     size, chunks = sizes[0]
     return chunks == 1 and size > n and trial.holds(strategy, n, uneven=True)

@@ -1,8 +1,8 @@
 """Strategies on which a device runs another op, because it has to know where its block starts.
 
 A gather from a table of which a device holds some rows is the standard example: the rows of other devices read as 0,
-and the sum over the devices is the result. A table names the ops that could stand in for an op; on which dims they do,
-and what comes out, is found by running them.
+and the sum over the devices is the result. A table names the kinds that could do for an op; on which dims they do, and
+what comes out, is found by running them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from autopar.sharding import Placement, Replicate, Shard
 
 
 @dataclass(frozen=True, slots=True)
-class _StandIn:
+class _Candidate:
     """A kind to try in place of an op.
 
     Attributes:
@@ -28,44 +28,44 @@ class _StandIn:
     sharded: tuple[int, ...] = (0,)
 
 
-_STAND_INS: Mapping[str, tuple[_StandIn, ...]] = {
-    "Attention": (_StandIn("autopar::ScaledAttentionPart"), _StandIn("autopar::AttentionPart")),
-    "autopar::AttentionGrad": (_StandIn("autopar::AttentionGradPart", (0, 3)),),
-    "Gather": (_StandIn("autopar::GatherPart"),),
-    "GatherElements": (_StandIn("autopar::GatherElementsPart"),),
-    "GatherND": (_StandIn("autopar::GatherNDPart"),),
-    "ScatterElements": (_StandIn("autopar::ScatterElementsPart"),),
-    "ScatterND": (_StandIn("autopar::ScatterNDPart"),),
+_LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
+    "Attention": (_Candidate("autopar::ScaledAttentionPart"), _Candidate("autopar::AttentionPart")),
+    "autopar::AttentionGrad": (_Candidate("autopar::AttentionGradPart", (0, 3)),),
+    "Gather": (_Candidate("autopar::GatherPart"),),
+    "GatherElements": (_Candidate("autopar::GatherElementsPart"),),
+    "GatherND": (_Candidate("autopar::GatherNDPart"),),
+    "ScatterElements": (_Candidate("autopar::ScatterElementsPart"),),
+    "ScatterND": (_Candidate("autopar::ScatterNDPart"),),
     "Trilu": (
-        _StandIn("autopar::TriluRowsPart"),
-        _StandIn("autopar::TriluColumnsPart"),
-        _StandIn("autopar::ShiftedTriluRowsPart"),
-        _StandIn("autopar::ShiftedTriluColumnsPart"),
+        _Candidate("autopar::TriluRowsPart"),
+        _Candidate("autopar::TriluColumnsPart"),
+        _Candidate("autopar::ShiftedTriluRowsPart"),
+        _Candidate("autopar::ShiftedTriluColumnsPart"),
     ),
 }
 """By kind of the op; those that take its inputs and attributes are tried."""
 
 
 def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strategy]:
-    """Iterate over the strategies on 2 devices that shard a dim of the first input and run a stand-in for the op.
+    """Iterate over the strategies on 2 devices that shard a dim of the first input and run a local kind.
 
     Args:
         trial: The op with data.
-        found: Strategies with the op itself; where one shards the same, no stand-in is needed.
+        found: Strategies with the op itself; where one shards the same, no other is needed.
     """
     sketch = trial.proxy.sketch
     data, known = sketch.inputs[0] if sketch.inputs else None, {strategy.inputs for strategy in found}
     if data is None or data.content is not None:
         return
-    stand_ins = [stand_in for stand_in in _STAND_INS.get(sketch.kind, ()) if _takes(stand_in.kind, sketch)]
+    others = [other for other in _LOCAL_KINDS.get(sketch.kind, ()) if _takes(other.kind, sketch)]
     for dim in range(len(data.shape)):
-        for stand_in in stand_ins:
+        for other in others:
             placements: tuple[Placement, ...] = tuple(
-                Shard(dim) if i in stand_in.sharded else Replicate() for i in range(len(sketch.inputs))
+                Shard(dim) if i in other.sharded else Replicate() for i in range(len(sketch.inputs))
             )
             if placements in known:
                 break
-            candidate = Strategy(placements, (), local=Local(stand_in.kind, 0, dim))
+            candidate = Strategy(placements, (), local=Local(other.kind, 0, dim))
             outputs = trial.run(candidate, 2)
             if outputs is not None:
                 yield replace(candidate, outputs=outputs)

@@ -24,6 +24,7 @@ from autopar.discover.sketch import Sketch
 from autopar.discover.terms import IDEMPOTENT, as_terms, float_inputs, term_sets
 from autopar.discover.trial import Trial, close
 from autopar.execute import Executor
+from autopar.progress import StopCallback, never
 from autopar.sharding import Partial, Placement, Replicate, Shard
 
 _MAX_EXECUTIONS = 4000
@@ -89,13 +90,19 @@ class _Found:
     reason: str
 
 
-def _explore(trial: Trial) -> _Found:
+def _explore(trial: Trial, should_stop: StopCallback) -> _Found:
     """Return all strategies on 2 devices."""
     sketch, counts = trial.proxy.sketch, trial.proxy.counts
     scalings = _scalings(trial.proxy.scalable)
     regroups = refinement(sketch) is not None
     floats = float_inputs(sketch)
     found: list[Strategy] = []
+
+    def stopped() -> bool:
+        return trial.num_executions > _MAX_EXECUTIONS or should_stop()
+
+    def early() -> _Found:
+        return _Found(found, f"search stopped after {trial.num_executions} executions")
 
     def attempt(candidate: Strategy) -> bool:
         outputs = trial.run(candidate, 2)
@@ -115,8 +122,8 @@ def _explore(trial: Trial) -> _Found:
         if outputs is not None and any(isinstance(placement, Shard) for placement in outputs):
             found.append(Strategy(whole, outputs, scaled))
     for placements in _candidates(sketch):
-        if trial.num_executions > _MAX_EXECUTIONS:
-            return _Found(found, f"search stopped after {trial.num_executions} executions")
+        if stopped():
+            return early()
         holds = attempt_scaled(placements)
         if not holds:
             # A bias is added once: with the contraction sharded, it has to be a partial sum itself.
@@ -127,20 +134,26 @@ def _explore(trial: Trial) -> _Found:
         if regroups or not holds:
             for candidate in chunked(placements, sketch, counts):
                 attempt_scaled(candidate)
-    sets: dict[str, list[tuple[int, ...]]] = {}
-    for reduce, chosen in term_sets(sketch):
-        if trial.num_executions > _MAX_EXECUTIONS:
-            return _Found(found, f"search stopped after {trial.num_executions} executions")
-        if reduce in IDEMPOTENT and any(set(chosen) <= set(larger) for larger in sets.get(reduce, ())):
-            continue
-        placements = as_terms(sketch, reduce, chosen)
-        outputs = trial.run(Strategy(placements, ()), 2)
-        if outputs is not None and _follows(trial, placements, outputs):
-            found.append(Strategy(placements, outputs))
-            sets.setdefault(reduce, []).append(chosen)
+    for strategy in _partial_strategies(trial):
+        if stopped():
+            return early()
+        found.append(strategy)
     found += local_strategies(trial, found)
     found += halo_strategies(trial, found)
     return _Found(found, "")
+
+
+def _partial_strategies(trial: Trial) -> Iterator[Strategy]:
+    """Iterate over the strategies on 2 devices that only take terms."""
+    sets: dict[str, list[tuple[int, ...]]] = {}
+    for reduce, chosen in term_sets(trial.proxy.sketch):
+        if reduce in IDEMPOTENT and any(set(chosen) <= set(larger) for larger in sets.get(reduce, ())):
+            continue
+        placements = as_terms(trial.proxy.sketch, reduce, chosen)
+        outputs = trial.run(Strategy(placements, ()), 2)
+        if outputs is not None and _follows(trial, placements, outputs):
+            sets.setdefault(reduce, []).append(chosen)
+            yield Strategy(placements, outputs)
 
 
 def _follows(trial: Trial, placements: tuple[Placement, ...], outputs: tuple[Placement, ...]) -> bool:
@@ -175,13 +188,16 @@ def _repeats(strategy: Strategy, trial: Trial) -> bool:
     return n is not None and trial.run(strategy, n) == strategy.outputs
 
 
-def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) -> Rule:
+def find_rule(
+    sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor, should_stop: StopCallback = never
+) -> Rule:
     """Discover the rule of an op on its even and its triple proxy.
 
     Args:
         sketch: The real op, of which only the ranks are used.
         proxies: From `shrink`.
         executor: Runs the op.
+        should_stop: Polled before each candidate; once true, what was found so far is confirmed and returned.
     """
     even, triple = proxies
     replicate = Strategy((Replicate(),) * len(sketch.inputs), (Replicate(),) * len(sketch.outputs))
@@ -203,7 +219,7 @@ def find_rule(sketch: Sketch, proxies: tuple[Proxy, Proxy], executor: Executor) 
         if again is None or not all(close(a, b) for a, b in zip(again, first.whole, strict=True)):
             reason = "replicated: two runs on the same data differ"
         else:
-            found = _explore(first)
+            found = _explore(first, should_stop)
             reason = found.reason
             confirmed = {strategy: _confirmed(strategy, trials) for strategy in found.strategies}
             strategies = list(dict.fromkeys(filter(None, confirmed.values())))

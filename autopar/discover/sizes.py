@@ -11,7 +11,7 @@ multiples of it, and stay multiples of its proxy.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, count, pairwise, product
 from math import prod
 
@@ -35,6 +35,8 @@ class Step:
         exact_ratio: Sizes that are up to this multiple of a smaller one stay the same multiple of its proxy.
         soft_ratio: Sizes that are up to this multiple become some multiple (twice or 3 times) of its proxy.
         windowed: Keep the relation of a sliding window as the op's attributes define it.
+        roomy: Besides, have as many rows in half or a third of an image as windows overlap: a device takes no more from
+            its neighbours than these have.
         halvings: Instead of all that, divide every size by 2 to this power where it can be. Odd sizes stay with
             `keep_small`, else they have proxies of their own.
         counts: Pairs of a size and an attribute that counts parts: the size becomes a multiple of the attribute's
@@ -47,6 +49,7 @@ class Step:
     exact_ratio: int = 1
     soft_ratio: int = 1
     windowed: bool = False
+    roomy: bool = False
     halvings: int = 0
     counts: tuple[tuple[int, str], ...] = ()
     multiples: tuple[tuple[int, int], ...] = ()
@@ -82,8 +85,9 @@ def ladder(sketch: Sketch) -> Iterator[Step]:
     windowed = any(name == "kernel_shape" for name, _ in sketch.attrs)
     ways = list(factorings(sketch))
     if windowed:
-        yield _WINDOWED[0]
-        yield from (Step(keep_small=True, windowed=True, counts=counts) for counts in ways)
+        for roomy in (True, False) if any(least > EVEN.start for least in _least(sketch, EVEN).values()) else (False,):
+            yield replace(_WINDOWED[0], roomy=roomy)
+            yield from (Step(keep_small=True, windowed=True, roomy=roomy, counts=counts) for counts in ways)
         yield from _WINDOWED[1:]
     elif together := _proportions(sketch):
         yield from (Step(keep_small, multiples=together) for keep_small in (False, True))
@@ -91,6 +95,17 @@ def ladder(sketch: Sketch) -> Iterator[Step]:
     for counts in ways:
         yield from (Step(keep_small, counts=counts) for keep_small in (False, True))
     yield from _LADDER[2:]
+    # One ratio alone: 64 query heads to 8 key heads need no more, and all ratios together make proxies too large.
+    for pair in _ratios(sketch):
+        yield from (Step(keep_small, multiples=(pair,)) for keep_small in (False, True))
+
+
+def _ratios(sketch: Sketch) -> Iterator[tuple[int, int]]:
+    """Iterate over pairs of a size and a smaller one that divides it into a few parts."""
+    sizes = sorted(sizes_of(sketch))
+    for small, large in combinations(sizes, 2):
+        if large % small == 0 and large // small <= _MAX_PARTS:
+            yield large, small
 
 
 def made_sizes(sketch: Sketch) -> tuple[int, ...]:
@@ -211,6 +226,7 @@ def assign(sketch: Sketch, step: Step, palette: Palette, attrs_mapped: bool) -> 
         if attrs_mapped:  # above all a kernel must be small; it need not be divisible
             fixed |= {size: 4 * (i + 1) for i, size in enumerate(sorted(large - kept))}
         windows = _windows(sketch, set(sizes) - fixed.keys(), fixed)
+    least = _least(sketch, palette) if step.roomy else {}
     produced = {window.output for window in windows.values()}
     counts = _count_proxies(counted, palette)
     # In order of appearance, so that (B, K) x (K, N) has one proxy whether K or N is larger; ratios need the small ones
@@ -227,9 +243,12 @@ def assign(sketch: Sketch, step: Step, palette: Palette, attrs_mapped: bool) -> 
             nonlocal free
             while free in proxies.values():
                 free += palette.step
-            proxies[size] = free
+            proxy = free
+            while proxy in proxies.values() or proxy < least.get(size, 0):
+                proxy += palette.step
+            proxies[size] = proxy
             free = max(free, palette.start + shift * palette.step)
-            return proxies[size]
+            return proxy
 
         for size in order:
             base = max((s for s in proxies if s not in fixed and s < size and size % s == 0), default=0)
@@ -305,6 +324,23 @@ def _windows(sketch: Sketch, sizes: set[int], fixed: Mapping[int, int]) -> dict[
                 rest = max(1 - small, min(size + room - steps * stride, small - 1))
                 windows[size] = _Window(output, small, span - begin - end + rest)
     return windows
+
+
+def _least(sketch: Sketch, palette: Palette) -> dict[int, int]:
+    """Return the least proxy of each spatial size of which half, or a third, has as many rows as windows overlap."""
+    attrs, blocks = dict(sketch.attrs), 2 if palette.step % 3 else 3
+    kernels = integers(attrs["kernel_shape"])
+    strides, dilations = (integers(attrs.get(name, (1,) * len(kernels))) for name in ("strides", "dilations"))
+    shapes = [operand.shape for operand in sketch.inputs if operand is not None and operand.content is None]
+    least: dict[int, int] = {}
+    for shape in (*shapes, *sketch.outputs):
+        spatial = (shape or ())[-len(kernels) :]
+        if len(shape or ()) != len(kernels) + 2 or spatial == kernels:  # the kernel itself
+            continue
+        for size, kernel, stride, dilation in zip(spatial, kernels, strides, dilations, strict=True):
+            reach = -(-(kernel - 1) * dilation // stride)
+            least[size] = max(least.get(size, 0), blocks * reach)
+    return least
 
 
 WINDOW_ATTRS = ("kernel_shape", "strides", "dilations", "pads", "output_padding")

@@ -110,9 +110,8 @@ class Trial:
                     assert operand is not None, "only constants are scaled"
                     arrays[number.source] = operand.array()
             if strategy.local is not None:
-                held = arrays[strategy.local.input]
-                assert held is not None, "the input a local op is told about is there"
-                arrays.append(np.asarray(rank * held.shape[strategy.local.dim], np.int64))
+                before = local[strategy.local.input][:rank]
+                arrays.append(np.asarray(sum(block.shape[strategy.local.dim] for block in before), np.int64))
             self.num_executions += 1
             outputs = run_sketch(sketch, arrays, self._executor)
             if outputs is None or (rank == 0 and not promising(outputs)):

@@ -11,7 +11,7 @@ Strategies that mean something else by the same placement are not offered. What 
 back (parameters, sums of gradients, moments) has one meaning on both sides.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Generic, TypeVar
@@ -38,9 +38,9 @@ class Meaning:
     folded: Folded
     rules: Rules
     _classes: "_Classes"
-    _reductions: dict[str, str]
-    _chunks: dict[Dim, int]
-    _arriving: frozenset[tuple[int, str]]
+    _reductions: Mapping[str, str]  # by class, of those that are ever partial
+    _chunks: Mapping[Dim, int]  # of dims that have more than one
+    _arriving: frozenset[tuple[int, str]]  # (block, value from another block)
 
     def reduction(self, value: str) -> str | None:
         """Return what the terms of a value are put together by when it is partial; None if it never is."""
@@ -48,10 +48,7 @@ class Meaning:
 
     def chunks(self, value: str) -> tuple[int, ...]:
         """Return for each dim of a value into how many chunks it is cut before it is sharded."""
-        return self._chunks_of(value, len(self.folded.graph.values[value].shape))
-
-    def _chunks_of(self, value: str, rank: int) -> tuple[int, ...]:
-        name = self._classes.of(value)
+        name, rank = self._classes.of(value), len(self.folded.graph.values[value].shape)
         return tuple(self._chunks.get((name, dim), 1) for dim in range(rank))
 
     def placements(self, value: str, number: int, num_axes: int) -> Placements:
@@ -68,7 +65,7 @@ class Meaning:
                     assert reduce is not None, f"{value} is never partial"
                     found.append(Partial(reduce))
                 case _:
-                    found.append(Shard(digit - 2, self._chunks_of(value, rank)[digit - 2]))
+                    found.append(Shard(digit - 2, self.chunks(value)[digit - 2]))
         return tuple(reversed(found))
 
     def strategies(self, op: Op) -> tuple[Strategy, ...]:

@@ -3,7 +3,7 @@
 The solver decides op by op what a mesh axis does; the line says what it does to most of the elements: an axis that
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
 parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
-sequence parallel.
+sequence parallel, one that splits height or width of most activations is spatially parallel.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,15 @@ class _Tally:
     split: float = 0.0
     first: float = 0.0
     second: float = 0.0
+    spatial: float = 0.0
 
-    def add(self, placement: Placement, elements: float) -> None:
+    def add(self, placement: Placement, elements: float, rank: int) -> None:
         self.total += elements
         if isinstance(placement, Shard):
             self.split += elements
             self.first += elements * (placement.dim == 0)
             self.second += elements * (placement.dim == 1)
+            self.spatial += elements * (placement.dim >= 2 and rank >= 4)
 
     def most(self, part: float) -> bool:
         return self.total > 0 and part > 0.5 * self.total
@@ -54,7 +56,7 @@ def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
     """Return the plan with its one-line summary."""
     axes = [_AxisTallies(*(_Tally() for _ in range(7))) for _ in plan.mesh]
     _tally(axes, tables, choice)
-    degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "idle": 1}
+    degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "spatial": 1, "idle": 1}
     notes: dict[str, list[str]] = {name: [] for name in degrees}
     levels: dict[str, set[int]] = {name: set() for name in degrees}
     for axis, tallies in zip(plan.mesh, axes, strict=True):
@@ -62,7 +64,7 @@ def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
             continue
         role = _role(tallies)
         degrees[role] *= axis.size
-        if role in ("dp", "sp"):
+        if role in ("dp", "sp", "spatial"):
             levels[role].add(_zero(tallies))
         if role == "tp" and tallies.boundaries.most(tallies.boundaries.second):
             notes[role] = ["sequence parallel"]
@@ -104,7 +106,9 @@ def _role(tallies: _AxisTallies) -> str:
         return "ep"
     if tallies.used.most(tallies.used.split):
         return "tp"
-    return "sp" if tallies.activations.most(tallies.activations.second) else "idle"
+    if tallies.activations.most(tallies.activations.second):
+        return "sp"
+    return "spatial" if tallies.activations.most(tallies.activations.spatial) else "idle"
 
 
 def _zero(tallies: _AxisTallies) -> int:
@@ -121,9 +125,9 @@ def _tally(axes: list[_AxisTallies], tables: Tables, choice: Sequence[int]) -> N
     written = {state.output: state.role for state in graph.states if state.output != state.input}
 
     def add(field: str, name: str, number: np.int64, weight: float) -> None:
-        size = graph.values[name].size
+        value = graph.values[name]
         for tallies, placement in zip(axes, tables.meaning.placements(name, int(number), len(axes)), strict=True):
-            getattr(tallies, field).add(placement, weight * size)
+            getattr(tallies, field).add(placement, weight * value.size, len(value.shape))
 
     for node, strategy in zip(tables.nodes, choice, strict=True):
         weight = tables.folded.kinds[node.kind].count * node.share
