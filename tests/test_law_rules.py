@@ -35,6 +35,23 @@ CASES = {
         """,
         {"R,P,R -> P", "R,S(0),R -> S(0)", "R,R,P -> P"},
     ),
+    "a single row that is larger than that of the other device": (
+        """graph gather opset=24
+        input %x: float64[1,12,1]
+        const %rows: int64[1] = [0]
+        %y: float64[1,1,1] = Gather(%x, %rows) {axis=1} as op
+        output %y
+        """,
+        {"S(1),R -> P(max)", "S(1),R -> P(min)"},
+    ),
+    "a single window that one of two devices has all rows of": (
+        """graph pool opset=24
+        input %x: float64[8,6,4]
+        %y: float64[8,6,1] = AveragePool(%x) {kernel_shape=[3], pads=[0, 0], strides=[2]} as op
+        output %y
+        """,
+        {"S(2) -> P(max) with halo #0 dim 2 +0+1 lowest"},
+    ),
 }
 
 

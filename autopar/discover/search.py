@@ -29,6 +29,8 @@ from autopar.sharding import Partial, Placement, Replicate, Shard
 
 _MAX_EXECUTIONS = 4000
 """Per signature; a search that reaches it stops and says so."""
+_FEW, _MORE = 6, 8
+"""Outputs with fewer elements are confirmed on so many more data: a single element is the maximum of two by luck."""
 _MAX_PRODUCT = 400
 """Up to this many candidates all are tried; above, only those whose sharded dims have equal or divisible sizes."""
 
@@ -201,19 +203,19 @@ def find_rule(
     """
     even, triple = proxies
     replicate = Strategy((Replicate(),) * len(sketch.inputs), (Replicate(),) * len(sketch.outputs))
-    data = (
+    few = any(prod(shape) < _FEW for shape in even.sketch.outputs if shape is not None)
+    data = [
         sample(even.sketch, 1, executor),
         sample(triple.sketch, 2, executor),
         sample(triple.sketch, 3, executor, wide=True),
-    )
+        *(sample(triple.sketch, seed, executor) for seed in range(4, 4 + few * _MORE)),
+    ]
     strategies: list[Strategy] = []
     executions = len(data)
     if any(part is None for part in data):
         reason = "replicated: every data tried gives NaN, nothing or an error"
     else:
-        trials = [
-            Trial(proxy, *part, executor) for proxy, part in zip((even, triple, triple), data, strict=True) if part
-        ]
+        trials = [Trial(triple if i else even, *part, executor) for i, part in enumerate(data) if part]
         first = trials[0]
         again = run_sketch(even.sketch, first.arrays, executor)
         if again is None or not all(close(a, b) for a, b in zip(again, first.whole, strict=True)):
