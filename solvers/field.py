@@ -176,6 +176,11 @@ def prepare(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) ->
         problem: The problem; its usages and limits stay with it.
         allowed: Per node the strategies to keep; all by default.
     """
+    return permitted(join(problem, allowed))
+
+
+def join(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Field:
+    """Return the problem's costs with parallel edges merged, a label for every strategy; see `prepare`."""
     raw = Field([as_floats(c) for c in problem.node_costs])
     if allowed is not None:
         for node, strategies in enumerate(allowed):
@@ -194,10 +199,18 @@ def prepare(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) ->
                 table = np.where(np.isinf(table), np.inf, np.where(np.isinf(table), 0.0, table) * weight)
             scaled[key] = np.ascontiguousarray(table.T) if a > b else table
         raw.add(min(a, b), max(a, b), scaled[key])
-    if not raw.propagate():
+    return raw
+
+
+def permitted(field: Field) -> Prepared | None:
+    """Return a field without labels that are forbidden or have no permitted partner; None if a node has none left.
+
+    The field given is changed.
+    """
+    if not field.propagate():
         return None
-    labels = tuple(np.flatnonzero(np.isfinite(u)) for u in raw.unary)
-    return Prepared(raw.restrict(labels), labels)
+    labels = tuple(np.flatnonzero(np.isfinite(u)) for u in field.unary)
+    return Prepared(field.restrict(labels), labels)
 
 
 def as_floats(costs: Numbers) -> Floats:
