@@ -15,6 +15,7 @@ from autopar.cli.codes import ExitCode
 from autopar.cli.display import show_progress
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
+from autopar.cli.invocation import Invocation
 from autopar.cli.options import (
     cache_options,
     file_path,
@@ -24,6 +25,7 @@ from autopar.cli.options import (
     resolve_cache_dir,
     solver_names,
 )
+from autopar.cli.selecting import select
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ def app() -> None:
 
     MODEL is an .onnx file or a model of the zoo, such as zoo:gpt2. No command needs a GPU.
     """
+
+
+app.add_command(select)
 
 
 @app.command()
@@ -215,7 +220,8 @@ def benchmark(
     same costs and the same simulator. With --spec or --all, published benchmarks are run: every case in a process of
     its own and with a cold cache; --gpus then selects the cases with that many devices.
     """
-    command = shlex.join(("autopar", *context.obj)) if context.obj else context.command_path
+    typed = context.obj.arguments if isinstance(context.obj, Invocation) else ()
+    command = shlex.join(("autopar", *typed)) if typed else context.command_path
     if output is not None:
         prepare_folder(output)
     if specs or all_specs:
