@@ -21,7 +21,7 @@ from autopar.cli.invocation import Invocation
 from autopar.errors import ProblemError, SolverError
 from autopar.problem import FORBIDDEN, Problem, Solution, Termination, Usage, check
 from autopar.report.selection import describe_nothing, format_steps
-from autopar.selection import Selection, select
+from autopar.selection import Known, Selection, select
 from autopar.selection.records import Better, Loaded, Message, Request
 from autopar.selection.watchdog import _Listener
 from autopar.selection.worker import _work
@@ -212,6 +212,22 @@ def test_what_a_cut_off_solver_proved_still_counts(
     listener.take(Better(1.0, choice, cost, bound))
 
     assert listener.solution(interrupted) == Solution(termination, choice, cost, bound)
+
+
+def test_what_is_worse_than_what_is_known_is_not_taken() -> None:
+    """Parts of a solver may tell what they know, which can be less than the whole."""
+    listener = _Listener(10.0, None)
+
+    for message in (
+        Better(11.0, (0,), 5, 3),
+        Better(12.0, None, 5, 4),
+        Better(13.0, (1,), 7, 2),
+        Better(14.0, (2,), 4, 1),
+    ):
+        listener.take(message)
+
+    assert listener.history == [Known(1.0, 5, 3), Known(2.0, 5, 4), Known(4.0, 4, 4)]
+    assert listener.solution(interrupted=False) == Solution(Termination.OPTIMAL, (2,), 4, 4)
 
 
 def test_the_last_line_is_the_choice_and_the_line_before_tells_what_it_is_worth(

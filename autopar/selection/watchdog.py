@@ -163,13 +163,8 @@ class _Listener:
                 self.loaded = message
             case Reductions(steps):
                 self.steps = steps
-            case Better(moment, choice, cost, bound):
-                self.choice = self.choice if choice is None else choice
-                self._cost, self._bound = cost, bound
-                known = Known(moment - self._began, cost, bound)
-                self.history.append(known)
-                if self._report is not None:
-                    self._report(known, choice)
+            case Better():
+                self._improve(message)
             case Done(solution):
                 self._solution = solution
                 self.choice = solution.choice
@@ -178,11 +173,24 @@ class _Listener:
             case Refused(error):
                 raise error
 
+    def _improve(self, message: Better) -> None:
+        """Take what is better; parts of a solver may know less than the whole."""
+        choice = message.choice if message.cost < self._cost else None
+        if choice is None and message.bound <= self._bound:
+            return
+        if choice is not None:
+            self.choice, self._cost = choice, message.cost
+        self._bound = max(self._bound, message.bound)
+        known = Known(message.time - self._began, self._cost, min(self._bound, self._cost))
+        self.history.append(known)
+        if self._report is not None:
+            self._report(known, choice)
+
     def solution(self, interrupted: bool) -> Solution:
         """Return what the solver returned, or what it had when it was cut off."""
         if self._solution is not None:
             return self._solution
-        cost, bound = self._cost, self._bound
+        cost, bound = self._cost, min(self._bound, self._cost)
         if self.choice is None and bound == math.inf:
             termination = Termination.INFEASIBLE
         elif self.choice is not None and relative_gap(cost, bound) <= OPTIMALITY_TOLERANCE:
