@@ -10,7 +10,7 @@ from autopar.selection import Known, Selection
 from autopar.solvers.presolve import Size, Step
 from autopar.units import format_bytes
 
-_STEPS_HEADER = ("presolve", "nodes", "strategies", "edges", "times", "seconds")
+STEPS_HEADER = ("presolve", "nodes", "strategies", "edges", "times", "seconds")
 
 
 def format_figures(cost: float, bound: float) -> str:
@@ -52,11 +52,13 @@ def format_choice(choice: Sequence[int]) -> str:
 
 def format_steps(steps: Sequence[Step], width: int = 80) -> str:
     """Return the table of what each reduction left; "" without any."""
-    if not steps:
-        return ""
-    rows = [("(the file)", *_size(steps[0].before), "")]
-    rows += [(step.name, *_size(step.after), f"{step.seconds:.2f}") for step in steps]
-    return "\n".join(format_table(_STEPS_HEADER, rows, width)) + "\n"
+    return "\n".join(format_table(STEPS_HEADER, step_rows(steps), width)) + "\n" if steps else ""
+
+
+def step_rows(steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    """Return the rows of the table of reductions, the sizes of the problem itself first."""
+    first = [("(the file)", *_size(steps[0].before), "")] if steps else []
+    return [*first, *((step.name, *_size(step.after), f"{step.seconds:.2f}") for step in steps)]
 
 
 def selection_to_dict(selection: Selection) -> dict[str, Any]:
