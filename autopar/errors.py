@@ -65,6 +65,10 @@ class ProgramError(AutoparError, ValueError):
     """A lowered program breaks a law of programs, or its text is malformed; the message prints the surroundings."""
 
 
+class RankError(AutoparError, RuntimeError):
+    """A process of a run ended before its time, or cannot reach the others; the message says which one and why."""
+
+
 class InfeasibleError(AutoparError, RuntimeError):
     """No plan or choice fits; the message says what is missing where, the hint the cheapest way out."""
 

@@ -179,10 +179,8 @@ def k_tree(num_nodes: int, *, width: int, tightness: float | None, num_strategie
         usages.append(Usage(node, node, min(node + life, num_nodes), int(rng.integers(1, 1 << 20)) * 8 // shards))
     limit = None
     if tightness is not None:
-        least, cheapest = (
-            _peak(num_nodes, usages, [pick(u.amounts, c) for u, c in zip(usages, costs, strict=True)])
-            for pick in (lambda used, _: used.min(), lambda used, cost: used[cost.argmin()])
-        )
+        least = _peak(num_nodes, usages, [u.amounts.min() for u in usages])
+        cheapest = _peak(num_nodes, usages, [u.amounts[c.argmin()] for u, c in zip(usages, costs, strict=True)])
         limit = int(least + tightness * (cheapest - least))
     name = f"k-tree-{num_nodes}-{width}-{'free' if tightness is None else tightness}"
     return Problem.build(costs, edges, usages=usages, limit=limit, name=name)

@@ -3,6 +3,7 @@
 Heavy parts are imported inside the commands, so that `autopar --help` answers at once.
 """
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from autopar.cli.options import (
     job_options,
     json_option,
     model_options,
+    positive_number,
     resolve_cache_dir,
     solver_names,
 )
@@ -156,6 +158,62 @@ def explain(plan_file: Path, ops: bool) -> None:
     from autopar.report import format_explain
 
     click.echo(format_explain(Plan.load(plan_file), ops=ops), nl=False)
+
+
+@app.command()
+@click.argument("plan_file", metavar="PLAN", type=file_path())
+@click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="Number of processes: one per GPU of the plan.")
+@click.option(
+    "--backend",
+    type=click.Choice(["gloo", "nccl"]),
+    default="gloo",
+    show_default=True,
+    help="How ranks talk: on CPUs, or one GPU each.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="S",
+    help="Steps to run; the first one warms up, and the first and the last one are compared.",
+)
+@click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of weights and data.")
+@click.option(
+    "--tolerance", type=positive_number, metavar="X", help="Relative error allowed; default: 1e-4 for float32."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="CPU threads per rank."
+)
+@json_option
+def run(plan_file: Path, ranks: int | None, as_json: bool, **settings: Any) -> int:
+    """Run a plan on processes of this machine.
+
+    PLAN is a plan.json. Each process does what one GPU would do; loss, gradients and updated parameters are compared
+    with those of the unpartitioned model, and measured seconds with predicted ones. Started by torchrun, a process is
+    one rank.
+    """
+    from autopar.ranks.launch import run_plan, run_under_torchrun
+    from autopar.ranks.records import RunRequest
+    from autopar.ranks.table import format_run
+
+    world = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    with show_progress() as progress:
+        if world is not None:
+            request = RunRequest(str(plan_file), int(world), **settings)
+            report = run_under_torchrun(request, int(os.environ["RANK"]), progress)
+        else:
+            if ranks is None:
+                raise click.UsageError("give --ranks N, the number of GPUs of the plan")
+            report = run_plan(RunRequest(str(plan_file), ranks, **settings), progress)
+    if report is None:
+        return ExitCode.DONE
+    if as_json:
+        _echo_json(report)
+    else:
+        click.echo(format_run(report), nl=False)
+    return ExitCode.DONE if report.passed else ExitCode.DEVIATES
 
 
 @app.command()

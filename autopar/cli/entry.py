@@ -9,7 +9,7 @@ import click
 from autopar.cli.codes import ExitCode
 from autopar.cli.commands import app
 from autopar.cli.invocation import Invocation
-from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError
+from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError, RankError
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -33,6 +33,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return _report(error.args[0], error.hint, ExitCode.INFEASIBLE)
     except InterruptedSearchError as error:
         return _report(error.args[0], error.hint, ExitCode.INTERRUPTED)
+    except RankError as error:
+        return _report(error.args[0], error.hint, ExitCode.RANK_FAILED)
     except AutoparError as error:
         return _report(error.args[0], error.hint, ExitCode.BAD_INPUT)
     except click.Abort:
