@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from autopar import solvers
 from autopar.problem import FORBIDDEN, Problem, Termination
@@ -215,3 +216,23 @@ def test_auto_is_exact_where_elimination_is_too_wide(monkeypatch: pytest.MonkeyP
         assert close(problem, solution.cost, best)
 
     law()
+
+
+@given(problem=problems(), factor=st.sampled_from([1, 7, 10**6, 10**12 + 1]))
+@settings(max_examples=40)
+def test_scaling_the_linear_program_rounds_nothing(problem: Problem, factor: int) -> None:
+    """Whole-number costs come back from it as they were, and the largest spread is 500 to 1000."""
+    prepared = prepare(problem)
+    assume(prepared is not None and problem.is_whole)
+    assert prepared is not None
+    field = prepared.field
+    field.unary = [u * factor for u in field.unary]
+    field.tables = {pair: table * factor for pair, table in field.tables.items()}
+
+    scale = scale_of(field)
+
+    costs = [*field.unary, *(table.ravel() for table in field.tables.values())]
+    finite = [c[np.isfinite(c)] for c in costs]
+    spread = max((float(c.max() - c.min()) for c in finite if len(c)), default=0.0)
+    assert all(np.array_equal(c / scale * scale, c) for c in finite)
+    assert spread == 0 or 500 < spread / scale <= 1000
