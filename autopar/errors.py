@@ -50,7 +50,7 @@ class ProblemError(AutoparError, ValueError):
 
 
 class SolverError(AutoparError, RuntimeError):
-    """A solver is unknown, not installed, or cannot take this problem."""
+    """A solver is unknown, not installed, cannot take this problem, or died before it found anything."""
 
 
 class JobError(AutoparError, ValueError):
@@ -70,8 +70,8 @@ class RankError(AutoparError, RuntimeError):
 
 
 class InfeasibleError(AutoparError, RuntimeError):
-    """No plan fits; the message says how much is missing on which stage, the hint the cheapest way out."""
+    """No plan or choice fits; the message says what is missing where, the hint the cheapest way out."""
 
 
 class InterruptedSearchError(AutoparError, RuntimeError):
-    """The search was stopped before it had a first plan."""
+    """The search was stopped before it had a first plan or choice."""

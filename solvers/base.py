@@ -10,6 +10,9 @@ from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Solution, Ter
 EXACT = 1e-12
 """Relative error of a bound that is a plain sum in float64."""
 
+Watch = Callable[[Choice | None, float, float], None]
+"""(best choice, its cost, proven lower bound), None and infinity before the first choice."""
+
 
 class Solver(Protocol):
     """Finds a choice for a problem and proves what it can."""
@@ -23,6 +26,9 @@ class Solver(Protocol):
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
         should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> Solution:
         """Return the best choice found and the best bound proven.
 
@@ -34,6 +40,9 @@ class Solver(Protocol):
             gap: Stop as soon as cost and bound agree to this, relative to the cost. A solution is called optimal only
                 if they agree to `OPTIMALITY_TOLERANCE`, whatever `gap` is.
             should_stop: Polled between steps; the solver returns what it has once this is true.
+            threads: Threads it may use; most solvers use one.
+            seed: Of whatever is drawn at random.
+            watch: Called with what is known whenever a better choice or a higher bound is.
 
         Raises:
             SolverError: If the solver cannot take this problem at all.
@@ -52,6 +61,8 @@ class Budget:
         cost: Its cost.
         bound: Best proven lower bound so far.
         interrupted: Whether `should_stop` has said so.
+        threads: Threads that may be used.
+        seed: Of whatever is drawn at random.
     """
 
     def __init__(
@@ -62,12 +73,18 @@ class Budget:
         cutoff: float,
         gap: float,
         should_stop: Callable[[], bool] | None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> None:
         self._problem = problem
         self._end = time.monotonic() + time_limit
         self._cutoff = cutoff
         self._gap = gap
         self._should_stop = should_stop
+        self._watch = watch
+        self.threads = threads
+        self.seed = seed
         self.interrupted = False
         self.choice: Choice | None = None
         self.cost: float = math.inf
@@ -109,13 +126,20 @@ class Budget:
             return False
         if cost < self.cost:
             self.choice, self.cost = candidate, cost
+            self._tell()
         return True
 
     def raise_bound(self, bound: float, error: float = OPTIMALITY_TOLERANCE) -> None:
         """Take a lower bound that is true to the relative `error`, rounded up to a cost there can be."""
         if self._problem.is_whole and math.isfinite(bound):
             bound = math.ceil(bound - max(1e-3, error * abs(bound)))
-        self.bound = max(self.bound, bound)
+        if bound > self.bound:
+            self.bound = bound
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._watch is not None:
+            self._watch(self.choice, self.cost, min(self.bound, self.cost))
 
     def solution(self) -> Solution:
         """Return what was found, with the termination that follows from it."""
