@@ -17,7 +17,6 @@ from autopar.ir.graph import Phase, Role
 from autopar.plan import Plan
 from autopar.sharding import Placement, Shard
 
-
 _SOME = 0.05
 """Share of the parameters that makes an axis more than idle."""
 
