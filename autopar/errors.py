@@ -50,7 +50,7 @@ class ProblemError(AutoparError, ValueError):
 
 
 class SolverError(AutoparError, RuntimeError):
-    """A solver is unknown, not installed, or cannot take this problem."""
+    """A solver is unknown, not installed, cannot take this problem, or died before it found anything."""
 
 
 class JobError(AutoparError, ValueError):
@@ -65,9 +65,13 @@ class ProgramError(AutoparError, ValueError):
     """A lowered program breaks a law of programs, or its text is malformed; the message prints the surroundings."""
 
 
+class RankError(AutoparError, RuntimeError):
+    """A process of a run ended before its time, or cannot reach the others; the message says which one and why."""
+
+
 class InfeasibleError(AutoparError, RuntimeError):
-    """No plan fits; the message says how much is missing on which stage, the hint the cheapest way out."""
+    """No plan or choice fits; the message says what is missing where, the hint the cheapest way out."""
 
 
 class InterruptedSearchError(AutoparError, RuntimeError):
-    """The search was stopped before it had a first plan."""
+    """The search was stopped before it had a first plan or choice."""

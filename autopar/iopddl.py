@@ -21,12 +21,14 @@ import gzip
 import json
 import math
 import os
+import re
 import tempfile
 import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from autopar.errors import ProblemError
@@ -35,25 +37,57 @@ from autopar.problem import FORBIDDEN, Limit, Numbers, Problem, Usage
 UNIT_SECONDS = 1e-10
 """Seconds per unit in which float costs are written: less is of no consequence, and 10^18 of them are three years."""
 
+_TIMES = (-(2**63), 2**63 - 1)
 _MAGIC = b"\x1f\x8b"
+
+
+class _Nodes(msgspec.Struct):
+    intervals: list[tuple[int, int]]
+    costs: list[msgspec.Raw]
+    usages: list[msgspec.Raw]
+
+
+class _Edges(msgspec.Struct):
+    nodes: list[tuple[int, ...]]
+    costs: list[msgspec.Raw]
+
+
+class _Body(msgspec.Struct):
+    nodes: _Nodes
+    edges: _Edges
+    name: str = ""
+    usage_limit: int | None = None
+    unit_seconds: float | None = None
+
+
+class _File(msgspec.Struct):
+    problem: _Body
 
 
 def load(path: str | Path) -> Problem:
     """Return the problem in an IOPDDL file, which may be compressed by gzip. Its costs are whole numbers.
 
+    Equal lists of numbers are read once and share one array: files of contest size are mostly repetition.
+
     Raises:
-        ProblemError: If the file cannot be read or is not such a problem.
+        ProblemError: If the file cannot be read or is not such a problem; the message says what is wrong with which
+            node, edge or strategy.
     """
     try:
         data = Path(path).read_bytes()
         text = gzip.decompress(data) if data.startswith(_MAGIC) else data
-        document = json.loads(text)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ProblemError(
+            f"{path} is not whole: {error}", hint="copy the file again; `gzip -t` says whether it is whole"
+        ) from error
     except OSError as error:
         raise ProblemError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, zlib.error, RecursionError) as error:
-        raise ProblemError(f"{path} is not JSON: {error}", hint="give an IOPDDL file, .json or .json.gz") from error
     try:
-        return _problem(document)
+        return _problem(msgspec.json.decode(text, type=_File).problem)
+    except msgspec.ValidationError as error:
+        raise ProblemError(f"{path}: {_in_words(str(error))}", hint=_FORM) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProblemError(f"{path} is not JSON: {error}", hint="give an IOPDDL file, .json or .json.gz") from error
     except ProblemError as error:
         raise ProblemError(f"{path}: {error.args[0]}", hint=error.hint) from error
 
@@ -74,71 +108,112 @@ def save(problem: Problem, path: str | Path) -> None:
         raise ProblemError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _member(document: Any, name: str, kind: type, where: str) -> Any:
-    value = document.get(name) if isinstance(document, dict) else None
-    if not isinstance(value, kind):
-        raise ProblemError(f"{where} has no {name!r} of type {kind.__name__}")
-    return value
+_FORM = "the form is described at github.com/google/iopddl; numbers are whole"
+_PLACE = re.compile(r" - at `\$\.(.*)`$")
+_ITEM = re.compile(r"problem\.(nodes\.intervals|edges\.nodes)\[(\d+)\](?:\[\d+\])?$")
+_POSITION = re.compile(r" - at `\$\[(\d+)\]`$")
 
 
-def _whole(values: Any, where: str) -> Numbers:
-    if not isinstance(values, list):
-        raise ProblemError(f"{where} is {values!r}, not a list of whole numbers")
-    try:
-        array = np.array(values)
-    except ValueError as error:
-        raise ProblemError(f"{where} is not a flat list of whole numbers") from error
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype != np.int64:
-        raise ProblemError(f"{where} is not a flat list of whole numbers of at most 64 bits")
-    return array
+def _in_words(message: str) -> str:
+    """Return a message of msgspec with the place in front and in words."""
+    found = _PLACE.search(message)
+    if found is None:
+        return message
+    item = _ITEM.match(found[1])
+    place = found[1]
+    if item is not None:
+        place = f"the {'interval of node' if item[1] == 'nodes.intervals' else 'nodes of edge'} {item[2]}"
+    return f"{place}: {message[: found.start()]}"
 
 
-def _problem(document: Any) -> Problem:
-    body = _member(document, "problem", dict, "the file")
-    nodes = _member(body, "nodes", dict, "problem")
-    edges = _member(body, "edges", dict, "problem")
-    node_costs = [_whole(c, f"the costs of node {i}") for i, c in enumerate(_member(nodes, "costs", list, "nodes"))]
-    intervals = _member(nodes, "intervals", list, "nodes")
-    amounts = _member(nodes, "usages", list, "nodes")
-    ends = _member(edges, "nodes", list, "edges")
-    tables = _member(edges, "costs", list, "edges")
-    if not len(intervals) == len(amounts) == len(node_costs):
-        raise ProblemError(f"{len(node_costs)} nodes have costs, {len(intervals)} intervals, {len(amounts)} usages")
-    if len(ends) != len(tables):
-        raise ProblemError(f"{len(ends)} edges have nodes, {len(tables)} have costs")
+class _Lists:
+    """Reads lists of whole numbers, equal ones once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Numbers] = {}
+
+    def read(self, raw: msgspec.Raw, where: str) -> Numbers:
+        """Return the numbers of a list.
+
+        Raises:
+            ProblemError: If it is not a list of whole numbers of at most 64 bits.
+        """
+        text = bytes(raw)
+        known = self._known.get(text)
+        if known is None:
+            try:
+                known = np.array(msgspec.json.decode(text, type=list[int]), np.int64)
+            except msgspec.ValidationError as error:
+                message = _POSITION.sub(r" at position \1", str(error))
+                raise ProblemError(f"{where} are not a flat list of whole numbers: {message}", hint=_FORM) from error
+            except OverflowError as error:
+                raise ProblemError(
+                    f"{where} have a number of more than 64 bits", hint=f"write {FORBIDDEN} for what is forbidden"
+                ) from error
+            known.flags.writeable = False
+            self._known[text] = known
+        return known
+
+
+def _problem(body: _Body) -> Problem:
+    nodes, edges = body.nodes, body.edges
+    lists = _Lists()
+    if not len(nodes.intervals) == len(nodes.usages) == len(nodes.costs):
+        raise ProblemError(
+            f"{len(nodes.costs)} nodes have costs, {len(nodes.intervals)} intervals, {len(nodes.usages)} usages",
+            hint="give every node one of each",
+        )
+    if len(edges.nodes) != len(edges.costs):
+        raise ProblemError(
+            f"{len(edges.nodes)} edges have nodes, {len(edges.costs)} have costs", hint="give every edge one of each"
+        )
+    node_costs = [lists.read(raw, f"the costs of node {node}") for node, raw in enumerate(nodes.costs)]
+    for node, costs in enumerate(node_costs):
+        if len(costs) == 0:
+            raise ProblemError(f"node {node} has no strategy", hint="give it at least one cost")
     usages = []
-    for node, (interval, amount) in enumerate(zip(intervals, amounts, strict=True)):
-        use = _whole(amount, f"the usages of node {node}")
-        span = _whole(interval, f"the interval of node {node}")
-        if len(span) != 2:
-            raise ProblemError(f"the interval of node {node} is {interval!r}, not [start, end]")
+    for node, ((start, end), raw) in enumerate(zip(nodes.intervals, nodes.usages, strict=True)):
+        use = lists.read(raw, f"the usages of node {node}")
         if len(use) != len(node_costs[node]):
-            raise ProblemError(f"node {node} has {len(node_costs[node])} costs and {len(use)} usages")
-        if span[0] < span[1]:
-            usages.append(Usage(node, int(span[0]), int(span[1]), use))
+            raise ProblemError(
+                f"node {node} has {len(node_costs[node])} costs and {len(use)} usages",
+                hint="give every strategy one of each",
+            )
+        if use.min() < 0:
+            raise ProblemError(
+                f"strategy {use.argmin()} of node {node} has a usage of {use.min()}", hint="give usages of 0 or more"
+            )
+        if not (_TIMES[0] <= start and end <= _TIMES[1]):
+            raise ProblemError(
+                f"the interval of node {node} ends at {start if start < _TIMES[0] else end}",
+                hint="give times of at most 64 bits",
+            )
+        if start < end:
+            usages.append(Usage(node, start, end, use))
+    tables: dict[tuple[int, int, int], Numbers] = {}
     joined: list[tuple[int, int, Numbers]] = []
-    shared: dict[tuple[int, int, bytes], Numbers] = {}
-    for edge, (pair, costs) in enumerate(zip(ends, tables, strict=True)):
-        place = _whole(pair, f"the nodes of edge {edge}")
-        if len(place) != 2 or place.min() < 0 or place.max() >= len(node_costs):
-            raise ProblemError(f"edge {edge} joins {pair!r}, which are not two of {len(node_costs)} nodes")
-        a, b = place.tolist()
-        table = _whole(costs, f"the costs of edge {edge}")
+    for edge, (ends, raw) in enumerate(zip(edges.nodes, edges.costs, strict=True)):
+        if len(ends) != 2 or min(ends) < 0 or max(ends) >= len(node_costs):
+            raise ProblemError(
+                f"edge {edge} joins nodes {list(ends)}, not two of the {len(node_costs)} there are",
+                hint="number nodes from 0 and join two with every edge",
+            )
+        a, b = ends
+        if a == b:
+            raise ProblemError(f"edge {edge} joins node {a} with itself", hint="add its diagonal to the node's costs")
+        costs = lists.read(raw, f"the costs of edge {edge}")
         rows, columns = len(node_costs[a]), len(node_costs[b])
-        if table.size != rows * columns:
-            raise ProblemError(f"edge {edge} has {table.size} costs for {rows} x {columns} pairs of strategies")
-        key = (rows, columns, table.tobytes())
-        joined.append((a, b, shared.setdefault(key, table.reshape(rows, columns))))
-    limit = body.get("usage_limit")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-        raise ProblemError(f"usage_limit is {limit!r}, not a whole number")
-    unit = body.get("unit_seconds")
-    if unit is not None and not isinstance(unit, float | int):
-        raise ProblemError(f"unit_seconds is {unit!r}, not a number")
+        if costs.size != rows * columns:
+            raise ProblemError(
+                f"edge {edge} has {costs.size} costs for {rows} x {columns} pairs of strategies of nodes {a} and {b}",
+                hint=f"give one cost per pair, those of strategy 0 of node {a} first",
+            )
+        key = (id(costs), rows, columns)
+        if key not in tables:
+            tables[key] = costs.reshape(rows, columns)
+        joined.append((a, b, tables[key]))
     return Problem.build(
-        node_costs, joined, usages=usages, limit=limit, name=str(body.get("name", "")), unit_seconds=unit
+        node_costs, joined, usages=usages, limit=body.usage_limit, name=body.name, unit_seconds=body.unit_seconds
     )
 
 

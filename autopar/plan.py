@@ -111,7 +111,8 @@ class LocalKind:
     """Another op that a device runs in place of an op, told where its block starts.
 
     Attributes:
-        kind: Its kind; it has one more input than the op.
+        kind: Its kind; it has one more input than the op, where the device's block starts, and one more attribute,
+            `size`, the number of rows of the whole tensor along `dim`.
         input: Index of the sharded input.
         dim: Tensor dim of it whose first row's position the op is told.
         axes: Names of the mesh axes that split it and for which the other op is needed, major first.
@@ -187,7 +188,8 @@ class StagePlan:
 
     Attributes:
         blocks: Half-open range in the chain of blocks.
-        devices: Half-open range of device numbers.
+        devices: Half-open range of device numbers. Interleaved stages take turns: stage i has those of stage i - p,
+            where p is the number of different ranges.
         recompute: "none", or "full" (only block inputs are kept, the forward runs again).
     """
 
@@ -279,7 +281,7 @@ class Plan:
         summary: The plan in one line, in the field's words.
         mesh: Devices of one stage.
         stages: Pipeline stages in order.
-        schedule: "1f1b", "gpipe" or "forward-only".
+        schedule: "1f1b", "gpipe", "interleaved" or "forward-only".
         num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
         blocks: Placements per distinct block.
         objective: Step time in seconds by the planner's formula.

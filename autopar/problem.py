@@ -386,6 +386,8 @@ def _frozen(array: Numbers, dtype: Any) -> Numbers:
         array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max
     ):
         raise ProblemError(f"an array of costs has values that are no numbers or too large for 64 bits: {array!r}")
+    if array.dtype == dtype and not array.flags.writeable and array.flags.owndata:
+        return array  # nobody writes to it, so it may be shared
     result = np.array(array, dtype=dtype)
     result.flags.writeable = False
     return result

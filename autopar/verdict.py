@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from itertools import islice
 
-from autopar.cost import CostModel
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.formulate.step import model_flops
 from autopar.plan import PhaseTime, Plan, SearchReport, Simulated, StageMemory
@@ -16,7 +15,6 @@ from autopar.search.planner import Outcome
 from autopar.search.space import Configuration, describe
 from autopar.simulate import simulate
 from autopar.task import PhaseClock, Task
-from autopar.workload import Workload
 
 VERIFY = 3  # candidates simulated per plan asked for: the simulator, not the formula, ranks the plans that are returned
 
@@ -40,8 +38,7 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         raise InterruptedSearchError(f"{why} before the first plan", hint="allow more time")
     with clock("simulate"):
         verified = (
-            _verify(assemble(candidate, task.workload.info(), task.job), task.workload, task.costs)
-            for candidate in outcome.candidates
+            _verify(assemble(candidate, task.workload.info(), task.job), task) for candidate in outcome.candidates
         )
         plans = list(islice((plan for plan in verified if plan is not None), VERIFY * top_k))
         if not plans:
@@ -60,11 +57,11 @@ def _distinct(plans: list[Plan]) -> list[Plan]:
     return list(kept.values())
 
 
-def _verify(plan: Plan, workload: Workload, costs: CostModel) -> Plan | None:
+def _verify(plan: Plan, task: Task) -> Plan | None:
     """Return the plan with the simulator's verdict, or None if it exceeds the memory limit after all."""
-    folded = workload.folded(plan.microbatch)
+    costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
-    verify_program(program)
+    verify_program(program, folded, task.rules_of(folded))
     timeline = simulate(program, costs)
     if timeline.peak_bytes > plan.job.memory_limit:
         return None

@@ -21,7 +21,7 @@ import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from autopar.solvers import highs, lazy
-from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.base import EXACT, Budget, Solver, Watch
 from autopar.solvers.coordinate_descent import greedy
 from autopar.solvers.dominance import undominated
 from autopar.solvers.eliminate import Marginals, Reduced, eliminate, eliminate_all, order_of, thin
@@ -70,9 +70,12 @@ class Auto(Solver):
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
         should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> Solution:
         """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
         prepared = prepare(problem)
         merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
         if prepared is None or merged is None:

@@ -27,6 +27,9 @@ class Solver(Protocol):
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
         should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> Solution:
         """Return the best choice found and the best bound proven.
 
@@ -38,6 +41,9 @@ class Solver(Protocol):
             gap: Stop as soon as cost and bound agree to this, relative to the cost. A solution is called optimal only
                 if they agree to `OPTIMALITY_TOLERANCE`, whatever `gap` is.
             should_stop: Polled between steps; the solver returns what it has once this is true.
+            threads: Threads it may use; most solvers use one.
+            seed: Of whatever is drawn at random.
+            watch: Called with what is known whenever a better choice or a higher bound is.
 
         Raises:
             SolverError: If the solver cannot take this problem at all.
@@ -56,6 +62,8 @@ class Budget:
         cost: Its cost.
         bound: Best proven lower bound so far.
         interrupted: Whether `should_stop` has said so.
+        threads: Threads that may be used.
+        seed: Of whatever is drawn at random.
     """
 
     def __init__(
@@ -66,12 +74,18 @@ class Budget:
         cutoff: float,
         gap: float,
         should_stop: Callable[[], bool] | None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> None:
         self._problem = problem
         self._end = time.monotonic() + time_limit
         self._cutoff = cutoff
         self._gap = gap
         self._should_stop = should_stop
+        self._watch = watch
+        self.threads = threads
+        self.seed = seed
         self.interrupted = False
         self.choice: Choice | None = None
         self.cost: float = math.inf
@@ -126,13 +140,20 @@ class Budget:
             return False
         if cost < self.cost:
             self.choice, self.cost = candidate, cost
+            self._tell()
         return True
 
     def raise_bound(self, bound: float, error: float = OPTIMALITY_TOLERANCE) -> None:
         """Take a lower bound that is true to the relative `error`, rounded up to a cost there can be."""
         if self._problem.is_whole and math.isfinite(bound):
             bound = math.ceil(bound - max(1e-3, error * abs(bound)))
-        self.bound = max(self.bound, bound)
+        if bound > self.bound:
+            self.bound = bound
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._watch is not None:
+            self._watch(self.choice, self.cost, min(self.bound, self.cost))
 
     def solution(self) -> Solution:
         """Return what was found, with the termination that follows from it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
-from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.base import EXACT, Budget, Solver, Watch
 from autopar.solvers.field import Field, Floats, prepare
 from autopar.solvers.memory import Memory
 
@@ -30,9 +30,12 @@ class Beam(Solver):
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
         should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> Solution:
         """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
         prepared = prepare(problem)
         memory = Memory.of(problem, prepared.labels) if prepared is not None else None
         if prepared is None or memory is None or memory.hopeless():

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import SolverError
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
-from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.base import EXACT, Budget, Solver, Watch
 from autopar.solvers.field import as_floats
 
 MAX_CHOICES = 1_000_000
@@ -27,13 +27,16 @@ class BruteForce(Solver):
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
         should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> Solution:
         """See `Solver.solve`.
 
         Raises:
             SolverError: If there are too many choices.
         """
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
         sizes = problem.num_strategies
         count = math.prod(sizes)
         if count > MAX_CHOICES:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
-from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.base import EXACT, Budget, Solver, Watch
 from autopar.solvers.field import Field, prepare
 from autopar.solvers.local import State, descend, repair
 from autopar.solvers.memory import Memory
@@ -24,9 +24,12 @@ class CoordinateDescent(Solver):
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
         should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> Solution:
         """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
         search(problem, budget, start=start)
         return budget.solution()
 

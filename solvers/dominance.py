@@ -1,15 +1,25 @@
-"""Dominance: a label goes if another of its node is never dearer, whatever the neighbours take, and never uses more."""
+"""Dominance: a label goes if another of its node is never dearer, whatever the neighbours take, and never uses more.
+
+Label s can stand in for label t if it uses no more and
+
+    c[s] - c[t] + sum over neighbours n of max over labels u of n (d_n[s, u] - d_n[t, u])  <=  0
+
+A maximum is at least the mean, so only pairs whose means satisfy this have to be looked at, which are few.
+"""
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autopar.solvers.field import Field, Floats
+from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.memory import Memory
 
-CUBE = 1_000_000
-"""Differences of costs looked at together (8 MB): nodes with a thousand labels would else need gigabytes."""
+Flags = NDArray[np.bool_]
+
+_SLACK = 1e-9
+"""Relative rounding of means: what is that close is looked at."""
 
 
-def undominated(field: Field, memory: Memory) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def undominated(field: Field, memory: Memory) -> list[Ints]:
     """Return per node the labels to keep; at least one optimal choice under the limits consists of kept labels.
 
     A node's labels are judged against all labels of its neighbours that are still kept, so one pass in order of nodes
@@ -22,28 +32,41 @@ def undominated(field: Field, memory: Memory) -> list[np.ndarray[tuple[int], np.
     for node, unary in enumerate(field.unary):
         if len(unary) < 2:
             continue
-        dearer = (
-            unary[:, None] - unary[None, :]
-        )  # [s, t]: the most by which label t can be cheaper than s, at first of the node alone
-        worse = np.zeros(dearer.shape, bool)
-        for other in field.adjacent[node]:
-            table = field.table(node, other)[:, kept[other]]
-            finite = np.where(np.isinf(table), 0.0, table)
-            blocked = np.isinf(table)
-            rows = max(1, CUBE // table.size)
-            for first in range(0, len(unary), rows):
-                part = slice(first, first + rows)
-                rise = finite[part, None, :] - finite[None, :, :]
-                if blocked.any():
-                    rise = np.where(blocked[None, :, :], -np.inf, np.where(blocked[part, None, :], np.inf, rise))
-                dearer[part] += rise.max(axis=2)
+        beats = np.ones((len(unary), len(unary)), bool)  # [s, t]: s can stand in for t
+        np.fill_diagonal(beats, False)
         for amounts in uses[node]:
-            worse |= amounts[:, None] > amounts[None, :]
-        beats = (dearer <= 0) & ~worse  # [s, t]: s can stand in for t
+            beats &= amounts[:, None] <= amounts[None, :]
+        tables = [field.table(node, other)[:, kept[other]] for other in field.adjacent[node]]
+        beats = _never_dearer(unary, tables, beats)
         alive = np.ones(len(unary), bool)
-        for label in range(len(unary)):
-            beats[label, label] = False
+        for label in np.flatnonzero(beats.any(axis=0)).tolist():
             if (beats[:, label] & alive).any():
                 alive[label] = False
         kept[node] = np.flatnonzero(alive)
     return kept
+
+
+def _never_dearer(unary: Floats, tables: list[Floats], asked: Flags) -> Flags:
+    """Return, for the pairs of labels asked for, whether the first is never dearer than the second."""
+    first, second = np.nonzero(asked)
+    dearer = unary[first] - unary[second]
+    finite = []
+    for table in tables:
+        barred = np.isinf(table)
+        if not barred.any():
+            finite.append(table)
+            continue
+        costs = np.where(barred, 0.0, table)
+        rise = np.where(barred[second], -np.inf, np.where(barred[first], np.inf, costs[first] - costs[second]))
+        dearer = dearer + rise.max(axis=1)
+    ahead = np.array([table.mean(axis=1) for table in finite]).reshape(len(finite), len(unary))
+    slack = _SLACK * (np.abs(unary).max() + np.abs(ahead).sum(axis=0).max())
+    rest = ahead.sum(axis=0)
+    for table, mean in zip(finite, ahead, strict=True):
+        possible = dearer + rest[first] - rest[second] <= slack
+        first, second, dearer = first[possible], second[possible], dearer[possible]
+        dearer = dearer + (table[first] - table[second]).max(axis=1)
+        rest = rest - mean
+    result = np.zeros(asked.shape, bool)
+    result[first, second] = dearer <= 0
+    return result

@@ -7,6 +7,7 @@ another field by elimination; each step keeps what is needed to map a choice bac
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,22 @@ from autopar.problem import FORBIDDEN, Numbers, Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+class Equal(Enum):
+    """Which lines of a table are all equal, so that it depends on one node alone."""
+
+    NOTHING = auto()
+    ROWS = auto()
+    """Costs depend on the column."""
+    COLUMNS = auto()
+    """Costs depend on the row."""
+
+
+def _equal(table: Floats) -> Equal:
+    if table.shape[0] == 1 or (table == table[:1]).all():
+        return Equal.ROWS
+    return Equal.COLUMNS if table.shape[1] == 1 or (table == table[:, :1]).all() else Equal.NOTHING
 
 
 @dataclass(slots=True)
@@ -45,16 +62,28 @@ class Field:
         """Return the table of a pair with the labels of `a` first."""
         return self.tables[a, b] if a < b else self.tables[b, a].T
 
-    def add(self, a: int, b: int, table: Floats) -> None:
-        """Add `table`, labels of `a` first, to a pair; what depends on one node alone goes to that node."""
+    def add(self, a: int, b: int, table: Floats, known: dict[int, Equal] | None = None) -> None:
+        """Add `table`, labels of `a` first, to a pair; what depends on one node alone goes to that node.
+
+        Args:
+            a: First node.
+            b: Second node.
+            table: Costs.
+            known: What is known of tables by their id, for callers that add the same arrays many times and keep them.
+        """
         if a > b:
-            a, b, table = b, a, table.T
+            a, b, table, known = b, a, table.T, None
         old = self.tables.get((a, b))
         if old is not None:
-            table = old + table
-        if table.shape[0] == 1 or (table == table[:1]).all():
+            table, known = old + table, None
+        equal = _equal(table) if known is None else known.get(id(table))
+        if equal is None:
+            equal = _equal(table)
+            if known is not None:
+                known[id(table)] = equal
+        if equal is Equal.ROWS:
             self.unary[b] = self.unary[b] + table[0]
-        elif table.shape[1] == 1 or (table == table[:, :1]).all():
+        elif equal is Equal.COLUMNS:
             self.unary[a] = self.unary[a] + table[:, 0]
         else:
             self.tables[a, b] = table
@@ -108,7 +137,11 @@ class Field:
 
     def propagate(self) -> bool:
         """Forbid labels without a permitted partner in some neighbour; return False if a node has none left."""
-        limited = {pair for pair, table in self.tables.items() if np.isinf(table).any()}
+        infinite: dict[int, bool] = {}
+        for table in self.tables.values():
+            if id(table) not in infinite:
+                infinite[id(table)] = bool(np.isinf(table).any())
+        limited = {pair for pair, table in self.tables.items() if infinite[id(table)]}
         pending = list(limited)
         queued = set(pending)
         while pending:
@@ -130,6 +163,7 @@ class Field:
         result.adjacent = [set() for _ in self.unary]
         whole = [len(k) == len(u) for u, k in zip(self.unary, kept, strict=True)]
         cache: dict[tuple[int, bytes, bytes], Floats] = {}
+        known: dict[int, Equal] = {}
         for (a, b), table in self.tables.items():
             if whole[a] and whole[b]:
                 part = table
@@ -138,7 +172,7 @@ class Field:
                 if key not in cache:
                     cache[key] = table[np.ix_(kept[a], kept[b])]
                 part = cache[key]
-            result.add(a, b, part)
+            result.add(a, b, part, known)
         return result
 
 
@@ -176,7 +210,13 @@ def prepare(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) ->
         problem: The problem; its usages and limits stay with it.
         allowed: Per node the strategies to keep; all by default.
     """
-    raw = Field([as_floats(c) for c in problem.node_costs])
+    return permitted(join(problem, allowed))
+
+
+def join(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Field:
+    """Return the problem's costs with parallel edges merged, a label for every strategy; see `prepare`."""
+    costs = {id(c): as_floats(c) for c in problem.node_costs}
+    raw = Field([costs[id(c)] for c in problem.node_costs])
     if allowed is not None:
         for node, strategies in enumerate(allowed):
             mask = np.full(len(raw.unary[node]), np.inf)
@@ -184,6 +224,7 @@ def prepare(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) ->
             raw.unary[node] = raw.unary[node] + mask
     scaled: dict[tuple[int, float, bool], Floats] = {}
     tables = [as_floats(t) for t in problem.edge_tables]
+    known: dict[int, Equal] = {}
     for (a, b), index, weight in zip(
         problem.edge_nodes.tolist(), problem.edge_table_ids.tolist(), problem.edge_weights.tolist(), strict=True
     ):
@@ -193,11 +234,19 @@ def prepare(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) ->
             if weight != 1:
                 table = np.where(np.isinf(table), np.inf, np.where(np.isinf(table), 0.0, table) * weight)
             scaled[key] = np.ascontiguousarray(table.T) if a > b else table
-        raw.add(min(a, b), max(a, b), scaled[key])
-    if not raw.propagate():
+        raw.add(min(a, b), max(a, b), scaled[key], known)
+    return raw
+
+
+def permitted(field: Field) -> Prepared | None:
+    """Return a field without labels that are forbidden or have no permitted partner; None if a node has none left.
+
+    The field given is changed.
+    """
+    if not field.propagate():
         return None
-    labels = tuple(np.flatnonzero(np.isfinite(u)) for u in raw.unary)
-    return Prepared(raw.restrict(labels), labels)
+    labels = tuple(np.flatnonzero(np.isfinite(u)) for u in field.unary)
+    return Prepared(field.restrict(labels), labels)
 
 
 def as_floats(costs: Numbers) -> Floats:

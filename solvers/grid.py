@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Recipe, Solution
-from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.base import EXACT, Budget, Solver, Watch
 from autopar.solvers.coordinate_descent import search
 from autopar.solvers.field import prepare
 
@@ -21,9 +21,12 @@ class Grid(Solver):
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
         should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
     ) -> Solution:
         """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
         whole = prepare(problem)
         budget.raise_bound(math.inf if whole is None else whole.field.lowest_cost(), EXACT)
         for recipe in problem.recipes or uniform_recipes(problem):

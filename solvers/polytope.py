@@ -8,6 +8,7 @@ Labels whose rows (columns) of a table differ by a constant form one class: the 
 keeps the relaxation exactly as tight as one y per pair of labels and is what makes it small. Forbidden pairs have no y.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -222,13 +223,16 @@ def linear_program(field: Field, scale: float) -> LinearProgram:
 
 
 def scale_of(field: Field) -> float:
-    """Return problem units per unit of scaled cost: the largest spread of costs in a node or pair becomes 1000."""
+    """Return problem units per unit of scaled cost: the largest spread of costs in a node or pair becomes 500 to 1000.
+
+    It is a power of two, so that scaling rounds nothing: whole-number costs stay exact.
+    """
     spread = 0.0
     for costs in (*(u for u in field.unary if len(u)), *field.tables.values()):
         finite = costs[np.isfinite(costs)]
         if len(finite):
             spread = max(spread, float(finite.max() - finite.min()))
-    return spread / 1000 if spread > 0 else 1.0
+    return 2.0 ** math.ceil(math.log2(spread / 1000)) if spread > 0 else 1.0
 
 
 def _classes(table: Floats) -> tuple[Ints, list[int]]:

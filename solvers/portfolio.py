@@ -83,13 +83,13 @@ class Portfolio(Solver):
         `should_stop` may be called from several threads, `watch` is called from the caller's only. The search draws
         from `seed`.
         """
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop)
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
         prepared = prepare(problem)
         merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
         if prepared is None or merged is None or merged.memory.hopeless():
             budget.raise_bound(math.inf)
             return budget.solution()
-        _Run(self, prepared, merged, budget, threads, seed, watch).run()
+        _Run(self, prepared, merged, budget).run()
         return budget.solution()
 
 
@@ -102,18 +102,11 @@ class _Run:
         prepared: Prepared,
         merged: Merged,
         budget: Budget,
-        threads: int,
-        seed: int,
-        watch: Watch | None,
     ) -> None:
         self._options = options
-        self._threads = threads
-        self._seed = seed
-        self._watch = watch
         self._prepared = prepared
         self._merged = merged
         self._budget = budget
-        self._told = (math.inf, -math.inf)
 
     def run(self) -> None:
         """Raise the bound and offer choices until the budget is done."""
@@ -145,7 +138,6 @@ class _Run:
         part = self._budget.part(EXACT_SHARE * self._budget.remaining)
         exact(self._prepared, merged, part)
         self._budget.adopt(part)
-        self._tell()
 
     def _below(self, merged: Merged, guide: Guide, relaxation: Relaxation) -> Merged | None:
         """Return `merged` without labels that cost more than the best choice; None if some node has none left.
@@ -190,7 +182,6 @@ class _Run:
                 budget.adopt(self._budget)
         if best is not None:
             self._offer(merged, best)
-        self._tell()
         return best
 
     def _known(self, merged: Merged) -> Ints | None:
@@ -220,7 +211,8 @@ class _Run:
         budget = self._budget.part(share * self._budget.remaining) if share < 1 else self._budget
         flat, memory = relaxation.flat, relaxation.memory
         improvers = [
-            Improver(merged.field, flat, memory, best, guide, self._seed + k) for k in range(max(1, self._threads))
+            Improver(merged.field, flat, memory, best, guide, self._budget.seed + k)
+            for k in range(max(1, self._budget.threads))
         ]
         offered, last = improvers[0].cost, time.monotonic()
 
@@ -236,15 +228,7 @@ class _Run:
         return labels
 
     def _offer(self, merged: Merged, labels: Ints) -> bool:
-        fits = self._budget.offer(self._prepared.strategies(merged.invert(labels.tolist())))
-        self._tell()
-        return fits
-
-    def _tell(self) -> None:
-        now = (self._budget.cost, min(self._budget.bound, self._budget.cost))
-        if self._watch is not None and now != self._told:
-            self._watch(self._budget.choice, *now)
-        self._told = now
+        return self._budget.offer(self._prepared.strategies(merged.invert(labels.tolist())))
 
 
 def _entries(merged: Merged) -> int:

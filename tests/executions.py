@@ -13,6 +13,7 @@ from autopar import models, solvers
 from autopar.cluster import PRESETS, Cluster
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
+from autopar.errors import ProgramError
 from autopar.execute import Executor, run_graph
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.step import Split, StepTime, block_bytes
@@ -53,6 +54,10 @@ EXECUTOR = Executor()
 TOLERANCE = 1e-9
 """Relative to the largest element of a tensor: in float64 a sum in another order differs by about 1e-16 per term, and
 models as small as these amplify it by less than a thousand."""
+TOLERANCE_FLOAT32 = 1e-3
+"""The same in float32, where a term of a sum brings 1e-7; the largest deviation of the tiny models is 2e-4."""
+SMALLEST = 1e-4
+"""Tensors whose elements are all smaller are held to it: what should cancel leaves the rounding of its terms."""
 
 
 def _slow_cluster() -> Cluster:
@@ -71,9 +76,11 @@ def _slow_cluster() -> Cluster:
 COSTS = CostModel(_slow_cluster())
 
 
-def model_graph(name: str, batch: int, *, train: bool = True) -> Graph:
-    """Return a tiny model in float64, as a training step or for inference."""
-    graph = as_float64(find_blocks(load(models.build(name, **TINY[name]), batch=batch)))
+def model_graph(name: str, batch: int, *, train: bool = True, double: bool = True) -> Graph:
+    """Return a tiny model in float64 (or float32), as a training step or for inference."""
+    graph = find_blocks(load(models.build(name, **TINY[name]), batch=batch))
+    if double:
+        graph = as_float64(graph)
     return training_step(graph) if train else graph
 
 
@@ -105,7 +112,7 @@ def random_plan(
     split = Split(ranges, tuple(bool(redo) and train for redo in rng.integers(0, 2, count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
-    return _written(candidate, samples * configuration.num_microbatches, train)
+    return written(candidate, samples * configuration.num_microbatches, train)
 
 
 def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12) -> Plan:
@@ -126,15 +133,23 @@ def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samp
     )
     candidates = search.run([configuration]).candidates
     assert candidates, f"nothing fits {limit} bytes"
-    return _written(candidates[0], batch, True)
+    return written(candidates[0], batch, True)
 
 
-def _written(candidate: Candidate, batch: int, train: bool) -> Plan:
+def written(candidate: Candidate, batch: int, train: bool) -> Plan:
     """Return the plan of a candidate as its file gives it back."""
     configuration = candidate.configuration
     gpus = configuration.num_stages * configuration.mesh.size
     job = Job("train" if train else "infer", gpus, batch, 1e12, COSTS.cluster.to_dict())
     return Plan.from_json(assemble(candidate, ModelInfo("tiny", "zoo:tiny", "00", 0), job).to_json())
+
+
+def interleave(plan: Plan, num_groups: int) -> Plan:
+    """Return a plan whose stages take turns on so many groups of devices."""
+    size = len({device for stage in plan.stages for device in range(*stage.devices)}) // len(plan.stages)
+    groups = [(index % num_groups * size, (index % num_groups + 1) * size) for index in range(len(plan.stages))]
+    stages = tuple(replace(stage, devices=group) for stage, group in zip(plan.stages, groups, strict=True))
+    return replace(plan, stages=stages, schedule="interleaved", job=replace(plan.job, gpus=num_groups * size))
 
 
 def model_feeds(name: str, graph: Graph, count: int) -> tuple[list[dict[str, Array]], dict[str, Array]]:
@@ -191,47 +206,106 @@ def run_unpartitioned(
     return StepResult(tuple(outputs), gradients, after)
 
 
-def check_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """Assert that tensors have the same names, shapes and numbers, up to `TOLERANCE`."""
+def check_close(found: Mapping[str, Array], expected: Mapping[str, Array], tolerance: float = TOLERANCE) -> float:
+    """Assert that tensors have the same names, shapes, types and numbers; return the largest deviation."""
     assert found.keys() == expected.keys()
+    largest = 0.0
     for name, array in expected.items():
-        assert found[name].shape == array.shape, name
-        scale = float(np.max(np.abs(array), initial=0.0))
-        np.testing.assert_allclose(found[name], array, rtol=0.0, atol=TOLERANCE * max(scale, 1e-6), err_msg=name)
+        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype), name
+        scale = max(float(np.max(np.abs(array), initial=0.0)), SMALLEST)
+        np.testing.assert_allclose(found[name], array, rtol=0.0, atol=tolerance * scale, err_msg=name)
+        largest = max(largest, float(np.max(np.abs(found[name] - array), initial=0.0)) / scale)
+    return largest
+
+
+def next_states(graph: Graph, states: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the states a step leaves behind as those the next one starts with: gradient buffers are emptied."""
+    buffers = {state.input for state in graph.states if state.role is Role.GRADIENT}
+    return {name: np.zeros_like(array) if name in buffers else array for name, array in states.items()}
+
+
+def next_data(graph: Graph, microbatches: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """Return the same data for the next step: the optimizer counts one more."""
+    counted = STEP in graph.inputs
+    return [{**data, **({STEP: data[STEP] + 1} if counted else {})} for data in microbatches]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Execution:
-    """A model with data and what it computes unpartitioned."""
+    """A model with data and what it computes unpartitioned.
+
+    Attributes:
+        folded: The model.
+        microbatches: Data of the first step.
+        states: States before the first step.
+        expected: What each step computes.
+        tolerance: By how much a plan may deviate from that, relative to the largest element of a tensor.
+    """
 
     folded: Folded
     microbatches: Sequence[Mapping[str, Array]]
     states: Mapping[str, Array]
-    expected: StepResult
+    expected: Sequence[StepResult]
+    tolerance: float = TOLERANCE
 
     @classmethod
-    def of(cls, name: str, samples: int, count: int, *, train: bool = True) -> "Execution":
-        """Return a tiny model of the zoo on `count` random microbatches."""
-        graph = model_graph(name, samples, train=train)
-        return cls.of_graph(graph, *model_feeds(name, graph, count))
+    def of(
+        cls, name: str, samples: int, count: int, *, train: bool = True, steps: int = 1, double: bool = True
+    ) -> "Execution":
+        """Return a tiny model of the zoo, in float64 or float32, on `count` random microbatches."""
+        graph = model_graph(name, samples, train=train, double=double)
+        data, states = model_feeds(name, graph, count)
+        if double:
+            return cls.of_graph(graph, data, states, steps=steps)
+        single = cls.of_graph(graph, [_single(each) for each in data], _single(states), steps=steps)
+        return replace(single, tolerance=TOLERANCE_FLOAT32)
 
     @classmethod
     def of_graph(
-        cls, graph: Graph, microbatches: Sequence[Mapping[str, Array]], states: Mapping[str, Array]
+        cls,
+        graph: Graph,
+        microbatches: Sequence[Mapping[str, Array]],
+        states: Mapping[str, Array],
+        *,
+        steps: int = 1,
     ) -> "Execution":
         """Return any graph with data."""
-        return cls(fold(graph), microbatches, states, run_unpartitioned(graph, microbatches, states))
+        data, current, expected = microbatches, states, []
+        for _ in range(steps):
+            expected.append(run_unpartitioned(graph, data, current))
+            data, current = next_data(graph, data), next_states(graph, expected[-1].states)
+        return cls(fold(graph), microbatches, states, expected)
 
     def program(self, plan: Plan) -> Program:
         """Return the lowered plan, verified."""
         program = lower(plan, self.folded, COSTS)
-        verify_program(program)
+        verify_program(program, self.folded)
         return program
 
-    def check(self, plan: Plan) -> None:
-        """Assert that a plan computes what the model computes."""
-        found = run_step(self.program(plan), self.folded, self.microbatches, self.states, EXECUTOR)
-        for outputs, expected in zip(found.outputs, self.expected.outputs, strict=True):
-            check_close(outputs, expected)
-        check_close(found.gradients, self.expected.gradients)
-        check_close(found.states, self.expected.states)
+    def check(self, plan: Plan) -> float:
+        """Assert that a plan computes what the model computes; return the largest deviation."""
+        return self.check_program(self.program(plan))
+
+    def check_program(self, program: Program) -> float:
+        """Assert that a program computes what the model computes, step after step; return the largest deviation.
+
+        If it does not, the error names the first op that differs.
+        """
+        data, states, graph = self.microbatches, self.states, self.folded.graph
+        largest = 0.0
+        for expected in self.expected:
+            try:
+                found = run_step(program, self.folded, data, states, EXECUTOR)
+                pairs = [*zip(found.outputs, expected.outputs, strict=True)]
+                pairs += [(found.gradients, expected.gradients), (found.states, expected.states)]
+                largest = max(largest, *(check_close(*pair, self.tolerance) for pair in pairs))
+            except (AssertionError, ProgramError):
+                run_step(program, self.folded, data, states, EXECUTOR, check=self.tolerance)
+                raise
+            data, states = next_data(graph, data), next_states(graph, found.states)
+        return largest
+
+
+def _single(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays with floats in float32."""
+    return {name: array.astype(np.float32) if array.dtype.kind == "f" else array for name, array in arrays.items()}

@@ -48,6 +48,18 @@ VARIANTS: Mapping[str, tuple[int, bool]] = {"": (20, False), "-opset23": (23, Fa
 """By suffix: opset, and whether batch and sequence are dynamic dims called `batch` and `seq`."""
 
 
+def build(model_name: str) -> Any:
+    """Return a model with the weights its exports have, in eval mode."""
+    import torch
+
+    torch.manual_seed(0)
+    model = MODELS[model_name]().eval()
+    for parameter in model.parameters():
+        # Equal tensors (biases of zeros, scales of ones) would be merged by the exporter.
+        torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all exports."""
     return tuple(model + variant for model in MODELS for variant in VARIANTS)
@@ -62,11 +74,7 @@ def export(name: str, folder: Path) -> Path:
 
     model_name, _, suffix = name.partition("-")
     opset, dynamic = VARIANTS[f"-{suffix}" if suffix else ""]
-    torch.manual_seed(0)
-    model = MODELS[model_name]().eval()
-    for parameter in model.parameters():
-        # Equal tensors (biases of zeros, scales of ones) would be merged by the exporter.
-        torch.nn.init.normal_(parameter, std=0.1)
+    model = build(model_name)
     tokens = torch.randint(0, 96, (BATCH, SEQ))
     shapes = {"input_ids": {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}} if dynamic else None
     program = torch.onnx.export(

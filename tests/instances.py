@@ -1,11 +1,17 @@
-"""Synthetic problems shaped like the sharding of a training step, for speed and for tests at real sizes."""
+"""Synthetic problems: the sharding of a training step, and a family of any size, tree-width and tightness.
 
-from itertools import product
+`python -m tests.instances DIR` writes problems of the family as files, for `autopar benchmark --problems DIR`.
+"""
+
+import sys
+from itertools import accumulate, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar import iopddl
 from autopar.problem import Problem, Usage
 
 MATMUL = (("R", "R", "R"), ("S0", "R", "S0"), ("R", "S1", "S1"), ("S1", "S0", "P"))
@@ -131,3 +137,77 @@ def training_step(
             peaks.append(float(np.cumsum(change).max()))
         limit = peaks[0] + tightness * (peaks[1] - peaks[0])
     return Problem.build(costs, edges, usages=usages, limit=limit, name=f"training-step-{layers}")
+
+
+FAMILY = tuple(
+    (nodes, width, tightness) for width, tightness in ((2, 0.9), (2, 0.3), (4, 0.3)) for nodes in (100, 1000, 10_000)
+)
+"""Nodes, tree-width and tightness of the problems that are written as files."""
+
+
+def k_tree(num_nodes: int, *, width: int, tightness: float | None, num_strategies: int = 4, seed: int = 0) -> Problem:
+    """Return whole-number costs on a random k-tree, where what costs less uses more for a while.
+
+    Every node is joined to `width` earlier ones that are all joined to each other, so the tree-width is `width` exactly
+    (if there are more nodes than that). It picks them among recent nodes, as the values of a program do.
+
+    Args:
+        num_nodes: Nodes.
+        width: Tree-width.
+        tightness: Limit between the peak if every node uses its least (0), which just fits, and that of the cheapest
+            choice of each node alone (1); None for no limit.
+        num_strategies: Strategies of each node.
+        seed: Of everything random.
+    """
+    rng = np.random.default_rng(seed)
+    cliques: list[tuple[int, ...]] = []
+    edges: list[tuple[int, int, NDArray[Any]]] = []
+    costs: list[NDArray[Any]] = []
+    usages: list[Usage] = []
+    tables = [_reshard_table(rng, num_strategies) for _ in range(64)]
+    for node in range(num_nodes):
+        recent = cliques[-4 * (width + 1) :]
+        joined = recent[int(rng.integers(len(recent)))] if recent else tuple(range(node))
+        edges += [(other, node, tables[int(rng.integers(len(tables)))]) for other in joined]
+        grown = (*joined, node)
+        if len(grown) == width:
+            cliques.append(grown)
+        cliques += [grown[:i] + grown[i + 1 :] for i in range(len(joined)) if len(joined) == width]
+        shards = 2 ** np.arange(num_strategies)
+        costs.append(rng.integers(0, 200, num_strategies) + 100 * np.arange(num_strategies))
+        life = 1 + int(rng.geometric(1 / 40))
+        usages.append(Usage(node, node, min(node + life, num_nodes), int(rng.integers(1, 1 << 20)) * 8 // shards))
+    limit = None
+    if tightness is not None:
+        least = _peak(num_nodes, usages, [u.amounts.min() for u in usages])
+        cheapest = _peak(num_nodes, usages, [u.amounts[c.argmin()] for u, c in zip(usages, costs, strict=True)])
+        limit = int(least + tightness * (cheapest - least))
+    name = f"k-tree-{num_nodes}-{width}-{'free' if tightness is None else tightness}"
+    return Problem.build(costs, edges, usages=usages, limit=limit, name=name)
+
+
+def _reshard_table(rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+    """Return costs of a change that are 0 for no change."""
+    table = rng.integers(1, 400, (size, size))
+    np.fill_diagonal(table, 0)
+    return table
+
+
+def _peak(num_times: int, usages: list[Usage], used: list[Any]) -> int:
+    change = [0] * (num_times + 1)
+    for usage, amount in zip(usages, used, strict=True):
+        change[usage.start] += int(amount)
+        change[usage.end] -= int(amount)
+    return max(accumulate(change))
+
+
+def write_family(folder: Path) -> None:
+    """Write the problems of `FAMILY` into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for nodes, width, tightness in FAMILY:
+        name = f"width-{width}_tightness-{tightness}_nodes-{nodes:05}.json.gz"
+        iopddl.save(k_tree(nodes, width=width, tightness=tightness), folder / name)
+
+
+if __name__ == "__main__":
+    write_family(Path(sys.argv[1]))

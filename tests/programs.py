@@ -59,6 +59,10 @@ class ExactCosts:
         """Return the bytes."""
         return nbytes / self.bandwidth
 
+    def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
+        """Return the bytes."""
+        return nbytes / self.bandwidth
+
     def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
         """Return the latency."""
         return self.latency
@@ -102,11 +106,14 @@ def equal_stages(
     activation: float = 1.0,
     blocks_per_stage: int = 1,
     recompute: bool = False,
+    num_chunks: int = 1,
 ) -> Program:
-    """Return a pipeline of equal blocks on one device per stage, without any communication inside stages.
+    """Return a pipeline of equal blocks on one device per group, without any communication inside stages.
 
-    A block saves `activation` bytes and nothing else takes memory but 10 bytes of parameters per stage.
+    A block saves `activation` bytes and nothing else takes memory but 10 bytes of parameters per stage. Stages are
+    interleaved if there are several chunks, that is `num_stages` / `num_chunks` groups.
     """
+    num_groups = num_stages // num_chunks
     trains = schedule != "forward-only"
     x, y, saved, dx, dy = value("x"), value("y"), value("saved", activation), value("dx"), value("dy")
     count = num_stages * blocks_per_stage
@@ -140,7 +147,7 @@ def equal_stages(
     stages = tuple(
         StageProgram(
             i,
-            (i, i + 1),
+            (i % num_groups, i % num_groups + 1),
             Mesh.of(tp=1),
             tuple(kinds[i * blocks_per_stage : (i + 1) * blocks_per_stage]),
             recompute,

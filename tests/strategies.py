@@ -45,3 +45,27 @@ def problems(draw: st.DrawFn, *, max_nodes: int = 6, max_strategies: int = 4, li
     several = [Limit(first, 0, 4), Limit(second, draw(st.integers(2, 5)), 9)]
     limit = several if draw(st.booleans()) else first
     return Problem.build([costs(size) for size in sizes], edges, usages=usages, limit=limit)
+
+
+@st.composite
+def tied_problems(draw: st.DrawFn) -> Problem:
+    """Draw problems in which some nodes follow others: edges forbidden but for one partner of each strategy."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=6))
+    costs = st.integers(0, 20)
+    edges = []
+    for _ in range(draw(st.integers(1, 7))):
+        a, b = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=2, max_size=2, unique=True))
+        table = np.array(draw(st.lists(costs, min_size=sizes[a] * sizes[b], max_size=sizes[a] * sizes[b])))
+        table = table.reshape(sizes[a], sizes[b])
+        if draw(st.booleans()):
+            partner = draw(st.lists(st.integers(0, sizes[b] - 1), min_size=sizes[a], max_size=sizes[a]))
+            table = np.where(np.arange(sizes[b]) == np.array(partner)[:, None], table, FORBIDDEN)
+        edges.append((a, b, table))
+    amounts = [draw(st.lists(costs, min_size=size, max_size=size)) for size in sizes]
+    spans = [sorted(draw(st.lists(st.integers(0, 4), min_size=2, max_size=2))) for _ in sizes]
+    usages = [
+        Usage(node, start, end, np.array(used))
+        for node, (used, (start, end)) in enumerate(zip(amounts, spans, strict=True))
+    ]
+    node_costs = [draw(st.lists(costs, min_size=size, max_size=size)) for size in sizes]
+    return Problem.build(node_costs, edges, usages=usages, limit=draw(st.integers(5, 80)))

@@ -146,3 +146,11 @@ def test_sends_cross_one_link() -> None:
 def test_an_unknown_collective_is_refused() -> None:
     with pytest.raises(ValueError, match="broadcast"):
         H100.collective_seconds("broadcast", 1.0, INSIDE)
+
+
+def test_a_halo_exchange_is_latency_and_bytes_over_bandwidth() -> None:
+    """1 MB in a node: 34 us + 1 MB / 383 GB/s; where neighbours are on other nodes 20 us + 1 MB / 36.5 GB/s."""
+    assert H100.exchange_seconds(1e6, INSIDE) == pytest.approx(34e-6 + 1e6 / 383e9)
+    assert H100.exchange_seconds(1e6, ACROSS) == H100.exchange_seconds(1e6, BOTH) == pytest.approx(20e-6 + 1e6 / 36.5e9)
+    np.testing.assert_array_equal(H100.exchange_seconds(np.array([0.0, 1e6]), Axis("tp", 1, 1)), [0.0, 0.0])
+    np.testing.assert_allclose(H100.exchange_seconds(np.array([0.0, 1e6]), INSIDE), [0.0, 34e-6 + 1e6 / 383e9])

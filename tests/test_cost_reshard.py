@@ -195,6 +195,20 @@ def test_partial_sums_and_partial_maxima_are_different_placements() -> None:
     assert table.path(maxima, (R,))[0].source == Partial("max")
 
 
+def test_a_dim_in_chunks_moves_like_any_other_where_every_chunk_can_be_split() -> None:
+    """24 columns in 3 chunks of 8 go over 4 x 2 devices, 12 in chunks of 4 over either axis alone."""
+    many, few = (reshards((8, columns), 4.0, MESH, COST, (1, 3)) for columns in (24, 12))
+    third = Shard(1, chunks=3)
+
+    assert np.isfinite(many.matrix([(third, third)], [(R, R)])).all()
+    assert np.isinf(few.matrix([(third, third)], [(R, R)])).all()
+    assert np.isfinite(few.matrix([(third, R), (R, third)], [(R, R)])).all()
+    (move,) = few.path((P, R), (third, R))
+    assert (move.collective, move.target) == (Collective.REDUCE_SCATTER, third)
+    plain = reshards((8, 24), 4.0, MESH, COST)
+    np.testing.assert_array_equal(many.seconds, plain.seconds)
+
+
 @pytest.mark.parametrize("placements", [(R,), (Shard(2), R), (R, R, R)])
 def test_placements_of_other_tensors_are_refused(placements: Placements) -> None:
     with pytest.raises(ShardingError, match="is no placement of a") as caught:

@@ -15,7 +15,7 @@ from autopar.onnx import load
 from autopar.progress import Progress
 from autopar.sharding import Partial, Replicate, Shard
 from autopar.training import training_step
-from tests.single_ops import Input, floats, indices, ints, single_op
+from tests.single_ops import Input, floats, indices, ints, single_op, with_sums
 
 
 def chain(num_layers: int, batch: int, width: int) -> Graph:
@@ -52,7 +52,13 @@ def test_product_has_three_shardings_and_is_linear_in_each_operand() -> None:
     rule = discover(chain(1, 32, 64)).of(Op("matmul0", "MatMul", ("x0", "w0"), ("h0",)))
 
     assert texts(rule)[0] == "R,R -> R"
-    assert sorted(texts(rule)[1:]) == ["P,R -> P", "R,P -> P", "R,S(1) -> S(1)", "S(0),R -> S(0)", "S(1),S(0) -> P"]
+    assert sorted(texts(with_sums(rule))[1:]) == [
+        "P,R -> P",
+        "R,P -> P",
+        "R,S(1) -> S(1)",
+        "S(0),R -> S(0)",
+        "S(1),S(0) -> P",
+    ]
 
 
 def test_cost_depends_neither_on_depth_nor_on_size() -> None:
@@ -111,7 +117,7 @@ def test_scaled_numbers_are_named() -> None:
     """The target shape of a Reshape is its input 1; splitting dim 2 into heads shrinks entry 2."""
     graph, op = single_op("Reshape", [floats(8, 16, 96), ints(8, 16, 12, 8)])
 
-    strategies = discover(graph).of(op).strategies
+    strategies = with_sums(discover(graph).of(op)).strategies
 
     assert Strategy((Shard(2), Replicate()), (Shard(2),), (Scaled(1, 2),)) in strategies
 
@@ -140,11 +146,11 @@ def test_op_that_runs_on_no_small_shape_says_so() -> None:
 
 def test_outputs_nobody_asked_for_do_not_matter() -> None:
     """The mean of a LayerNormalization is an optional output: unnamed, it restricts nothing."""
-    graph, op = single_op("LayerNormalization", [floats(8, 96), floats(96), floats(96)], num_outputs=3, axis=-1)
+    graph, op = single_op("LayerNormalization", [floats(8, 96), floats(96), floats(96)], 3, axis=-1)
     unnamed = Op("op", op.kind, op.inputs, ("y0", "", "y2"), op.attrs)
     changed = Graph(graph.name, graph.opset, graph.values, graph.inputs, (), {}, (unnamed,), ("y0",))
 
-    rule = discover(changed).of(unnamed)
+    rule = with_sums(discover(changed).of(unnamed))
 
     assert Strategy((Shard(0), Replicate(), Replicate()), (Shard(0), Replicate(), Shard(0))) in rule.strategies
 
@@ -154,7 +160,7 @@ def test_rows_of_a_vocabulary_are_sharded_by_their_numbers() -> None:
     inputs: list[Input] = [indices(40, 8, 16), np.arange(40), floats(8, 16, 32)]
     graph, op = single_op("autopar::GatherGrad", inputs, axis=0)
 
-    rule = discover(graph).of(op)
+    rule = with_sums(discover(graph).of(op))
 
     assert Strategy((Replicate(), Shard(0), Replicate()), (Shard(0),)) in rule.strategies
     assert Strategy((Shard(0), Replicate(), Shard(0)), (Partial(),)) in rule.strategies
@@ -169,12 +175,13 @@ def test_op_of_another_graph_has_no_rule() -> None:
 
 
 def test_progress_counts_distinct_ops() -> None:
-    """One call for each distinct op, the last one with everything done."""
+    """One call for each distinct op, the last one with everything done; which is first is left to chance."""
     calls: list[Progress] = []
 
     discover(chain(3, 32, 64), progress=calls.append)
 
-    assert [(call.done, call.total, call.detail) for call in calls] == [(1, 2, "MatMul"), (2, 2, "Relu")]
+    assert [(call.done, call.total) for call in calls] == [(1, 2), (2, 2)]
+    assert {call.detail for call in calls} == {"MatMul", "Relu"}
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +210,9 @@ def test_every_op_of_a_training_step_can_follow_the_batch(gpt2_rules: tuple[Grap
 
 
 def test_training_step_of_a_transformer_takes_few_executions(gpt2_rules: tuple[Graph, Rules]) -> None:
-    """About 40 distinct ops at less than 100 runs each on average; the neighbour needs as many for one attention op."""
+    """About 40 distinct ops at less than 200 runs each on average, terms, chunks and uneven blocks included."""
     _, rules = gpt2_rules
 
     assert rules.unsharded == ()
     assert len(rules) < 50
-    assert rules.num_executions < 100 * len(rules)
+    assert rules.num_executions < 200 * len(rules)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from autopar.formulate.fold import Producer, Source
-from autopar.formulate.options import decode_index
 from autopar.formulate.step import Pipeline, block_bytes, problem, stage_mixes, weights
 from autopar.formulate.step import Split as Cut
 from autopar.formulate.tables import Decision, IntArray, Slot, Tables, element_bytes
@@ -21,7 +20,7 @@ CASES = [("gpt2", "train"), ("gpt2", "infer"), ("mixtral-8x7b", "train"), ("mlp-
 
 
 def _placements(found: Tables, value: str, number: int) -> Placements:
-    return decode_index(int(number), len(found.folded.graph.values[value].shape), len(found.mesh.axes))
+    return found.meaning.placements(value, int(number), len(found.mesh.axes))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,7 +78,7 @@ def test_edges_price_the_change_of_placement(name: str) -> None:
         source, target = _source(found, edge.first, edge.value), _target(found, edge.second, edge.consumer)
         assert edge.table.shape == (first.count, second.count)
         assert (edge.table[source[:, None] == target[None, :]] == 0).all()
-        reshards = found.resharder.of(shape, wire[edge.value])
+        reshards = found.resharder.of(shape, wire[edge.value], found.meaning.chunks(edge.value))
         for row, column in zip(rng.integers(first.count, size=4), rng.integers(second.count, size=4), strict=True):
             if np.isfinite(edge.table[row, column]):
                 path = reshards.path(

@@ -60,7 +60,7 @@ def _check_numbers(model: onnx.ModelProto, graph: Graph) -> None:
 
     for name, array in zip(graph.outputs, expected, strict=True):
         assert found[name].shape == graph.values[name].shape
-        np.testing.assert_allclose(found[name], array, rtol=1e-6)
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-6)  # float32 sums of a few terms
 
 
 W = np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)
@@ -114,6 +114,48 @@ def test_old_softmax_normalises_all_trailing_dims() -> None:
     x = np.arange(12, dtype=np.float32).reshape(2, 6)
     found = run_graph(graph, {"x": x})["y"]
     np.testing.assert_allclose(found, np.exp(x) / np.exp(x).sum(), rtol=1e-6)
+
+
+K = np.linspace(-1, 1, 18, dtype=np.float32).reshape(1, 1, 3, 6)[..., :4]
+OPEN: dict[str, tuple[onnx.NodeProto, dict[str, Any]]] = {
+    # 7 rows at stride 2 make 4 windows of 3, which need 2 rows of padding; 6 columns at stride 1 need 3 for 4 taps
+    "Conv": (
+        helper.make_node("Conv", ["x", "k"], ["y"], auto_pad="SAME_UPPER", strides=[2, 1]),
+        {"kernel_shape": (3, 4), "pads": (1, 1, 1, 2), "strides": (2, 1)},
+    ),
+    "Conv, more padding before": (
+        helper.make_node("Conv", ["x", "k"], ["y"], auto_pad="SAME_LOWER"),
+        {"kernel_shape": (3, 4), "pads": (1, 2, 1, 1)},
+    ),
+    "MaxPool": (
+        helper.make_node("MaxPool", ["x"], ["y"], auto_pad="VALID", kernel_shape=[2, 2]),
+        {"kernel_shape": (2, 2), "pads": (0, 0, 0, 0)},
+    ),
+    "AveragePool": (
+        helper.make_node("AveragePool", ["x"], ["y"], auto_pad="SAME_UPPER", kernel_shape=[2, 2]),
+        {"kernel_shape": (2, 2), "pads": (0, 0, 1, 1)},
+    ),
+    "ConvTranspose": (
+        helper.make_node("ConvTranspose", ["x", "k"], ["y"], strides=[2, 2]),
+        {"kernel_shape": (3, 4), "strides": (2, 2)},
+    ),
+    "Resize": (helper.make_node("Resize", ["x", "", "s"], ["y"], mode="nearest"), {"mode": "nearest"}),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_windows_and_sizes_are_written_down(name: str) -> None:
+    """Padding, kernels and sizes that ONNX lets an op leave open are numbers of the graph; it computes the same."""
+    node, attrs = OPEN[name]
+    weights = {"k": K, "s": np.array([1, 1, 2, 3], np.float32)}
+    used = {key: array for key, array in weights.items() if key in node.input}
+    model = _model([node], shape=(1, 1, 7, 6), weights=used)
+
+    graph = load(model)
+
+    assert dict(graph.ops[0].attrs) == attrs
+    assert [array.tolist() for array in graph.constants.values()] == ([[1, 1, 14, 18]] if name == "Resize" else [])
+    _check_numbers(model, graph)
 
 
 def test_shape_arithmetic_is_folded() -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autopar import iopddl, solvers
 from autopar.errors import ProblemError
@@ -208,27 +210,110 @@ def document(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is not JSON"),
-        (b"[1, 2", "is not JSON"),
-        (gzip.compress(b"{}")[:9], "is not JSON"),
-        (b"[]", "the file has no 'problem'"),
-        (document(nodes=3), "problem has no 'nodes' of type dict"),
-        (document(nodes_costs=[[1], [1.5, 2]]), "the costs of node 1 is not a flat list of whole numbers"),
+        (b"", "bad.json is not JSON: Input data was truncated"),
+        (b"[1, 2", "Expected `object`, got `array`"),
+        (document()[:-9], "is not JSON: Input data was truncated"),
+        (document().replace(b"9", b"9,]"), "is not JSON"),
+        (b'{"problem": {"name": "\xff"}}', "is not JSON"),
+        (gzip.compress(document())[:40], "bad.json is not whole: .*\n  hint: copy the file again"),
+        (gzip.compress(document())[:-9] + b"123456789", "is not whole"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "Object missing required field `problem`"),
+        (document(nodes=3), "problem.nodes: Expected `object`, got `int`"),
+        (document(nodes={"costs": [[1]]}), "problem.nodes: Object missing required field `intervals`"),
+        (document(nodes_costs=3), "problem.nodes.costs: Expected `array`, got `int`"),
         (document(nodes_costs=[[1]]), "1 nodes have costs, 2 intervals"),
+        (document(nodes_costs=[[1], []]), "node 1 has no strategy"),
+        (document(nodes_costs=[[1], 7]), "the costs of node 1 are not a flat list of whole numbers: .* got `int`"),
+        (document(nodes_costs=[[1], [1, 1.5]]), "costs of node 1 are not .* whole numbers: .*`float` at position 1"),
+        (document(nodes_costs=[[1], [True, 2]]), "costs of node 1 are not .* whole numbers: .*`bool` at position 0"),
+        (document(nodes_costs=[[10**19], [1, 2]]), "the costs of node 0 have a number of more than 64 bits"),
         (document(nodes_usages=[[1], [1]]), "node 1 has 2 costs and 1 usages"),
-        (document(nodes_intervals=[[0, 1], [0]]), r"the interval of node 1 is \[0\]"),
-        (document(edges_nodes=[[0, 7]]), r"edge 0 joins \[0, 7\]"),
-        (document(edges_costs=[[5]]), "edge 0 has 1 costs for 1 x 2 pairs"),
-        (document(edges_costs=[[5, [6]]]), "the costs of edge 0 is not a flat list"),
-        (document(usage_limit="9"), "usage_limit is '9'"),
+        (document(nodes_usages=[[1], [0, -5]]), "strategy 1 of node 1 has a usage of -5"),
+        (document(nodes_usages=[[1], ["a", 1]]), "the usages of node 1 are not .*`str` at position 0"),
+        (document(nodes_intervals=[[0, 1], [0]]), "the interval of node 1: Expected `array` of length 2"),
+        (document(nodes_intervals=[[0, 1], [0, 1.5]]), "the interval of node 1: Expected `int`, got `float`"),
+        (document(nodes_intervals=[[0, 1], None]), "the interval of node 1: Expected `array`, got `null`"),
+        (document(nodes_intervals=[[0, 1], [0, 2**70]]), "the interval of node 1 ends at 1180591620717411303424"),
+        (document(edges={"nodes": []}), "problem.edges: Object missing required field `costs`"),
+        (document(edges_nodes=[[0, 1], [1, 0]]), "2 edges have nodes, 1 have costs"),
+        (document(edges_nodes=[[0, 7]]), r"edge 0 joins nodes \[0, 7\], not two of the 2 there are"),
+        (document(edges_nodes=[[-1, 0]]), r"edge 0 joins nodes \[-1, 0\], not two of the 2"),
+        (document(edges_nodes=[[0, 1, 1]]), r"edge 0 joins nodes \[0, 1, 1\], not two of the 2"),
+        (document(edges_nodes=[[1, 1]]), "edge 0 joins node 1 with itself"),
+        (document(edges_nodes=[["a", 1]]), "the nodes of edge 0: Expected `int`, got `str`"),
+        (document(edges_costs=[[5]]), "edge 0 has 1 costs for 1 x 2 pairs of strategies of nodes 0 and 1"),
+        (document(edges_costs=[[5, [6]]]), "the costs of edge 0 are not a flat list .*`array` at position 1"),
+        (document(usage_limit="9"), "problem.usage_limit: Expected `int . null`, got `str`"),
+        (document(usage_limit=9.5), "problem.usage_limit: Expected `int . null`, got `float`"),
     ],
 )
 def test_a_malformed_file_gets_one_clear_error(data: bytes, message: str, tmp_path: Path) -> None:
+    """It says what is wrong, where, and what to do."""
     path = tmp_path / "bad.json"
     path.write_bytes(data)
 
-    with pytest.raises(ProblemError, match=message):
+    with pytest.raises(ProblemError, match=message) as caught:
         iopddl.load(path)
+
+    assert str(path) in str(caught.value)
+    assert caught.value.hint
+
+
+@given(
+    where=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    junk=st.sampled_from([None, True, "x", -1, 1.5, [], {}, [[]], [1, 2, 3], 2**70, {"nodes": []}]),
+)
+def test_a_file_with_anything_replaced_loads_or_is_refused(where: list[int], junk: Any) -> None:
+    """One member of the file, at any depth, becomes something else; nothing but a `ProblemError` may come of it."""
+    body = json.loads(document())
+    holder: Any = None
+    value: Any = body
+    for step in where:
+        if not isinstance(value, dict | list) or not value:
+            break
+        holder, key = value, list(value)[step % len(value)] if isinstance(value, dict) else step % len(value)
+        value = holder[key]
+    holder[key] = junk
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        Path(file.name).write_text(json.dumps(body))
+
+        try:
+            num_nodes, refusal = iopddl.load(file.name).num_nodes, None
+        except ProblemError as error:
+            num_nodes, refusal = None, str(error)
+
+        assert num_nodes == 2 if refusal is None else file.name in refusal
+
+
+def test_parallel_edges_empty_intervals_and_a_missing_limit_are_fine(tmp_path: Path) -> None:
+    """Both edges of the pair count, one given from either end; node 1 uses nothing at any time."""
+    edges = {"nodes": [[0, 1], [1, 0]], "costs": [[5, 6], [70, 80]]}
+    path = tmp_path / "p.json"
+    path.write_bytes(document(edges=edges, nodes_intervals=[[0, 2], [3, 3]], usage_limit=None))
+
+    problem = iopddl.load(path)
+
+    assert problem.num_edges == 2
+    assert problem.cost((0, 1)) == 1 + 2 + 6 + 80
+    assert problem.usage((0, 1)) == ((0, 1), (2, 0))
+    assert problem.limits == ()
+
+
+def test_equal_lists_of_a_file_share_one_array(tmp_path: Path) -> None:
+    """Files of contest size are mostly repetition."""
+    body = {
+        "nodes": {"intervals": [[0, 1]] * 3, "costs": [[1, 2]] * 3, "usages": [[1, 2]] * 3},
+        "edges": {"nodes": [[0, 1], [1, 2]], "costs": [[1, 2, 3, 4]] * 2},
+    }
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"problem": body}))
+
+    problem = iopddl.load(path)
+
+    assert len({id(costs) for costs in problem.node_costs}) == 1
+    assert len({id(usage.amounts) for usage in problem.usages}) == 1
+    assert len(problem.edge_tables) == 1
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

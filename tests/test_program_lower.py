@@ -18,6 +18,7 @@ from autopar.search.space import Configuration
 from autopar.sharding import Mesh, local_shape
 from autopar.training import training_step
 from tests.executions import COSTS, Execution, random_feeds, random_plan
+from tests.pinned_plans import pinned_plan
 
 MESH = Mesh.of(outer=2, inner=2)
 NUM_LAYERS = 5
@@ -148,18 +149,23 @@ def test_every_value_at_an_edge_is_a_part_of_a_tensor(skip_rules: Rules) -> None
         assert segment.phase is SegmentPhase.REDUCE or stored <= parts.keys()
 
 
-def test_attributes_are_divided(grouped_rules: Rules) -> None:
+@pytest.mark.parametrize(("placement", "groups"), [("RR", 16), ("RS(0)", 8), ("S(0)S(0)", 4)])
+def test_attributes_are_divided(placement: str, groups: int, grouped_rules: Rules) -> None:
     """With channels split, each device convolves fewer groups; whatever the plan, the numbers are right."""
     graph = grouped()
     execution = Execution.of_graph(graph, *random_feeds(graph, 2, {}))
-    groups = set()
 
-    for seed in range(12):
-        plan = _plan(graph, grouped_rules, seed)
-        execution.check(plan)
-        groups.add(_computes(execution.program(plan))["conv"].op.attr("group"))
+    plan = pinned_plan(fold(graph), grouped_rules, Configuration(1, MESH, 2, "1f1b"), 4, {"w": placement})
 
-    assert groups == {4, 8, 16}
+    execution.check(plan)
+    assert _computes(execution.program(plan))["conv"].op.attr("group") == groups
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_plans_of_grouped_convolutions_are_right(seed: int, grouped_rules: Rules) -> None:
+    graph = grouped()
+
+    Execution.of_graph(graph, *random_feeds(graph, 2, {})).check(_plan(graph, grouped_rules, seed))
 
 
 def _with_divided(plan: Plan, op: str, *numbers: DividedNumber) -> Plan:

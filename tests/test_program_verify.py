@@ -74,8 +74,16 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
         "export .*nowhere.* is no input and not defined there",
     ),
     "neighbours with other placements": (
-        lambda p: _segment(p, 2, inputs=(PARTIAL_X,), instructions=(work((PARTIAL_X,), (Y, value("saved", 1)), 1),)),
+        lambda p: _segment(
+            _segment(p, 2, inputs=(PARTIAL_X,), instructions=(), saved=()),
+            3,
+            instructions=(work((), (value("dx"),), 1),),
+        ),
         r"disagree in forward: y \(8,\) is sent, x \(8,\) P expected",
+    ),
+    "output of the last block": (
+        lambda p: _segment(p, 2, outputs=(Y,)),
+        "segment 1 forward has outputs but no block comes after it",
     ),
     "unknown schedule": (lambda p: replace(p, schedule="2f2b"), "no schedule '2f2b'"),
     "schedule without backward": (lambda p: replace(p, schedule="forward-only"), "has backward segments"),
@@ -112,7 +120,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
     ),
     "foreign axis": (
         lambda p: _append(p, 0, all_reduce(Axis("dp", 1, 1), Y, "z", seconds=1)),
-        "axis Axis.* is none of stage 0",
+        "axis Axis.* is none of mesh tp=1",
     ),
     "forward that overlaps": (
         lambda p: _append(p, 0, all_reduce(TP, Y, "z", seconds=1, overlaps=True)),

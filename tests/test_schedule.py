@@ -2,48 +2,99 @@
 
 import pytest
 
-from autopar.schedule import SCHEDULES, Pass, Task
+from autopar.errors import ProgramError
+from autopar.schedule import SCHEDULES, Pass, Task, follow
+
+SIZES = [(p, m, 1) for p in (1, 2, 4) for m in (1, 2, 3, 7)]
+CASES = [(name, *size) for name in ("1f1b", "gpipe", "forward-only") for size in SIZES]
+CASES += [("interleaved", p, p * rounds, v) for p in (1, 2, 3, 8) for rounds in (1, 2, 3) for v in (1, 2, 4)]
+each_case = pytest.mark.parametrize(("name", "num_groups", "num_microbatches", "num_chunks"), CASES)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 7])
-@pytest.mark.parametrize("num_stages", [1, 2, 4])
-def test_every_microbatch_passes_once(name: str, num_stages: int, num_microbatches: int) -> None:
+@each_case
+def test_every_microbatch_passes_once(name: str, num_groups: int, num_microbatches: int, num_chunks: int) -> None:
     """Each stage runs every forward once, and in training every backward once and after its forward."""
     schedule = SCHEDULES[name]
     passes = list(Pass) if schedule.trains else [Pass.FORWARD]
-    expected = {Task(kind, i) for kind in passes for i in range(num_microbatches)}
+    microbatches = [(i, chunk) for i in range(num_microbatches) for chunk in range(num_chunks)]
+    expected = {Task(kind, i, chunk) for kind in passes for i, chunk in microbatches}
 
-    for stage in range(num_stages):
-        order = schedule.order(stage, num_stages, num_microbatches)
+    for group in range(num_groups):
+        order = schedule.order(group, num_groups, num_microbatches, num_chunks)
 
         assert len(order) == len(expected)
         assert set(order) == expected
         if schedule.trains:
-            for i in range(num_microbatches):
-                assert order.index(Task(Pass.FORWARD, i)) < order.index(Task(Pass.BACKWARD, i))
+            for i, chunk in microbatches:
+                assert order.index(Task(Pass.FORWARD, i, chunk)) < order.index(Task(Pass.BACKWARD, i, chunk))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("num_microbatches", [1, 2, 3, 7])
-@pytest.mark.parametrize("num_stages", [1, 2, 4])
-def test_in_flight_is_what_the_order_implies(name: str, num_stages: int, num_microbatches: int) -> None:
+@each_case
+def test_in_flight_is_what_the_order_implies(
+    name: str, num_groups: int, num_microbatches: int, num_chunks: int
+) -> None:
     """The closed form equals the highest number of forwards without their backward; 1 where nothing is kept."""
     schedule = SCHEDULES[name]
 
-    for stage in range(num_stages):
+    for group in range(num_groups):
         held, highest = 0, 0
-        for task in schedule.order(stage, num_stages, num_microbatches):
+        for task in schedule.order(group, num_groups, num_microbatches, num_chunks):
             held += 1 if task.kind is Pass.FORWARD else -1
             highest = max(highest, held)
 
-        in_flight = schedule.in_flight(stage, num_stages, num_microbatches)
+        in_flight = schedule.in_flight(group, num_groups, num_microbatches, num_chunks)
 
         assert in_flight == (highest if schedule.trains else 1)
 
 
+@each_case
+def test_no_group_waits_for_what_another_does_later(
+    name: str, num_groups: int, num_microbatches: int, num_chunks: int
+) -> None:
+    """All tasks can be put in one order that keeps to that of every group and has nothing before what it needs."""
+    schedule = SCHEDULES[name]
+    orders = [schedule.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
+
+    followed = follow(orders)
+
+    place = {entry: i for i, entry in enumerate(followed)}
+    last = num_groups * num_chunks - 1
+    for group, order in enumerate(orders):
+        assert [task for stage, task in followed if stage % num_groups == group] == list(order)
+    for (stage, (kind, i, _)), at in place.items():
+        before = stage - 1 if kind is Pass.FORWARD else stage + 1
+        if 0 <= before <= last:
+            assert place[before, Task(kind, i, before // num_groups)] < at
+        if kind is Pass.BACKWARD:
+            assert place[stage, Task(Pass.FORWARD, i, stage // num_groups)] < at
+
+
+def _orders(*texts: str) -> list[list[Task]]:
+    return [[Task(Pass(word[0]), int(word[1:])) for word in text.split()] for text in texts]
+
+
 @pytest.mark.parametrize(
-    ("name", "stage", "expected"),
+    ("first", "second"),
+    [
+        ("B0 F0", "F0 B0"),  # a backward before its forward
+        ("F0 B0 F1 B1", "F1 B1 F0 B0"),  # one waits for the backward that the other does after another forward
+        ("F1 B1", "F0 B0"),  # nobody sends what is waited for
+    ],
+)
+def test_deadlocks_are_found(first: str, second: str) -> None:
+    with pytest.raises(ProgramError, match=r"the schedule deadlocks: group 0 for what .* needs, group 1 for what"):
+        follow(_orders(first, second))
+
+
+def test_messages_may_cross() -> None:
+    """The second group returns microbatch 1 first, the first one wants 0 first: both are there in time."""
+    orders = _orders("F0 F1 B0 B1", "F1 F0 B1 B0")
+
+    assert len(follow(orders)) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "expected"),
     [
         ("gpipe", 0, "F0 F1 F2 F3 B0 B1 B2 B3"),
         ("1f1b", 0, "F0 F1 F2 B0 F3 B1 B2 B3"),
@@ -52,7 +103,21 @@ def test_in_flight_is_what_the_order_implies(name: str, num_stages: int, num_mic
         ("forward-only", 2, "F0 F1 F2 F3"),
     ],
 )
-def test_order_is_the_published_one(name: str, stage: int, expected: str) -> None:
-    order = SCHEDULES[name].order(stage, num_stages=3, num_microbatches=4)
+def test_order_is_the_published_one(name: str, group: int, expected: str) -> None:
+    order = SCHEDULES[name].order(group, num_groups=3, num_microbatches=4)
 
     assert " ".join(map(str, order)) == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "warm_up", "steady"),
+    [
+        (0, "F0 F1 F2 F3 F0.1 F1.1 F2.1 F3.1 F4 F5", "F6 B0.1 F7 B1.1 F4.1 B2.1 F5.1 B3.1 F6.1 B0 F7.1 B1"),
+        (3, "F0 F1 F2 F3", "F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1 F4 B0 F5 B1 F6 B2 F7 B3"),
+    ],
+)
+def test_interleaved_order_is_the_published_one(group: int, warm_up: str, steady: str) -> None:
+    """4 groups of 2 chunks and 8 microbatches, as in figure 4 of Narayanan et al.; the start of it."""
+    order = SCHEDULES["interleaved"].order(group, num_groups=4, num_microbatches=8, num_chunks=2)
+
+    assert " ".join(map(str, order)).startswith(f"{warm_up} {steady} ")

@@ -284,7 +284,7 @@ def test_a_deadlock_is_caught() -> None:
     forward, backward = Task(Pass.FORWARD, 0), Task(Pass.BACKWARD, 0)
     seconds = [{Pass.FORWARD: 1.0, Pass.BACKWARD: 1.0}] * 2
 
-    with pytest.raises(AssertionError, match=r"stages \[0, 1\] wait"):
+    with pytest.raises(AssertionError, match=r"groups \[0, 1\] wait"):
         run_pipeline([[backward, forward], [forward, backward]], seconds, [0.0], [0.0])
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -117,6 +118,26 @@ def test_an_interrupted_solver_keeps_the_choice_it_was_given(name: str) -> None:
     check_solution(problem, solution)
     assert solution.cost <= 4
     assert solution.termination is (Termination.INTERRUPTED if solution.cost == 4 else Termination.OPTIMAL)
+
+
+@pytest.mark.parametrize("name", solvers.names())
+def test_a_watcher_is_told_whatever_the_solver_returns(name: str) -> None:
+    """Choices get cheaper, bounds higher, and the last word is the solution."""
+
+    @settings(max_examples=8)
+    @given(problem=problems())
+    def law(problem: Problem) -> None:
+        told: list[tuple[tuple[int, ...] | None, float, float]] = [(None, math.inf, -math.inf)]
+
+        solution = solvers.load(name).solve(problem, watch=lambda *known: told.append(known))
+
+        assert told[-1] == (solution.choice, solution.cost, solution.bound)
+        for (_, cost, bound), (choice, new_cost, new_bound) in pairwise(told):
+            assert new_cost <= cost
+            assert new_bound >= min(bound, new_cost)
+            assert choice is None or problem.cost(choice) == new_cost
+
+    law()
 
 
 def test_a_start_that_does_not_fit_is_ignored() -> None:

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autopar import solvers
-from autopar.problem import FORBIDDEN, Problem, Termination, Usage
+from autopar.problem import FORBIDDEN, Problem, Termination
 from autopar.solvers import auto, highs
 from autopar.solvers.base import Budget
 from autopar.solvers.dominance import undominated
@@ -19,7 +19,7 @@ from autopar.solvers.memory import Memory
 from autopar.solvers.merge import merge
 from autopar.solvers.polytope import linear_program, scale_of
 from tests.checks import check_solution, choices, close
-from tests.strategies import problems
+from tests.strategies import problems, tied_problems
 
 DUST = 1e-9
 """Relative difference of sums of the same few numbers in another order, with room."""
@@ -53,30 +53,6 @@ def test_preparing_a_problem_keeps_every_permitted_choice_of_least_cost(problem:
     assert same(min(prepared.field.cost(c) for c in labellings(prepared.field)), best)
     for labels in labellings(prepared.field):
         assert same(prepared.field.cost(labels), problem.cost(prepared.strategies(labels)))
-
-
-@st.composite
-def tied_problems(draw: st.DrawFn) -> Problem:
-    """Draw problems in which some nodes follow others: edges forbidden but for one partner of each strategy."""
-    sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=6))
-    costs = st.integers(0, 20)
-    edges = []
-    for _ in range(draw(st.integers(1, 7))):
-        a, b = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=2, max_size=2, unique=True))
-        table = np.array(draw(st.lists(costs, min_size=sizes[a] * sizes[b], max_size=sizes[a] * sizes[b])))
-        table = table.reshape(sizes[a], sizes[b])
-        if draw(st.booleans()):
-            partner = draw(st.lists(st.integers(0, sizes[b] - 1), min_size=sizes[a], max_size=sizes[a]))
-            table = np.where(np.arange(sizes[b]) == np.array(partner)[:, None], table, FORBIDDEN)
-        edges.append((a, b, table))
-    amounts = [draw(st.lists(costs, min_size=size, max_size=size)) for size in sizes]
-    spans = [sorted(draw(st.lists(st.integers(0, 4), min_size=2, max_size=2))) for _ in sizes]
-    usages = [
-        Usage(node, start, end, np.array(used))
-        for node, (used, (start, end)) in enumerate(zip(amounts, spans, strict=True))
-    ]
-    node_costs = [draw(st.lists(costs, min_size=size, max_size=size)) for size in sizes]
-    return Problem.build(node_costs, edges, usages=usages, limit=draw(st.integers(5, 80)))
 
 
 @given(problem=tied_problems())
@@ -240,3 +216,23 @@ def test_auto_is_exact_where_elimination_is_too_wide(monkeypatch: pytest.MonkeyP
         assert close(problem, solution.cost, best)
 
     law()
+
+
+@given(problem=problems(), factor=st.sampled_from([1, 7, 10**6, 10**12 + 1]))
+@settings(max_examples=40)
+def test_scaling_the_linear_program_rounds_nothing(problem: Problem, factor: int) -> None:
+    """Whole-number costs come back from it as they were, and the largest spread is 500 to 1000."""
+    prepared = prepare(problem)
+    assume(prepared is not None and problem.is_whole)
+    assert prepared is not None
+    field = prepared.field
+    field.unary = [u * factor for u in field.unary]
+    field.tables = {pair: table * factor for pair, table in field.tables.items()}
+
+    scale = scale_of(field)
+
+    costs = [*field.unary, *(table.ravel() for table in field.tables.values())]
+    finite = [c[np.isfinite(c)] for c in costs]
+    spread = max((float(c.max() - c.min()) for c in finite if len(c)), default=0.0)
+    assert all(np.array_equal(c / scale * scale, c) for c in finite)
+    assert spread == 0 or 500 < spread / scale <= 1000

@@ -61,11 +61,11 @@ def format_markdown(comparisons: Sequence[Comparison], conditions: Conditions) -
     for comparison in comparisons:
         lines += ["", f"## {comparison.job.gpus} GPUs", ""]
         lines += [f"{describe_model(comparison)}: {describe_job(comparison)}.", ""]
-        lines += _markdown_table(_HEADER, [_cells(result) for result in comparison.results])
+        lines += markdown_table(_HEADER, [_cells(result) for result in comparison.results])
         lines += ["", f"{verdict(comparison).capitalize()}.", "", "Best plans by simulated step time:", ""]
-        lines += _markdown_table(("method", "#", "step", "objective", "MFU", "peak", "plan"), _ranking(comparison))
+        lines += markdown_table(("method", "#", "step", "objective", "MFU", "peak", "plan"), _ranking(comparison))
         lines += ["", "Phases of our search:", ""]
-        lines += _markdown_table(("phase", "time", "peak memory"), _phases(comparison.ours))
+        lines += markdown_table(("phase", "time", "peak memory"), _phases(comparison.ours))
     return "\n".join(lines) + "\n"
 
 
@@ -92,13 +92,20 @@ def write_pages(
     return [page, data]
 
 
-def _conditions(comparisons: Sequence[Comparison], conditions: Conditions) -> list[str]:
-    limit = comparisons[0].time_limit
+def condition_lines(conditions: Conditions) -> list[str]:
+    """Return how something was run, as items of a list in Markdown."""
     memory = f", {format_bytes(conditions.memory)} of memory" if conditions.memory else ""
     return [
         f"- command: `{conditions.command}`",
         f"- searched on: {conditions.cpu}, {conditions.cores} cores{memory}, {conditions.system}",
         f"- versions: {', '.join(f'{name} {version}' for name, version in conditions.versions.items())}",
+    ]
+
+
+def _conditions(comparisons: Sequence[Comparison], conditions: Conditions) -> list[str]:
+    limit = comparisons[0].time_limit
+    return [
+        *condition_lines(conditions),
         f"- time limit of each method: {'none' if limit is None else format_seconds(limit)}; "
         "seed: none, nothing is drawn at random",
         "- step, MFU and peak are simulated; objective and bound are by the planner's formula; "
@@ -154,7 +161,8 @@ def _rank(number: int, plan: PlanFigures) -> tuple[str, ...]:
     )
 
 
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
     return [_markdown_row(header), _markdown_row(["---"] * len(header)), *(_markdown_row(row) for row in rows)]
 
 

@@ -9,4 +9,6 @@ class ExitCode(IntEnum):
     DONE = 0
     BAD_INPUT = 2
     INFEASIBLE = 3
+    DEVIATES = 4  # a run does not compute what the model computes
+    RANK_FAILED = 5
     INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -3,6 +3,7 @@
 Heavy parts are imported inside the commands, so that `autopar --help` answers at once.
 """
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,20 +16,27 @@ from autopar.cli.codes import ExitCode
 from autopar.cli.display import show_progress
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
+from autopar.cli.invocation import Invocation
 from autopar.cli.options import (
     cache_options,
     file_path,
     job_options,
     json_option,
     model_options,
+    positive_number,
     resolve_cache_dir,
     solver_names,
 )
+from autopar.cli.selecting import select
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
     from autopar.bench import Comparison
+    from autopar.bench.problems import ProblemRun
     from autopar.plan import Plan
+
+DEFAULT_PROBLEM_SECONDS = 60.0
+"""Time limit of each solver on each problem, the shortest of the contest."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,6 +46,9 @@ def app() -> None:
 
     MODEL is an .onnx file or a model of the zoo, such as zoo:gpt2. No command needs a GPU.
     """
+
+
+app.add_command(select)
 
 
 @app.command()
@@ -150,6 +161,62 @@ def explain(plan_file: Path, ops: bool) -> None:
 
 
 @app.command()
+@click.argument("plan_file", metavar="PLAN", type=file_path())
+@click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="Number of processes: one per GPU of the plan.")
+@click.option(
+    "--backend",
+    type=click.Choice(["gloo", "nccl"]),
+    default="gloo",
+    show_default=True,
+    help="How ranks talk: on CPUs, or one GPU each.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="S",
+    help="Steps to run; the first one warms up, and the first and the last one are compared.",
+)
+@click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of weights and data.")
+@click.option(
+    "--tolerance", type=positive_number, metavar="X", help="Relative error allowed; default: 1e-4 for float32."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="CPU threads per rank."
+)
+@json_option
+def run(plan_file: Path, ranks: int | None, as_json: bool, **settings: Any) -> int:
+    """Run a plan on processes of this machine.
+
+    PLAN is a plan.json. Each process does what one GPU would do; loss, gradients and updated parameters are compared
+    with those of the unpartitioned model, and measured seconds with predicted ones. Started by torchrun, a process is
+    one rank.
+    """
+    from autopar.ranks.launch import run_plan, run_under_torchrun
+    from autopar.ranks.records import RunRequest
+    from autopar.ranks.table import format_run
+
+    world = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    with show_progress() as progress:
+        if world is not None:
+            request = RunRequest(str(plan_file), int(world), **settings)
+            report = run_under_torchrun(request, int(os.environ["RANK"]), progress)
+        else:
+            if ranks is None:
+                raise click.UsageError("give --ranks N, the number of GPUs of the plan")
+            report = run_plan(RunRequest(str(plan_file), ranks, **settings), progress)
+    if report is None:
+        return ExitCode.DONE
+    if as_json:
+        _echo_json(report)
+    else:
+        click.echo(format_run(report), nl=False)
+    return ExitCode.DONE if report.passed else ExitCode.DEVIATES
+
+
+@app.command()
 @click.argument("model")
 @model_options
 @click.option("--op", "kind", metavar="KIND", help="Only ops of this kind, e.g. MatMul.")
@@ -191,6 +258,12 @@ def rules(
 @click.option("--spec", "specs", multiple=True, metavar="NAME", help="Run a published benchmark instead of MODEL.")
 @click.option("--all", "all_specs", is_flag=True, help="Run all published benchmarks.")
 @click.option(
+    "--problems",
+    type=file_path(),
+    metavar="DIR",
+    help="Run solvers on the selection problems in a folder instead of MODEL; the time limit is 60 s by default.",
+)
+@click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the tables there, as .md and .json."
 )
 @cache_options
@@ -203,6 +276,7 @@ def benchmark(
     gpus: int | None,
     specs: tuple[str, ...],
     all_specs: bool,
+    problems: Path | None,
     output: Path | None,
     cache_dir: Path | None,
     no_cache: bool,
@@ -213,17 +287,23 @@ def benchmark(
 
     Grid search tries data, tensor and pipeline parallelism and the number of microbatches in all combinations, with the
     same costs and the same simulator. With --spec or --all, published benchmarks are run: every case in a process of
-    its own and with a cold cache; --gpus then selects the cases with that many devices.
+    its own and with a cold cache; --gpus then selects the cases with that many devices. With --problems, --solver and
+    the --solvers are compared on files of the IOPDDL contest.
     """
-    command = shlex.join(("autopar", *context.obj)) if context.obj else context.command_path
+    typed = context.obj.arguments if isinstance(context.obj, Invocation) else ()
+    command = shlex.join(("autopar", *typed)) if typed else context.command_path
     if output is not None:
         prepare_folder(output)
+    if problems is not None:
+        _refuse_with_problems(context, model, specs, all_specs)
+        solvers = tuple(dict.fromkeys((request["solver"], *request["baselines"])))
+        return _run_problems(problems, solvers, request["time_limit"], command, output, as_json)
     if specs or all_specs:
         _refuse_with_specs(context, model)
         del request["cluster"], request["dims"]
         return _run_specs(specs, all_specs, gpus, command, output, as_json, request)
     if model is None or gpus is None:
-        raise click.UsageError("give a MODEL and --gpus N, or --spec NAME, or --all", context)
+        raise click.UsageError("give a MODEL and --gpus N, or --spec NAME, or --all, or --problems DIR", context)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     from autopar import bench
     from autopar.bench.report import format_comparison
@@ -239,6 +319,47 @@ def benchmark(
     else:
         click.echo(format_comparison(comparison), nl=False)
     return _benchmark_code([comparison])
+
+
+def _refuse_with_problems(context: click.Context, model: str | None, specs: tuple[str, ...], all_specs: bool) -> None:
+    """Refuse what has no meaning for a problem that is already formulated."""
+    if model is not None or specs or all_specs:
+        raise click.UsageError("give only one of MODEL, --spec or --all, and --problems", context)
+    known = {"problems", "time_limit", "solver", "baselines", "output", "as_json"}
+    for param in context.command.params:
+        given = param.name and context.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
+        if given and param.name not in known:
+            raise click.UsageError(f"{param.opts[0]} cannot be combined with --problems", context)
+
+
+def _run_problems(
+    folder: Path,
+    solvers: tuple[str, ...],
+    time_limit: float | None,
+    command: str,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    from autopar.bench.conditions import conditions
+    from autopar.bench.problems import problem_files, run_problems
+    from autopar.bench.problems_report import format_run, run_to_dict, write_page
+
+    files = problem_files(folder)
+    done: list[ProblemRun] = []
+    with Interruption() as interruption, show_progress() as progress:
+        limit = DEFAULT_PROBLEM_SECONDS if time_limit is None else time_limit
+        runs = run_problems(files, solvers, time_limit=limit, progress=progress, should_stop=interruption.requested)
+        for run in runs:
+            done.append(run)
+            if not as_json:
+                click.echo(format_run(run))
+            if output is not None:  # after every problem, so that an interrupted run leaves what it has
+                for path in write_page(done, conditions(command), output):
+                    click.echo(f"wrote {path}", err=True)
+        stopped = interruption.requested()
+    if as_json:
+        _echo_json([run_to_dict(run) for run in done])
+    return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
 
 
 def _refuse_with_specs(context: click.Context, model: str | None) -> None:

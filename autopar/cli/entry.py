@@ -8,7 +8,8 @@ import click
 
 from autopar.cli.codes import ExitCode
 from autopar.cli.commands import app
-from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError
+from autopar.cli.invocation import Invocation
+from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError, RankError
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -20,9 +21,9 @@ def main(args: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show "×" gets "?" instead of a traceback
-    typed = tuple(sys.argv[1:] if args is None else args)
+    invocation = Invocation.of(sys.argv[1:] if args is None else args, is_program=args is None)
     try:
-        result = app.main(args=args, prog_name="autopar", standalone_mode=False, obj=typed)
+        result = app.main(args=args, prog_name="autopar", standalone_mode=False, obj=invocation)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return ExitCode.BAD_INPUT
@@ -32,6 +33,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return _report(error.args[0], error.hint, ExitCode.INFEASIBLE)
     except InterruptedSearchError as error:
         return _report(error.args[0], error.hint, ExitCode.INTERRUPTED)
+    except RankError as error:
+        return _report(error.args[0], error.hint, ExitCode.RANK_FAILED)
     except AutoparError as error:
         return _report(error.args[0], error.hint, ExitCode.BAD_INPUT)
     except click.Abort:

@@ -6,7 +6,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NOTICE = b"\ninterrupted: finishing with the best plan so far; once more aborts\n"
+_NOTICE = b"\ninterrupted: finishing with the best so far; once more aborts\n"
 _SHOW_CURSOR = (
     b"\x1b[?25h"  # progress bars hide it, and a second signal ends the process before they could show it again
 )

@@ -101,3 +101,20 @@ def send_seconds(nbytes: float, crosses_nodes: bool, cluster: Cluster) -> float:
     """Return the seconds of a point-to-point transfer: `latency + S / bandwidth` (the ramp belongs to collectives)."""
     link = cluster.inter if crosses_nodes else cluster.intra
     return link.latency + nbytes / link.bandwidth
+
+
+def exchange_seconds(nbytes: FloatArray, axis: Axis, cluster: Cluster) -> FloatArray:
+    """Return the seconds in which every device sends boundary rows to its neighbours on an axis: a halo exchange.
+
+    `latency + S / bandwidth`, S being what one device sends to both sides; the messages leave together. If the axis
+    crosses nodes, some neighbours do, and those set the time.
+
+    Args:
+        nbytes: Bytes one device sends, any shape; nothing is sent where they are 0.
+        axis: The devices.
+        cluster: Where they are.
+    """
+    if axis.size == 1:
+        return np.zeros_like(nbytes)
+    link = cluster.intra if devices_in_node(axis, cluster.devices_per_node) == axis.size else cluster.inter
+    return np.where(nbytes > 0, link.latency + nbytes / link.bandwidth, 0.0)

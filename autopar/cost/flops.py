@@ -114,7 +114,10 @@ _FLOPS: Mapping[str, Callable[[Op, Shapes, Shapes], FloatArray]] = {
     "ConvTranspose": _conv_transpose,
     "Attention": _attention,
     "autopar::ConvWeightGrad": _conv_weight_grad,
+    "autopar::AttentionPart": _attention,
+    "autopar::ScaledAttentionPart": _attention,
     "autopar::AttentionGrad": _attention_grad,
+    "autopar::AttentionGradPart": _attention_grad,
     "autopar::MaskedAttentionGrad": _attention_grad,
 }
 

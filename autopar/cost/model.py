@@ -19,7 +19,16 @@ from autopar.cost.traffic import is_view, op_bytes
 from autopar.ir.graph import Op
 from autopar.sharding import Axis
 
-FUSED_ATTENTION = frozenset({"Attention", "autopar::AttentionGrad", "autopar::MaskedAttentionGrad"})
+FUSED_ATTENTION = frozenset(
+    {
+        "Attention",
+        "autopar::AttentionPart",
+        "autopar::ScaledAttentionPart",
+        "autopar::AttentionGrad",
+        "autopar::AttentionGradPart",
+        "autopar::MaskedAttentionGrad",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +99,14 @@ class CostModel:
     def send_seconds(self, nbytes: float, crosses_nodes: bool) -> float:
         """Return the seconds of sending `nbytes` from one device to another."""
         return collectives.send_seconds(nbytes, crosses_nodes, self.cluster)
+
+    @overload
+    def exchange_seconds(self, nbytes: float, axis: Axis) -> float: ...
+
+    @overload
+    def exchange_seconds(self, nbytes: FloatArray, axis: Axis) -> FloatArray: ...
+
+    def exchange_seconds(self, nbytes: float | FloatArray, axis: Axis) -> float | FloatArray:
+        """Return the seconds of a halo exchange over a mesh axis in which each device sends `nbytes`."""
+        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster)
+        return seconds if isinstance(nbytes, np.ndarray) else float(seconds)

@@ -8,9 +8,10 @@ One move changes the placement on one mesh axis (bytes are those of the larger s
     P -> R         all_reduce      input
     P -> S(d)      reduce_scatter  input
 
-Nothing becomes P. A dim split over several axes is split by the major axis first, so a move may split or join a dim
-on an axis only while no later axis splits the same dim. Cheapest paths over all placements that fit the tensor are
-found by Floyd and Warshall's algorithm.
+Nothing becomes P, and what a P stands for (a sum, a maximum) makes no difference. A dim in chunks moves like any other,
+if every chunk can be split; its number of chunks never changes. A dim split over several axes is split by the major
+axis first, so a move may split or join a dim on an axis only while no later axis splits the same dim. Cheapest paths
+over all placements that fit the tensor are found by Floyd and Warshall's algorithm.
 """
 
 from collections.abc import Sequence
@@ -116,11 +117,13 @@ class Reshards:
     Attributes:
         shape: Global shape of the tensor.
         mesh: The devices.
+        chunks: Per dim, in how many chunks it is cut before it is sharded.
         seconds: (states, states) seconds from row to column; infinity where there is no way.
     """
 
     shape: tuple[int, ...]
     mesh: Mesh
+    chunks: tuple[int, ...]
     seconds: FloatArray
     _hop: NDArray[np.int32]
     _edges: FloatArray
@@ -180,7 +183,9 @@ class Reshards:
             following = int(self._hop[state, end])
             axis = int(np.flatnonzero(codes[state] != codes[following])[0])
             old, new = int(codes[state, axis]), int(codes[following, axis])
-            placement: Placement = Replicate() if new == _REPLICATE else Shard(new - _SHARD)
+            placement: Placement = Replicate()
+            if new != _REPLICATE:
+                placement = Shard(new - _SHARD, self.chunks[new - _SHARD])
             collective = _collective(old, new)
             nbytes = float(max(self._local[state], self._local[following])) if collective else 0.0
             seconds = float(self._edges[state, following])
@@ -190,7 +195,9 @@ class Reshards:
         return tuple(moves)
 
 
-def reshards(shape: tuple[int, ...], element_bytes: float, mesh: Mesh, cost: CostModel) -> Reshards:
+def reshards(
+    shape: tuple[int, ...], element_bytes: float, mesh: Mesh, cost: CostModel, chunks: tuple[int, ...] = ()
+) -> Reshards:
     """Return the cheapest ways between all placements of a tensor.
 
     Args:
@@ -198,14 +205,17 @@ def reshards(shape: tuple[int, ...], element_bytes: float, mesh: Mesh, cost: Cos
         element_bytes: Bytes per element on the wire.
         mesh: The devices, numbered from the first device of a node.
         cost: What collectives cost.
+        chunks: Per dim, in how many chunks it is cut before it is sharded; one each by default.
     """
+    chunks = chunks or (1,) * len(shape)
     space = _space(len(shape), len(mesh.axes))
     sizes = np.array(mesh.shape, np.int64)
     split = np.where(space.codes >= _SHARD, sizes, 1)
     local = prod(shape) * element_bytes / split.prod(axis=1)
     fitting = np.ones(len(local), bool)
     for dim, size in enumerate(shape):
-        fitting &= size % np.where(space.codes == dim + _SHARD, sizes, 1).prod(axis=1) == 0
+        parts = np.where(space.codes == dim + _SHARD, sizes, 1).prod(axis=1)
+        fitting &= size % np.where(parts > 1, parts * chunks[dim], 1) == 0
     edges = np.full((len(local), len(local)), np.inf)
     for axis, collective, sources, targets in space.moves:
         if collective is None:
@@ -216,7 +226,7 @@ def reshards(shape: tuple[int, ...], element_bytes: float, mesh: Mesh, cost: Cos
     edges[~fitting] = np.inf
     edges[:, ~fitting] = np.inf
     seconds, hop = _cheapest(edges, np.flatnonzero(fitting))
-    return Reshards(shape, mesh, seconds, hop, edges, local)
+    return Reshards(shape, mesh, chunks, seconds, hop, edges, local)
 
 
 def _cheapest(edges: FloatArray, states: IntArray) -> tuple[FloatArray, NDArray[np.int32]]:
@@ -243,12 +253,14 @@ class Resharder:
 
     mesh: Mesh
     cost: CostModel
-    _known: dict[tuple[tuple[int, ...], float], Reshards] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[tuple[int, ...], float, tuple[int, ...]], Reshards] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def of(self, shape: tuple[int, ...], element_bytes: float) -> Reshards:
-        """Return the reshards of a tensor of this shape; `element_bytes` as in `reshards`."""
-        key = (shape, element_bytes)
+    def of(self, shape: tuple[int, ...], element_bytes: float, chunks: tuple[int, ...] = ()) -> Reshards:
+        """Return the reshards of a tensor of this shape; `element_bytes` and `chunks` as in `reshards`."""
+        key = (shape, element_bytes, chunks or (1,) * len(shape))
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost)
+            found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost, chunks)
         return found

@@ -15,7 +15,8 @@ from autopar.ir.graph import Op
 VIEWS = frozenset({"Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"})
 """Kinds that rename or describe their input and launch nothing."""
 
-INDEXED = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+_GATHERS = ("Gather", "GatherElements", "GatherND")
+INDEXED = frozenset({*_GATHERS, *(f"autopar::{kind}Part" for kind in _GATHERS), "Slice"})
 """Kinds that read from their first input only what they write to their first output."""
 
 

@@ -6,6 +6,22 @@ that leaves no room for luck (`data`), run on shards, and the ways of putting th
 """
 
 from autopar.discover.discovery import discover
-from autopar.discover.rules import Rule, Rules, Scaled, Strategy, format_rule
+from autopar.discover.notation import Notation, actions, format_rule, notate
+from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, Strategy
+from autopar.discover.server import Isolation
 
-__all__ = ["Rule", "Rules", "Scaled", "Strategy", "discover", "format_rule"]
+__all__ = [
+    "Halo",
+    "Isolation",
+    "Local",
+    "Notation",
+    "Replaced",
+    "Rule",
+    "Rules",
+    "Scaled",
+    "Strategy",
+    "actions",
+    "discover",
+    "format_rule",
+    "notate",
+]

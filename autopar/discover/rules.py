@@ -1,12 +1,12 @@
 """Records of what discovery found."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autopar.errors import GraphError
 from autopar.ir.graph import Op
-from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placement
+from autopar.sharding import Placement, Replicate, parse_placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class Local:
     Attributes:
         kind: Its kind, a function of domain `autopar`. It takes the inputs and attributes of the op and one more input,
             last: the position (int64 scalar) in the whole tensor of the first row the device holds along `dim` of
-            input `input`.
+            input `input`. One more attribute, `size`, is the number of rows of the whole tensor along that dim: an
+            index counted from the end (-1 is the last row) means nothing without it.
         input: Index of the input, which is sharded along `dim`.
         dim: Tensor dim.
     """
@@ -147,7 +148,12 @@ class Rule:
         input_ranks: Rank per input; None for an absent input or a shape-like constant.
         output_ranks: Rank per output.
         num_executions: How often the op was run to find the rule.
-        reason: Why there is nothing but replication, or why the search stopped early; "" if neither.
+        reason: Why there is nothing but replication, why the search stopped early, or what else may have cost a
+            strategy; "" if nothing did.
+        shapes: The small shapes the op was run on, as text: those on which strategies were found with 2 devices, then
+            those on which they were confirmed, with 3 where 3 divides them.
+        settings: The attributes of the op on them, as text.
+        seconds: Wall time of finding it, in the run that did.
     """
 
     kind: str
@@ -157,6 +163,9 @@ class Rule:
     output_ranks: tuple[int, ...]
     num_executions: int
     reason: str = ""
+    shapes: tuple[str, ...] = ()
+    settings: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,12 +177,14 @@ class Rules:
         num_executions: Op executions in this run; 0 if everything came from the cache.
         num_cached: Distinct rules that came from the cache.
         seconds: Wall time.
+        executed: Signatures of the rules found in this run; the others came from the cache.
     """
 
     by_op: Mapping[str, Rule]
     num_executions: int
     num_cached: int
     seconds: float
+    executed: frozenset[str] = frozenset()
 
     def of(self, op: Op) -> Rule:
         """Return the rule of an op.
@@ -198,64 +209,8 @@ class Rules:
 
     @property
     def unsharded(self) -> tuple[Rule, ...]:
-        """The rules that offer nothing but replication, or whose search stopped early; `reason` says why."""
+        """The rules that may lack strategies, down to those that only replicate; `reason` says why."""
         return tuple(rule for rule in self if rule.reason)
-
-
-def _letters(rule: Rule) -> list[tuple[str, Strategy]]:
-    """Return the strategies that shard something, each with its own name: a ... z, then aa, ab ..."""
-    sharding = [
-        s for s in rule.strategies if any(isinstance(placement, Shard) for placement in (*s.inputs, *s.outputs))
-    ]
-    alphabet = "abcdefghijklmnopqrstuvwxyz"
-    names = (*alphabet, *(first + second for first in alphabet for second in alphabet))
-    return list(zip(names, sharding, strict=False))
-
-
-def format_rule(rule: Rule) -> str:
-    """Return a rule in an einsum-like form.
-
-    Each letter is a strategy that shards the dims it stands on; `.` is a dim that cannot be sharded, `b|c` one with
-    alternatives. Reductions, scaled numbers and strategies on partial sums follow.
-
-    >>> texts = ("R R R", "S(0) R S(0)", "S(1) S(0) P", "R S(1) S(1)", "P R P")
-    >>> triples = [tuple(map(parse_placement, text.split())) for text in texts]
-    >>> found = tuple(Strategy(placements[:2], placements[2:]) for placements in triples)
-    >>> format_rule(Rule("MatMul", found, "", (2, 2), (2,), 0))
-    '[a,b],[b,c]->[a,c]; b: sum; P,R->P'
-    """
-    named = _letters(rule)
-
-    def side(ranks: tuple[int | None, ...], outputs: bool) -> str:
-        tensors = []
-        for index, rank in enumerate(ranks):
-            if rank is None:
-                tensors.append("_")
-                continue
-            dims: list[list[str]] = [[] for _ in range(rank)]
-            for name, strategy in named:
-                placement = (strategy.outputs if outputs else strategy.inputs)[index]
-                if isinstance(placement, Shard):
-                    dims[placement.dim].append(name)
-            tensors.append("[" + ",".join("|".join(names) or "." for names in dims) + "]")
-        return ",".join(tensors)
-
-    notes = []
-    for name, strategy in named:
-        marks = sorted({placement.reduce for placement in strategy.outputs if isinstance(placement, Partial)})
-        partial = [
-            f"#{index} partial" for index, placement in enumerate(strategy.inputs) if isinstance(placement, Partial)
-        ]
-        scaled = [f"scales {', '.join(map(str, strategy.scaled))}"] if strategy.scaled else []
-        if marks or partial or scaled:
-            notes.append(f"{name}: {', '.join(marks + partial + scaled)}")
-    for strategy in rule.strategies:
-        placements = (*strategy.inputs, *strategy.outputs)
-        if not strategy.is_replicate and not any(isinstance(placement, Shard) for placement in placements):
-            notes.append(str(strategy).replace(" -> ", "->"))
-    if rule.reason:
-        notes.append(rule.reason)
-    return "; ".join([f"{side(rule.input_ranks, False)}->{side(rule.output_ranks, True)}", *notes])
 
 
 def rule_to_json(rule: Rule) -> dict[str, Any]:
@@ -266,6 +221,9 @@ def rule_to_json(rule: Rule) -> dict[str, Any]:
         "inputRanks": list(rule.input_ranks),
         "outputRanks": list(rule.output_ranks),
         "executions": rule.num_executions,
+        "seconds": rule.seconds,
+        "settings": rule.settings,
+        "shapes": list(rule.shapes),
         "reason": rule.reason,
         "strategies": [_strategy_to_json(strategy) for strategy in rule.strategies],
     }
@@ -299,6 +257,9 @@ def rule_from_json(data: Mapping[str, Any]) -> Rule:
         output_ranks=tuple(data["outputRanks"]),
         num_executions=data["executions"],
         reason=data["reason"],
+        shapes=tuple(data["shapes"]),
+        settings=data["settings"],
+        seconds=data["seconds"],
     )
 
 

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.discover.chunks import Count, chunk_counts
 from autopar.discover.rules import Scaled
 from autopar.discover.sizes import (
     EVEN,
     LARGE_ATTR,
     TRIPLES,
+    WINDOW_ATTRS,
     Palette,
     Step,
     assign,
@@ -28,6 +30,7 @@ from autopar.discover.sizes import (
     integers,
     ladder,
     large_attrs,
+    overlaps,
     refined_shapes,
     refinement,
     sizes_of,
@@ -47,11 +50,16 @@ class Proxy:
 
     Attributes:
         sketch: The small op; its outputs are what it really computes.
-        scalable: The numbers that stand for sizes, which a shard of the op may need divided.
+        scalable: The numbers that stand for sizes or counts, which a shard of the op may need divided.
+        same_windows: Whether its windows are those of the large op: as long, as far apart, as much padding, and output
+            sizes that follow from input sizes as they do there.
+        counts: The numbers of chunks that mean something.
     """
 
     sketch: Sketch
     scalable: tuple[Scaled, ...]
+    same_windows: bool = True
+    counts: tuple[Count, ...] = ()
 
 
 def shrink(sketch: Sketch, executor: Executor) -> tuple[Proxy, Proxy] | None:
@@ -65,12 +73,18 @@ def shrink(sketch: Sketch, executor: Executor) -> tuple[Proxy, Proxy] | None:
             for palette in TRIPLES:
                 triple = _attempt(variant, palette, executor, strict)
                 if triple is not None:
-                    return even, triple
+                    return _with_counts(sketch, even, triple)
     if all(operand is None or prod(operand.shape) <= large for operand in sketch.inputs):
         raw = _execute(Proxy(sketch, ()), executor)
         if raw is not None:
-            return raw, raw
+            return _with_counts(sketch, raw, raw)
     return None
+
+
+def _with_counts(sketch: Sketch, even: Proxy, triple: Proxy) -> tuple[Proxy, Proxy]:
+    """Return the proxies with the numbers of chunks they and the real op have in common."""
+    counts = chunk_counts(sketch, even.sketch, triple.sketch)
+    return replace(even, counts=counts), replace(triple, counts=counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +142,10 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
                 inputs.append(operand)
         attrs = sketch.attrs
     else:
-        proxies = assign(sketch, variant.step, palette, variant.attrs_mapped)
-        if proxies is None:
+        assignment = assign(sketch, variant.step, palette, variant.attrs_mapped)
+        if assignment is None:
             return None
+        proxies = assignment.sizes
         expected = tuple(
             None if shape is None else tuple(proxies.get(size, size) for size in shape) for shape in sketch.outputs
         )
@@ -149,12 +164,14 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
                 scalable += [Scaled(index, i) for i in entries]
             else:
                 inputs.append(operand)
-        attrs, large = _mapped_attrs(sketch, proxies if variant.attrs_mapped else {})
-        scalable += large
+        attrs, divisible = _mapped_attrs(sketch, proxies if variant.attrs_mapped else {}, assignment.counts)
+        scalable += divisible
     if any(operand is not None and prod(operand.shape) > _MAX_ELEMENTS for operand in inputs):
         return None
+    if overlaps(attrs) != overlaps(sketch.attrs):  # windows that overlap tie neighbouring blocks together
+        return None
     small = replace(sketch, attrs=attrs, inputs=tuple(inputs), outputs=expected)
-    proxy = _execute(Proxy(small, tuple(scalable)), executor)
+    proxy = _execute(Proxy(small, tuple(scalable), strict and _same_windows(attrs, sketch.attrs)), executor)
     if proxy is None:
         return None
     results = proxy.sketch.outputs
@@ -164,7 +181,23 @@ def _attempt(variant: _Variant, palette: Palette, executor: Executor, strict: bo
         result is None or real is None or (len(result) == len(real) and 0 not in result)
         for result, real in zip(results, sketch.outputs, strict=True)
     )
-    return proxy if ranks_agree else None
+    return proxy if ranks_agree and _equal_sizes(proxy.sketch) == _equal_sizes(sketch) else None
+
+
+def _equal_sizes(sketch: Sketch) -> tuple[bool, ...]:
+    """Return for each dim of an input and each dim of an output whether they have the same size.
+
+    An op may do to a whole dim what it does not do to a part of it: a slice of all rows is the identity.
+    """
+    inputs = [size for operand in sketch.inputs if operand and operand.content is None for size in operand.shape]
+    outputs = [size for shape in sketch.outputs for size in shape or ()]
+    return tuple(before == after for before in inputs for after in outputs)
+
+
+def _same_windows(attrs: tuple[tuple[str, Attr], ...], others: tuple[tuple[str, Attr], ...]) -> bool:
+    """Whether windows slide alike."""
+    first, second = dict(attrs), dict(others)
+    return all(first.get(name) == second.get(name) for name in WINDOW_ATTRS)
 
 
 def _rewritten(operand: Operand, entries: Mapping[int, int]) -> Operand:
@@ -173,13 +206,21 @@ def _rewritten(operand: Operand, entries: Mapping[int, int]) -> Operand:
     return replace(operand, content=tuple(int(entries.get(i, entry)) for i, entry in enumerate(operand.content)))
 
 
-def _mapped_attrs(sketch: Sketch, proxies: Mapping[int, int]) -> tuple[tuple[tuple[str, Attr], ...], list[Scaled]]:
-    """Return the attributes with large integers replaced by their proxies, if they have any, and where those are."""
+def _mapped_attrs(
+    sketch: Sketch, proxies: Mapping[int, int], counts: Mapping[str, int]
+) -> tuple[tuple[tuple[str, Attr], ...], list[Scaled]]:
+    """Return the attributes with counts and large integers replaced by their proxies, and what a shard may divide.
+
+    Any number above 1 may be a count to divide; execution tells it from an axis or a kernel.
+    """
     attrs: list[tuple[str, Attr]] = []
     found: list[Scaled] = []
     for name, value in sketch.attrs:
-        if isinstance(value, int) and value > LARGE_ATTR:
-            attrs.append((name, proxies.get(value, value)))
+        if name in counts:
+            attrs.append((name, counts[name]))
+            found.append(Scaled(name, 0))
+        elif isinstance(value, int) and value > 1:
+            attrs.append((name, proxies.get(value, value) if value > LARGE_ATTR else value))
             found.append(Scaled(name, 0))
         elif isinstance(value, tuple) and any(isinstance(entry, int) and entry > LARGE_ATTR for entry in value):
             entries = integers(value)

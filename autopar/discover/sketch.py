@@ -44,6 +44,9 @@ class Operand:
         """Whether its integers say what to do (a target shape, axes) and are not data."""
         return self.content is not None and not self.is_float and self.dtype != "bool"
 
+    def __str__(self) -> str:
+        return _text(self.shape) if self.content is None else "{" + ",".join(map(_text, self.content)) + "}"
+
     def array(self) -> NDArray[Any]:
         """Return the content as an array."""
         assert self.content is not None, "only a constant has content"
@@ -75,9 +78,37 @@ class Sketch:
         """A hash that is the same in every process."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:24]
 
+    @property
+    def shapes(self) -> str:
+        """The shapes of inputs and outputs as text, constants by their content.
+
+        >>> inputs = Operand((4, 6), "float64"), Operand((2,), "int64", (1, 2))
+        >>> Sketch("Tile", (), 24, "", inputs, ((4, 12),)).shapes
+        '[4,6], {1,2} -> [4,12]'
+        """
+        inputs = ", ".join("-" if operand is None else str(operand) for operand in self.inputs)
+        outputs = ", ".join("-" if shape is None else _text(shape) for shape in self.outputs)
+        return f"{inputs} -> {outputs}"
+
+    @property
+    def settings(self) -> str:
+        """The attributes as text.
+
+        >>> Sketch("Conv", (("group", 1), ("strides", (2, 2))), 24, "", (), ()).settings
+        'group=1, strides=[2,2]'
+        """
+        return ", ".join(f"{name}={_text(value)}" for name, value in self.attrs)
+
     def with_inputs(self, inputs: tuple[Operand | None, ...]) -> "Sketch":
         """Return the sketch with other inputs."""
         return replace(self, inputs=inputs)
+
+
+def _text(value: Attr) -> str:
+    """Return an attribute or a shape for reading."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_text, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def function_digest(kind: str) -> str:

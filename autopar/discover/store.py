@@ -15,7 +15,7 @@ from typing import Any
 
 from autopar.discover.rules import Rule, rule_from_json, rule_to_json
 
-VERSION = 2
+VERSION = 5
 """Raise it whenever the search may find other rules than before."""
 
 

@@ -24,9 +24,9 @@ from autopar.sharding import Partial, Placement, Replicate, Shard
 
 Array = NDArray[Any]
 
-_TOLERANCE = {8: 1e-9, 4: 1e-4, 2: 1e-2}
+_TOLERANCE = {8: 1e-9, 4: 1e-4, 2: 1e-2, 1: 0.0}
 """Largest error relative to the largest element, by bytes per float of the output; kernels that compute in float32
-whatever they are fed show in the output type."""
+whatever they are fed show in the output type. Quantised numbers are equal or different."""
 
 
 class Trial:
@@ -60,11 +60,46 @@ class Trial:
             One placement per output, or None if the parts do not combine, a kernel refuses its part, or something is
             not divisible by n.
         """
-        sketch = self._local(strategy, n)
-        if sketch is None or any(self._indivisible(i, placement, n) for i, placement in enumerate(strategy.inputs)):
+        if any(self._indivisible(i, placement, n) for i, placement in enumerate(strategy.inputs)):
             return None
         local = self._blocks(strategy, n)
-        if local is None:
+        parts = None if local is None else self._outputs(strategy, n, local, lambda first: self._may_combine(first, n))
+        if parts is None:
+            return None
+        combined = [
+            recombine([part[i] for part in parts], whole) if self._wanted[i] else Replicate()
+            for i, whole in enumerate(self.whole)
+        ]
+        found = tuple(placement for placement in combined if placement is not None)
+        return found if len(found) == len(combined) else None
+
+    def holds(self, strategy: Strategy, n: int, *, uneven: bool = False) -> bool:
+        """Whether n devices that follow a strategy hold its outputs; what it divides must be divisible.
+
+        Args:
+            strategy: What to try, without halos.
+            n: Number of devices.
+            uneven: Cut every sharded dim into blocks of different sizes.
+        """
+        local = [
+            cut(array, placement.dim, _uneven_sizes(array.shape[placement.dim], n))
+            if uneven and isinstance(placement, Shard) and array is not None
+            else self.part(i, placement, n)
+            for i, (array, placement) in enumerate(zip(self.arrays, strategy.inputs, strict=True))
+        ]
+        parts = self._outputs(strategy, n, local, lambda _: True)
+        return parts is not None and all(
+            _makes([part[i] for part in parts], placement, whole, uneven)
+            for i, (placement, whole) in enumerate(zip(strategy.outputs, self.whole, strict=True))
+            if self._wanted[i]
+        )
+
+    def _outputs(
+        self, strategy: Strategy, n: int, local: list[list[Array]], promising: Callable[[tuple[Array, ...]], bool]
+    ) -> list[tuple[Array, ...]] | None:
+        """Return the outputs of each device on its parts of the inputs; None if a kernel refuses or the first fail."""
+        sketch = self._local(strategy, n)
+        if sketch is None:
             return None
         parts: list[tuple[Array, ...]] = []
         for rank in range(n):
@@ -75,20 +110,32 @@ class Trial:
                     assert operand is not None, "only constants are scaled"
                     arrays[number.source] = operand.array()
             if strategy.local is not None:
-                held = arrays[strategy.local.input]
-                assert held is not None, "the input a local op is told about is there"
-                arrays.append(np.asarray(rank * held.shape[strategy.local.dim], np.int64))
+                before = local[strategy.local.input][:rank]
+                arrays.append(np.asarray(sum(block.shape[strategy.local.dim] for block in before), np.int64))
             self.num_executions += 1
             outputs = run_sketch(sketch, arrays, self._executor)
-            if outputs is None or (rank == 0 and not self._may_combine(outputs, n)):
+            if outputs is None or (rank == 0 and not promising(outputs)):
                 return None
             parts.append(outputs)
-        combined = [
-            recombine([part[i] for part in parts], whole) if self._wanted[i] else Replicate()
-            for i, whole in enumerate(self.whole)
+        return parts
+
+    def sharded_sizes(self, strategy: Strategy) -> list[tuple[int, int]]:
+        """Return (size, chunks) of every sharded dim of the inputs and outputs."""
+        arrays = (*self.arrays, *self.whole)
+        placements = (*strategy.inputs, *strategy.outputs)
+        return [
+            (array.shape[placement.dim], placement.chunks)
+            for array, placement in zip(arrays, placements, strict=True)
+            if isinstance(placement, Shard) and array is not None
         ]
-        found = tuple(placement for placement in combined if placement is not None)
-        return found if len(found) == len(combined) else None
+
+    def divisor(self, strategy: Strategy) -> int | None:
+        """Return the largest of 3 and 2 that divides all that a strategy divides; None if neither does."""
+        sizes = self.sharded_sizes(strategy)
+        for n in (3, 2):
+            if all(size % (n * chunks) == 0 for size, chunks in sizes) and self._local(strategy, n) is not None:
+                return n
+        return None
 
     def keeps_shape(self, placements: Sequence[Placement], n: int) -> bool:
         """Whether the first device's outputs have the shapes of the whole: the parts could be terms of a sum."""
@@ -98,6 +145,27 @@ class Trial:
         self.num_executions += 1
         outputs = run_sketch(self.proxy.sketch, [part[0] if part else None for part in local], self._executor)
         return outputs is not None and [o.shape for o in outputs] == [w.shape for w in self.whole]
+
+    def ignores(self, inputs: Sequence[int], outputs: Sequence[Placement]) -> bool:
+        """Whether the outputs that are replicated stay what they are whatever these inputs hold.
+
+        A comparison that never comes true stays what it is whatever it compares, and shows nothing.
+        """
+        if any(whole.dtype == bool and (whole.all() or not whole.any()) for whole in self.whole):
+            return False
+        for nonsense in (0.0, np.nan, np.inf, -np.inf):
+            arrays = [
+                _filled(array, nonsense) if array is not None and i in inputs else array
+                for i, array in enumerate(self.arrays)
+            ]
+            self.num_executions += 1
+            results = run_sketch(self.proxy.sketch, arrays, self._executor)
+            if results is None:
+                return False
+            for result, whole, placement in zip(results, self.whole, outputs, strict=True):
+                if isinstance(placement, Replicate) and not (result.shape == whole.shape and close(result, whole)):
+                    return False
+        return True
 
     def part(self, index: int, placement: Placement, n: int) -> list[Array]:
         """Return what each of n devices holds of an input; empty if it is absent."""
@@ -145,6 +213,43 @@ class Trial:
         return self._sketches[key]
 
 
+def cut(array: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
+    """Return blocks of these sizes along a dim."""
+    return np.split(array, np.cumsum(sizes)[:-1], axis=dim)
+
+
+def _uneven_sizes(size: int, n: int) -> list[int]:
+    """Return the sizes of n blocks, the first one row larger and the last one row smaller than they would be.
+
+    >>> _uneven_sizes(6, 2), _uneven_sizes(6, 3)
+    ([4, 2], [3, 2, 1])
+    """
+    return [size // n + 1, *[size // n] * (n - 2), size // n - 1]
+
+
+def _makes(parts: Sequence[Array], placement: Placement, whole: Array, uneven: bool) -> bool:
+    """Whether parts with a placement make the whole array."""
+    match placement:
+        case Replicate():
+            return all(part.shape == whole.shape and close(part, whole) for part in parts)
+        case Partial(reduce):
+            if any(part.shape != whole.shape for part in parts):
+                return False
+            with np.errstate(all="ignore"):
+                return close(_REDUCTIONS[reduce](np.stack(parts)).astype(whole.dtype), whole)
+        case Shard(dim, chunks):
+            n = len(parts)
+            if uneven:
+                blocks = cut(whole, dim, _uneven_sizes(whole.shape[dim], n))
+            elif whole.shape[dim] % (n * chunks) == 0:
+                blocks = split(whole, dim, n, chunks)
+            else:
+                return False
+            return all(part.shape == block.shape for part, block in zip(parts, blocks, strict=True)) and close(
+                np.concatenate(parts, axis=dim), np.concatenate(blocks, axis=dim)
+            )
+
+
 def local_sketch(sketch: Sketch, strategy: Strategy, n: int) -> Sketch | None:
     """Return the op one of n devices runs; None if a number that has to be divided is not divisible."""
     scaled = scale(sketch, strategy.scaled, n)
@@ -153,9 +258,11 @@ def local_sketch(sketch: Sketch, strategy: Strategy, n: int) -> Sketch | None:
     if strategy.replaced:
         scaled = replace(scaled, attrs=replace_numbers(scaled.attrs, strategy.replaced))
     if strategy.local is not None:
-        kind = strategy.local.kind
-        start = Operand((), "int64")
-        scaled = replace(scaled, kind=kind, body=function_digest(kind), inputs=(*scaled.inputs, start))
+        kind, told = strategy.local.kind, sketch.inputs[strategy.local.input]
+        assert told is not None, "the input a local op is told about is there"
+        attrs = (*scaled.attrs, ("size", told.shape[strategy.local.dim]))
+        inputs = (*scaled.inputs, Operand((), "int64"))
+        scaled = replace(scaled, kind=kind, body=function_digest(kind), attrs=attrs, inputs=inputs)
     return scaled
 
 
@@ -194,6 +301,14 @@ def replace_numbers(attrs: tuple[tuple[str, Attr], ...], numbers: Sequence[Repla
     return tuple(changed.items())
 
 
+def _filled(array: Array, number: float) -> Array:
+    """Return an array that holds nothing but a number, or the integer that comes closest; 0 for NaN."""
+    if array.dtype.kind == "f":
+        return np.full_like(array, number)
+    ends = np.iinfo(array.dtype)
+    return np.full_like(array, 0 if np.isnan(number) else ends.max if number > 0 else ends.min if number < 0 else 0)
+
+
 def split(array: Array, dim: int, n: int, chunks: int = 1) -> list[Array]:
     """Return what each of n devices holds of an array sharded along a dim, block-cyclic if `chunks` is above 1.
 
@@ -230,25 +345,38 @@ def with_halo(parts: Sequence[Array], halo: Halo) -> list[Array]:
 
 
 def _terms(array: Array, reduce: str, n: int, rng: np.random.Generator) -> list[Array]:
-    """Return n different terms that make the array."""
+    """Return n different terms that make the array, of its type."""
     noise = [rng.standard_normal(array.shape) for _ in range(n - 1)]
+    if array.dtype.kind == "f":
+        return _float_terms(array, reduce, n, noise, rng)
+    terms = _float_terms(array.astype(np.float64), reduce, n, [np.rint(4 * term) for term in noise], rng)
+    return [np.rint(term).astype(array.dtype) for term in terms]
+
+
+def _float_terms(array: Array, reduce: str, n: int, noise: list[Array], rng: np.random.Generator) -> list[Array]:
     match reduce:
         case "sum":
             return [*noise, array - sum(noise)]
         case "mean":
             return [*noise, n * array - sum(noise)]
         case "prod":
-            factors = [np.exp(term) for term in noise]
+            factors = [np.where(term < 0, -1.0, 1.0) * np.exp(np.abs(term) - 1) for term in noise]
             return [*factors, array / np.prod(factors, axis=0)]
         case "max" | "min":
             sign = -1.0 if reduce == "max" else 1.0
             owner = rng.integers(0, n, array.shape)  # each element is right on one device, further off on the others
-            return [np.where(owner == i, array, array + sign * rng.uniform(0.1, 2.0, array.shape)) for i in range(n)]
+            return [np.where(owner == i, array, _further(array, sign, rng)) for i in range(n)]
         case "logsumexp":
             shares = rng.dirichlet(np.ones(n), array.shape)
             return [array + np.log(shares[..., i]) for i in range(n)]
         case _:
             raise AssertionError(f"{reduce} is no reduction")
+
+
+def _further(array: Array, sign: float, rng: np.random.Generator) -> Array:
+    """Return elements above (sign 1) or below (-1) those of an array, where there are some from all over its range."""
+    other = rng.permutation(array.reshape(-1)).reshape(array.shape)
+    return np.where((other - array) * sign > 0, other, array + sign * rng.uniform(0.1, 2.0, array.shape))
 
 
 def _may_combine(part: Array, whole: Array, n: int) -> bool:
@@ -299,12 +427,14 @@ def recombine(parts: Sequence[Array], whole: Array) -> Placement | None:
         return Shard(dim, chunks) if chunks else None
     if all(close(part, whole) for part in parts):
         return Replicate()
-    if whole.dtype.kind not in "fiu":
+    if whole.dtype.kind not in "fViu":
         return None
     stacked = np.stack(parts)
+    if whole.dtype.kind == "V":  # bfloat16, in which numpy cannot reduce
+        stacked = stacked.astype(np.float64)
     with np.errstate(all="ignore"):
         for reduce, reduction in _REDUCTIONS.items():
-            if whole.dtype.kind != "f" and reduce in ("mean", "logsumexp"):
+            if whole.dtype.kind not in "fV" and reduce in ("mean", "logsumexp"):
                 continue
             if close(reduction(stacked).astype(whole.dtype), whole):
                 return Partial(reduce)

@@ -17,8 +17,10 @@ from autopar.ir.graph import Attr, Graph, Op
 
 Array = NDArray[Any]
 
-_KERNEL_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-"""What numpy and the reference kernels raise on inputs they cannot take (`AssertionError` stays our own mistake)."""
+_KERNEL_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
+"""What numpy and the reference kernels, some of which check inputs with `assert`, raise on what they cannot take."""
 
 
 def split_kind(kind: str) -> tuple[str, str]:
@@ -160,7 +162,7 @@ class Executor:
 
             def override(op_type: str, kernel: Any) -> type:
                 def run(self: Any, *args: Any, **attrs: Any) -> Any:
-                    return kernel(*args, num_outputs=len(self.output), **attrs)
+                    return kernel(*args, **(attrs | {"num_outputs": len(self.output)}))  # Split has it as an attribute
 
                 return type(op_type, (OpRun,), {"op_domain": "", "_run": run})
 

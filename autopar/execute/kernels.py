@@ -1,4 +1,4 @@
-"""Numpy kernels for ops whose loops in `onnx.reference` are too slow to be run thousands of times.
+"""Numpy kernels for ops that `onnx.reference` runs too slowly to be run thousands of times, or not as specified.
 
 Each follows the operator's text in the ONNX specification. Array dims: N batch, C channels, then spatial dims.
 Arguments are those of the ONNX op; `None` stands for an absent input or attribute. All of them keep the dtype of their
@@ -265,6 +265,16 @@ def lrn(x: Array, *, num_outputs: int, size: int, alpha: float, beta: float, bia
     return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
 
 
+def gather_elements(x: Array, indices: Array, *, num_outputs: int, axis: int = 0) -> tuple[Array, ...]:
+    """Return the element each index picks along the axis; `onnx.reference` wraps indices that are out of range."""
+    assert num_outputs == 1, "GatherElements has one output"
+    dim = axis % x.ndim
+    if any(d != dim and size > x.shape[d] for d, size in enumerate(indices.shape)):
+        raise ValueError(f"indices {indices.shape} reach beyond data {x.shape} in a dim other than {dim}")
+    reach = [slice(None) if d == dim else slice(size) for d, size in enumerate(indices.shape)]
+    return (np.take_along_axis(x[tuple(reach)], indices, axis=dim),)
+
+
 def erf(x: Array, *, num_outputs: int) -> tuple[Array, ...]:
     """Return the error function in float64 precision; that of `onnx.reference` is float32."""
     assert num_outputs == 1, "Erf has one output"
@@ -283,10 +293,27 @@ def gelu(x: Array, *, num_outputs: int, approximate: str | None = None) -> tuple
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
+
+def split(
+    x: Array, sizes: Array | None = None, *, num_outputs: int, axis: int | None = None, split: Ints | None = None
+) -> tuple[Array, ...]:
+    """Return the parts of a dim, which make it up; without sizes (before opset 13 an attribute) they are equal."""
+    dim = axis or 0
+    whole = x.shape[dim]
+    each = -(-whole // num_outputs)
+    equal = [each] * (num_outputs - 1) + [whole - each * (num_outputs - 1)]
+    parts = [int(size) for size in (sizes if sizes is not None else split or equal)]
+    if sum(parts) != whole or min(parts) < 0:
+        raise ValueError(f"parts of {parts} do not make up dim {dim} of size {whole}")
+    return tuple(np.split(x, np.cumsum(parts)[:-1], axis=dim))
+
+
 KERNELS = {
     "Erf": erf,
+    "GatherElements": gather_elements,
     "Gelu": gelu,
     "LRN": lrn,
+    "Split": split,
     "MaxPool": max_pool,
     "AveragePool": average_pool,
     "LpPool": lp_pool,

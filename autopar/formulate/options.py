@@ -1,8 +1,12 @@
 """Strategies of one op on a mesh: the products over mesh axes of the strategies discovered for one axis.
 
-Placements are coded as small integers, one per mesh axis: 0 Replicate, 1 Partial (sum), 2 + d Shard(d). A tensor's
-placements are the digits of one number in base rank + 2, major axis first; arrays of such numbers are what the tables
-of a problem are indexed with.
+Placements are coded as small integers, one per mesh axis: 0 Replicate, 1 Partial, 2 + d Shard(d); which reduction and
+how many chunks is a matter of the value (`meaning.py`). A tensor's placements are the digits of one number in base
+rank + 2, major axis first; arrays of such numbers are what the tables of a problem are indexed with.
+
+A product is a strategy of the mesh if its parts can stand together: everything divides evenly, a dim whose blocks need
+rows of their neighbours is split by one axis only, no number of the op is replaced by two others, and if devices run
+another op that has to know where their block starts, then all axes that split that dim say so.
 """
 
 from collections.abc import Sequence
@@ -12,47 +16,37 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.discover import Rule, Scaled, Strategy
+from autopar.discover import Halo, Scaled, Strategy
 from autopar.ir.graph import Graph, Op
-from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard
+from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 
 IntArray = NDArray[np.int64]
 
 
-def encode(placement: Placement) -> int | None:
-    """Return a placement's digit; None for a partial that is no sum and for chunks, which no strategy uses yet."""
+def encode(placement: Placement) -> int:
+    """Return a placement's digit."""
     match placement:
         case Replicate():
             return 0
-        case Shard(dim, chunks=1):
-            return 2 + dim
-        case Shard():
-            return None
-        case Partial("sum"):
-            return 1
         case Partial():
-            return None
+            return 1
+        case Shard(dim):
+            return 2 + dim
 
 
-def decode(digit: int) -> Placement:
-    """Return the placement of a digit."""
-    if digit == 0:
-        return Replicate()
-    return Partial() if digit == 1 else Shard(digit - 2)
+@dataclass(frozen=True, slots=True, eq=False)
+class Halos:
+    """What devices send their neighbours before an op.
 
-
-def decode_index(index: int, rank: int, num_axes: int) -> Placements:
-    """Return the placements that are number `index` for a tensor of `rank` dims.
-
-    >>> decode_index(2 * 4 + 0, 2, 2)
-    (Shard(dim=0), Replicate())
+    Attributes:
+        input: Index of the input.
+        axis: Index of the mesh axis.
+        elements: (S,) elements one device sends; 0 in strategies without.
     """
-    base = rank + 2
-    digits = []
-    for _ in range(num_axes):
-        index, digit = divmod(index, base)
-        digits.append(digit)
-    return tuple(decode(digit) for digit in reversed(digits))
+
+    input: int
+    axis: int
+    elements: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,10 +56,13 @@ class Options:
     Attributes:
         inputs: Per input: (S,) placement numbers; None for an absent or free input.
         outputs: Per output: (S,) placement numbers; None for an unwanted one.
-        local_inputs: Per input: (S, rank) local shapes; None for an absent one.
+        local_inputs: Per input: (S, rank) local shapes, rows of neighbours included; None for an absent one.
         local_outputs: Per output: (S, rank) local shapes; None for an unwanted one.
         on_one_axis: The strategies on a single axis that are combined.
         combined: (S, axes) index into `on_one_axis` per mesh axis.
+        halos: Rows of neighbours, by input and axis.
+        local_kinds: (S,) index into `on_one_axis` of a strategy that says what a device runs in place of the op; -1
+            where it runs the op.
     """
 
     inputs: tuple[IntArray | None, ...]
@@ -74,6 +71,8 @@ class Options:
     local_outputs: tuple[IntArray | None, ...]
     on_one_axis: tuple[Strategy, ...]
     combined: IntArray
+    halos: tuple[Halos, ...]
+    local_kinds: IntArray
 
     @property
     def count(self) -> int:
@@ -97,38 +96,40 @@ class Options:
             pick(self.local_outputs),
             self.on_one_axis,
             self.combined[keep],
+            tuple(Halos(item.input, item.axis, item.elements[keep]) for item in self.halos),
+            self.local_kinds[keep],
         )
 
 
-def options(graph: Graph, op: Op, rule: Rule, mesh: Mesh, free: frozenset[str]) -> Options:
-    """Return the strategies of `op` whose shards, and the numbers they divide, divide evenly.
+def options(graph: Graph, op: Op, strategies: Sequence[Strategy], mesh: Mesh, free: frozenset[str]) -> Options:
+    """Return what an op can do on a mesh, given what it can do on one axis.
 
     Strategies that place every tensor alike are listed once.
     """
     names = (*op.inputs, *op.outputs)
     shapes = [graph.values[name].shape if name else () for name in names]
     offsets = np.cumsum([0, *(len(shape) for shape in shapes)])
-    on_one_axis, per_axis = [], []
-    for strategy in rule.strategies:
-        digits = [encode(placement) for placement in (*strategy.inputs, *strategy.outputs)]
-        if None not in digits:
-            on_one_axis.append(strategy)
-            per_axis.append(digits)
-    codes = np.array(per_axis, dtype=np.int64)  # (strategies on one axis, tensors)
+    sizes_D = np.array([size for shape in shapes for size in shape], dtype=np.int64)
+    placed_PT = [(*strategy.inputs, *strategy.outputs) for strategy in strategies]  # P strategies on one axis
+    codes_PT = np.array([[encode(placement) for placement in row] for row in placed_PT], dtype=np.int64)
 
     num_axes = len(mesh.axes)
-    combos = np.array(list(product(range(len(codes)), repeat=num_axes)), dtype=np.int64)
-    digits_SAT = codes[combos]  # S strategies, A axes, T tensors
-    divisors_SD = np.ones((len(combos), offsets[-1]), dtype=np.int64)  # D dims of all tensors
+    combos_SA = np.array(list(product(range(len(strategies)), repeat=num_axes)), dtype=np.int64)
+    digits_SAT = codes_PT[combos_SA]  # S strategies, A axes, T tensors
+    divisors_SD = np.ones((len(combos_SA), offsets[-1]), dtype=np.int64)  # D dims of all tensors
     for tensor, shape in enumerate(shapes):
         for dim in range(len(shape)):
             for axis_index, axis in enumerate(mesh.axes):
                 sharded = digits_SAT[:, axis_index, tensor] == 2 + dim
                 divisors_SD[sharded, offsets[tensor] + dim] *= axis.size
-    sizes_D = np.array([size for shape in shapes for size in shape], dtype=np.int64)
-    valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1) & _divides_numbers(graph, op, on_one_axis, combos, mesh)
+    valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1) & _divides_numbers(graph, op, strategies, combos_SA, mesh)
+    valid &= _chunks_divide(placed_PT, combos_SA, divisors_SD, sizes_D, offsets)
+    valid &= _stands_together(strategies, combos_SA, digits_SAT)
+    for (tensor, dim), halos in _by_dim(strategies).items():
+        before_after = np.array([max(halo.before, halo.after) if halo else 0 for halo in halos])[combos_SA].max(axis=1)
+        valid &= sizes_D[offsets[tensor] + dim] // divisors_SD[:, offsets[tensor] + dim] >= before_after
 
-    numbers_ST = np.zeros((len(combos), len(names)), dtype=np.int64)
+    numbers_ST = np.zeros((len(combos_SA), len(names)), dtype=np.int64)
     for tensor, shape in enumerate(shapes):
         for axis_index in range(num_axes):
             numbers_ST[:, tensor] = numbers_ST[:, tensor] * (len(shape) + 2) + digits_SAT[:, axis_index, tensor]
@@ -136,22 +137,95 @@ def options(graph: Graph, op: Op, rule: Rule, mesh: Mesh, free: frozenset[str]) 
     _, first = np.unique(numbers_ST[kept], axis=0, return_index=True)
     kept = kept[np.sort(first)]
 
-    numbers_ST = numbers_ST[kept]
+    numbers_ST, combos_SA = numbers_ST[kept], combos_SA[kept]
     local_SD = sizes_D[None, :] // divisors_SD[kept]
+    sent = _extend(strategies, combos_SA, local_SD, offsets)
     placed: list[IntArray | None] = []
     local: list[IntArray | None] = []
     for tensor, name in enumerate(names):
         local.append(local_SD[:, offsets[tensor] : offsets[tensor + 1]] if name else None)
         placed.append(numbers_ST[:, tensor] if name and name not in free else None)
     split = len(op.inputs)
+    own = np.array([index if strategy.local else -1 for index, strategy in enumerate(strategies)], dtype=np.int64)
     return Options(
         tuple(placed[:split]),
         tuple(placed[split:]),
         tuple(local[:split]),
         tuple(local[split:]),
-        tuple(on_one_axis),
-        combos[kept],
+        tuple(strategies),
+        combos_SA,
+        sent,
+        own[combos_SA].max(axis=1),
     )
+
+
+def _chunks_divide(
+    placed_PT: Sequence[tuple[Placement, ...]],
+    combos_SA: IntArray,
+    divisors_SD: IntArray,
+    sizes_D: IntArray,
+    offsets: IntArray,
+) -> NDArray[np.bool_]:
+    """Return for each combination whether its axes agree on the chunks of every dim and those can be split."""
+    valid = np.ones(len(combos_SA), dtype=bool)
+    chunked = {
+        (tensor, placement.dim)
+        for row in placed_PT
+        for tensor, placement in enumerate(row)
+        if isinstance(placement, Shard) and placement.chunks > 1
+    }
+    for tensor, dim in sorted(chunked):
+        own = [row[tensor] for row in placed_PT]
+        counts = np.array([p.chunks if isinstance(p, Shard) and p.dim == dim else 0 for p in own])[combos_SA]
+        most = counts.max(axis=1)
+        index = offsets[tensor] + dim
+        valid &= ((counts == 0) | (counts == most[:, None])).all(axis=1)
+        valid &= sizes_D[index] % (divisors_SD[:, index] * np.maximum(most, 1)) == 0
+    return valid
+
+
+def _by_dim(strategies: Sequence[Strategy]) -> dict[tuple[int, int], list[Halo | None]]:
+    """Return the halo that each strategy puts around each (input, dim) that any of them puts one around."""
+    dims = dict.fromkeys((halo.input, halo.dim) for strategy in strategies for halo in strategy.halos)
+    return {
+        key: [next((h for h in strategy.halos if (h.input, h.dim) == key), None) for strategy in strategies]
+        for key in dims
+    }
+
+
+def _stands_together(strategies: Sequence[Strategy], combos_SA: IntArray, digits_SAT: IntArray) -> NDArray[np.bool_]:
+    """Return for each combination whether its halos, replaced numbers and local kinds are compatible."""
+    valid = np.ones(len(combos_SA), dtype=bool)
+    for (tensor, dim), halos in _by_dim(strategies).items():
+        needed = np.array([halo is not None for halo in halos])[combos_SA].any(axis=1)
+        valid &= ~needed | ((digits_SAT[:, :, tensor] == 2 + dim).sum(axis=1) == 1)
+    for attr, entry in dict.fromkeys((n.attr, n.entry) for strategy in strategies for n in strategy.replaced):
+        own = [[n.value for n in strategy.replaced if (n.attr, n.entry) == (attr, entry)] for strategy in strategies]
+        has = np.array([bool(values) for values in own])[combos_SA]
+        values = np.array([values[0] if values else 0 for values in own])[combos_SA]
+        first = np.take_along_axis(values, has.argmax(axis=1)[:, None], axis=1)
+        valid &= (~has | (values == first)).all(axis=1)
+    num_kinds = np.zeros(len(combos_SA), dtype=np.int64)
+    for local in dict.fromkeys(strategy.local for strategy in strategies if strategy.local is not None):
+        has = np.array([strategy.local == local for strategy in strategies])[combos_SA]
+        shards = digits_SAT[:, :, local.input] == 2 + local.dim
+        valid &= ~has.any(axis=1) | (has == shards).all(axis=1)
+        num_kinds += has.any(axis=1)
+    return valid & (num_kinds <= 1)
+
+
+def _extend(
+    strategies: Sequence[Strategy], combos_SA: IntArray, local_SD: IntArray, offsets: IntArray
+) -> tuple[Halos, ...]:
+    """Add to local shapes the rows that come from neighbours; return what is sent, in the order of the dims."""
+    sent: list[Halos] = []
+    for (tensor, dim), halos in sorted(_by_dim(strategies).items()):
+        rows_SA = np.array([halo.before + halo.after if halo else 0 for halo in halos], dtype=np.int64)[combos_SA]
+        index, span = offsets[tensor] + dim, slice(offsets[tensor], offsets[tensor + 1])
+        others = local_SD[:, span].prod(axis=1) // local_SD[:, index]
+        sent.extend(Halos(tensor, axis, rows * others) for axis, rows in enumerate(rows_SA.T) if rows.any())
+        local_SD[:, index] += rows_SA.sum(axis=1)
+    return tuple(sent)
 
 
 def _divides_numbers(
@@ -176,8 +250,15 @@ def _number(graph: Graph, op: Op, number: Scaled) -> int:
     return entry
 
 
-def all_placements(shape: Sequence[int], mesh: Mesh, *, partial: bool) -> IntArray:
-    """Return the numbers of all placements of a tensor that divide evenly, with or without partial ones."""
+def all_placements(shape: Sequence[int], chunks: Sequence[int], mesh: Mesh, *, partial: bool) -> IntArray:
+    """Return the numbers of all placements of a tensor that divide evenly, with or without partial ones.
+
+    Args:
+        shape: Global shape.
+        chunks: Per dim, in how many chunks it is cut before it is sharded.
+        mesh: The devices.
+        partial: Whether to list partial ones.
+    """
     rank = len(shape)
     numbers = []
     for digits in product(range(rank + 2), repeat=len(mesh.axes)):
@@ -188,7 +269,7 @@ def all_placements(shape: Sequence[int], mesh: Mesh, *, partial: bool) -> IntArr
         for digit, axis in zip(digits, mesh.axes, strict=True):
             number = number * (rank + 2) + digit
             if digit >= 2:
-                if left[digit - 2] % axis.size:
+                if left[digit - 2] % (axis.size * chunks[digit - 2]):
                     break
                 left[digit - 2] //= axis.size
         else:

@@ -7,7 +7,7 @@ paid depends on the schedule, which only `step.py` knows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from autopar.cost import CostModel, DtypePolicy, Resharder
 from autopar.discover import Rules
 from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
+from autopar.formulate.meaning import Meaning, meaning
 from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
 from autopar.ir.graph import Graph, Op, Phase, Role, Value
 from autopar.sharding import Mesh
@@ -158,6 +159,7 @@ class Tables:
     """Everything the placement problem of one (microbatch size, mesh) is made of."""
 
     folded: Folded
+    meaning: Meaning
     mesh: Mesh
     costs: CostModel
     resharder: Resharder
@@ -181,8 +183,8 @@ class _Builder:
     """Collects nodes and edges of one folded graph."""
 
     def __init__(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> None:
-        self.folded, self.rules, self.mesh, self.costs = folded, rules, mesh, costs
-        self.graph = folded.graph
+        self.folded, self.mesh, self.costs = folded, mesh, costs
+        self.graph, self.meaning = folded.graph, meaning(folded, rules)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.bytes: list[Bytes] = []
@@ -205,20 +207,34 @@ class _Builder:
         self._connect_between()
         self._close_step()
         return Tables(
-            self.folded, self.mesh, self.costs, self.resharder,
+            self.folded, self.meaning, self.mesh, self.costs, self.resharder,
             tuple(self.nodes), tuple(self.edges), tuple(self.bytes), tuple(self.boundaries),
         )  # fmt: skip
 
     # Nodes.
 
     def _add_op(self, kind: int, position: int, op: Op) -> None:
-        choices = options(self.graph, op, self.rules.of(op), self.mesh, self.folded.free)
+        choices = options(self.graph, op, self.meaning.strategies(op), self.mesh, self.folded.free)
         choices = self._in_place(op, choices)
         slot = _slot(op)
-        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident)
+        seconds = self._op_seconds(op, choices)
         self.op_node[kind, position] = len(self.nodes)
         self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, choices, None, None))
         self._op_bytes(kind, position, op, choices)
+
+    def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
+        """Return the (S,) seconds of what devices run, rows from neighbours included."""
+        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident)
+        for index in set(choices.local_kinds.tolist()) - {-1}:
+            local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
+            assert local is not None
+            part = choices.select(rows)
+            other = replace(op, kind=local.kind)
+            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, self.resident)
+        for halos in choices.halos:
+            nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
+            seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
+        return seconds
 
     def _in_place(self, op: Op, choices: Options) -> Options:
         """Keep the strategies that can stand: sums and moments never move, and results of inference are reduced.
@@ -241,6 +257,14 @@ class _Builder:
     def _op_bytes(self, kind: int, position: int, op: Op, choices: Options) -> None:
         node = self.op_node[kind, position]
         block = self.folded.kinds[kind]
+        for index in dict.fromkeys(halos.input for halos in choices.halos):
+            # With rows of its neighbours around it a block is another value, which lives while the op runs.
+            local, with_rows = choices.local_inputs[index], np.zeros(choices.count, dtype=bool)
+            assert local is not None, op.name
+            for halos in choices.halos:
+                with_rows |= (halos.elements > 0) & (halos.input == index)
+            amounts = np.where(with_rows, local.prod(axis=1, dtype=np.float64) * self.resident[op.inputs[index]], 0.0)
+            self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))
         for slot, name in enumerate(op.outputs):
             local = choices.local_outputs[slot]
             if not name or local is None:
@@ -259,7 +283,7 @@ class _Builder:
                 )
 
     def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
-        numbers = all_placements(value.shape, self.mesh, partial=False)
+        numbers = all_placements(value.shape, self.meaning.chunks(value.name), self.mesh, partial=False)
         share = count / self.folded.kinds[producer.kind].count
         self.parameter_node[producer] = len(self.nodes)
         amounts = share * local_sizes(value.shape, numbers, self.mesh) * self.resident[value.name]
@@ -279,8 +303,10 @@ class _Builder:
             )
         )
 
-    def _add_value(self, decision: Decision, kind: int, name: str, value: Value, slot: Slot) -> int:
-        numbers = all_placements(value.shape, self.mesh, partial=decision is Decision.COPY)
+    def _add_value(
+        self, decision: Decision, kind: int, name: str, value: Value, slot: Slot, *, partial: bool = False
+    ) -> int:
+        numbers = all_placements(value.shape, self.meaning.chunks(value.name), self.mesh, partial=partial)
         self.nodes.append(Node(decision, kind, name, slot, np.zeros(len(numbers)), 1.0, -1, None, numbers, value))
         return len(self.nodes) - 1
 
@@ -338,7 +364,10 @@ class _Builder:
     ) -> None:
         source = node
         if len(consumers) > 1:
-            copy = self._add_value(Decision.COPY, kind, f"{value.name}@{kind}/{slot.name.lower()}", value, slot)
+            name = f"{value.name}@{kind}/{slot.name.lower()}"
+            # Between blocks nothing is partial, and nothing becomes partial again.
+            partial = self.nodes[node].decision is Decision.OP and self.meaning.reduction(value.name) is not None
+            copy = self._add_value(Decision.COPY, kind, name, value, slot, partial=partial)
             share = max(share for _, share in consumers)
             self._price(node, output, copy, None, value, kind, slot, share, -1)
             source, output = copy, 0
@@ -390,7 +419,7 @@ class _Builder:
             if numbers is None:
                 return
             target = numbers
-        matrix = self.resharder.of(value.shape, self.wire[value.name]).seconds
+        matrix = self.resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
         table = matrix[np.ix_(source, target)]
         self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
 
@@ -409,15 +438,18 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
     """Return the bytes per element of every value in memory and on the wire.
 
     The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
-    before and after the sum over microbatches.
+    before and after the sum over microbatches. A gradient that passes between blocks as well (of a parameter that is
+    added to an activation of its shape) has that of activations, as in blocks that have no such parameter.
     """
     resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
+    makers, readers = graph.producers(), graph.consumers()
     for op in graph.ops:
         for output in op.outputs:
             if output in sums:
                 for name in op.inputs:
-                    if name != sums[output]:
+                    ends = [*readers[name], *([makers[name]] if name in makers else [])]
+                    if name != sums[output] and all(end.block == op.block for end in ends):
                         resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
 

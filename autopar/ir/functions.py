@@ -1,10 +1,13 @@
-"""Gradient, loss and optimizer kernels: functions of domain `autopar`, each with an ONNX body.
+"""Gradient, loss and optimizer kernels, and ops on parts: functions of domain `autopar`, each with an ONNX body.
 
 A body is the meaning of its kind: whoever cannot run the kernel natively runs the body. Each is costed as one kernel.
 Bodies are written to be run on shards: sizes come from the shapes of the inputs, and sums over a dim that may be split
 are outputs of their own, so that the terms of the shards can be added. Where an output dim has no input to take its
 size from (the vocabulary in the gradient of an embedding), the numbers of its rows are an input (`rows`, `classes`: 0,
 1, 2, ...), so that a shard of the numbers gives the shard of the result.
+
+Functions named `...Part` are run by devices in place of an op of the standard that would have to know where the block
+of the device starts (`discover.rules.Local`).
 
 Names: x input, y output, dy gradient of the loss with respect to y; capital letters behind `_` are dims.
 """
@@ -13,10 +16,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from autopar.ir.bodies.attention import ATTENTION
+from autopar.ir.bodies.attention import ATTENTION, CAUSAL_PARTS
 from autopar.ir.bodies.convolution import CONVOLUTION, POOLING
 from autopar.ir.bodies.elementwise import ELEMENTWISE
-from autopar.ir.bodies.indexing import INDEXING
+from autopar.ir.bodies.indexing import INDEXING, PARTS
 from autopar.ir.bodies.normalization import NORMALIZATION
 from autopar.ir.bodies.steps import LOSS, OPTIMIZERS
 
@@ -38,9 +41,9 @@ def _table(*sections: str) -> dict[str, str]:
 
 
 FUNCTIONS: Mapping[str, str] = _table(
-    ELEMENTWISE, NORMALIZATION, ATTENTION, INDEXING, CONVOLUTION, POOLING, LOSS, OPTIMIZERS
+    ELEMENTWISE, NORMALIZATION, ATTENTION, CAUSAL_PARTS, INDEXING, PARTS, CONVOLUTION, POOLING, LOSS, OPTIMIZERS
 )
-"""ONNX text (`onnx.parser` syntax) of every function by kind. All attributes are required."""
+"""ONNX text (`onnx.parser` syntax) of every function by kind. Attributes without a default value are required."""
 
 
 @cache

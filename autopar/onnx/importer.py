@@ -15,6 +15,7 @@ from autopar.execute import Executor
 from autopar.ir.graph import Attr, Graph, Op, Role, State, Value
 from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
+from autopar.onnx.explicit import make_explicit
 from autopar.onnx.inference import Inference, Type
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
@@ -266,6 +267,8 @@ class _Sweep:
         if source is not None:
             self._alias[draft.outputs[0]] = source
             return
+        make_explicit(draft, types[0] and types[0][0], self._known, self)
+        attrs = tuple(sorted(draft.attrs.items()))
         if not self._merged(draft, attrs):
             self._append(draft, attrs, types)
 

@@ -4,20 +4,20 @@ A value has one *home* placement (where its op defines it, or how it reaches the
 another placement, the cheapest sequence of collectives is inserted, once per placement and phase. Gradients that are
 reduced before they are summed over microbatches, and the reduction of the sums, run beside compute.
 
-Ops are rewritten for the shapes of one device: numbers that the strategy divides (an entry of a target shape, the
-groups of a convolution) are divided, so that every instruction can be executed as it stands.
+Ops are rewritten for one device (`local_op.py`), so that every instruction can be executed as it stands.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from autopar.cost import CostModel, Resharder
+from autopar.cost import CostModel, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.tables import element_bytes
-from autopar.ir.graph import Attr, Graph, Op, Phase, Role
-from autopar.plan import BlockPlan, DividedNumber, Plan
+from autopar.ir.graph import Op, Phase, Role
+from autopar.plan import BlockPlan, Plan
 from autopar.program.chain import HandOver, hand_overs
+from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.records import (
     Category,
     Collective,
@@ -32,15 +32,10 @@ from autopar.program.records import (
     Slice,
     StageProgram,
     Store,
+    segment_phase,
 )
 from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
 
-_SEGMENT = {
-    Phase.FORWARD: SegmentPhase.FORWARD,
-    Phase.LOSS: SegmentPhase.FORWARD,
-    Phase.BACKWARD: SegmentPhase.BACKWARD,
-    Phase.UPDATE: SegmentPhase.UPDATE,
-}
 _COPY_PHASE = {SegmentPhase.FORWARD: "forward", SegmentPhase.BACKWARD: "backward", SegmentPhase.UPDATE: "update"}
 
 
@@ -71,7 +66,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         for kind in kinds:
             for category, amount in lowered[kind].resident.items():
                 totals[category] = totals.get(category, 0.0) + amount
-        if folded.buffer_bytes:
+        if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
         stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), stage.recompute == "full", resident))
@@ -132,7 +127,7 @@ class _BlockLowering:
         """Return the segments and the resident bytes of one instance."""
         groups: dict[SegmentPhase, list[Op]] = {phase: [] for phase in SegmentPhase}
         for op in self.kind.ops:
-            groups[_SEGMENT[op.phase]].append(op)
+            groups[segment_phase(op.phase)].append(op)
         saved = self._saved(groups)
 
         forward = _Draft(SegmentPhase.FORWARD)
@@ -264,13 +259,19 @@ class _BlockLowering:
             copy = self.copies.get(f"{name}@{self.kind.id}/{_COPY_PHASE[draft.phase]}")
             if copy is not None and copy != target:
                 source, operand = copy, self._read(draft, name, copy, shared=False)
+        shape = self.graph.values[name].shape
+        chunks = _chunks(len(shape), source, target)
+        path: list[tuple[Move, Placements]] = []
         current = list(source)
-        for move in self.resharder.of(self.graph.values[name].shape, self.wire[name]).path(source, target):
+        for move in self.resharder.of(shape, self.wire[name], chunks).path(source, target):
             current[move.axis] = move.target
-            reached = tuple(current)
-            if (name, reached) in draft.forms:
-                operand = draft.forms[name, reached]
-                continue
+            path.append((move, tuple(current)))
+        # What other reads have reached is not moved again: the way starts at the last placement that is there.
+        known = [index for index, (_, reached) in enumerate(path) if (name, reached) in draft.forms]
+        if known:
+            operand = draft.forms[name, path[known[-1]][1]]
+            path = path[known[-1] + 1 :]
+        for move, reached in path:
             result = self._operand(name, reached, f"{name}|{format_placements(reached)}|{draft.phase}")
             axis = self.mesh.axes[move.axis]
             if move.collective is None:
@@ -289,7 +290,7 @@ class _BlockLowering:
 
     def _emit(self, draft: _Draft, op: Op) -> None:
         placement = self.ops[op.name]
-        local, constants = _divide(self.graph, op, placement.divided)
+        local, constants = local_op(self.graph, op, placement)
         accumulates = any(self.roles.get(name) is Role.GRADIENT for name in op.outputs)
         inputs: list[Operand | None] = []
         for name, text in zip(op.inputs, placement.inputs, strict=True):
@@ -303,6 +304,11 @@ class _BlockLowering:
                 inputs.append(self._declare(draft, operand, name))
             else:
                 inputs.append(self._read(draft, name, target, overlaps=accumulates))
+        start = block_start(op, placement, inputs, self.mesh)
+        for rows in placement.halos:
+            exchange = halo_exchange(op, rows, inputs, self.mesh)
+            draft.instructions.append(exchange)
+            inputs[rows.input] = exchange.result
         outputs: list[Operand | None] = []
         for name in op.outputs:
             if not name or name not in self.homes:
@@ -313,7 +319,7 @@ class _BlockLowering:
             outputs.append(operand)
             if self.roles.get(name) is Role.GRADIENT:
                 self._store(draft, operand, self.states[name])
-        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants))
+        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants, start))
 
     def _segment(
         self, draft: _Draft, inputs: tuple[Operand, ...], saved: tuple[Operand, ...], outputs: tuple[Operand, ...]
@@ -353,41 +359,10 @@ class _BlockLowering:
         return totals
 
 
-def _divide(
-    graph: Graph, op: Op, divided: Sequence[DividedNumber]
-) -> tuple[Op, tuple[tuple[int, tuple[int, ...]], ...]]:
-    """Return an op for the shapes of one device.
-
-    Args:
-        graph: Holds the op's constants.
-        op: The op for global shapes.
-        divided: The numbers inside it to divide.
-
-    Returns:
-        The op with its attributes divided, and (index, flat content) of the constant inputs that have other content.
-
-    Raises:
-        PlanError: If a number is not there or not divisible.
-    """
-    attrs: dict[str, Attr] = dict(op.attrs)
-    constants: dict[int, list[int]] = {}
-    for number in divided:
-        if isinstance(number.source, int):
-            name = op.inputs[number.source] if number.source < len(op.inputs) else ""
-            held = graph.constants.get(name)
-            content = [] if held is None else [int(entry) for entry in held.reshape(-1)]
-            entries = constants.setdefault(number.source, content)
-        else:
-            value = attrs.get(number.source)
-            entries = [entry for entry in (value if isinstance(value, tuple) else (value,)) if isinstance(entry, int)]
-        if number.entry >= len(entries) or entries[number.entry] % number.divisor:
-            raise PlanError(
-                f"the plan divides number {number.source}[{number.entry}] of op {op.name!r} by {number.divisor}, "
-                f"which {entries} does not allow",
-                hint="it belongs to another model: solve again",
-            )
-        entries[number.entry] //= number.divisor
-        if isinstance(number.source, str):
-            attrs[number.source] = tuple(entries) if isinstance(attrs[number.source], tuple) else entries[0]
-    local = replace(op, attrs=tuple(attrs.items())) if any(isinstance(n.source, str) for n in divided) else op
-    return local, tuple((index, tuple(content)) for index, content in sorted(constants.items()))
+def _chunks(rank: int, *placements: Placements) -> tuple[int, ...]:
+    """Return in how many chunks each dim of a value is cut that lies at some placements."""
+    chunks = [1] * rank
+    for placement in (item for items in placements for item in items):
+        if isinstance(placement, Shard):
+            chunks[placement.dim] = placement.chunks
+    return tuple(chunks)

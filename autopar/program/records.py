@@ -18,7 +18,8 @@ from enum import StrEnum
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
-from autopar.ir.graph import Op
+from autopar.ir.graph import Op, Phase
+from autopar.schedule import SCHEDULES, Task
 from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
 
 
@@ -34,6 +35,17 @@ class SegmentPhase(StrEnum):
     BACKWARD = "backward"
     REDUCE = "reduce"
     UPDATE = "update"
+
+
+def segment_phase(phase: Phase) -> SegmentPhase:
+    """Return the phase of the segment that holds the ops of a phase of the graph."""
+    match phase:
+        case Phase.FORWARD | Phase.LOSS:
+            return SegmentPhase.FORWARD
+        case Phase.BACKWARD:
+            return SegmentPhase.BACKWARD
+        case Phase.UPDATE:
+            return SegmentPhase.UPDATE
 
 
 class Category(StrEnum):
@@ -269,7 +281,8 @@ class Segment:
             input may be passed on. Empty in `REDUCE` and `UPDATE`.
         stores: Persistent tensors that get new content.
         exports: Values read elsewhere than in the neighbouring block: results of the model, and what blocks further
-            away read as external values. They are inputs or defined here.
+            away read as external values. They are inputs or defined here. A result may leave as terms (the loss of a
+            part of the batch): whoever looks at it adds them up.
         parts: What the values are that cross the segment's edge: inputs, external values, outputs, stores and exports.
             An external value without a part is what an earlier segment of the block stored under its name. Programs
             that are only timed need none.
@@ -304,7 +317,7 @@ class StageProgram:
 
     Attributes:
         index: Position in the pipeline, 0 first.
-        devices: Half-open range of device numbers.
+        devices: Half-open range of device numbers; stages that are interleaved share them.
         mesh: Those devices as a grid; the axes of its collectives are axes of this mesh.
         blocks: Kind of each of its blocks, in order.
         recompute: Whether only the inputs of each block are kept and its forward runs again right before its
@@ -330,7 +343,8 @@ class Program:
     """A plan lowered to instructions.
 
     Attributes:
-        stages: In pipeline order.
+        stages: In pipeline order. Where they are interleaved, several have the same devices: stage i those of stage
+            i - `num_groups`.
         segments: Each (kind, phase) at most once; a phase a kind has no instructions for may be missing, except
             `FORWARD`.
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
@@ -345,7 +359,22 @@ class Program:
     @property
     def num_devices(self) -> int:
         """Devices of all stages."""
-        return sum(stage.num_devices for stage in self.stages)
+        return sum(stage.num_devices for stage in self.stages[: self.num_groups])
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of devices: as many as there are stages, unless these are interleaved."""
+        return len({stage.devices for stage in self.stages})
+
+    @property
+    def num_chunks(self) -> int:
+        """Stages per group of devices."""
+        return len(self.stages) // self.num_groups
+
+    def orders(self) -> tuple[tuple[Task, ...], ...]:
+        """Return the tasks of each group of devices in the order in which it runs them."""
+        order, groups = SCHEDULES[self.schedule].order, self.num_groups
+        return tuple(order(group, groups, self.num_microbatches, self.num_chunks) for group in range(groups))
 
     @property
     def trains(self) -> bool:

@@ -1,6 +1,7 @@
 """The answer on one screen: what to run, how fast it will be, whether it fits, and what is proven about it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Protocol
 
 from autopar.plan import Job, ModelInfo, Plan, SearchReport, Simulated
@@ -148,7 +149,7 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
             format_bytes(memory.peak),
             format_share(memory.peak, limit),
         )
-        for number, (stage, memory) in enumerate(zip(plan.stages, simulated.stages, strict=True))
+        for number, (stage, memory) in enumerate(zip(plan.stages, cycle(simulated.stages), strict=False))
     ]
     return [
         *heading(f"Memory per device, limit {format_bytes(limit)}"),

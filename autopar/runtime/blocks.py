@@ -3,8 +3,7 @@
 Devices that hold the same block share one array object, so that copies cost nothing and equal work is done once.
 """
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,20 +17,32 @@ Array = NDArray[Any]
 Blocks = list[Array]
 """What each device of a mesh holds of one tensor."""
 
-_REDUCE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+_REDUCE: Mapping[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+    "logsumexp": np.logaddexp,
+}
+_ROUNDING = {8: 1e-9, 4: 1e-4, 2: 1e-2}
+"""By how much copies may differ, relative to the largest element, by bytes per float."""
+_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "logsumexp": -np.inf}
 
 
 def split(array: Array, placement: Placement, size: int) -> Blocks:
     """Return what the devices of one axis hold of an array.
 
-    Terms of a sum or mean are the array (times `size` for a mean) and zeros; of a maximum or minimum all are the array.
+    Of terms the first is the array (times `size` for a mean) and the others leave it as it is; of a maximum or minimum
+    all are the array.
     """
     match placement:
-        case Shard(dim):
-            return list(np.split(array, size, axis=dim))
-        case Partial("sum" | "mean" as reduce):
+        case Shard(dim, chunks):
+            pieces = np.split(array, size * chunks, axis=dim)
+            return pieces if chunks == 1 else [np.concatenate(pieces[i::size], axis=dim) for i in range(size)]
+        case Partial(reduce) if reduce in _NEUTRAL:
             first = array * size if reduce == "mean" else array
-            return [first, *[np.zeros_like(array)] * (size - 1)]
+            return [first, *[np.full_like(array, _NEUTRAL[reduce])] * (size - 1)]
         case _:
             return [array] * size
 
@@ -43,13 +54,12 @@ def join(parts: Sequence[Array], placement: Placement) -> Array:
         ProgramError: If copies differ: the devices did not compute the same.
     """
     match placement:
-        case Shard(dim):
-            return np.concatenate(parts, axis=dim)
+        case Shard(dim, chunks):
+            rows = zip(*(np.split(part, chunks, axis=dim) for part in parts), strict=True)
+            return np.concatenate([piece for chunk in rows for piece in chunk], axis=dim)
         case Partial(reduce):
-            total = parts[0]
-            for part in parts[1:]:
-                total = _REDUCE[reduce](total, part)
-            return total / len(parts) if reduce == "mean" else total
+            total = _REDUCE[reduce].reduce(np.stack(parts), axis=0, dtype=parts[0].dtype)
+            return np.asarray(total / len(parts) if reduce == "mean" else total)
         case Replicate():
             for part in parts[1:]:
                 if part is not parts[0] and not _same(part, parts[0]):
@@ -62,7 +72,7 @@ def _same(first: Array, second: Array) -> bool:
     if first.dtype.kind != "f":
         return bool(np.array_equal(first, second))
     scale = float(np.max(np.abs(first), initial=0.0, where=np.isfinite(first)))
-    return bool(np.allclose(first, second, rtol=0.0, atol=1e-9 * scale, equal_nan=True))
+    return bool(np.allclose(first, second, rtol=0.0, atol=_ROUNDING[first.dtype.itemsize] * scale, equal_nan=True))
 
 
 def scatter(array: Array, placements: Placements, mesh: Mesh) -> Blocks:
@@ -95,49 +105,60 @@ def gather(blocks: Blocks, placements: Placements, mesh: Mesh) -> Array:
 
 def move(blocks: Blocks, axis: int, source: Placement, target: Placement, mesh: Mesh) -> Blocks:
     """Return the blocks after the placement on one axis (an index) has changed: what every collective does."""
-    ranks = np.arange(mesh.size).reshape(mesh.shape)
-    size = mesh.shape[axis]
-    groups = np.moveaxis(ranks, axis, -1).reshape(-1, size)
-    moved: list[Array | None] = [None] * len(blocks)
-    known: dict[tuple[int, ...], Blocks] = {}
-    for group in groups.tolist():
-        key = tuple(id(blocks[rank]) for rank in group)
-        if key not in known:
-            known[key] = split(join([blocks[rank] for rank in group], source), target, size)
-        for rank, block in zip(group, known[key], strict=True):
-            moved[rank] = block
-    return [block for block in moved if block is not None]
+    return _along(blocks, axis, mesh, lambda group: split(join(group, source), target, len(group)))
 
 
 def exchange(blocks: Blocks, axis: int, dim: int, rows: tuple[int, int], fill: str, mesh: Mesh) -> Blocks:
-    """Return the blocks with rows of their neighbours on one axis (an index) around them.
+    """Return the blocks of a dim split over one axis (an index) with rows of their neighbours around them.
 
     Args:
-        blocks: A tensor whose `dim` that axis splits.
-        axis: Index of the axis.
+        blocks: What each device holds.
+        axis: The axis that splits the dim.
         dim: Tensor dim.
         rows: How many rows of the previous and of the next device.
-        fill: What stands where there is no neighbour: "zero" or "lowest" (minus infinity).
+        fill: What is there where no device is: "zero" or "lowest".
         mesh: The devices.
+
+    Raises:
+        ProgramError: If a block has fewer rows than its neighbour asks for.
     """
-    before, after = rows
-    size, stride = mesh.shape[axis], prod(mesh.shape[axis + 1 :])
-    first = blocks[0]
-    outside = -np.inf if fill == "lowest" else 0
-    edge = np.full((*first.shape[:dim], max(rows), *first.shape[dim + 1 :]), outside, first.dtype)
-    known: dict[tuple[int, int, int], Array] = {}
-    extended = []
-    for rank, block in enumerate(blocks):
-        position = rank // stride % size
-        previous = blocks[rank - stride] if position else edge
-        following = blocks[rank + stride] if position < size - 1 else edge
-        key = (id(previous), id(block), id(following))
+    have = min(block.shape[dim] for block in blocks)
+    if have < max(rows):
+        raise ProgramError(f"blocks of {have} rows are asked for {max(rows)} of them by their neighbours")
+
+    def windows(group: Blocks) -> Blocks:
+        width = [rows if each == dim else (0, 0) for each in range(group[0].ndim)]
+        padded = np.pad(np.concatenate(group, axis=dim), width, constant_values=_fill(fill, group[0].dtype))
+        ends = np.cumsum([block.shape[dim] for block in group]).tolist()
+        before = (slice(None),) * dim
+        return [
+            padded[(*before, slice(end - block.shape[dim], end + sum(rows)))]
+            for block, end in zip(group, ends, strict=True)
+        ]
+
+    return _along(blocks, axis, mesh, windows)
+
+
+def _fill(fill: str, dtype: np.dtype[Any]) -> float | int:
+    """Return the number that stands where a halo has no neighbour."""
+    if fill == "zero":
+        return 0
+    assert fill == "lowest", f"{fill!r} fills nothing"
+    return int(np.iinfo(dtype).min) if dtype.kind in "iu" else -np.inf
+
+
+def _along(blocks: Blocks, axis: int, mesh: Mesh, change: Callable[[Blocks], Blocks]) -> Blocks:
+    """Return what becomes of the blocks if the devices of every line along one axis (an index) talk to each other."""
+    ranks = np.arange(mesh.size).reshape(mesh.shape)
+    lines = np.moveaxis(ranks, axis, -1).reshape(-1, mesh.shape[axis])
+    changed: dict[int, Array] = {}
+    known: dict[tuple[int, ...], Blocks] = {}
+    for line in lines.tolist():
+        key = tuple(id(blocks[rank]) for rank in line)
         if key not in known:
-            head = np.take(previous, range(previous.shape[dim] - before, previous.shape[dim]), axis=dim)
-            tail = np.take(following, range(after), axis=dim)
-            known[key] = np.concatenate([head, block, tail], axis=dim)
-        extended.append(known[key])
-    return extended
+            known[key] = change([blocks[rank] for rank in line])
+        changed.update(zip(line, known[key], strict=True))
+    return [changed[rank] for rank in range(len(blocks))]
 
 
 def block_starts(start: Start, mesh: Mesh) -> Blocks:

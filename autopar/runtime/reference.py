@@ -2,10 +2,10 @@
 
 The law it is for: outputs, loss, gradients and updated parameters equal the unpartitioned model's. It follows the
 program and nothing else, instruction by instruction on local arrays, and checks the shape of whatever is computed.
-Stages run their tasks in the order of the schedule, each as soon as what it needs is there.
+Groups of devices run their tasks in the order of the schedule, each as soon as what it needs is there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -32,7 +32,8 @@ from autopar.program.records import (
 )
 from autopar.program.text import format_instruction
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
-from autopar.schedule import SCHEDULES, Pass, Task
+from autopar.runtime.check import Check
+from autopar.schedule import Pass, Task, follow
 from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
@@ -61,6 +62,8 @@ def run_step(
     microbatches: Sequence[Mapping[str, Array]],
     states: Mapping[str, Array],
     executor: Executor | None = None,
+    *,
+    check: float | None = None,
 ) -> StepResult:
     """Run one training or inference step.
 
@@ -74,17 +77,20 @@ def run_step(
         states: An array for each state of the graph, by the name under which it enters the step. Gradient buffers
             are usually zero.
         executor: Reused if given.
+        check: Hold every value that is computed against the unpartitioned graph's, as soon as it is computed. Floats
+            may deviate by so much, relative to the largest element of the tensor. None checks nothing.
 
     Raises:
         ModelError: If an array is missing or has another shape than the graph says.
         ProgramError: If an instruction does not compute what the program says, values are not there when they are
-            needed, or copies of a tensor differ.
+            needed, or copies of a tensor differ. With `check` also for the first value, in the order of execution, that
+            is not what it should be.
         UnsupportedOpError: If nothing implements an op's kind.
         ExecutionError: If a kernel fails.
     """
     _check_feeds(program, folded.graph, microbatches, states)
-    step = _Step(program, folded, microbatches, states, executor or Executor())
-    for stage, task in _tasks(program):
+    step = _Step(program, folded, microbatches, states, executor or Executor(), check)
+    for stage, task in follow(program.orders()):
         step.run_task(stage, task)
     for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
         for block in range(len(folded.chain)):
@@ -104,36 +110,6 @@ def _check_feeds(
             raise ModelError(f"no data for value {name!r}", hint="feed every input and every state of the graph")
         if feeds[name].shape != graph.values[name].shape:
             raise ModelError(f"value {graph.values[name]} is fed with data of shape {list(feeds[name].shape)}")
-
-
-def _tasks(program: Program) -> Iterator[tuple[int, Task]]:
-    """Yield (stage, task) in an order in which every stage follows its schedule and nothing comes before what it needs.
-
-    Raises:
-        ProgramError: If the stages wait for each other.
-    """
-    num_stages, count = len(program.stages), program.num_microbatches
-    schedule = SCHEDULES[program.schedule]
-    queues = [list(schedule.order(stage, num_stages, count)) for stage in range(num_stages)]
-    done: set[tuple[int, Task]] = set()
-
-    def is_ready(stage: int, task: Task) -> bool:
-        if task.kind is Pass.FORWARD:
-            return stage == 0 or (stage - 1, task) in done
-        last = stage == num_stages - 1
-        return (stage, Task(Pass.FORWARD, task.microbatch)) in done and (last or (stage + 1, task) in done)
-
-    while any(queues):
-        progress = False
-        for stage, queue in enumerate(queues):
-            while queue and is_ready(stage, queue[0]):
-                task = queue.pop(0)
-                done.add((stage, task))
-                progress = True
-                yield stage, task
-        if not progress:
-            waiting = ", ".join(f"stage {stage} for {queue[0]}" for stage, queue in enumerate(queues) if queue)
-            raise ProgramError(f"schedule {program.schedule!r} deadlocks: {waiting}")
 
 
 @dataclass(slots=True, eq=False)
@@ -163,6 +139,7 @@ class _Step:
         microbatches: Sequence[Mapping[str, Array]],
         states: Mapping[str, Array],
         executor: Executor,
+        check: float | None,
     ) -> None:
         self._graph = folded.graph
         self._segments = program.table()
@@ -181,6 +158,10 @@ class _Step:
         if scale is not None:
             held = self._constants[scale]
             self._constants[scale] = np.asarray(np.divide(held, program.num_microbatches), held.dtype)
+        self._check: Check | None = None
+        if check is not None:
+            feeds = {**states, **({scale: self._constants[scale]} if scale is not None else {})}
+            self._check = Check(self._graph, microbatches, feeds, check, executor)
         self._passages = [_Passage() for _ in microbatches]
         self._persistent: dict[str, tuple[Placements, Blocks, Mesh]] = {}
         self._stored: dict[tuple[int, str], Blocks] = {}
@@ -256,8 +237,11 @@ class _Step:
             raise ProgramError(f"block {block} {phase} gets {len(handed)} values, {len(segment.inputs)} expected")
         for operand, blocks in zip(segment.inputs, handed, strict=True):
             values[operand.value] = blocks
+        tensors = {part.value: part.tensor for part in segment.parts}
         for instruction in segment.instructions:
             self._execute(instruction, values, mesh, f"block {block} {phase}")
+            if self._check is not None:
+                self._hold(self._check, instruction, values, tensors, block, phase, microbatch)
 
         following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
         if phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
@@ -319,6 +303,40 @@ class _Step:
                 if block.shape != operand.shape:
                     line = format_instruction(instruction)
                     raise ProgramError(f"{where}: {operand.value!r} is {list(block.shape)} in\n  {line}")
+
+    def _hold(
+        self,
+        check: Check,
+        instruction: Instruction,
+        values: Mapping[str, Blocks],
+        tensors: dict[str, str],
+        block: int,
+        phase: SegmentPhase,
+        microbatch: int,
+    ) -> None:
+        """Hold what an instruction has computed against the unpartitioned graph; note in `tensors` what it is there."""
+        if isinstance(instruction, Exchange):
+            return  # rows with their neighbours are no part of a tensor; what is computed from them is checked
+        made = defines(instruction)
+        if isinstance(instruction, Compute):
+            names = [name for name, out in zip(instruction.op.outputs, instruction.outputs, strict=True) if out]
+        else:
+            # What has not been made here came in under its own name.
+            names = [tensors.get(instruction.operand.value, instruction.operand.value)]
+        stage = self._blocks[block][0]
+        once = phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
+        for operand, name in zip(made, names, strict=True):
+            tensors[operand.value] = name
+            tensor = self._names[block][name]
+            if once:
+                tensor = check.total(tensor)
+            problem = check.problem(operand, values[operand.value], stage.mesh, microbatch, tensor)
+            if problem:
+                where = f"stage {stage.index}, block {block} {phase}" + ("" if once else f", microbatch {microbatch}")
+                raise ProgramError(
+                    f"{where}: {problem}, in\n  {format_instruction(instruction)}",
+                    hint="all that it reads was right, so its strategy, or what was changed inside it, is wrong",
+                )
 
     def _compute(self, compute: Compute, values: dict[str, Blocks], mesh: Mesh) -> None:
         """Run an op on every device; devices with the same inputs share the result."""

@@ -2,12 +2,23 @@
 
 from collections.abc import Sequence
 
-from autopar.discover import Scaled, Strategy
+from autopar.discover import Replaced, Scaled, Strategy
 from autopar.formulate.fold import Source
-from autopar.formulate.options import decode_index
 from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Op
-from autopar.plan import BlockPlan, DividedNumber, Job, ModelInfo, OpPlacement, Plan, StagePlan, ValuePlacement
+from autopar.plan import (
+    BlockPlan,
+    DividedNumber,
+    HaloRows,
+    Job,
+    LocalKind,
+    ModelInfo,
+    OpPlacement,
+    Plan,
+    ReplacedNumber,
+    StagePlan,
+    ValuePlacement,
+)
 from autopar.search.planner import Candidate
 from autopar.search.summary import summarise
 from autopar.sharding import Mesh, Placements, format_placements
@@ -52,7 +63,8 @@ def _blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
             continue
         assert node.value is not None
         assert node.placements is not None
-        text = _placement(tables, len(node.value.shape), int(node.placements[strategy]))
+        number = int(node.placements[strategy])
+        text = format_placements(tables.meaning.placements(node.value.name, number, len(tables.mesh.axes)))
         match node.decision:
             case Decision.PARAMETER:
                 states[node.value.name] = ValuePlacement(node.value.name, text)
@@ -113,7 +125,7 @@ def _crossings(
 
 
 def _op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacement:
-    """Return an op's placements and the numbers it has divided, given its strategy on each mesh axis."""
+    """Return an op's placements and what changes inside it, given its strategy on each mesh axis."""
 
     def texts(names: Sequence[str], placements: Sequence[Placements]) -> tuple[str, ...]:
         """Return the text per tensor, `placements` being (tensors,) per axis."""
@@ -122,16 +134,21 @@ def _op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacemen
         )
 
     divisors: dict[Scaled, int] = {}
+    replaced: dict[Replaced, None] = {}
+    halos = []
     for strategy, axis in zip(by_axis, mesh.axes, strict=True):
         for number in strategy.scaled:
             divisors[number] = divisors.get(number, 1) * axis.size
+        replaced |= dict.fromkeys(strategy.replaced)
+        halos += [HaloRows(h.input, h.dim, axis.name, h.before, h.after, h.fill) for h in strategy.halos]
+    told = [axis.name for strategy, axis in zip(by_axis, mesh.axes, strict=True) if strategy.local is not None]
+    local = next((strategy.local for strategy in by_axis if strategy.local is not None), None)
     return OpPlacement(
         op.name,
         texts(op.inputs, [strategy.inputs for strategy in by_axis]),
         texts(op.outputs, [strategy.outputs for strategy in by_axis]),
-        tuple(DividedNumber(number.source, number.entry, divisor) for number, divisor in divisors.items()),
+        divided=tuple(DividedNumber(number.source, number.entry, divisor) for number, divisor in divisors.items()),
+        replaced=tuple(ReplacedNumber(number.attr, number.entry, number.value) for number in replaced),
+        halos=tuple(sorted(halos, key=lambda rows: (rows.input, rows.dim))),
+        local=None if local is None else LocalKind(local.kind, local.input, local.dim, tuple(told)),
     )
-
-
-def _placement(tables: Tables, rank: int, number: int) -> str:
-    return format_placements(decode_index(number, rank, len(tables.mesh.axes)))

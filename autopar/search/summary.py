@@ -3,20 +3,22 @@
 The solver decides op by op what a mesh axis does; the line says what it does to most of the elements: an axis that
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
 parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
-sequence parallel.
+sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
+this but splits some of the parameters is tensor parallel in part of the model.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
-from autopar.formulate.options import decode_index
 from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Phase, Role
 from autopar.plan import Plan
 from autopar.sharding import Placement, Shard
+
+_SOME = 0.05
+"""Share of the parameters that makes an axis more than idle."""
 
 
 @dataclass(slots=True)
@@ -27,13 +29,15 @@ class _Tally:
     split: float = 0.0
     first: float = 0.0
     second: float = 0.0
+    spatial: float = 0.0
 
-    def add(self, placement: Placement, elements: float) -> None:
+    def add(self, placement: Placement, elements: float, rank: int) -> None:
         self.total += elements
         if isinstance(placement, Shard):
             self.split += elements
             self.first += elements * (placement.dim == 0)
             self.second += elements * (placement.dim == 1)
+            self.spatial += elements * (placement.dim >= 2 and rank >= 4)
 
     def most(self, part: float) -> bool:
         return self.total > 0 and part > 0.5 * self.total
@@ -56,7 +60,7 @@ def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
     """Return the plan with its one-line summary."""
     axes = [_AxisTallies(*(_Tally() for _ in range(7))) for _ in plan.mesh]
     _tally(axes, tables, choice)
-    degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "idle": 1}
+    degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "spatial": 1, "idle": 1}
     notes: dict[str, list[str]] = {name: [] for name in degrees}
     levels: dict[str, set[int]] = {name: set() for name in degrees}
     for axis, tallies in zip(plan.mesh, axes, strict=True):
@@ -64,10 +68,13 @@ def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
             continue
         role = _role(tallies)
         degrees[role] *= axis.size
-        if role in ("dp", "sp"):
+        if role in ("dp", "sp", "spatial"):
             levels[role].add(_zero(tallies))
-        if role == "tp" and tallies.boundaries.most(tallies.boundaries.second):
-            notes[role] = ["sequence parallel"]
+        if role == "tp":
+            if not tallies.used.most(tallies.used.split):
+                notes[role] = ["in part"]
+            elif tallies.boundaries.most(tallies.boundaries.second):
+                notes[role] = ["sequence parallel"]
     for role, found in levels.items():
         if any(found):
             # Two axes of one role may differ: ZeRO over the links inside a node only, say.
@@ -77,7 +84,9 @@ def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
         for name, degree in degrees.items()
         if degree > 1 or name == "dp"
     ]
-    words.append(f"pp={len(plan.stages)}")
+    groups = len({stage.devices for stage in plan.stages})
+    each = f" ({len(plan.stages) // groups} stages each)" if groups < len(plan.stages) else ""
+    words.append(f"pp={groups}{each}")
     microbatches = f"{plan.num_microbatches} microbatch{'es' if plan.num_microbatches > 1 else ''} of {plan.microbatch}"
     return replace(plan, summary=f"{' × '.join(words)}, {_schedule(plan)}{microbatches}, {_recompute(plan)}")
 
@@ -104,7 +113,11 @@ def _role(tallies: _AxisTallies) -> str:
         return "ep"
     if tallies.used.most(tallies.used.split):
         return "tp"
-    return "sp" if tallies.activations.most(tallies.activations.second) else "idle"
+    if tallies.activations.most(tallies.activations.second):
+        return "sp"
+    if tallies.activations.most(tallies.activations.spatial):
+        return "spatial"
+    return "tp" if tallies.used.split > _SOME * tallies.used.total else "idle"
 
 
 def _zero(tallies: _AxisTallies) -> int:
@@ -120,33 +133,34 @@ def _tally(axes: list[_AxisTallies], tables: Tables, choice: Sequence[int]) -> N
     parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
     written = {state.output: state.role for state in graph.states if state.output != state.input}
 
-    def add(field: str, shape: tuple[int, ...], number: np.int64, weight: float) -> None:
-        for tallies, placement in zip(axes, decode_index(int(number), len(shape), len(axes)), strict=True):
-            getattr(tallies, field).add(placement, weight * prod(shape))
+    def add(field: str, name: str, number: np.int64, weight: float) -> None:
+        value = graph.values[name]
+        for tallies, placement in zip(axes, tables.meaning.placements(name, int(number), len(axes)), strict=True):
+            getattr(tallies, field).add(placement, weight * value.size, len(value.shape))
 
     for node, strategy in zip(tables.nodes, choice, strict=True):
         weight = tables.folded.kinds[node.kind].count * node.share
         if node.decision is Decision.PARAMETER and node.value is not None and node.placements is not None:
-            add("stored", node.value.shape, node.placements[strategy], weight)
+            add("stored", node.value.name, node.placements[strategy], weight)
         elif node.decision is Decision.BOUNDARY and node.value is not None and node.placements is not None:
-            add("boundaries", node.value.shape, node.placements[strategy], weight)
+            add("boundaries", node.value.name, node.placements[strategy], weight)
         elif node.options is not None:
             op = tables.folded.kinds[node.kind].ops[node.position]
             for name, numbers in zip(op.inputs, node.options.inputs, strict=True):
                 if numbers is not None and name in parameters and op.phase is Phase.FORWARD:
                     shape = graph.values[name].shape
                     if len(shape) > 1:
-                        add("used", shape, numbers[strategy], weight)
+                        add("used", name, numbers[strategy], weight)
                     if len(shape) == 3:
-                        add("experts", shape, numbers[strategy], weight)
+                        add("experts", name, numbers[strategy], weight)
             for name, numbers in zip(op.outputs, node.options.outputs, strict=True):
                 if numbers is None or not name:
                     continue
                 shape = graph.values[name].shape
                 role = written.get(name)
                 if role is Role.GRADIENT:
-                    add("gradients", shape, numbers[strategy], weight)
+                    add("gradients", name, numbers[strategy], weight)
                 elif role is Role.PARAMETER:
-                    add("updates", shape, numbers[strategy], weight)
+                    add("updates", name, numbers[strategy], weight)
                 elif op.phase is Phase.FORWARD and len(shape) > 1 and graph.values[name].is_float:
-                    add("activations", shape, numbers[strategy], weight)
+                    add("activations", name, numbers[strategy], weight)

@@ -4,18 +4,19 @@
                                               runs ─ memory ────────────────────────────▶
 
 Equal blocks are laid out once, and one device stands for all devices of its stage, so the effort depends on the number
-of distinct blocks and on stages x microbatches, not on depth or on the number of devices.
+of distinct blocks and on stages x microbatches, not on depth or on the number of devices. Stages that are interleaved
+on the same devices (a group) are timed together.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from math import fsum, inf
 
 from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
 from autopar.program.verify import verify_program
-from autopar.schedule import SCHEDULES, Pass
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
-from autopar.simulate.gradients import Boundary, fit_in, gradient_jobs, transfers_by_stage, urgent_intervals
+from autopar.simulate.gradients import Boundary, fit_in, gradient_jobs, transfers_by_group, urgent_intervals
 from autopar.simulate.layout import Costs, Resource, lay_out
 from autopar.simulate.memory import StageMoments, stage_moments
 from autopar.simulate.pipeline import Run, run_pipeline
@@ -64,25 +65,38 @@ def _idle(runs: Sequence[Run]) -> tuple[float, float]:
 
 
 def _account(
-    layout: StageLayout, runs: Sequence[Run], reduced: float, traffic: float, step: float, moments: StageMoments
+    chunks: Sequence[StageLayout],
+    runs: Sequence[Run],
+    reduced: float,
+    traffic: float,
+    step: float,
+    moments: StageMoments,
 ) -> StageTimeline:
-    """Return where the step of a stage goes; its reductions end at `reduced`, all stages at `step`."""
-    counts = {kind: sum(run.task.kind is kind for run in runs) for kind in Pass}
-    total = fsum(counts[kind] * task.seconds for kind, task in layout.passes.items())
-    compute = fsum(counts[kind] * task.compute_seconds for kind, task in layout.passes.items())
+    """Return where the step of a group of devices goes; its reductions end at `reduced`, all groups at `step`."""
+    counts = Counter((run.task.chunk, run.task.kind) for run in runs)
+    tasks = [(counts[i, kind], task) for i, layout in enumerate(chunks) for kind, task in layout.passes.items()]
+    total = fsum(count * task.seconds for count, task in tasks)
+    compute = fsum(count * task.compute_seconds for count, task in tasks)
+    update = _update_seconds(chunks)
+    computing = fsum(layout.update.compute_seconds for layout in chunks)
     wait, bubble = _idle(runs)
     return StageTimeline(
-        index=moments.stage.index,
+        index=moments.chunks[0].index,
         compute_seconds=compute,
         collective_seconds=total - compute,
         wait_seconds=wait,
-        bubble_seconds=bubble + step - (reduced + layout.update.seconds),
+        bubble_seconds=bubble + step - (reduced + update),
         gradient_seconds=reduced - runs[-1].end,
-        update_seconds=layout.update.compute_seconds,
-        gather_seconds=layout.update.seconds - layout.update.compute_seconds,
+        update_seconds=computing,
+        gather_seconds=update - computing,
         overlapped_seconds=traffic,
         memory=moments.peak(),
     )
+
+
+def _update_seconds(chunks: Sequence[StageLayout]) -> float:
+    """Return how long the optimizer takes for all stages of a group of devices, one after the other."""
+    return fsum(layout.update.seconds for layout in chunks)
 
 
 def simulate(program: Program, costs: Costs, *, trace: bool = False) -> Timeline:
@@ -99,39 +113,43 @@ def simulate(program: Program, costs: Costs, *, trace: bool = False) -> Timeline
     verify_program(program)
     layouts = {(segment.kind, segment.phase): lay_out(segment, costs) for segment in program.segments}
     stages = [lay_out_stage(stage, layouts) for stage in program.stages]
-    schedule, num_stages = SCHEDULES[program.schedule], len(stages)
+    num_groups = program.num_groups
+    groups = [stages[group::num_groups] for group in range(num_groups)]
     boundaries = _boundaries(program, costs)
     runs, transfers = run_pipeline(
-        [schedule.order(i, num_stages, program.num_microbatches) for i in range(num_stages)],
+        program.orders(),
         [{kind: task.seconds for kind, task in stage.passes.items()} for stage in stages],
         [boundary.forward_seconds for boundary in boundaries],
         [boundary.backward_seconds for boundary in boundaries],
     )
 
-    jobs = [gradient_jobs(layout, done) for layout, done in zip(stages, runs, strict=True)]
+    jobs = [gradient_jobs(chunks, done) for chunks, done in zip(groups, runs, strict=True)]
     since = min((queue[0].ready for queue in jobs if queue), default=inf)
-    passing = transfers_by_stage(transfers, boundaries, since)
+    passing = transfers_by_group(transfers, boundaries, num_groups, since)
     times = [
-        fit_in(queue, urgent_intervals(layout, done, passed, queue[0].ready)) if queue else []
-        for queue, layout, done, passed in zip(jobs, stages, runs, passing, strict=True)
+        fit_in(queue, urgent_intervals(chunks, done, passed, queue[0].ready)) if queue else []
+        for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
     ]
     reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
-    step = max(start + layout.update.seconds for start, layout in zip(reduced, stages, strict=True))
+    step = max(start + _update_seconds(chunks) for start, chunks in zip(reduced, groups, strict=True))
 
     moments = [
-        stage_moments(stage, program, done, update_start)
-        for stage, done, update_start in zip(program.stages, runs, reduced, strict=True)
+        stage_moments(program.stages[group::num_groups], program, done, update_start)
+        for group, (done, update_start) in enumerate(zip(runs, reduced, strict=True))
     ]
     timelines = tuple(
-        _account(stages[i], runs[i], reduced[i], fsum(job.seconds for job in jobs[i]), step, moments[i])
-        for i in range(num_stages)
+        _account(groups[i], runs[i], reduced[i], fsum(job.seconds for job in jobs[i]), step, moments[i])
+        for i in range(num_groups)
     )
     if not trace:
         return Timeline(step, timelines)
-    events = [transfer_event(transfer) for transfer in transfers]
-    for i, layout in enumerate(stages):
-        events.extend(task_events(i, layout, runs[i]))
+    events = [transfer_event(transfer, num_groups) for transfer in transfers]
+    for i, chunks in enumerate(groups):
+        events.extend(task_events(i, chunks, runs[i]))
         events.extend(gradient_events(i, jobs[i], times[i]))
-        events.extend(part_events(i, layout.update.parts, reduced[i]))
+        start = reduced[i]
+        for layout in chunks:
+            events.extend(part_events(i, layout.update.parts, start))
+            start += layout.update.seconds
     samples = tuple(sample for stage in moments for sample in stage.samples())
     return Timeline(step, timelines, tuple(events), samples)

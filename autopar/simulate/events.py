@@ -11,31 +11,32 @@ from autopar.simulate.timeline import Event, Row
 _GRADIENT_ROW = {Resource.INTRA: Row.GRADIENTS_INTRA, Resource.INTER: Row.GRADIENTS_INTER}
 
 
-def part_events(stage: int, parts: Iterable[Part], start: float) -> Iterator[Event]:
+def part_events(group: int, parts: Iterable[Part], start: float) -> Iterator[Event]:
     """Yield a bar per segment of a task that starts at `start`, and one per op and collective within."""
     for part in parts:
         begin = start + part.offset
-        yield Event(stage, Row.COMPUTE, f"{part.phase} of block {part.index}", begin, part.layout.seconds)
+        yield Event(group, Row.COMPUTE, f"{part.phase} of block {part.index}", begin, part.layout.seconds)
         for span in part.layout.spans:
             row = Row.COMPUTE if span.resource is Resource.COMPUTE else Row.COLLECTIVES
-            yield Event(stage, row, span.name, begin + span.offset, span.seconds)
+            yield Event(group, row, span.name, begin + span.offset, span.seconds)
 
 
-def task_events(stage: int, layout: StageLayout, runs: Iterable[Run]) -> Iterator[Event]:
+def task_events(group: int, chunks: Sequence[StageLayout], runs: Iterable[Run]) -> Iterator[Event]:
     """Yield a bar per task, and what happens within for the first microbatch; the others are alike."""
     for run in runs:
-        yield Event(stage, Row.COMPUTE, str(run.task), run.start, run.end - run.start)
+        yield Event(group, Row.COMPUTE, str(run.task), run.start, run.end - run.start)
         if run.task.microbatch == 0:
-            yield from part_events(stage, layout.passes[run.task.kind].parts, run.start)
+            yield from part_events(group, chunks[run.task.chunk].passes[run.task.kind].parts, run.start)
 
 
-def gradient_events(stage: int, jobs: Sequence[Job], times: Sequence[Interval]) -> Iterator[Event]:
+def gradient_events(group: int, jobs: Sequence[Job], times: Sequence[Interval]) -> Iterator[Event]:
     """Yield a bar per reduction, from its first to its last moment on the link."""
     for job, (start, end) in zip(jobs, times, strict=True):
-        yield Event(stage, _GRADIENT_ROW[job.resource], job.name, start, end - start)
+        yield Event(group, _GRADIENT_ROW[job.resource], job.name, start, end - start)
 
 
-def transfer_event(transfer: Transfer) -> Event:
-    """Return the bar of a transfer, which belongs to the stage that sends."""
+def transfer_event(transfer: Transfer, num_groups: int) -> Event:
+    """Return the bar of a transfer, which belongs to the devices that send."""
     row = Row.SEND_NEXT if transfer.receiver > transfer.sender else Row.SEND_PREVIOUS
-    return Event(transfer.sender, row, str(transfer.task), transfer.start, transfer.end - transfer.start)
+    group = transfer.sender % num_groups
+    return Event(group, row, str(transfer.task), transfer.start, transfer.end - transfer.start)

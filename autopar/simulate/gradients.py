@@ -46,10 +46,11 @@ class Boundary:
     resource: Resource
 
 
-def gradient_jobs(layout: StageLayout, runs: Sequence[Run]) -> list[Job]:
-    """Return the gradient traffic of a stage in order of issue: of each backward, then of the step."""
-    parts = layout.passes[Pass.BACKWARD].parts
+def gradient_jobs(chunks: Sequence[StageLayout], runs: Sequence[Run]) -> list[Job]:
+    """Return the gradient traffic of a group of devices in order of issue: of each backward, then of the step."""
     backwards = [run for run in runs if run.task.kind is Pass.BACKWARD]
+    final = {run.task.chunk: run for run in backwards}
+    quiet = [not any(part.layout.traffic for part in layout.passes[Pass.BACKWARD].parts) for layout in chunks]
     jobs: list[Job] = []
 
     def issue(start: float, what: Layout) -> None:
@@ -58,48 +59,50 @@ def gradient_jobs(layout: StageLayout, runs: Sequence[Run]) -> list[Job]:
             after = base + traffic.after if traffic.after >= 0 else -1
             jobs.append(Job(traffic.resource, traffic.name, start + traffic.ready, traffic.seconds, after))
 
-    if not any(part.layout.traffic for part in parts):
-        backwards = backwards[-1:]
     for run in backwards:
-        for part in parts:
+        layout, is_final = chunks[run.task.chunk], run is final[run.task.chunk]
+        if quiet[run.task.chunk] and not is_final:
+            continue
+        for part in layout.passes[Pass.BACKWARD].parts:
             issue(run.start + part.offset, part.layout)
-            if run is backwards[-1] and part.phase is SegmentPhase.BACKWARD and part.index in layout.reduce:
+            if is_final and part.phase is SegmentPhase.BACKWARD and part.index in layout.reduce:
                 issue(run.start + part.offset + part.layout.seconds, layout.reduce[part.index])
     return jobs
 
 
-def transfers_by_stage(
-    transfers: Iterable[Transfer], boundaries: Sequence[Boundary], since: float
+def transfers_by_group(
+    transfers: Iterable[Transfer], boundaries: Sequence[Boundary], num_groups: int, since: float
 ) -> list[list[tuple[Resource, Interval]]]:
-    """Return, per stage, when which of its links carries a transfer to or from a neighbour, from `since` on."""
-    passing: list[list[tuple[Resource, Interval]]] = [[] for _ in range(len(boundaries) + 1)]
+    """Return, per group of devices, when which of its links carries a transfer to or from another, from `since` on."""
+    passing: list[list[tuple[Resource, Interval]]] = [[] for _ in range(num_groups)]
     for transfer in transfers:
         if transfer.end > since:
             link = boundaries[min(transfer.sender, transfer.receiver)].resource
             for stage in (transfer.sender, transfer.receiver):
-                passing[stage].append((link, (transfer.start, transfer.end)))
+                passing[stage % num_groups].append((link, (transfer.start, transfer.end)))
     return passing
 
 
 def urgent_intervals(
-    layout: StageLayout, runs: Iterable[Run], passing: Iterable[tuple[Resource, Interval]], since: float
+    chunks: Sequence[StageLayout], runs: Iterable[Run], passing: Iterable[tuple[Resource, Interval]], since: float
 ) -> dict[Resource, list[Interval]]:
-    """Return when each link of a stage is taken by what is waited for, from `since` on."""
+    """Return when each link of a group of devices is taken by what is waited for, from `since` on."""
     busy: dict[Resource, list[Interval]] = {Resource.INTRA: [], Resource.INTER: []}
     for resource, interval in passing:
         busy[resource].append(interval)
     blocking = {
-        kind: [
+        (chunk, kind): [
             (span.resource, part.offset + span.offset, part.offset + span.offset + span.seconds)
             for part in task.parts
             for span in part.layout.spans
             if span.resource is not Resource.COMPUTE
         ]
+        for chunk, layout in enumerate(chunks)
         for kind, task in layout.passes.items()
     }
     for run in runs:
         if run.end > since:
-            for resource, start, end in blocking[run.task.kind]:
+            for resource, start, end in blocking[run.task.chunk, run.task.kind]:
                 busy[resource].append((run.start + start, run.start + end))
     return busy
 

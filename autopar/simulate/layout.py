@@ -56,6 +56,9 @@ class Costs(Protocol):
     def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
         """Return the seconds of a collective over an axis; `nbytes` is the larger side on one device."""
 
+    def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
+        """Return the seconds of a halo exchange over an axis in which each device sends `nbytes`."""
+
     def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
         """Return the seconds from one device to another."""
 
@@ -169,9 +172,8 @@ def lay_out(segment: Segment, costs: Costs) -> Layout:
                     collective_seconds += seconds
                     offset += seconds
             case Exchange(axis=axis, operand=operand):
-                link = _link(axis, costs)
-                seconds = float(costs.send_seconds(instruction.bytes, link is Resource.INTER))
-                spans.append(Span(link, f"exchange[{axis.name}] {operand.value}", offset, seconds))
+                seconds = float(costs.exchange_seconds(instruction.bytes, axis))
+                spans.append(Span(_link(axis, costs), f"exchange[{axis.name}] {operand.value}", offset, seconds))
                 collective_seconds += seconds
                 offset += seconds
             case Slice():

@@ -9,7 +9,7 @@ With recompute a block keeps its inputs only; what its forward saves is there fr
 Receive buffers and copies that the framework or the allocator makes are not counted.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import NamedTuple
@@ -188,23 +188,30 @@ class TaskMemory(NamedTuple):
     transient: float
 
 
-def memory_over_time(memory: StageMemory, order: Sequence[Task], trains: bool) -> Iterator[TaskMemory]:
-    """Yield the fullest moment of each task in order, then of the update if there is one; without resident tensors."""
-    in_flight = 0
+def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], trains: bool) -> Iterator[TaskMemory]:
+    """Yield the fullest moment of each task in order, then of the update if there is one; without resident tensors.
+
+    Args:
+        chunks: What the tasks of each stage of the group of devices need.
+        order: The tasks of the group.
+        trains: Whether there are backwards and an update.
+    """
+    in_flight = [0] * len(chunks)
     for task in order:
         backward = task.kind is Pass.BACKWARD
-        others = in_flight - 1 if backward else in_flight
-        peak = memory.passes[task.kind]
-        yield TaskMemory(task, others * memory.kept + peak.activations, peak.bytes - peak.activations)
-        in_flight += -1 if backward else 1 if trains else 0
+        in_flight[task.chunk] -= 1 if backward else 0
+        others = sum(count * memory.kept for count, memory in zip(in_flight, chunks, strict=True))
+        peak = chunks[task.chunk].passes[task.kind]
+        yield TaskMemory(task, others + peak.activations, peak.bytes - peak.activations)
+        in_flight[task.chunk] += 1 if trains and not backward else 0
     if trains:
-        yield TaskMemory(None, 0.0, memory.update)
+        yield TaskMemory(None, 0.0, max(memory.update for memory in chunks))
 
 
-def _breakdown(stage: StageProgram, moment: TaskMemory) -> tuple[tuple[Category, float], ...]:
+def _breakdown(chunks: Iterable[StageProgram], moment: TaskMemory) -> tuple[tuple[Category, float], ...]:
     """Return the bytes of a moment by category, every category once."""
     sizes = dict.fromkeys(Category, 0.0)
-    for resident in stage.resident:
+    for resident in (part for stage in chunks for part in stage.resident):
         sizes[resident.category] += resident.bytes
     sizes[Category.ACTIVATIONS] = moment.activations
     sizes[Category.TRANSIENT] = moment.transient
@@ -213,16 +220,16 @@ def _breakdown(stage: StageProgram, moment: TaskMemory) -> tuple[tuple[Category,
 
 @dataclass(frozen=True, slots=True)
 class StageMoments:
-    """The fullest moment of each task of a stage, and when the task starts."""
+    """The fullest moment of each task of the stages of a group of devices, and when the task starts."""
 
-    stage: StageProgram
+    chunks: Sequence[StageProgram]
     starts: Sequence[float]
     moments: Sequence[TaskMemory]
 
     @property
     def resident(self) -> float:
         """Bytes that are there all the time."""
-        return fsum(part.bytes for part in self.stage.resident)
+        return fsum(part.bytes for stage in self.chunks for part in stage.resident)
 
     def peak(self) -> MemoryPeak:
         """Return the fullest moment of the step, the first of several."""
@@ -230,18 +237,21 @@ class StageMoments:
         highest = sizes.index(max(sizes))
         moment = self.moments[highest]
         during = "update" if moment.task is None else str(moment.task)
-        return MemoryPeak(self.resident + sizes[highest], self.starts[highest], during, _breakdown(self.stage, moment))
+        return MemoryPeak(self.resident + sizes[highest], self.starts[highest], during, _breakdown(self.chunks, moment))
 
     def samples(self) -> Iterator[MemorySample]:
         """Yield the fullest moment of each task."""
         resident = self.resident
         for start, moment in zip(self.starts, self.moments, strict=True):
-            yield MemorySample(self.stage.index, start, resident + moment.activations + moment.transient)
+            yield MemorySample(self.chunks[0].index, start, resident + moment.activations + moment.transient)
 
 
-def stage_moments(stage: StageProgram, program: Program, runs: Sequence[Run], update_start: float) -> StageMoments:
-    """Return the fullest moments of a stage of a program whose tasks run as given."""
-    memory = stage_memory(stage, program.table(), program.trains)
+def stage_moments(
+    chunks: Sequence[StageProgram], program: Program, runs: Sequence[Run], update_start: float
+) -> StageMoments:
+    """Return the fullest moments of the stages of a group of devices, whose tasks run as given."""
+    table = program.table()
+    memory = [stage_memory(stage, table, program.trains) for stage in chunks]
     moments = list(memory_over_time(memory, [run.task for run in runs], program.trains))
     starts = [run.start for run in runs]
-    return StageMoments(stage, [*starts, update_start] if program.trains else starts, moments)
+    return StageMoments(chunks, [*starts, update_start] if program.trains else starts, moments)

@@ -1,4 +1,8 @@
-"""What a simulation says: one record per stage, in seconds and bytes of one of its devices."""
+"""What a simulation says: one record per stage, in seconds and bytes of one of its devices.
+
+Stages that are interleaved on the same devices have one record together: "stage" below stands for all of them, and its
+index is that of the first.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,7 +48,7 @@ class MemoryPeak:
     Attributes:
         bytes: Bytes per device.
         start: Start of the task in which it happens, in seconds.
-        during: That task: `F3`, `B0`, `update`.
+        during: That task: `F3`, `B0`, `F1.2` (of chunk 2 of interleaved stages), `update`.
         breakdown: Bytes by category, every category once; they add up to `bytes`.
     """
 

@@ -1,4 +1,8 @@
-"""Gradients of attention and of rotary positions."""
+"""Gradients of attention and of rotary positions, and causal attention of some of the queries.
+
+The kinds named `...Part` are what a device runs that holds only the queries from `start` on, and all keys: a query
+attends to the keys up to its own position in the whole sequence.
+"""
 
 _BODY = """
     axis0 = Constant <value_ints = [0]> ()
@@ -27,7 +31,7 @@ _BODY = """
     keys_1 = Shape <start = 2, end = 3> (k)
     queries = Squeeze (queries_1, axis0)
     keys = Squeeze (keys_1, axis0)
-    i_S = Range (zero, queries, one)
+POSITIONS
     j_T = Range (zero, keys, one)
     i_S1 = Unsqueeze (i_S, axis1)
     later = Greater (j_T, i_S1)
@@ -63,12 +67,56 @@ _MASK = """
     scores = Add (scores_causal, mask_BKGST)
 """
 
+_ALL = "    i_S = Range (zero, queries, one)"
+_FROM_START = """    i_0 = Range (zero, queries, one)
+    i_S = Add (i_0, start)"""
+
+
+def _gradient(positions: str, mask: str = "    scores = Identity (scores_causal)") -> str:
+    return _BODY.replace("POSITIONS", positions).replace("    MASK", mask)
+
+
+_SEEN = """
+    axis0 = Constant <value_ints = [0]> ()
+    axis1 = Constant <value_ints = [1]> ()
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    queries_1 = Shape <start = 2, end = 3> (q)
+    keys_1 = Shape <start = 2, end = 3> (k)
+    queries = Squeeze (queries_1, axis0)
+    keys = Squeeze (keys_1, axis0)
+    i_0 = Range (zero, queries, one)
+    i_S = Add (i_0, start)
+    j_T = Range (zero, keys, one)
+    i_S1 = Unsqueeze (i_S, axis1)
+    later = Greater (j_T, i_S1)
+    causal_i = Constant <value_int: int = @is_causal> ()
+    causal = Cast <to = 9> (causal_i)
+    hidden = And (later, causal)
+    seen = Not (hidden)
+"""
+
+CAUSAL_PARTS = f"""
+AttentionPart <size: int = 0, is_causal: int = 0, softcap: float = 0.0> (q, k, v, start) => (y)
+{{{_SEEN}
+    y = Attention <softcap: float = @softcap> (q, k, v, seen)
+}}
+
+ScaledAttentionPart <scale, size: int = 0, is_causal: int = 0, softcap: float = 0.0> (q, k, v, start) => (y)
+{{{_SEEN}
+    y = Attention <scale: float = @scale, softcap: float = @softcap> (q, k, v, seen)
+}}
+
+AttentionGradPart <scale, is_causal, size: int = 0> (q, k, v, dy, start) => (dq, dk, dv)
+{{{_gradient(_FROM_START)}"""
+"""A scale of 0 stands for the usual one, the inverse root of the channels."""
+
 ATTENTION = f"""
 AttentionGrad <scale, is_causal> (q, k, v, dy) => (dq, dk, dv)
-{{{_BODY.replace("MASK", "scores = Identity (scores_causal)")}
+{{{_gradient(_ALL)}
 
 MaskedAttentionGrad <scale, is_causal> (q, k, v, mask, dy) => (dq, dk, dv)
-{{{_BODY.replace("MASK", _MASK)}
+{{{_gradient(_ALL, _MASK)}
 
 RotaryEmbeddingGrad <interleaved, num_heads, rotary_embedding_dim> (dy, cos, sin, positions) => (dx)
 {{

@@ -59,10 +59,7 @@ _INDICES = """
     size_h, size_w = Split <num_outputs = 2> (spatial)
     space_y = Shape <start = 2> (dy)
     out_h, out_w = Split <num_outputs = 2> (space_y)
-    num_h = Squeeze (size_h, axis0)
-    num_w = Squeeze (size_w, axis0)
-    ids_h = Range (zero, num_h, one)
-    ids_w = Range (zero, num_w, one)
+ROWS
     out_h0 = Squeeze (out_h, axis0)
     out_w0 = Squeeze (out_w, axis0)
     kernel_h0 = Squeeze (kernel_h, axis0)
@@ -88,12 +85,34 @@ _INDICES = """
     fold_YIH = CastLike (hit_YIH, dy)
     fold_XJW = CastLike (hit_XJW, dy)
 """
+"""Which rows of x each window covers; the gradient is made for the rows `ids_h` and the columns `ids_w`."""
+
+_ALL = """
+    num_h = Squeeze (size_h, axis0)
+    num_w = Squeeze (size_w, axis0)
+    ids_h = Range (zero, num_h, one)
+    ids_w = Range (zero, num_w, one)
+"""
+
+_CROPPED = """
+    crop = Constant <value_ints: ints = @crop> ()
+    crop_h, crop_w, crop_end_h, crop_end_w = Split <num_outputs = 4> (crop)
+    stop_h = Sub (size_h, crop_end_h)
+    stop_w = Sub (size_w, crop_end_w)
+    from_h = Squeeze (crop_h, axis0)
+    from_w = Squeeze (crop_w, axis0)
+    to_h = Squeeze (stop_h, axis0)
+    to_w = Squeeze (stop_w, axis0)
+    ids_h = Range (from_h, to_h, one)
+    ids_w = Range (from_w, to_w, one)
+"""
+"""A device that holds rows of its neighbours, too, makes the gradient of its own only."""
 
 POOLING = f"""
-MaxPoolGrad <kernel_shape, strides, pads, dilations> (x, dy) => (dx)
+MaxPoolGrad <kernel_shape, strides, pads, dilations, crop> (x, dy) => (dx)
 {{
     spatial = Shape <start = 2> (x)
-{_INDICES}
+{_INDICES.replace("ROWS", _CROPPED)}
     lowest = Constant <value = float {{-inf}}> ()
     minus_inf = CastLike (lowest, x)
     zero_1 = Constant <value_ints = [0]> ()
@@ -128,7 +147,7 @@ MaxPoolGrad <kernel_shape, strides, pads, dilations> (x, dy) => (dx)
 }}
 
 AveragePoolGrad <kernel_shape, strides, pads, dilations, count_include_pad> (dy, spatial) => (dx)
-{{{_INDICES}
+{{{_INDICES.replace("ROWS", _ALL)}
     include = Constant <value_int: int = @count_include_pad> ()
     pad_h_counted = Mul (pad_h, include)
     pad_w_counted = Mul (pad_w, include)

@@ -116,6 +116,7 @@ def _max_pool(t: Tape, op: Op, grads: Grads) -> Grads:
         [x, dy],
         t.shape(x),
         t.dtype(x),
+        crop=(0,) * len(window.pads),
         dilations=window.dilations,
         kernel_shape=window.kernel,
         pads=window.pads,

@@ -1,0 +1,110 @@
+"""The command for bare strategy-selection problems, by the protocol of the IOPDDL contest."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autopar.cli.codes import ExitCode
+from autopar.cli.interruption import Interruption
+from autopar.cli.invocation import Invocation
+from autopar.cli.options import file_path, json_option, positive_number, solver_name
+from autopar.errors import InfeasibleError, InterruptedSearchError
+
+if TYPE_CHECKING:
+    from autopar.problem import Choice
+    from autopar.selection import Known, Selection
+
+_INTERVAL = 1.0  # seconds between two lines of progress
+
+
+@click.command()
+@click.argument("problem", type=file_path())
+@click.argument("seconds", type=positive_number)
+@click.option(
+    "--solver", type=solver_name, default="auto", show_default=True, metavar="NAME", help="Solver of the problem."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Threads it may use."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="S", help="Of random draws.")
+@click.option("--stream", is_flag=True, help="Print every better choice when it is found, not only the last.")
+@click.option("-v", "--verbose", is_flag=True, help="Say on standard error what presolve removes.")
+@json_option
+@click.pass_context
+def select(
+    context: click.Context,
+    /,
+    problem: Path,
+    seconds: float,
+    solver: str,
+    threads: int,
+    seed: int,
+    stream: bool,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Choose one strategy per node of PROBLEM within SECONDS.
+
+    PROBLEM is a file of the IOPDDL contest, .json or .json.gz. The last line on standard output is the choice as
+    [i, j, ...], the line before it has cost, bound, gap and why it stopped. The seconds count from the start of this
+    program; it ends before they are over. Ctrl-C and SIGTERM end it with the best choice so far.
+    """
+    if stream and as_json:
+        raise click.UsageError("give either --stream or --json", context)
+    began = context.obj.began if isinstance(context.obj, Invocation) else time.monotonic()
+    with Interruption() as interruption:  # a signal while the heavy parts are imported must not lose anything either
+        from autopar.report.selection import describe_nothing, format_choice, format_status, format_steps
+        from autopar.report.selection import selection_to_dict as to_dict
+        from autopar.selection import select as solve
+
+        selection = solve(
+            problem,
+            time_limit=seconds,
+            solver=solver,
+            threads=threads,
+            seed=seed,
+            began=began,
+            reductions=verbose,
+            report=_Report(stream),
+            should_stop=interruption.requested,
+        )
+        choice = selection.solution.choice
+        if as_json:
+            import msgspec
+
+            click.echo(msgspec.json.encode(to_dict(selection)))
+        elif choice is not None:
+            click.echo(f"{format_status(selection)}\n{format_choice(choice)}")
+        sys.stdout.flush()
+    click.echo(format_steps(selection.steps), nl=False, err=True)
+    if selection.failure:
+        click.echo(f"warning: solver {solver!r} {selection.failure}; this is the best it had found", err=True)
+    if choice is None:
+        message, hint = describe_nothing(selection)
+        error = InfeasibleError if _is_infeasible(selection) else InterruptedSearchError
+        raise error(message, hint=hint)
+    return ExitCode.INTERRUPTED if selection.solution.termination == "interrupted" else ExitCode.DONE
+
+
+def _is_infeasible(selection: "Selection") -> bool:
+    return selection.solution.termination == "infeasible"
+
+
+class _Report:
+    """Writes a line of progress now and then, and every better choice if asked to."""
+
+    def __init__(self, stream: bool) -> None:
+        self._stream = stream
+        self._last = -_INTERVAL
+
+    def __call__(self, known: "Known", choice: "Choice | None") -> None:
+        from autopar.report.selection import format_choice, format_known
+
+        if self._stream and choice is not None:
+            click.echo(f"{format_known(known).strip()}\n{format_choice(choice)}")
+        if known.seconds - self._last >= _INTERVAL:
+            self._last = known.seconds
+            click.echo(f"autopar: {format_known(known)}", err=True)

@@ -1,0 +1,80 @@
+"""Strategies on which a device runs another op, because it has to know where its block starts.
+
+A gather from a table of which a device holds some rows is the standard example: the rows of other devices read as 0,
+and the sum over the devices is the result. A table names the kinds that could do for an op; on which dims they do, and
+what comes out, is found by running them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.discover.rules import Local, Strategy
+from autopar.discover.sketch import Sketch
+from autopar.discover.trial import Trial
+from autopar.ir.functions import function_proto
+from autopar.sharding import Placement, Replicate, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A kind to try in place of an op.
+
+    Attributes:
+        kind: It is told where the block of the op's first input starts.
+        sharded: Inputs of the op to shard, all along the same dim.
+    """
+
+    kind: str
+    sharded: tuple[int, ...] = (0,)
+
+
+_LOCAL_KINDS: Mapping[str, tuple[_Candidate, ...]] = {
+    "Attention": (_Candidate("autopar::ScaledAttentionPart"), _Candidate("autopar::AttentionPart")),
+    "autopar::AttentionGrad": (_Candidate("autopar::AttentionGradPart", (0, 3)),),
+    "Gather": (_Candidate("autopar::GatherPart"),),
+    "GatherElements": (_Candidate("autopar::GatherElementsPart"),),
+    "GatherND": (_Candidate("autopar::GatherNDPart"),),
+    "ScatterElements": (_Candidate("autopar::ScatterElementsPart"),),
+    "ScatterND": (_Candidate("autopar::ScatterNDPart"),),
+    "Trilu": (
+        _Candidate("autopar::TriluRowsPart"),
+        _Candidate("autopar::TriluColumnsPart"),
+        _Candidate("autopar::ShiftedTriluRowsPart"),
+        _Candidate("autopar::ShiftedTriluColumnsPart"),
+    ),
+}
+"""By kind of the op; those that take its inputs and attributes are tried."""
+
+
+def local_strategies(trial: Trial, found: Sequence[Strategy]) -> Iterator[Strategy]:
+    """Iterate over the strategies on 2 devices that shard a dim of the first input and run a local kind.
+
+    Args:
+        trial: The op with data.
+        found: Strategies with the op itself; where one shards the same, no other is needed.
+    """
+    sketch = trial.proxy.sketch
+    data, known = sketch.inputs[0] if sketch.inputs else None, {strategy.inputs for strategy in found}
+    if data is None or data.content is not None:
+        return
+    others = [other for other in _LOCAL_KINDS.get(sketch.kind, ()) if _takes(other.kind, sketch)]
+    for dim in range(len(data.shape)):
+        for other in others:
+            placements: tuple[Placement, ...] = tuple(
+                Shard(dim) if i in other.sharded else Replicate() for i in range(len(sketch.inputs))
+            )
+            if placements in known:
+                break
+            candidate = Strategy(placements, (), local=Local(other.kind, 0, dim))
+            outputs = trial.run(candidate, 2)
+            if outputs is not None:
+                yield replace(candidate, outputs=outputs)
+                break
+
+
+def _takes(kind: str, sketch: Sketch) -> bool:
+    """Whether a function takes the inputs and attributes of an op, and `start` and `size`."""
+    function = function_proto(kind)
+    given = {name for name, _ in sketch.attrs} | {"size"}
+    required, optional = set(function.attribute), {attribute.name for attribute in function.attribute_proto}
+    return len(function.input) == len(sketch.inputs) + 1 and required <= given <= required | optional

@@ -1,0 +1,252 @@
+"""What the placements of every value stand for: which reduction a partial one, how many chunks a sharded dim.
+
+A placement problem knows three things a mesh axis can do to a tensor: R, P and S(d). Discovery knows more: terms of a
+maximum, a dim in three chunks. So the finer meaning is a property of the *value*, the same for all that define and read
+it, decided before any strategy is listed:
+
+    reduction   one per value:        P of the largest logit is P(max)
+    chunks      one per value and dim: S(1) of a fused query-key-value projection is S(1/3)
+
+Strategies that mean something else by the same placement are not offered. What changes between blocks or is written
+back (parameters, sums of gradients, moments) has one meaning on both sides.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Generic, TypeVar
+
+from autopar.discover import Rules, Strategy
+from autopar.formulate.fold import Folded, Producer, Source, boundary_groups
+from autopar.ir.graph import Op, Role
+from autopar.sharding import REDUCTIONS, Partial, Placement, Placements, Replicate, Shard
+
+Key = TypeVar("Key", bound=Hashable)
+Dim = tuple[str, int]
+"""A dim of a class of values, which goes by the name of one of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meaning:
+    """What the placements of the values of a folded graph stand for.
+
+    Attributes:
+        folded: The graph.
+        rules: What its ops can do.
+    """
+
+    folded: Folded
+    rules: Rules
+    _classes: "_Classes"
+    _reductions: Mapping[str, str]  # by class, of those that are ever partial
+    _chunks: Mapping[Dim, int]  # of dims that have more than one
+    _arriving: frozenset[tuple[int, str]]  # (block, value from another block)
+
+    def reduction(self, value: str) -> str | None:
+        """Return what the terms of a value are put together by when it is partial; None if it never is."""
+        return self._reductions.get(self._classes.of(value))
+
+    def chunks(self, value: str) -> tuple[int, ...]:
+        """Return for each dim of a value into how many chunks it is cut before it is sharded."""
+        name, rank = self._classes.of(value), len(self.folded.graph.values[value].shape)
+        return tuple(self._chunks.get((name, dim), 1) for dim in range(rank))
+
+    def placements(self, value: str, number: int, num_axes: int) -> Placements:
+        """Return the placements that are number `number` of a value (see `options.py`)."""
+        rank = len(self.folded.graph.values[value].shape)
+        found: list[Placement] = []
+        for _ in range(num_axes):
+            number, digit = divmod(number, rank + 2)
+            match digit:
+                case 0:
+                    found.append(Replicate())
+                case 1:
+                    reduce = self.reduction(value)
+                    assert reduce is not None, f"{value} is never partial"
+                    found.append(Partial(reduce))
+                case _:
+                    found.append(Shard(digit - 2, self.chunks(value)[digit - 2]))
+        return tuple(reversed(found))
+
+    def strategies(self, op: Op) -> tuple[Strategy, ...]:
+        """Return what an op can do on one mesh axis with the placements its values have, their chunks filled in."""
+        found = (self._adapted(op, strategy) for strategy in self.rules.of(op).strategies)
+        return tuple(strategy for strategy in found if strategy is not None)
+
+    def _adapted(self, op: Op, strategy: Strategy) -> Strategy | None:
+        """Return a strategy with the chunks of its op's values; None if it means something else by its placements."""
+        factors = set()
+        for name, placement in chain.from_iterable(_sides(op, strategy, self.folded.free)):
+            match placement:
+                case Partial(reduce) if reduce != self.reduction(name) or (op.block, name) in self._arriving:
+                    return None
+                case Shard(dim, chunks):
+                    whole = self._chunks.get((self._classes.of(name), dim), 1)
+                    if whole % chunks:
+                        return None
+                    factors.add(whole // chunks)
+        if len(factors) > 1:
+            return None
+        factor = factors.pop() if factors else 1
+        if factor == 1:
+            return strategy
+        return _times(strategy, factor) if strategy.cyclic else None
+
+
+def meaning(folded: Folded, rules: Rules) -> Meaning:
+    """Decide what the placements of all values stand for.
+
+    Reductions are decided in the order of the graph: the first op that can leave terms of a value, given what the terms
+    of its own inputs are, decides, and prefers sums. Values that no op leaves terms of are never partial, nor are
+    parameters, moments and what arrives from another block: what reads terms of them is not offered.
+
+    Chunks are found in two steps. Strategies that hold block-cyclic too tie the dims they shard; tied dims have one
+    count. Then the strategies that ask for chunks, the fewest chunks first, get them where no strategy before them asks
+    for another count, where the dims that are cut in chunks reach a parameter (it is there that a fused projection is
+    chosen to lie in chunks), and where no dim is left that two devices could share before and cannot share now. All
+    other dims have one chunk.
+    """
+    order = {op.name: index for index, op in enumerate(folded.graph.ops)}
+    ops = sorted((op for kind in folded.kinds for op in kind.ops), key=lambda op: order[op.name])
+    classes = _Classes(folded)
+    reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
+    arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
+    return Meaning(folded, rules, classes, reductions, chunks, frozenset(arriving))
+
+
+class _Union(Generic[Key]):
+    """Disjoint sets."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Key, Key] = {}
+
+    def find(self, key: Key) -> Key:
+        """Return the representative of a key's set; a new key is a set of its own."""
+        root = key
+        while (above := self._parent.get(root, root)) != root:
+            root = above
+        while key != root:
+            self._parent[key], key = root, self._parent.get(key, root)
+        self._parent.setdefault(root, root)
+        return root
+
+    def join(self, first: Key, second: Key) -> None:
+        """Make two sets one, which goes by the representative of the first."""
+        self._parent[self.find(second)] = self.find(first)
+
+    def sets(self) -> dict[Key, list[Key]]:
+        """Return the members of every set, by representative."""
+        members: dict[Key, list[Key]] = {}
+        for key in list(self._parent):
+            members.setdefault(self.find(key), []).append(key)
+        return members
+
+
+class _Classes:
+    """Values that have one meaning: those of all instances of a kind, on both sides of a boundary, before and after."""
+
+    def __init__(self, folded: Folded) -> None:
+        self._folded = folded
+        self._parameters = {parameter.producer: parameter.value.name for parameter in folded.parameters}
+        self._union: _Union[str] = _Union()
+        for producers, _ in boundary_groups(folded):
+            names = [self._representative(producer) for producer in producers]
+            for name in names[1:]:
+                self._union.join(names[0], name)
+        for state in folded.graph.states:
+            if state.output != state.input:
+                self._union.join(self._name(state.input), self._name(state.output))
+
+    def of(self, value: str) -> str:
+        """Return the name of a value's class."""
+        return self._union.find(self._name(value))
+
+    def _name(self, value: str) -> str:
+        producer = self._folded.by_value.get(value)
+        return value if producer is None else self._representative(producer)
+
+    def _representative(self, producer: Producer) -> str:
+        if producer.source is Source.STATE:
+            return self._parameters[producer]
+        return self._folded.kinds[producer.kind].ops[producer.position].outputs[producer.slot]
+
+
+def _placed(names: Sequence[str], placements: Placements, free: frozenset[str]) -> Iterator[tuple[str, Placement]]:
+    """Yield the values of an op that others place too; data and constants lie wherever they are needed."""
+    for name, placement in zip(names, placements, strict=True):
+        if name and name not in free:
+            yield name, placement
+
+
+def _sides(op: Op, strategy: Strategy, free: frozenset[str]) -> tuple[Iterator[tuple[str, Placement]], ...]:
+    """Return what an op reads and what it makes, with placements."""
+    return _placed(op.inputs, strategy.inputs, free), _placed(op.outputs, strategy.outputs, free)
+
+
+def _times(strategy: Strategy, factor: int) -> Strategy:
+    """Return a strategy with `factor` times the chunks."""
+
+    def scaled(placements: Placements) -> Placements:
+        return tuple(Shard(p.dim, p.chunks * factor) if isinstance(p, Shard) else p for p in placements)
+
+    return replace(strategy, inputs=scaled(strategy.inputs), outputs=scaled(strategy.outputs))
+
+
+def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[str, str]:
+    """Return by class what the terms of its values are put together by."""
+    found: dict[str, str] = {}
+    sums = {classes.of(state.input) for state in folded.graph.states if state.role is Role.GRADIENT}
+    for op in ops:
+        offered: dict[str, set[str]] = {}
+        for strategy in rules.of(op).strategies:
+            read, made = (
+                [(classes.of(name), placement.reduce) for name, placement in placed if isinstance(placement, Partial)]
+                for placed in _sides(op, strategy, folded.free)
+            )
+            in_place = sums & {name for name, _ in made}  # terms are added to terms
+            if all(found.get(name) == reduce for name, reduce in read if name in found or name not in in_place):
+                for name, reduce in made:
+                    offered.setdefault(name, set()).add(reduce)
+        for name, reductions in offered.items():
+            found.setdefault(name, min(reductions, key=REDUCTIONS.index))
+    return found
+
+
+def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[Dim, int]:
+    """Return the chunks of the dims that have more than one, by class and dim."""
+    ties: _Union[Dim] = _Union()
+    asking: list[list[tuple[Dim, int]]] = []
+    for op in ops:
+        for strategy in rules.of(op).strategies:
+            sharded = [
+                ((classes.of(name), placement.dim), placement.chunks)
+                for placed in _sides(op, strategy, folded.free)
+                for name, placement in placed
+                if isinstance(placement, Shard)
+            ]
+            if any(chunks > 1 for _, chunks in sharded):
+                asking.append(sharded)
+            elif strategy.cyclic:
+                for dim, _ in sharded:
+                    ties.join(sharded[0][0], dim)
+    members = ties.sets()
+    parameters = {classes.of(state.input) for state in folded.graph.states if state.role is Role.PARAMETER}
+    values = folded.graph.values
+
+    def bears(dim: Dim, chunks: int) -> bool:
+        """Whether all dims tied to this one can be cut in so many chunks and still be shared by two devices."""
+        tied = members.get(dim, [dim])
+        sizes = [values[name].shape[index] for name, index in tied]
+        return any(name in parameters for name, _ in tied) and all(
+            size % (2 * chunks) == 0 for size in sizes if size % 2 == 0
+        )
+
+    decided: dict[Dim, int] = {}
+    for sharded in sorted(asking, key=lambda dims: max(chunks for _, chunks in dims)):
+        asked: dict[Dim, int] = {}
+        fits = all(asked.setdefault(ties.find(dim), chunks) == chunks for dim, chunks in sharded)
+        for root, chunks in asked.items():
+            fits &= decided[root] == chunks if root in decided else chunks == 1 or bears(root, chunks)
+        if fits:
+            decided |= asked
+    return {dim: count for root, count in decided.items() if count > 1 for dim in members.get(root, [root])}

@@ -1,0 +1,66 @@
+"""The laws of programs. `verify_program` refuses what would compute nonsense, deadlock or be costed wrongly."""
+
+from autopar.discover import Rules
+from autopar.errors import ProgramError
+from autopar.formulate.fold import Folded
+from autopar.program.records import Program, SegmentPhase
+from autopar.program.verify.crossings import verify_crossings
+from autopar.program.verify.fault import title
+from autopar.program.verify.frame import verify_frame
+from autopar.program.verify.graph import verify_graph
+from autopar.program.verify.persistent import verify_persistent
+from autopar.program.verify.placements import verify_placements
+from autopar.program.verify.segments import verify_axes, verify_segment
+
+__all__ = ["verify_program"]
+
+_ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
+
+
+def verify_program(program: Program, folded: Folded | None = None, rules: Rules | None = None) -> None:
+    """Check that a program keeps the laws.
+
+    - The schedule is known, has backwards if the program trains, and gets every microbatch through the stages: none
+      waits for what another one only does later. Stages tile the devices, or take turns on them if the schedule
+      interleaves; every block has a forward.
+    - In a segment every value is defined once and before it is read; a backward may also read what its forward saves.
+    - Collectives, slices and exchanges run over an axis of their stage, start from the placement their operand has, and
+      change shapes and placements as they say.
+    - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
+    - Persistent tensors are read as they are stored, and not stored as terms, but for sums of gradients.
+    - Reductions and updates follow a backward; reductions only communicate; only gradient traffic overlaps.
+    - With a graph: the program computes it. Every op runs once on the values it names, blocks hand on what the next
+      one takes it for, every state gets its new content, every result leaves.
+    - With rules: every op runs by one of its strategies on every mesh axis, numbers in it divided accordingly.
+
+    Args:
+        program: What to check.
+        folded: The graph it was lowered from; None to look at the program by itself.
+        rules: The rules of that graph's ops; None to believe whatever is claimed of ops.
+
+    Raises:
+        ProgramError: If it does not; the message prints the surrounding instructions.
+    """
+    assert rules is None or folded is not None, "rules belong to a graph"
+    verify_frame(program)
+    table = program.table()
+    if len(table) < len(program.segments):
+        raise ProgramError(f"{len(program.segments)} segments for {len(table)} pairs of kind and phase")
+    meshes = {kind: dict.fromkeys(stage.mesh for stage in program.stages if kind in stage.blocks) for kind, _ in table}
+    for segment in program.segments:
+        if segment.phase in _ONCE and (segment.kind, SegmentPhase.BACKWARD) not in table:
+            raise ProgramError(f"{title(segment)} follows a backward, but kind {segment.kind} has none")
+        forward = table.get((segment.kind, SegmentPhase.FORWARD))
+        saved = forward.saved if forward is not None and segment.phase is SegmentPhase.BACKWARD else ()
+        verify_segment(segment, saved)
+        for mesh in meshes[segment.kind]:
+            verify_axes(segment, mesh)
+            verify_placements(segment, saved, mesh)
+    verify_crossings(program)
+    verify_persistent(program)
+    if not program.trains:
+        for segment in program.segments:
+            if segment.saved:
+                raise ProgramError(f"{title(segment)} saves values but the program has no backward")
+    if folded is not None:
+        verify_graph(program, folded, rules)

@@ -1,0 +1,77 @@
+"""Schedule, stages and devices of a program; and that nobody waits forever."""
+
+from functools import lru_cache
+from itertools import product
+
+from autopar.errors import ProgramError
+from autopar.program.records import Program, SegmentPhase
+from autopar.schedule import SCHEDULES, Pass, Task, follow
+
+
+def verify_frame(program: Program) -> None:
+    """Check schedule, stages and devices.
+
+    Raises:
+        ProgramError: If they do not fit each other.
+    """
+    schedule = SCHEDULES.get(program.schedule)
+    if schedule is None:
+        raise ProgramError(f"there is no schedule {program.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
+    if schedule.trains != program.trains:
+        having = "has" if program.trains else "has no"
+        raise ProgramError(f"the program {having} backward segments, which schedule {program.schedule!r} does not fit")
+    if program.num_microbatches < 1:
+        raise ProgramError(f"{program.num_microbatches} microbatches", hint="at least 1")
+    if not program.stages:
+        raise ProgramError("the program has no stages")
+    forwards = {segment.kind for segment in program.segments if segment.phase is SegmentPhase.FORWARD}
+    device, groups = 0, program.num_groups
+    for index, stage in enumerate(program.stages):
+        where = f"stage {index}"
+        if stage.index != index:
+            raise ProgramError(f"{where} has index {stage.index}")
+        if index >= groups:
+            if stage.devices != program.stages[index - groups].devices:
+                raise ProgramError(f"{where} has devices {stage.devices}, those of stage {index - groups} take turns")
+        elif stage.devices[0] != device or stage.num_devices < 1:
+            raise ProgramError(f"{where} has devices {stage.devices}, the previous one ends at {device}")
+        if stage.mesh.size != stage.num_devices:
+            raise ProgramError(f"{where} has {stage.num_devices} devices and mesh {stage.mesh} of {stage.mesh.size}")
+        if not stage.blocks:
+            raise ProgramError(f"{where} has no blocks")
+        missing = sorted(set(stage.blocks) - forwards)
+        if missing:
+            raise ProgramError(f"{where} has blocks of kind {missing[0]}, which has no forward segment")
+        categories = [resident.category for resident in stage.resident]
+        if len(set(categories)) < len(categories):
+            raise ProgramError(f"{where} lists a category of resident memory twice: {', '.join(categories)}")
+        device = stage.devices[1]
+    if len(program.stages) % groups:
+        raise ProgramError(f"{len(program.stages)} stages cannot take turns on {groups} groups of devices")
+    if groups < len(program.stages) and not schedule.interleaves:
+        raise ProgramError(
+            f"schedule {program.schedule!r} runs one stage per group of devices, not {program.num_chunks}",
+            hint="schedule 'interleaved' runs several",
+        )
+    if schedule.interleaves and program.num_microbatches % groups:
+        raise ProgramError(
+            f"{program.num_microbatches} microbatches are no whole number of rounds through {groups} groups of devices",
+            hint=f"schedule {program.schedule!r} needs a multiple of {groups}",
+        )
+    _verify_order(program.schedule, groups, program.num_microbatches, program.num_chunks)
+
+
+@lru_cache(maxsize=256)  # programs are many, schedules of one size few
+def _verify_order(name: str, num_groups: int, num_microbatches: int, num_chunks: int) -> None:
+    """Check that no group of devices waits for what another one only does later, and that nothing is left out."""
+    schedule = SCHEDULES[name]
+    orders = [schedule.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
+    passes = list(Pass) if schedule.trains else [Pass.FORWARD]
+    wanted = {Task(*task) for task in product(passes, range(num_microbatches), range(num_chunks))}
+    for group, order in enumerate(orders):
+        if len(order) != len(wanted) or set(order) != wanted:
+            missing = ", ".join(sorted(map(str, wanted.difference(order)))[:3])
+            raise ProgramError(
+                f"schedule {name!r} does not run every task once; group {group} lacks {missing or 'none'}"
+            )
+    follow(orders)

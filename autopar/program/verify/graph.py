@@ -1,0 +1,251 @@
+"""Whether a program computes the graph it was lowered from.
+
+A value of a program is some tensor of the graph: parts say which one at the edges of a segment, an op defines those it
+names, a collective hands on what it reads. So it can be followed by name who reads what.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from autopar.discover import Rules
+from autopar.errors import ProgramError
+from autopar.formulate.fold import BlockKind, Folded
+from autopar.ir.graph import Role
+from autopar.program.chain import instance_names
+from autopar.program.records import (
+    Compute,
+    Exchange,
+    Operand,
+    Program,
+    Segment,
+    SegmentPhase,
+    defines,
+    reads,
+    segment_phase,
+)
+from autopar.program.verify.fault import fault, title
+from autopar.program.verify.rules import Halos, strategy_problem
+from autopar.program.verify.shapes import whole_shape
+from autopar.sharding import Mesh, format_placements
+
+
+def verify_graph(program: Program, folded: Folded, rules: Rules | None) -> None:
+    """Check that a program computes a graph, and runs its ops by their rules if these are given.
+
+    Raises:
+        ProgramError: If it does not.
+    """
+    chain = tuple(kind for _, kind in program.blocks())
+    if chain != folded.chain:
+        raise ProgramError(f"the program has the blocks {chain}, the graph {folded.chain}")
+    table, tensors = program.table(), _Tensors()
+    meshes = {kind: stage.mesh for stage in program.stages for kind in stage.blocks}
+    for kind in folded.kinds:
+        _Check(folded, kind, meshes[kind.id], rules, tensors).run(table)
+    _verify_crossings(program, folded, tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """Which tensor of its representative each value of a segment is, by kind and phase."""
+
+    of: dict[tuple[int, SegmentPhase], dict[str, str]] = field(default_factory=dict)
+
+    def names(self, segment: Segment | None, operands: Sequence[Operand]) -> list[str]:
+        """Return the tensors that values of a segment are."""
+        if segment is None:
+            return []
+        known = self.of[segment.kind, segment.phase]
+        return [known[operand.value] for operand in operands]
+
+
+class _Check:
+    """Follows the values of one kind of block."""
+
+    def __init__(self, folded: Folded, kind: BlockKind, mesh: Mesh, rules: Rules | None, tensors: _Tensors) -> None:
+        self._graph, self._kind, self._mesh, self._rules, self._tensors = folded.graph, kind, mesh, rules, tensors
+        self._ops = {op.name: op for op in kind.ops}
+        states = [state for state in folded.graph.states if state.output != state.input]
+        self._states = {state.output: state.input for state in states}
+        self._sums = {state.input: state.output for state in states if state.role is Role.GRADIENT}
+        self._done: set[str] = set()
+        self._written: set[str] = set()
+        self._stored: dict[str, str] = {}
+
+    def run(self, table: Mapping[tuple[int, SegmentPhase], Segment]) -> None:
+        """Check all segments, in the order in which they run."""
+        saved: dict[str, str] = {}
+        for phase in SegmentPhase:
+            segment = table.get((self._kind.id, phase))
+            if segment is None:
+                continue
+            known = self._enter(segment, saved if phase is SegmentPhase.BACKWARD else {})
+            self._follow(segment, known)
+            self._leave(segment, known)
+            if phase is SegmentPhase.FORWARD:
+                saved = {operand.value: known[operand.value] for operand in segment.saved}
+            self._tensors.of[segment.kind, phase] = known
+        for op in self._kind.ops:
+            if op.name not in self._done:
+                raise ProgramError(f"kind {self._kind.id} does not compute op {op.name!r}")
+            for name in op.outputs:
+                if name in self._states and name not in self._written:
+                    raise ProgramError(
+                        f"kind {self._kind.id} does not store {name!r}, the new content of {self._states[name]!r}"
+                    )
+
+    def _enter(self, segment: Segment, saved: Mapping[str, str]) -> dict[str, str]:
+        """Return what the values are that a segment finds."""
+        parts = {part.value: part.tensor for part in segment.parts}
+        known = dict(saved)
+        for operand in (*segment.inputs, *segment.external):
+            tensor = parts.get(operand.value, self._stored.get(operand.value))
+            if tensor is None:
+                raise ProgramError(f"{title(segment)}: {operand.value!r} is no part of any tensor")
+            if tensor not in self._graph.values:
+                raise ProgramError(f"{title(segment)}: {operand.value!r} is a part of {tensor!r}, which there is not")
+            if operand.value in parts:
+                self._verify_shape(segment, None, operand, tensor)
+            if segment.phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
+                tensor = self._sums.get(tensor, tensor)  # all microbatches are in it
+            known[operand.value] = tensor
+        return known
+
+    def _follow(self, segment: Segment, known: dict[str, str]) -> None:
+        """Check the instructions, noting what they define."""
+        halos: dict[str, Halos] = {}
+        for index, instruction in enumerate(segment.instructions):
+            if isinstance(instruction, Compute):
+                self._verify_compute(segment, index, instruction, known, halos)
+                continue
+            (before,), (after,) = reads(instruction), defines(instruction)
+            known[after.value] = known[before.value]
+            around = halos.get(before.value, frozenset())
+            if isinstance(instruction, Exchange):
+                rows = (instruction.before, instruction.after)
+                around |= {(instruction.axis, instruction.dim, *rows, instruction.fill)}
+            if around:
+                halos[after.value] = around
+            else:
+                self._verify_shape(segment, index, after, known[after.value])
+
+    def _verify_compute(
+        self, segment: Segment, index: int, compute: Compute, known: dict[str, str], halos: Mapping[str, Halos]
+    ) -> None:
+        op, original = compute.op, self._ops.get(compute.op.name)
+        if original is None or op.name in self._done:
+            raise fault(segment, index, f"op {op.name!r} {'is computed twice' if original else 'is none of the graph'}")
+        self._done.add(op.name)
+        if (op.inputs, op.outputs) != (original.inputs, original.outputs):
+            raise fault(segment, index, f"op {op.name!r} reads and defines other values in the graph")
+        if segment_phase(original.phase) is not segment.phase:
+            raise fault(segment, index, f"op {op.name!r} belongs to the {segment_phase(original.phase)} segment")
+        for name, operand in zip(op.inputs, compute.inputs, strict=True):
+            found = known[operand.value] if operand is not None else ""
+            if found != name:
+                raise fault(
+                    segment, index, f"op {op.name!r} reads {name or 'nothing'!r} and gets {found or 'nothing'!r}"
+                )
+            if operand is not None and operand.value not in halos:
+                self._verify_shape(segment, index, operand, name)
+        for name, operand in zip(op.outputs, compute.outputs, strict=True):
+            if operand is not None:
+                known[operand.value] = name
+                self._verify_shape(segment, index, operand, name)
+        if self._rules is not None:
+            around = [halos.get(operand.value, frozenset()) if operand else frozenset() for operand in compute.inputs]
+            rule = self._rules.by_op.get(op.name)
+            if rule is None or rule.kind != original.kind:
+                raise fault(segment, index, f"there is no rule for op {op.name!r} of kind {original.kind}")
+            problem = strategy_problem(compute, original, rule, around, self._graph, self._mesh)
+            if problem:
+                raise fault(segment, index, problem)
+
+    def _verify_shape(self, segment: Segment, index: int | None, operand: Operand, tensor: str) -> None:
+        """Check that a value is the block of its tensor that its placements say."""
+        if len(operand.placements) != len(self._mesh.axes):
+            raise ProgramError(f"{title(segment)}: {operand.value!r} does not say how it lies on mesh {self._mesh}")
+        if whole_shape(operand, self._mesh) != self._graph.values[tensor].shape:
+            problem = (
+                f"{operand.value!r} is {list(operand.shape)} as {format_placements(operand.placements)} "
+                f"of {self._graph.values[tensor]}"
+            )
+            raise ProgramError(f"{title(segment)}: {problem}") if index is None else fault(segment, index, problem)
+
+    def _leave(self, segment: Segment, known: Mapping[str, str]) -> None:
+        """Note what a segment stores."""
+        parts = {part.value for part in segment.parts}
+        for part in segment.parts:
+            tensor = known[part.value]
+            if part.tensor not in (tensor, self._states.get(tensor)):
+                raise ProgramError(f"{title(segment)}: {part.value!r} is {tensor!r}, and no part of {part.tensor!r}")
+        for store in segment.stores:
+            tensor = known[store.value.value]
+            if store.value.value not in parts:
+                self._stored[store.target] = tensor
+            elif self._states.get(tensor) != store.target:
+                raise ProgramError(f"{title(segment)} stores {tensor!r} in {store.target!r}")
+            else:
+                self._written.add(tensor)
+
+
+def _verify_crossings(program: Program, folded: Folded, tensors: _Tensors) -> None:
+    """Check that what leaves a block is what the others take it for, and that all results leave."""
+    names, table, chain = instance_names(folded), program.table(), folded.chain
+
+    def crossing(block: int, phase: SegmentPhase, incoming: bool) -> list[str]:
+        segment = table.get((chain[block], phase))
+        operands = () if segment is None else segment.inputs if incoming else segment.outputs
+        return [names[block].get(tensor, tensor) for tensor in tensors.names(segment, operands)]
+
+    for block, following in pairwise(range(len(chain))):
+        for phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
+            sender, receiver = (block, following) if phase is SegmentPhase.FORWARD else (following, block)
+            sent, expected = crossing(sender, phase, incoming=False), crossing(receiver, phase, incoming=True)
+            if sent != expected:
+                raise ProgramError(
+                    f"block {sender} sends {', '.join(sent)} in {phase}, block {receiver} takes it for "
+                    f"{', '.join(expected)}"
+                )
+    exported = {
+        (names[block].get(tensor, tensor), operand.placements): _moment(block, phase, len(chain))
+        for block, phase, segment in _visits(program, chain)
+        for operand, tensor in zip(segment.exports, tensors.names(segment, segment.exports), strict=True)
+    }
+    left = {tensor for tensor, _ in exported}
+    for result in folded.graph.outputs:
+        if result in folded.producers and result not in left:
+            raise ProgramError(f"the program does not export {result!r}, a result of the graph")
+    kept = {name for state in folded.graph.states for name in (state.input, state.output)}
+    for block, phase, segment in _visits(program, chain):
+        for operand, own in zip(segment.external, tensors.names(segment, segment.external), strict=True):
+            tensor = names[block].get(own, own)
+            if tensor not in folded.producers or tensor in kept:
+                continue
+            moment = exported.get((tensor, operand.placements))
+            if moment is None or moment >= _moment(block, phase, len(chain)):
+                raise ProgramError(
+                    f"block {block} reads {tensor!r} as {format_placements(operand.placements)} in {phase}, "
+                    "which no other block has exported so before"
+                )
+
+
+def _visits(program: Program, chain: Sequence[int]) -> Iterator[tuple[int, SegmentPhase, Segment]]:
+    table = program.table()
+    for block, kind in enumerate(chain):
+        for phase in SegmentPhase:
+            segment = table.get((kind, phase))
+            if segment is not None:
+                yield block, phase, segment
+
+
+def _moment(block: int, phase: SegmentPhase, num_blocks: int) -> int:
+    """Return when a block runs a phase, counted in blocks."""
+    match phase:
+        case SegmentPhase.FORWARD:
+            return block
+        case SegmentPhase.BACKWARD:
+            return 2 * num_blocks - 1 - block
+        case _:
+            return 2 * num_blocks

@@ -1,0 +1,129 @@
+"""One segment by itself: every value is defined once and before it is read, and instructions fit their shapes."""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from autopar.cost.collectives import Collective as CollectiveKind
+from autopar.errors import ProgramError
+from autopar.program.records import (
+    Collective,
+    Compute,
+    Exchange,
+    Instruction,
+    Operand,
+    Segment,
+    SegmentPhase,
+    Slice,
+    defines,
+    reads,
+)
+from autopar.program.verify.fault import fault, title
+from autopar.sharding import Mesh, Shard
+
+_ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
+
+
+def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
+    """Check that values are defined once and before they are read, and that instructions fit their shapes.
+
+    Args:
+        segment: What runs.
+        saved: What its forward has saved for it.
+
+    Raises:
+        ProgramError: If not; the message prints the surrounding instructions.
+    """
+    known = {operand.value: operand for operand in saved}
+    for operand in (*segment.inputs, *segment.external):
+        if known.setdefault(operand.value, operand) != operand:
+            raise ProgramError(f"{title(segment)}: {operand} is not what was saved: {known[operand.value]}")
+    given = set(known)
+    for index, instruction in enumerate(segment.instructions):
+        for operand in reads(instruction):
+            if operand.value not in known:
+                raise fault(segment, index, f"{operand.value!r} is read before it is defined")
+            if known[operand.value] != operand:
+                raise fault(segment, index, f"reads {operand}, defined was {known[operand.value]}")
+        for operand in defines(instruction):
+            if operand.value in known:
+                raise fault(segment, index, f"{operand.value!r} is defined twice")
+            known[operand.value] = operand
+        _verify_instruction(segment, index, instruction)
+    own = {operand.value for operand in segment.inputs} | (known.keys() - given)
+    for what, operands in (("saved", segment.saved), ("output", segment.outputs), ("export", segment.exports)):
+        for operand in operands:
+            if operand.value not in own or known[operand.value] != operand:
+                raise ProgramError(f"{title(segment)}: {what} {operand} is no input and not defined there")
+    for store in segment.stores:
+        if known.get(store.value.value) != store.value or store.value.value in given:
+            raise ProgramError(f"{title(segment)}: {store.value.value!r} is stored but not defined there")
+    if len({part.value for part in segment.parts}) < len(segment.parts):
+        raise ProgramError(f"{title(segment)}: a value is a part of two tensors")
+    for part in segment.parts:
+        if part.value not in known:
+            raise ProgramError(f"{title(segment)}: {part.value!r} is a part of {part.tensor!r} but not there")
+    if segment.phase in _ONCE and (segment.inputs or segment.outputs):
+        raise ProgramError(f"{title(segment)} runs once per step and cannot exchange values with its neighbours")
+    if segment.phase is not SegmentPhase.FORWARD and segment.saved:
+        raise ProgramError(f"{title(segment)} saves values; only a forward can")
+
+
+def _verify_instruction(segment: Segment, index: int, instruction: Instruction) -> None:
+    match instruction:
+        case Compute(op=op):
+            if segment.phase is SegmentPhase.REDUCE:
+                raise fault(segment, index, "reductions only communicate")
+            if len(op.inputs) != len(instruction.inputs) or len(op.outputs) != len(instruction.outputs):
+                raise fault(segment, index, f"op {op.name!r} has {len(op.inputs)} inputs and {len(op.outputs)} outputs")
+        case Collective():
+            _verify_collective(segment, index, instruction)
+        case Slice(axis=axis, target=target, operand=operand, result=result):
+            if operand.shape != _scaled(result.shape, target.dim, axis.size):
+                raise fault(segment, index, f"a slice of {operand.shape} on dim {target.dim} is not {result.shape}")
+        case Exchange(dim=dim, before=before, after=after, operand=operand, result=result):
+            if result.shape != _grown(operand.shape, dim, before + after):
+                raise fault(
+                    segment, index, f"{operand.shape} with {before}+{after} rows on dim {dim} is not {result.shape}"
+                )
+        case _:
+            assert_never(instruction)
+
+
+def _scaled(shape: tuple[int, ...], dim: int, factor: int) -> tuple[int, ...] | None:
+    """Return the shape with one dim multiplied; None if there is no such dim."""
+    if not 0 <= dim < len(shape):
+        return None
+    return (*shape[:dim], shape[dim] * factor, *shape[dim + 1 :])
+
+
+def _grown(shape: tuple[int, ...], dim: int, rows: int) -> tuple[int, ...] | None:
+    """Return the shape with one dim longer; None if there is no such dim."""
+    if not 0 <= dim < len(shape):
+        return None
+    return (*shape[:dim], shape[dim] + rows, *shape[dim + 1 :])
+
+
+def _verify_collective(segment: Segment, index: int, collective: Collective) -> None:
+    before, after, size = collective.operand.shape, collective.result.shape, collective.axis.size
+    if collective.overlaps and segment.phase not in (SegmentPhase.BACKWARD, SegmentPhase.REDUCE):
+        raise fault(segment, index, "only gradient traffic overlaps, in backward and reduce segments")
+    # both sides with the dims that the placements split put together again are one and the same shape
+    whole: list[tuple[int, ...] | None] = []
+    for shape, placement in ((before, collective.source), (after, collective.target)):
+        whole.append(_scaled(shape, placement.dim, size) if isinstance(placement, Shard) else shape)
+    if None in whole or whole[0] != whole[1]:
+        raise fault(segment, index, f"{collective.kind} over {size} devices does not turn {before} into {after}")
+    if collective.bytes < 0:
+        raise fault(segment, index, f"{collective.bytes} bytes")
+    assert collective.kind in CollectiveKind, f"{collective.kind} is no collective"
+
+
+def verify_axes(segment: Segment, mesh: Mesh) -> None:
+    """Check that devices talk over axes of their mesh only.
+
+    Raises:
+        ProgramError: If not.
+    """
+    for index, instruction in enumerate(segment.instructions):
+        if not isinstance(instruction, Compute) and instruction.axis not in mesh.axes:
+            raise fault(segment, index, f"axis {instruction.axis} is none of mesh {mesh}")

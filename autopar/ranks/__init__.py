@@ -1,0 +1,1 @@
+"""Plans on real processes, one per rank, compared with the unpartitioned run."""

@@ -1,0 +1,39 @@
+"""Where the seconds of a step go on one rank."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PHASES = ("forward", "backward", "collectives", "transfers", "reduce", "update", "gather")
+"""In the order in which they are reported.
+
+`forward` and `backward` are compute (recomputed forwards are part of the backward pass), `collectives` those that
+compute waits for, `transfers` values of other stages and waiting for them, `reduce` what is left of the gradient
+reduction after the last backward, `update` the optimizer, `gather` the collectives of the update.
+"""
+
+
+class Clock:
+    """Adds up seconds by phase; nested phases count for the innermost one only."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._stack: list[str] = []
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Count what happens inside for a phase."""
+        self._book()
+        self._stack.append(phase)
+        try:
+            yield
+        finally:
+            self._book()
+            self._stack.pop()
+
+    def _book(self) -> None:
+        now = time.perf_counter()
+        if self._stack:
+            self.seconds[self._stack[-1]] += now - self._since
+        self._since = now

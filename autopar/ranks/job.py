@@ -1,0 +1,314 @@
+"""A whole run as one rank sees it: prepare, step, collect, compare."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cluster import cluster_from_dict
+from autopar.errors import JobError, PlanError
+from autopar.ir.graph import Role
+from autopar.plan import Plan
+from autopar.program.lower import lower
+from autopar.program.verify import verify_program
+from autopar.progress import Progress, ProgressCallback
+from autopar.ranks.clock import PHASES, Clock
+from autopar.ranks.collect import Item, collect, gradient_items, output_items, state_items
+from autopar.ranks.communicator import Communicator, Group, Memory
+from autopar.ranks.compare import TOLERANCES, deviation, finite, scales
+from autopar.ranks.data import Batches, Weights
+from autopar.ranks.engine import Engine
+from autopar.ranks.lowered import Lowered
+from autopar.ranks.predict import predict, run_costs
+from autopar.ranks.rank import Rank
+from autopar.ranks.records import Deviation, RunReport, RunRequest, StageSeconds, StepComparison
+from autopar.ranks.routes import check_stages
+from autopar.ranks.unpartitioned import OneDevice, Unpartitioned
+from autopar.workload import Workload, open_workload
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A request made concrete.
+
+    Attributes:
+        request: The request.
+        plan: The plan.
+        workload: Its model.
+        lowered: The plan as a program.
+    """
+
+    request: RunRequest
+    plan: Plan
+    workload: Workload
+    lowered: Lowered
+
+    @property
+    def tolerance(self) -> float:
+        """Relative error allowed."""
+        if self.request.tolerance is not None:
+            return self.request.tolerance
+        types = {value.dtype for value in self.lowered.graph.parameters if value.is_float} or {"float32"}
+        return max(TOLERANCES[dtype] for dtype in types)
+
+
+def check_request(request: RunRequest) -> Plan:
+    """Return the plan of a request.
+
+    Raises:
+        PlanError: If there is no such plan.
+        JobError: If it needs another number of ranks.
+    """
+    plan = Plan.load(request.plan)
+    devices = max(stage.devices[1] for stage in plan.stages)
+    if request.ranks != devices:
+        raise JobError(
+            f"the plan is for {devices} GPUs, not for {request.ranks} ranks",
+            hint=f"use --ranks {devices}, or solve for --gpus {request.ranks}",
+        )
+    return plan
+
+
+def prepare_job(request: RunRequest) -> Job:
+    """Return what a request asks for, lowered and verified.
+
+    Raises:
+        AutoparError: If plan, model or request are wrong (`PlanError`, `ModelError`, `JobError`, `ProgramError`).
+    """
+    plan = check_request(request)
+    job = plan.job
+    source: str | Path = request.model or plan.model.source
+    workload = open_workload(source, mode=job.mode, dims=dict(plan.model.dims), loss=job.loss, optimizer=job.optimizer)
+    folded = workload.folded(plan.microbatch)
+    if workload.info().sha256 != plan.model.sha256:
+        raise PlanError(
+            f"{workload.source!r} is not the model the plan was made for (its hash differs)",
+            hint="solve again, or pass the original file with --model",
+        )
+    program = lower(plan, folded, run_costs(cluster_from_dict(job.cluster)))
+    verify_program(program)
+    check_stages(program)
+    return Job(request, plan, workload, Lowered(program, folded))
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """What rank 0 knows of a step it is going to compare.
+
+    Attributes:
+        number: From 0.
+        before: States before it; None if they are the weights the run started from.
+        outputs: Outputs by microbatch and name.
+        gradients: Sums by gradient buffer.
+        parameters: After it.
+        copies: Largest difference between copies of each of these.
+    """
+
+    number: int
+    before: Mapping[str, Array] | None
+    outputs: dict[Any, Array]
+    gradients: dict[Any, Array]
+    parameters: dict[Any, Array]
+    copies: dict[Any, float]
+
+
+class _Session:
+    """One rank's part of a run."""
+
+    def __init__(
+        self, job: Job, communicator: Communicator, memory: Memory, engine: Engine, progress: ProgressCallback
+    ) -> None:
+        self._job, self._communicator, self._memory, self._engine = job, communicator, memory, engine
+        self._progress = progress
+        lowered, seed = job.lowered, job.request.seed
+        self._world: Group = tuple(range(lowered.program.num_devices))
+        progress(Progress("compile", detail=f"{len(lowered.blocks)} blocks"))
+        self.rank = Rank(lowered, communicator, memory, engine)
+        progress(Progress("weights"))
+        self.weights = Weights(job.workload, lowered.graph, seed)
+        self.batches = Batches(lowered.graph, seed)
+        self.rank.load(self.weights)
+        self.clocks: list[dict[str, float]] = []
+
+    def run(self) -> list[_Step]:
+        """Run all steps and return those to compare (rank 0)."""
+        steps, count = self._job.request.steps, self._job.lowered.program.num_microbatches
+        compared: list[_Step] = []
+        for number in range(steps):
+            self._progress(Progress("step", number, steps))
+            last = number == steps - 1
+            before = self._collect(state_items(self._job.lowered))[0] if last and number else None
+            data = [self.batches(number, index) for index in range(count)]
+            self._barrier()
+            clock, since = Clock(), time.perf_counter()
+            self.rank.step(data, clock)
+            self.clocks.append(clock.seconds | {"step": time.perf_counter() - since})
+            if last or not number:
+                compared.append(self._taken(number, before))
+        self._progress(Progress("step", steps, steps))
+        return compared
+
+    def seconds(self) -> list[list[dict[str, float]]]:
+        """Return, on rank 0, the seconds of every step by rank and phase."""
+        keys = (*PHASES, "step")
+        own = self._memory.load(np.array([[clock[key] for key in keys] for clock in self.clocks]))
+        found = []
+        if self._communicator.rank:
+            self._communicator.send(own, 0).wait()
+        else:
+            for rank in self._world:
+                table = own if rank == 0 else self._memory.empty(own.shape, "float64")
+                if rank:
+                    self._communicator.receive(table, rank).wait()
+                rows = self._memory.fetch(table)
+                found.append([dict(zip(keys, map(float, row), strict=True)) for row in rows])
+        self._barrier()  # nobody leaves before everything has arrived
+        return found
+
+    def _barrier(self) -> None:
+        signal = self._memory.zeros((1,), "float32")
+        self._communicator.all_reduce(signal, "sum", self._world).wait()
+
+    def _collect(self, items: Sequence[Item]) -> tuple[dict[Any, Array], dict[Any, float]]:
+        rank = self.rank
+
+        def share(item: Item) -> Any:
+            if item.key in rank.outputs:
+                return rank.outputs[item.key][1]
+            return rank.kept(item.tensor, item.placements)
+
+        return collect(items, share, self._job.lowered, self._communicator, self._memory)
+
+    def _taken(self, number: int, before: Mapping[str, Array] | None) -> _Step:
+        lowered = self._job.lowered
+        parameters = {state.input for state in lowered.graph.states if state.role is Role.PARAMETER}
+        outputs, apart = self._collect(output_items(lowered))
+        gradients, apart_gradients = self._collect(gradient_items(lowered))
+        updated, apart_updated = self._collect([item for item in state_items(lowered) if item.tensor in parameters])
+        return _Step(number, before, outputs, gradients, updated, apart | apart_gradients | apart_updated)
+
+
+def run_rank(
+    job: Job,
+    communicator: Communicator,
+    memory: Memory,
+    engine: Engine,
+    *,
+    progress: ProgressCallback,
+    device: str,
+    release: Callable[[], None],
+) -> RunReport | None:
+    """Run a job's share of one rank; rank 0 returns the report.
+
+    Args:
+        job: What to run.
+        communicator: Reaches the other ranks.
+        memory: Where tensors live.
+        engine: Computes there.
+        progress: Told how far it is.
+        device: What it computes on, in words.
+        release: Called when the other ranks are needed no more.
+
+    Raises:
+        AutoparError: If the model cannot be run.
+    """
+    session = _Session(job, communicator, memory, engine, progress)
+    steps = session.run()
+    seconds = session.seconds()
+    num_models = engine.num_models
+    weights, batches = session.weights, session.batches
+    release()
+    if communicator.rank:
+        return None
+    del session  # its memory is needed for the whole model
+    engine.clear()
+    progress(Progress("compare", 0, len(steps)))
+    lowered = job.lowered
+    single = OneDevice(lowered.graph, lowered.constants, memory, engine)
+    compared, alone, total = [], 0.0, len(steps)
+    while steps:
+        comparison, alone = _compare(job, weights, batches, single, steps.pop(0))
+        compared.append(comparison)
+        progress(Progress("compare", len(compared), total))
+    timeline, predicted = predict(lowered.program, run_costs(cluster_from_dict(job.plan.job.cluster)))
+    steady = [clocks[1:] or clocks for clocks in seconds]
+    return RunReport(
+        summary=job.plan.summary,
+        model=job.plan.model.name,
+        ranks=job.request.ranks,
+        backend=job.request.backend,
+        device=device,
+        seed=job.request.seed,
+        drawn=weights.num_drawn,
+        tolerance=job.tolerance,
+        compared=tuple(compared),
+        num_models=num_models,
+        measured_seconds=max(median(clock["step"] for clock in clocks) for clocks in steady),
+        predicted_seconds=timeline.step_seconds,
+        first_seconds=max(clocks[0]["step"] for clocks in seconds),
+        unpartitioned_seconds=alone,
+        stages=tuple(
+            StageSeconds(stage.index, _mean(steady[stage.devices[0] : stage.devices[1]]), times)
+            for stage, times in zip(lowered.program.stages[: lowered.program.num_groups], predicted, strict=True)
+        ),
+    )
+
+
+def _mean(ranks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """Return seconds by phase: the median over steps, then the mean over ranks."""
+    return {phase: sum(median(clock[phase] for clock in clocks) for clocks in ranks) / len(ranks) for phase in PHASES}
+
+
+def _compare(
+    job: Job, weights: Weights, batches: Batches, single: OneDevice, step: _Step
+) -> tuple[StepComparison, float]:
+    """Return how far a step is from the same step on one device, and how long that takes."""
+    graph, tolerance = job.lowered.graph, job.tolerance
+    data = [batches(step.number, index) for index in range(job.lowered.program.num_microbatches)]
+    known = step.before or {}
+    content = [state for state in graph.states if state.role is not Role.GRADIENT]
+    states = {state.input: known[state.input] if state.input in known else weights(state.input) for state in content}
+    since = time.perf_counter()
+    expected = single.step(data, states)
+    seconds = time.perf_counter() - since
+    if not expected.gradients:
+        return StepComparison(step.number + 1, None, (_outputs("outputs", step, expected, tolerance),)), seconds
+    slack = _slack(single, data[-1], states, expected, tolerance)
+    deviations = (
+        _outputs("loss", step, expected, tolerance),
+        deviation("gradients", step.gradients, expected.gradients, tolerance, step.copies),
+        deviation("parameters", step.parameters, expected.parameters, tolerance, step.copies, slack),
+    )
+    loss = float(sum(np.sum(np.asarray(step.outputs[key], np.float64)) for key in step.outputs))
+    return StepComparison(step.number + 1, finite(loss), deviations), seconds
+
+
+def _outputs(what: str, step: _Step, expected: Unpartitioned, tolerance: float) -> Deviation:
+    return deviation(what, step.outputs, expected.outputs, tolerance, step.copies)
+
+
+def _slack(
+    single: OneDevice,
+    data: Mapping[str, Array],
+    states: Mapping[str, Array],
+    expected: Unpartitioned,
+    tolerance: float,
+) -> dict[str, Array]:
+    """Return how far each new parameter moves if gradients move by what is tolerated."""
+    sizes = scales(expected.gradients)
+    lowest, highest = dict(expected.parameters), dict(expected.parameters)
+    for sign in (-1, 1):
+        gradients = {
+            name: array + np.asarray(sign * tolerance * sizes[name], array.dtype)
+            for name, array in expected.gradients.items()
+        }
+        for name, array in single.update(data, states, gradients).items():
+            lowest[name], highest[name] = np.minimum(lowest[name], array), np.maximum(highest[name], array)
+    return {name: highest[name] - lowest[name] for name in lowest}

@@ -1,0 +1,116 @@
+"""A program together with the graph it was made of, and what both say about the values of one block."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.errors import JobError
+from autopar.formulate.fold import Folded
+from autopar.ir.graph import Graph
+from autopar.program.chain import instance_names
+from autopar.program.records import Compute, Program, Segment, SegmentPhase, StageProgram
+from autopar.training.losses import LOSS_SCALE
+
+Array = NDArray[Any]
+
+
+@dataclass(eq=False)
+class Lowered:
+    """A lowered plan, seen from its blocks.
+
+    Attributes:
+        program: The instructions.
+        folded: The graph they were made of.
+    """
+
+    program: Program
+    folded: Folded
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of one microbatch."""
+        return self.folded.graph
+
+    @cached_property
+    def segments(self) -> dict[tuple[int, SegmentPhase], Segment]:
+        """Segments by kind of block and phase."""
+        return self.program.table()
+
+    @cached_property
+    def blocks(self) -> list[tuple[StageProgram, int]]:
+        """Stage and kind of every block of the chain."""
+        return list(self.program.blocks())
+
+    @cached_property
+    def names(self) -> tuple[Mapping[str, str], ...]:
+        """Per block, the names of its values by their names in the representative of its kind."""
+        return instance_names(self.folded)
+
+    @cached_property
+    def constants(self) -> dict[str, Array]:
+        """The constants of the graph, with the loss scaled to a mean over all microbatches."""
+        graph = self.graph
+        constants = {name: np.asarray(array) for name, array in graph.constants.items()}
+        scale = graph.metadata.get(LOSS_SCALE)
+        if scale is not None:
+            held = constants[scale]
+            constants[scale] = np.asarray(np.divide(held, self.program.num_microbatches), held.dtype)
+        return constants
+
+    def segment(self, block: int, phase: SegmentPhase) -> Segment | None:
+        """Return what a block does in a phase; None if nothing."""
+        return self.segments.get((self.blocks[block][1], phase))
+
+    def group(self, stage: int) -> int:
+        """Return the group of devices of a stage; interleaved stages share one."""
+        return stage % self.program.num_groups
+
+    def stages_of(self, group: int) -> range:
+        """Return the stages of a group of devices, its chunks in order."""
+        return range(group, len(self.program.stages), self.program.num_groups)
+
+    def blocks_of(self, stage: int) -> range:
+        """Return the blocks of a stage."""
+        first = sum(len(each.blocks) for each in self.program.stages[:stage])
+        return range(first, first + len(self.program.stages[stage].blocks))
+
+    def tensors(self, block: int, segment: Segment) -> dict[str, str]:
+        """Return the tensor of the graph that each value at the edge of a block's segment is."""
+        names = self.names[block]
+        return {part.value: names[part.tensor] for part in segment.parts}
+
+    def dtypes(self, segment: Segment) -> dict[str, str]:
+        """Return the element type of every value of a segment."""
+        values = self.graph.values
+        found: dict[str, str] = {}
+        if segment.phase is SegmentPhase.BACKWARD:  # it reads what its forward saved
+            found |= self.dtypes(self.segments[segment.kind, SegmentPhase.FORWARD])
+        found |= {part.value: values[part.tensor].dtype for part in segment.parts}
+        for instruction in segment.instructions:
+            if isinstance(instruction, Compute):
+                op = instruction.op
+                for names, operands in ((op.inputs, instruction.inputs), (op.outputs, instruction.outputs)):
+                    for name, operand in zip(names, operands, strict=True):
+                        if operand is not None:
+                            found.setdefault(operand.value, values[name].dtype)
+            else:
+                found[instruction.result.value] = found[instruction.operand.value]
+        return found
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return the group of a rank and the rank's position in its mesh.
+
+        Raises:
+            JobError: If there is no such rank.
+        """
+        for stage in self.program.stages[: self.program.num_groups]:
+            if stage.devices[0] <= rank < stage.devices[1]:
+                return stage.index, rank - stage.devices[0]
+        raise JobError(
+            f"rank {rank} has no device: the plan is for {self.program.num_devices}",
+            hint=f"use --ranks {self.program.num_devices}",
+        )

@@ -1,0 +1,132 @@
+"""The order in which a rank carries out the instructions of a segment: long runs of compute, few waits.
+
+A segment's instructions form a graph. Whatever can run before the next wait runs as one piece; then all collectives
+whose operands are there start together, and those that compute waits for are waited for. Collectives that run beside
+compute (traffic of gradients) are started as early as possible, and all that depends on them comes in a tail of its
+own, so that the caller may compute other things before it asks for them.
+
+All devices of a stage have the same instructions, hence the same order: collectives meet.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from autopar.program.records import Collective, Compute, Exchange, Instruction, Slice, defines, reads
+
+Communication = Collective | Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Ops, and blocks cut out of copies, that run as one piece."""
+
+    instructions: tuple[Compute | Slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A collective starts."""
+
+    instruction: Communication
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The result of a started collective is waited for."""
+
+    instruction: Communication
+
+
+Step = Run | Start | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Steps of a segment.
+
+    Attributes:
+        main: Steps that wait for no overlapped collective, though they start some.
+        tail: The rest.
+    """
+
+    main: tuple[Step, ...]
+    tail: tuple[Step, ...] = ()
+
+
+def order(instructions: Sequence[Instruction], wanted: Collection[str]) -> Order:
+    """Return the steps of a segment.
+
+    Args:
+        instructions: In an order that defines before it reads.
+        wanted: Values that have to be there when `main` is done. If one of them comes out of an overlapped collective,
+            nothing is put off.
+    """
+    made: dict[str, int] = {}
+    needs: list[set[int]] = []
+    late: set[int] = set()
+    for index, instruction in enumerate(instructions):
+        needs.append({made[operand.value] for operand in reads(instruction) if operand.value in made})
+        made.update((operand.value, index) for operand in defines(instruction))
+        if not needs[index].isdisjoint(late) or _overlaps(instruction):
+            late.add(index)
+    if any(made.get(value) in late for value in wanted):
+        late.clear()
+    # the overlapped collectives that main starts: only their results are late
+    early = {index for index in late if needs[index].isdisjoint(late)}
+    main = _Scheduler(instructions, needs)
+    main.run([index for index in range(len(instructions)) if index not in late], early)
+    tail = _Scheduler(instructions, needs, done=main.done)
+    tail.wait(sorted(early))
+    tail.run(sorted(late - early), set())
+    return Order(tuple(main.steps), tuple(tail.steps))
+
+
+def _overlaps(instruction: Instruction) -> bool:
+    return isinstance(instruction, Collective) and instruction.overlaps
+
+
+class _Scheduler:
+    """Collects steps; `done` are the instructions whose results are there."""
+
+    def __init__(
+        self, instructions: Sequence[Instruction], needs: Sequence[set[int]], done: Collection[int] = ()
+    ) -> None:
+        self._instructions = instructions
+        self._needs = needs
+        self.done = set(done)
+        self.steps: list[Step] = []
+
+    def wait(self, indices: Sequence[int]) -> None:
+        """Wait for collectives."""
+        for index in indices:
+            instruction = self._instructions[index]
+            assert isinstance(instruction, Communication), "only communication is waited for"
+            self.steps.append(Wait(instruction))
+        self.done.update(indices)
+
+    def run(self, indices: Sequence[int], started: set[int]) -> None:
+        """Carry out instructions; those in `started` are only started."""
+        waiting = list(indices)
+        unstarted = sorted(started)
+        while waiting or unstarted:
+            piece: list[Compute | Slice] = []
+            for index in waiting:
+                instruction = self._instructions[index]
+                if isinstance(instruction, Compute | Slice) and self._needs[index] <= self.done:
+                    piece.append(instruction)
+                    self.done.add(index)
+            if piece:
+                self.steps.append(Run(tuple(piece)))
+            ready = [index for index in sorted([*waiting, *unstarted]) if self._can_start(index)]
+            assert piece or ready, "instructions define before they read"
+            for index in ready:
+                instruction = self._instructions[index]
+                assert isinstance(instruction, Communication), "the rest has run"
+                self.steps.append(Start(instruction))
+            self.wait([index for index in ready if index not in started])
+            unstarted = [index for index in unstarted if index not in ready]
+            waiting = [index for index in waiting if index not in self.done]
+
+    def _can_start(self, index: int) -> bool:
+        is_communication = isinstance(self._instructions[index], Communication)
+        return is_communication and index not in self.done and self._needs[index] <= self.done

@@ -1,0 +1,42 @@
+"""What the simulator says of a program, in the phases a rank's clock knows."""
+
+from autopar.cluster import Cluster
+from autopar.cost import CostModel
+from autopar.cost.policy import POLICIES
+from autopar.program.records import Program
+from autopar.schedule import Pass
+from autopar.simulate import Timeline, simulate
+from autopar.simulate.layout import lay_out
+from autopar.simulate.stages import lay_out_stage
+
+
+def run_costs(cluster: Cluster) -> CostModel:
+    """Return the costs of a run in the numbers of the graph, float32, if the cluster states what it makes of them."""
+    knows = any(name == POLICIES["fp32"].numbers for name, _ in cluster.device.peaks)
+    return CostModel(cluster, POLICIES["fp32" if knows else "mixed"])
+
+
+def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[str, float], ...]]:
+    """Return the simulated step, and the seconds of each group of devices by phase."""
+    timeline = simulate(program, costs)
+    layouts = {(segment.kind, segment.phase): lay_out(segment, costs) for segment in program.segments}
+    passes = [lay_out_stage(stage, layouts).passes for stage in program.stages]
+    stages = []
+    for group, (tasks, found) in enumerate(zip(program.orders(), timeline.stages, strict=True)):
+        chunks = passes[group :: program.num_groups]
+        spent = dict.fromkeys(Pass, 0.0)
+        for task in tasks:
+            spent[task.kind] += chunks[task.chunk][task.kind].compute_seconds
+        stages.append(
+            {
+                "forward": spent[Pass.FORWARD],
+                "backward": spent[Pass.BACKWARD],
+                # differences of sums, which rounding may leave below zero
+                "collectives": max(0.0, found.collective_seconds),
+                "transfers": found.wait_seconds + found.bubble_seconds,
+                "reduce": found.gradient_seconds,
+                "update": found.update_seconds,
+                "gather": max(0.0, found.gather_seconds),
+            }
+        )
+    return timeline, tuple(stages)

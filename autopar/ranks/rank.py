@@ -1,0 +1,371 @@
+"""One rank at work: its blocks, microbatch by microbatch, as the program says.
+
+It is the counterpart of `autopar.runtime.reference`, which runs all devices in one process op by op: here a device
+runs its own share, in compiled pieces, and talks to the others through a communicator.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from numpy.typing import NDArray
+
+from autopar.errors import ProgramError
+from autopar.ir.graph import Role
+from autopar.program.records import Operand, SegmentPhase
+from autopar.ranks.clock import Clock
+from autopar.ranks.collectives import Pending, all_gather, begin
+from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
+from autopar.ranks.engine import Compiled, Engine
+from autopar.ranks.lowered import Lowered
+from autopar.ranks.mailbox import Mailbox
+from autopar.ranks.order import Start, Wait
+from autopar.ranks.routes import Refresh, check_stages, forms, groups_of, held, messages, refreshes
+from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
+from autopar.runtime.blocks import scatter
+from autopar.schedule import Pass, Task
+from autopar.sharding import Placements, Shard, format_placements, local_shape
+
+Array = NDArray[Any]
+Values = dict[str, Tensor]
+Key = tuple[str, Placements]
+
+_CLOCK = {
+    SegmentPhase.FORWARD: ("forward", "collectives"),
+    SegmentPhase.BACKWARD: ("backward", "collectives"),
+    SegmentPhase.REDUCE: ("reduce", "reduce"),
+    SegmentPhase.UPDATE: ("update", "gather"),
+}
+"""What compute and waiting count as, by phase."""
+
+
+@dataclass(slots=True, eq=False)
+class _Passage:
+    """What one microbatch has left behind on this rank.
+
+    Attributes:
+        handed: Inputs of segments, by block, phase and position.
+        saved: Forward values kept for the backward, by block and name.
+        exports: Values read far away.
+    """
+
+    handed: dict[tuple[int, SegmentPhase], dict[int, Tensor]] = field(default_factory=dict)
+    saved: dict[int, Values] = field(default_factory=dict)
+    exports: dict[Key, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Activity:
+    """A segment being run: its values, and collectives under way by the name of their result."""
+
+    block: int
+    phase: SegmentPhase
+    compiled: CompiledSegment
+    values: Values
+    pending: dict[str, Pending] = field(default_factory=dict)
+
+
+class Rank:
+    """One device of a program.
+
+    Args:
+        lowered: The program.
+        communicator: Reaches the other ranks.
+        memory: Where tensors live.
+        engine: Runs compute there.
+
+    Attributes:
+        group: Its group of devices: those of a stage, or of several that are interleaved.
+        position: Its position in their mesh.
+        outputs: Results of the model that its group made in the last step: by microbatch and tensor, the placements and
+            its share.
+
+    Raises:
+        JobError: If the program has no such rank, or its stages have different meshes.
+        ExecutionError: If the runtime does not take a piece of the model.
+    """
+
+    def __init__(self, lowered: Lowered, communicator: Communicator, memory: Memory, engine: Engine) -> None:
+        program = lowered.program
+        check_stages(program)
+        self.group, self.position = lowered.place(communicator.rank)
+        self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
+        self._lowered, self._communicator, self._memory, self._engine = lowered, communicator, memory, engine
+        self._mesh = program.stages[self.group].mesh
+        self._stages = [program.stages[stage] for stage in lowered.stages_of(self.group)]
+        self._blocks = [block for stage in self._stages for block in lowered.blocks_of(stage.index)]
+        self._groups: dict[str, Group] = groups_of(program.stages[self.group], self.position)
+        compiler = SegmentCompiler(lowered, self.group, self.position, engine)
+        self._compiled: dict[tuple[int, SegmentPhase], CompiledSegment] = {}
+        self._constants: dict[tuple[int, SegmentPhase], Values] = {}
+        self._tensors: dict[tuple[int, SegmentPhase], dict[str, str]] = {}
+        for block in self._blocks:
+            for phase in SegmentPhase:
+                compiled = compiler.compile(block, phase)
+                if compiled is not None:
+                    self._compiled[block, phase] = compiled
+                    self._constants[block, phase] = {
+                        name: memory.load(array) for name, array in compiled.constants.items()
+                    }
+                    self._tensors[block, phase] = lowered.tensors(block, compiled.segment)
+        self._mailbox = Mailbox(lowered, messages(lowered), self.group, self.position, communicator, memory)
+        self._refreshes = refreshes(lowered)
+        self._gradients = {state.input for state in lowered.graph.states if state.role is Role.GRADIENT}
+        self._held: dict[Key, Tensor] = {}
+        self._begin_step((), Clock())
+
+    def load(self, content: Callable[[str], Array]) -> None:
+        """Take this rank's share of the persistent tensors.
+
+        Args:
+            content: Returns a whole tensor by name; gradient buffers are not asked for.
+        """
+        self._held = {}
+        for tensor, placements in held(self._lowered, self.group):
+            if tensor not in self._gradients:
+                self._held[tensor, placements] = self._share(content(tensor), placements)
+
+    def kept(self, tensor: str, placements: Placements) -> Tensor:
+        """Return this rank's share of a persistent tensor.
+
+        Raises:
+            ProgramError: If it has none.
+        """
+        if (tensor, placements) not in self._held:
+            raise ProgramError(
+                f"rank {self._communicator.rank} has no {tensor!r} placed {format_placements(placements)}"
+            )
+        return self._held[tensor, placements]
+
+    def step(self, microbatches: Sequence[Mapping[str, Array]], clock: Clock) -> None:
+        """Run one step; gradient buffers start empty.
+
+        Args:
+            microbatches: Per microbatch, an array for each input of the graph. What the optimizer reads is taken from
+                the last one.
+            clock: Takes the seconds.
+
+        Raises:
+            ExecutionError: If a kernel fails.
+            ProgramError: If values are not there when they are needed.
+        """
+        self._begin_step(microbatches, clock)
+        program = self._lowered.program
+        tasks = program.orders()[self.group]
+        left = Counter(task.microbatch for task in tasks)
+        for task in tasks:
+            self._run_task(task, keeps=program.trains)
+            left[task.microbatch] -= 1
+            if not left[task.microbatch]:
+                self._passages[task.microbatch] = _Passage()
+        last = len(microbatches) - 1
+        reductions = [self._begin(block, SegmentPhase.REDUCE, last) for block in self._blocks]
+        for activity in reductions:
+            self._end(activity)
+        for block in self._blocks:
+            self._end(self._begin(block, SegmentPhase.UPDATE, last))
+        with clock("gather"):
+            for refresh in self._refreshes:
+                self._refresh(refresh)
+        with clock("transfers"):
+            self._mailbox.finish()
+
+    # A step.
+
+    def _begin_step(self, microbatches: Sequence[Mapping[str, Array]], clock: Clock) -> None:
+        self._data = microbatches
+        self._clock = clock
+        self._passages = [_Passage() for _ in microbatches]
+        self._stored: dict[tuple[int, str], Tensor] = {}
+        self._loaded: dict[tuple[int, Key], Tensor] = {}
+        self.outputs = {}
+        self._mailbox.begin()
+        for tensor, placements in held(self._lowered, self.group):
+            if tensor in self._gradients:
+                value = self._lowered.graph.values[tensor]
+                shape = local_shape(value.shape, placements, self._mesh)
+                self._held[tensor, placements] = self._memory.zeros(shape, value.dtype)
+
+    def _run_task(self, task: Task, *, keeps: bool) -> None:
+        """Run one microbatch through the blocks; under recompute only the inputs of a block are kept.
+
+        What waits for gradient traffic of a block is put off until the next block's backward has run.
+        """
+        passage, stage = self._passages[task.microbatch], self._stages[task.chunk]
+        blocks = self._lowered.blocks_of(stage.index)
+        with self._clock("transfers"):
+            for message, tensor in self._mailbox.receive(task):
+                if message.reader is None:
+                    passage.exports[message.tensor, message.value.placements] = tensor
+                else:
+                    block, position = message.reader
+                    passage.handed.setdefault((block, message.phase), {})[position] = tensor
+        if task.kind is Pass.FORWARD:
+            for block in blocks:
+                saved = self._forward(block, task.microbatch, keep=stage.recompute)
+                if keeps and not stage.recompute:
+                    passage.saved[block] = saved
+        else:
+            previous: _Activity | None = None
+            for block in reversed(blocks):
+                again = stage.recompute
+                saved = self._forward(block, task.microbatch, again=True) if again else passage.saved.pop(block)
+                activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+                self._end(previous)
+                previous = activity
+            self._end(previous)
+
+    def _forward(self, block: int, microbatch: int, *, again: bool = False, keep: bool = False) -> Values:
+        """Run a block's forward and return what it saves for the backward.
+
+        It may `keep` its inputs, to be run `again` later.
+        """
+        activity = self._begin(block, SegmentPhase.FORWARD, microbatch, again=again, keep=keep)
+        assert activity is not None, "every kind has a forward"
+        self._end(activity)
+        return {operand.value: activity.values[operand.value] for operand in activity.compiled.segment.saved}
+
+    # A segment.
+
+    def _begin(
+        self,
+        block: int,
+        phase: SegmentPhase,
+        microbatch: int,
+        saved: Mapping[str, Tensor] | None = None,
+        *,
+        again: bool = False,
+        keep: bool = False,
+    ) -> _Activity | None:
+        """Run the main part of a block's segment and hand on what it makes; None if there is nothing to do."""
+        compiled = self._compiled.get((block, phase))
+        if compiled is None:
+            return None
+        segment, passage = compiled.segment, self._passages[microbatch]
+        values: Values = {**self._constants[block, phase], **(saved or {})}
+        for operand in segment.external:
+            if operand.value not in values:
+                values[operand.value] = self._external(block, phase, operand, microbatch)
+        handed = passage.handed.get((block, phase), {})
+        if len(handed) != len(segment.inputs):
+            raise ProgramError(f"block {block} {phase} gets {len(handed)} values, {len(segment.inputs)} expected")
+        for position, operand in enumerate(segment.inputs):
+            values[operand.value] = handed[position]
+        if not keep:
+            passage.handed.pop((block, phase), None)
+        activity = _Activity(block, phase, compiled, values)
+        for step in compiled.main:
+            self._take_step(activity, step)
+        if not again:
+            self._hand_on(activity, microbatch)
+        return activity
+
+    def _end(self, activity: _Activity | None) -> None:
+        """Run the tail of a segment and keep what it stores."""
+        if activity is None:
+            return
+        for step in activity.compiled.tail:
+            self._take_step(activity, step, late=True)
+        segment, values = activity.compiled.segment, activity.values
+        tensors = self._tensors[activity.block, activity.phase]
+        known = forms(segment) if activity.phase is SegmentPhase.UPDATE else {}
+        for store in segment.stores:
+            value = store.value
+            if value.value not in tensors:
+                self._stored[activity.block, store.target] = values[value.value]
+                continue
+            tensor = self._lowered.names[activity.block][store.target]
+            if tensor in self._gradients and (tensor, value.placements) not in self._held:
+                raise ProgramError(f"block {activity.block} sums {tensor!r} at another placement than it keeps it at")
+            self._held[tensor, value.placements] = values[value.value]
+            for placements, name in known.get(store.target, {}).items():
+                if (tensor, placements) in self._held:
+                    self._held[tensor, placements] = values[name]
+
+    def _hand_on(self, activity: _Activity, microbatch: int) -> None:
+        """Pass on the outputs and exports of a segment, to other stages where they are needed."""
+        block, phase, segment, values = activity.block, activity.phase, activity.compiled.segment, activity.values
+        passage, tensors = self._passages[microbatch], self._tensors[block, phase]
+        following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
+        if segment.outputs and following in self._blocks:
+            for position, operand in enumerate(segment.outputs):
+                passage.handed.setdefault((following, phase), {})[position] = values[operand.value]
+        for operand in segment.exports:
+            tensor = tensors[operand.value]
+            passage.exports[tensor, operand.placements] = values[operand.value]
+            if tensor in self._lowered.graph.outputs:
+                self.outputs[microbatch, tensor] = (operand.placements, values[operand.value])
+        if self._mailbox.outgoing(block, phase):
+            with self._clock("transfers"):
+                for message in self._mailbox.outgoing(block, phase):
+                    self._mailbox.send(message.target, values[message.value.value])
+
+    def _take_step(self, activity: _Activity, step: CompiledStep, *, late: bool = False) -> None:
+        values, (computing, waiting) = activity.values, _CLOCK[activity.phase]
+        if late and activity.phase is SegmentPhase.BACKWARD:
+            waiting = "reduce"
+        match step:
+            case Compiled():
+                with self._clock(computing):
+                    values.update(self._engine.run(step, values))
+            case Start(instruction=instruction):
+                with self._clock(waiting):
+                    tensor, group = values[instruction.operand.value], self._groups[instruction.axis.name]
+                    activity.pending[instruction.result.value] = begin(
+                        instruction, tensor, group, self._communicator, self._memory
+                    )
+            case Wait(instruction=instruction):
+                with self._clock(waiting):
+                    values[instruction.result.value] = activity.pending.pop(instruction.result.value).wait()
+            case _:
+                assert_never(step)
+
+    # Values.
+
+    def _share(self, whole: Array, placements: Placements) -> Tensor:
+        """Return this rank's block of a tensor."""
+        return self._memory.load(scatter(whole, placements, self._mesh)[self.position])
+
+    def _external(self, block: int, phase: SegmentPhase, operand: Operand, microbatch: int) -> Tensor:
+        """Return a value that is there anyway."""
+        tensor = self._tensors[block, phase].get(operand.value)
+        if tensor is None:
+            if (block, operand.value) not in self._stored:
+                raise ProgramError(f"block {block} reads {operand.value!r}, which it has not stored before")
+            return self._stored[block, operand.value]
+        key = (tensor, operand.placements)
+        if key in self._passages[microbatch].exports:
+            return self._passages[microbatch].exports[key]
+        if key in self._held:
+            return self._held[key]
+        if tensor not in self._lowered.graph.inputs:
+            raise ProgramError(f"block {block} reads {tensor!r}, which nothing has made yet")
+        if (microbatch, key) not in self._loaded:
+            self._loaded[microbatch, key] = self._share(self._data[microbatch][tensor], operand.placements)
+        return self._loaded[microbatch, key]
+
+    def _refresh(self, refresh: Refresh) -> None:
+        """Bring a copy of an updated tensor up to date, by way of the whole tensor if it is split in another way."""
+        here, there = refresh.source == self.group, refresh.target == self.group
+        moves = refresh.stored != refresh.copy
+        if here:
+            tensor = self._held[refresh.tensor, refresh.stored]
+            if moves:
+                axes = zip(reversed(self._mesh.axes), reversed(refresh.stored), strict=True)
+                for axis, placement in axes:
+                    if isinstance(placement, Shard) and axis.size > 1:
+                        group = self._groups[axis.name]
+                        tensor = all_gather(tensor, placement, group, self._communicator, self._memory).wait()
+            if not there:
+                self._mailbox.send(refresh.target, tensor)
+                return
+        elif there:
+            mesh = self._lowered.program.stages[refresh.source].mesh
+            shape = refresh.shape if moves else local_shape(refresh.shape, refresh.stored, mesh)
+            tensor = self._mailbox.receive_from(refresh.source, shape, refresh.dtype)
+        else:
+            return
+        if moves:
+            tensor = self._share(self._memory.fetch(tensor), refresh.copy)
+        self._held[refresh.tensor, refresh.copy] = tensor

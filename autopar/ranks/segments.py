@@ -1,0 +1,184 @@
+"""Segments compiled for one rank: every run of compute is one model."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.program.records import Compute, Instruction, Operand, Segment, SegmentPhase, Slice, defines, reads
+from autopar.ranks.assemble import Node, Port, assemble
+from autopar.ranks.engine import Compiled, Engine
+from autopar.ranks.lowered import Lowered
+from autopar.ranks.order import Run, Start, Step, Wait, order
+from autopar.ranks.routes import forms
+from autopar.runtime.blocks import scatter
+from autopar.sharding import Mesh, Shard
+
+Array = NDArray[Any]
+
+CompiledStep = Compiled | Start | Wait
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledSegment:
+    """What a rank does for a block in a phase.
+
+    Attributes:
+        segment: Its record.
+        main: Steps until the segment's outputs are there.
+        tail: What waits for overlapped collectives.
+        constants: Values that are known data and are read by communication: fed to every run.
+    """
+
+    segment: Segment
+    main: tuple[CompiledStep, ...]
+    tail: tuple[CompiledStep, ...]
+    constants: Mapping[str, Array]
+
+
+class SegmentCompiler:
+    """Compiles the segments of one rank; blocks of one kind with equal constants share them.
+
+    Args:
+        lowered: The program.
+        group: Group of devices of the rank.
+        position: Its position in their mesh.
+        engine: Compiles the models.
+    """
+
+    def __init__(self, lowered: Lowered, group: int, position: int, engine: Engine) -> None:
+        self._lowered = lowered
+        self._mesh: Mesh = lowered.program.stages[group].mesh
+        self._position = position
+        self._engine = engine
+        self._known: dict[tuple[int, SegmentPhase, bytes], CompiledSegment] = {}
+
+    def compile(self, block: int, phase: SegmentPhase) -> CompiledSegment | None:
+        """Return a block's segment, ready to run; None if it does nothing in that phase.
+
+        Raises:
+            ExecutionError: If the runtime does not take a model.
+        """
+        segment = self._lowered.segment(block, phase)
+        if segment is None:
+            return None
+        constants = self._constants(block, segment)
+        digest = hashlib.sha256()
+        for name, array in constants.items():
+            digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+        key = (segment.kind, phase, digest.digest())
+        if key not in self._known:
+            self._known[key] = self._compile(segment, constants)
+        return self._known[key]
+
+    def _constants(self, block: int, segment: Segment) -> dict[str, Array]:
+        """Return the blocks of known data the segment reads."""
+        tensors, known = self._lowered.tensors(block, segment), self._lowered.constants
+        found: dict[str, Array] = {}
+        for operand in segment.external:
+            whole = known.get(tensors.get(operand.value, ""))
+            if whole is not None:
+                found[operand.value] = np.asarray(scatter(whole, operand.placements, self._mesh)[self._position])
+        return found
+
+    def _compile(self, segment: Segment, constants: Mapping[str, Array]) -> CompiledSegment:
+        wanted = {operand.value for operand in (*segment.saved, *segment.outputs, *segment.exports)}
+        kept = wanted | {store.value.value for store in segment.stores}
+        if segment.phase is SegmentPhase.UPDATE:  # parameters may be kept at every placement they pass through
+            kept |= {value for known in forms(segment).values() for value in known.values()}
+        steps = order(_needed(segment.instructions, kept), wanted)
+        types = self._lowered.dtypes(segment)
+        every = [*steps.main, *steps.tail]
+        compiled: list[CompiledStep] = []
+        for index, step in enumerate(every):
+            if isinstance(step, Run):
+                read_later = {value for later in every[index + 1 :] for value in _reads(later)}
+                compiled.append(self._model(step, types, constants, kept | read_later))
+            else:
+                compiled.append(step)
+        cut = len(steps.main)
+        return CompiledSegment(segment, tuple(compiled[:cut]), tuple(compiled[cut:]), constants)
+
+    def _model(self, run: Run, types: Mapping[str, str], constants: Mapping[str, Array], wanted: set[str]) -> Compiled:
+        """Return a run of compute as a model."""
+        nodes: list[Node] = []
+        known: dict[str, Array] = {}
+        inputs: dict[str, Operand] = {}
+        outputs: dict[str, Operand] = {}
+        for index, instruction in enumerate(run.instructions):
+            for operand in reads(instruction):
+                if operand.value in constants:
+                    known[operand.value] = constants[operand.value]
+                elif operand.value not in outputs:
+                    inputs[operand.value] = operand
+            outputs.update((operand.value, operand) for operand in defines(instruction))
+            node, numbers = self._node(instruction, f"number.{index}")
+            nodes.append(node)
+            known.update(numbers)
+        ports = [Port(name, operand.shape, types[name]) for name, operand in inputs.items()]
+        results = [Port(name, operand.shape, types[name]) for name, operand in outputs.items() if name in wanted]
+        model = assemble(nodes, ports, results, known, self._lowered.graph.opset)
+        return self._engine.compile(model, ports, results)
+
+    def _node(self, instruction: Compute | Slice, stem: str) -> tuple[Node, dict[str, Array]]:
+        """Return an instruction as an op of a model, with the numbers that are its own."""
+        if isinstance(instruction, Slice):
+            axis = instruction.axis
+            rows = _own_rows(
+                instruction.operand.shape[instruction.target.dim],
+                instruction.target,
+                axis.size,
+                self._coordinates()[self._mesh.axes.index(axis)],
+            )
+            attrs = (("axis", instruction.target.dim),)
+            return Node("Gather", attrs, (instruction.operand.value, stem), (instruction.result.value,)), {stem: rows}
+        op = instruction.op
+        names = ["" if operand is None else operand.value for operand in instruction.inputs]
+        numbers: dict[str, Array] = {}
+        for index, content in instruction.constants:
+            held = self._lowered.graph.constants[op.inputs[index]]
+            names[index] = f"{stem}.{index}"
+            numbers[names[index]] = np.array(content, held.dtype).reshape(held.shape)
+        if instruction.start is not None:
+            coordinates = self._coordinates()
+            start = instruction.start.of([coordinates[self._mesh.axes.index(axis)] for axis in instruction.start.axes])
+            names.append(f"{stem}.start")
+            numbers[names[-1]] = np.array(start, np.int64)
+        results = tuple("" if operand is None else operand.value for operand in instruction.outputs)
+        return Node(op.kind, op.attrs, tuple(names), results), numbers
+
+    def _coordinates(self) -> tuple[int, ...]:
+        return tuple(int(index) for index in np.unravel_index(self._position, self._mesh.shape))
+
+
+def _own_rows(count: int, target: Shard, size: int, coordinate: int) -> Array:
+    """Return which rows of a whole dim a device keeps.
+
+    >>> _own_rows(12, Shard(0, chunks=2), 3, 1).tolist()
+    [2, 3, 8, 9]
+    """
+    return np.arange(count, dtype=np.int64).reshape(target.chunks, size, -1)[:, coordinate].reshape(-1)
+
+
+def _needed(instructions: Sequence[Instruction], kept: set[str]) -> list[Instruction]:
+    """Return the instructions that what is kept depends on."""
+    read = set(kept)
+    needed: list[Instruction] = []
+    for instruction in reversed(instructions):
+        if any(operand.value in read for operand in defines(instruction)):
+            read.update(operand.value for operand in reads(instruction))
+            needed.append(instruction)
+    return needed[::-1]
+
+
+def _reads(step: Step) -> Sequence[str]:
+    match step:
+        case Run(instructions=instructions):
+            return [operand.value for instruction in instructions for operand in reads(instruction)]
+        case Start(instruction=instruction):
+            return [instruction.operand.value]
+        case Wait():
+            return []

@@ -1,0 +1,124 @@
+"""Ranks as real processes over gloo. Slow: every run starts interpreters that import torch."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar.plan import Plan
+from autopar.ranks.launch import run_plan
+from autopar.ranks.records import RunRequest
+from autopar.search.space import Configuration
+from autopar.sharding import Mesh
+from tests.rank_runs import tiny_plan
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+TWO, FOUR = Mesh.of(inner=2), Mesh.of(outer=2, inner=2)
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for rules that all models share."""
+    return tmp_path_factory.mktemp("rules")
+
+
+def _interleaved(plan: Plan) -> Plan:
+    stages = tuple(replace(stage, devices=plan.stages[index % 2].devices) for index, stage in enumerate(plan.stages))
+    return replace(plan, stages=stages, schedule="interleaved")
+
+
+@pytest.mark.parametrize(
+    ("name", "configuration", "recipe", "recompute"),
+    [
+        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "data", False),
+        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "megatron", False),
+        ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "1f1b"), "", True),
+        ("llama3-8b", Configuration(1, FOUR, 2, "1f1b"), "data+zero-1 × megatron+sequence", False),
+        ("gpt2", Configuration(2, TWO, 3, "gpipe"), "data+zero-1", True),
+        ("mixtral-8x7b", Configuration(1, FOUR, 2, "1f1b"), "", False),
+        ("vit-b16", Configuration(2, TWO, 2, "1f1b"), "", False),
+    ],
+)
+def test_processes_train_like_the_model(
+    name: str, configuration: Configuration, recipe: str, recompute: bool, cache_dir: Path, tmp_path: Path
+) -> None:
+    """Data, tensor and pipeline parallelism, ZeRO, recompute and random placements, on 2 and 4 ranks."""
+    plan = tiny_plan(name, configuration, cache_dir, recipe=recipe, recompute=recompute, seed=5)
+    plan.save(tmp_path / "plan.json")
+
+    report = run_plan(RunRequest(str(tmp_path / "plan.json"), plan.job.gpus))
+
+    assert report.passed, report.compared
+    assert report.measured_seconds > 0
+
+
+def test_interleaved_stages_train_like_the_model(cache_dir: Path, tmp_path: Path) -> None:
+    plan = _interleaved(tiny_plan("mlp-xs", Configuration(4, Mesh.of(inner=1), 4, "1f1b"), cache_dir))
+    plan.save(tmp_path / "plan.json")
+
+    assert run_plan(RunRequest(str(tmp_path / "plan.json"), 2)).passed
+
+
+def test_torchrun_starts_ranks_too(cache_dir: Path, tmp_path: Path) -> None:
+    tiny_plan("mlp-xs", Configuration(1, TWO, 2, "1f1b"), cache_dir, recipe="data").save(tmp_path / "plan.json")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autopar", "run", "plan.json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal within tolerance") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "victim", "code", "message"),
+    [(signal.SIGKILL, "rank", 5, "was killed by SIGKILL"), (signal.SIGINT, "parent", 130, "interrupted")],
+)
+def test_a_run_that_is_broken_off_ends_within_seconds(
+    number: signal.Signals, victim: str, code: int, message: str, cache_dir: Path, tmp_path: Path
+) -> None:
+    """A killed rank, or Ctrl-C: one message, and no process is left."""
+    tiny_plan("mlp-xs", Configuration(1, TWO, 2, "1f1b"), cache_dir, recipe="data").save(tmp_path / "plan.json")
+    command = [
+        sys.executable,
+        "-m",
+        "autopar",
+        "run",
+        str(tmp_path / "plan.json"),
+        "--ranks",
+        "2",
+        "--steps",
+        "1000000",
+    ]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert parent.stderr is not None
+    for line in parent.stderr:
+        if "step" in line:
+            break
+    children = _children(parent.pid)
+
+    os.kill(children[1] if victim == "rank" else parent.pid, number)
+    start = time.monotonic()
+    rest = parent.stderr.read()
+    parent.stderr.close()
+
+    assert parent.wait(timeout=30) == code
+    assert time.monotonic() - start < 10
+    assert message in rest
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

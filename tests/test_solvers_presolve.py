@@ -1,0 +1,146 @@
+"""All reductions in turn, their record, and the split into components, against brute force."""
+
+import math
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.problem import FORBIDDEN, Limit, Problem, Usage
+from autopar.solvers.components import Part, split
+from autopar.solvers.field import Field
+from autopar.solvers.memory import Memory
+from autopar.solvers.presolve import Size, presolve
+from tests.checks import choices, close
+from tests.strategies import problems
+
+
+def best_of(part: Part) -> tuple[int, ...] | None:
+    """Return the best labels of a part under its limits, None if nothing fits."""
+    room = part.memory.limits + 1e-9 * part.memory.scales
+    labels = product(*(range(max(1, len(u))) for u in part.field.unary))
+    fitting = [c for c in labels if (part.memory.profile(c) <= room).all() and part.field.cost(c) < math.inf]
+    return min(fitting, key=part.field.cost, default=None)
+
+
+@given(problem=problems(max_nodes=5))
+@settings(max_examples=150)
+def test_solving_what_presolve_leaves_solves_the_problem(problem: Problem) -> None:
+    """The best choice of each part makes a best choice of the whole; without one in some part there is none."""
+    best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
+
+    _, left = presolve(problem)
+
+    found = [best_of(part) for part in left.parts.parts] if left is not None else [None]
+    if best == math.inf:
+        assert None in found
+        return
+    assert left is not None
+    choice = left.invert([labels for labels in found if labels is not None])
+    assert problem.fits(choice)
+    assert close(problem, problem.cost(choice), best)
+
+
+@given(first=problems(max_nodes=3), second=problems(max_nodes=3))
+@settings(max_examples=60)
+def test_components_are_apart_and_their_optima_add_up(first: Problem, second: Problem) -> None:
+    """No table and no use in the same run of rows crosses parts; every node that is left is in one part."""
+    rng = np.random.default_rng(first.num_nodes)
+    sizes = [2] * (first.num_nodes + second.num_nodes)
+    field = Field([rng.integers(0, 9, size).astype(float) for size in sizes])
+    for shift, problem in ((0, first), (first.num_nodes, second)):
+        for a, b in problem.edge_nodes.tolist():
+            field.add(a + shift, b + shift, rng.integers(0, 9, (2, 2)).astype(float))
+    usages = [Usage(n, t, t + 2, rng.integers(0, 9, 2)) for n, t in enumerate(rng.integers(0, 12, len(sizes)))]
+    flat = Problem.build([[0, 0] for _ in sizes], usages=usages, limit=12)
+    memory = Memory.of(flat, [np.arange(2) for _ in sizes])
+    whole = best_of(Part(np.arange(len(sizes)), field, memory))
+
+    parts = split(field, memory)
+
+    found = [best_of(part) for part in parts.parts]
+    assert sorted(n for part in parts.parts for n in part.nodes.tolist()) == list(range(len(sizes)))
+    if whole is None:
+        assert None in found
+    else:
+        labels = parts.invert([each for each in found if each is not None])
+        assert field.cost(labels) == pytest.approx(field.cost(whole))
+        assert (memory.profile(labels) <= memory.limits).all()
+
+
+def test_a_limit_that_two_nodes_share_joins_them() -> None:
+    """Nodes 0 and 1 use at time 0, nodes 2 and 3 at time 5, of a limit that two dear strategies break; 4 is alone."""
+    usages = [Usage(node, 5 * (node // 2), 5 * (node // 2) + 1, np.array([0, 3])) for node in range(4)]
+    problem = Problem.build([[1.0, 0.0]] * 5, usages=usages, limit=5)
+    memory = Memory.of(problem, [np.arange(2)] * 5)
+
+    parts = split(Field([np.array([1.0, 0.0])] * 5), memory)
+
+    assert [part.nodes.tolist() for part in parts.parts] == [[0, 1], [2, 3], [4]]
+    assert [part.memory.times.tolist() for part in parts.parts] == [[0], [5], []]
+
+
+def test_a_use_that_spans_two_times_joins_those_who_use_at_either() -> None:
+    """Node 0 uses at times 0 to 9, nodes 1 and 2 at its ends: all three have to be chosen together."""
+    spans = [(0, 10), (0, 1), (9, 10)]
+    usages = [Usage(node, start, end, np.array([0, 3])) for node, (start, end) in enumerate(spans)]
+    problem = Problem.build([[1.0, 0.0]] * 3, usages=usages, limit=5)
+
+    parts = split(Field([np.array([1.0, 0.0])] * 3), Memory.of(problem, [np.arange(2)] * 3))
+
+    assert [part.nodes.tolist() for part in parts.parts] == [[0, 1, 2]]
+    assert parts.parts[0].memory.times.tolist() == [0, 9]
+
+
+def test_every_step_says_what_it_removed() -> None:
+    """Worked out by hand.
+
+    Four nodes of 3, 2, 2 and 2 strategies. The two edges of nodes 0 and 1 become one table. Strategy 2 of node 0 is
+    forbidden. Only time 0 can break the limit. Node 1 follows node 0. Strategy 1 of node 3 is dearer than 0 and uses
+    nothing less. Nodes 0 and 2 use what is limited, so both stay: two labels each, joined by the limit.
+    """
+    tie = np.array([[0, FORBIDDEN], [FORBIDDEN, 0], [0, 0]])
+    edges = [(0, 1, tie), (0, 1, np.array([[1, 2], [3, 4], [5, 6]])), (1, 2, np.array([[0, 5], [5, 0]]))]
+    usages = [Usage(node, 0, 2, np.array(use)) for node, use in ((0, [4, 0, 0]), (2, [0, 4]))]
+    problem = Problem.build(
+        [[0, 1, FORBIDDEN], [0, 0], [1, 0], [0, 9]],
+        edges,
+        usages=[*usages, Usage(3, 3, 4, np.array([1, 1]))],
+        limit=[Limit(7, 0, 5)],
+    )
+
+    steps, left = presolve(problem)
+
+    assert [(step.name, step.after) for step in steps] == [
+        ("parallel edges", Size(4, 9, 2, 2)),
+        ("forbidden strategies", Size(4, 8, 2, 2)),
+        ("times that cannot bind", Size(4, 8, 2, 1)),
+        ("followers", Size(3, 6, 1, 1)),
+        ("dominated strategies", Size(2, 4, 1, 1)),
+        ("degree at most 2", Size(2, 4, 1, 1)),
+        ("largest of 1 components", Size(2, 4, 1, 1)),
+    ]
+    assert steps[0].before == Size(4, 9, 3, 2)
+    assert all(first.after == second.before for first, second in pairwise(steps))
+    assert left is not None
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=30)
+def test_presolve_that_finds_nothing_permitted_says_so(problem: Problem, data: st.DataObject) -> None:
+    """A limit below every choice's peak leaves nothing, whatever step finds out."""
+    peak = min(problem.peak_usage(c) for c in choices(problem))
+    last = max((u.end for u in problem.usages), default=0)
+    limit = peak - data.draw(st.integers(1, 9))
+    problem = Problem.build(
+        problem.node_costs,
+        [(a, b, problem.edge_tables[i]) for (a, b), i in zip(problem.edge_nodes, problem.edge_table_ids, strict=True)],
+        usages=problem.usages,
+        limit=[Limit(limit, 0, last + 1)],
+    )
+
+    _, left = presolve(problem)
+
+    assert left is None or any(best_of(part) is None for part in left.parts.parts)
