@@ -170,7 +170,7 @@ class _Run:
             found: Ints | None = None
             if excess.max(initial=0.0) <= 0:
                 found = relaxation.labels.copy()
-            elif best is None and rounds % MENDING_INTERVAL == 0:
+            elif best is None and rounds % MENDING_INTERVAL == 1:
                 found = mend(relaxation.flat, relaxation.memory, relaxation.labels, FEW_MOVES)
             if found is not None and (price := relaxation.flat.cost(found)) < cost:
                 first, best, cost = best is None, found, price
