@@ -3,7 +3,8 @@
 The solver decides op by op what a mesh axis does; the line says what it does to most of the elements: an axis that
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
 parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
-sequence parallel, one that splits height or width of most activations is spatially parallel.
+sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
+this but splits some of the parameters is tensor parallel in part of the model.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Phase, Role
 from autopar.plan import Plan
 from autopar.sharding import Placement, Shard
+
+_SOME = 0.05
+"""Share of the parameters that makes an axis more than idle."""
 
 
 @dataclass(slots=True)
@@ -66,8 +70,11 @@ def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
         degrees[role] *= axis.size
         if role in ("dp", "sp", "spatial"):
             levels[role].add(_zero(tallies))
-        if role == "tp" and tallies.boundaries.most(tallies.boundaries.second):
-            notes[role] = ["sequence parallel"]
+        if role == "tp":
+            if not tallies.used.most(tallies.used.split):
+                notes[role] = ["in part"]
+            elif tallies.boundaries.most(tallies.boundaries.second):
+                notes[role] = ["sequence parallel"]
     for role, found in levels.items():
         if any(found):
             # Two axes of one role may differ: ZeRO over the links inside a node only, say.
@@ -108,7 +115,9 @@ def _role(tallies: _AxisTallies) -> str:
         return "tp"
     if tallies.activations.most(tallies.activations.second):
         return "sp"
-    return "spatial" if tallies.activations.most(tallies.activations.spatial) else "idle"
+    if tallies.activations.most(tallies.activations.spatial):
+        return "spatial"
+    return "tp" if tallies.used.split > _SOME * tallies.used.total else "idle"
 
 
 def _zero(tallies: _AxisTallies) -> int:
