@@ -90,10 +90,34 @@ class Memory:
 
     def hopeless(self) -> bool:
         """Return whether some limit is broken whatever is chosen."""
-        lowest = np.zeros(self.num_rows)
-        for first, last, amounts in zip(self.first.tolist(), self.last.tolist(), self.amounts, strict=True):
-            lowest[first:last] += amounts.min()
+        lowest, _ = self.extremes()
         return bool((lowest > self.limits + 1e-9 * self.scales).any())
+
+    def extremes(self) -> tuple[Floats, Floats]:
+        """Return the least and the most use in each segment if every node is chosen for that segment alone."""
+        order = np.argsort(self.nodes, kind="stable")
+        starts = np.flatnonzero(np.diff(self.nodes[order], prepend=-1))
+        changes = np.zeros((2, self.num_rows + 1))  # of the least and of the most use from segment to segment
+        for group in np.split(order, starts[1:]):
+            if len(group) == 0:
+                continue
+            first, last = self.first[group], self.last[group]
+            if len(group) == 1:
+                amounts = self.amounts[group[0]]
+                ends = (amounts.min(), amounts.max())
+                changes[:, first[0]] += ends
+                changes[:, last[0]] -= ends
+                continue
+            times = np.unique(np.concatenate([first, last]))
+            used = np.zeros((len(times), len(self.amounts[group[0]])))
+            amounts = np.array([self.amounts[u] for u in group.tolist()])
+            np.add.at(used, np.searchsorted(times, first), amounts)
+            np.add.at(used, np.searchsorted(times, last), -amounts)
+            np.cumsum(used, axis=0, out=used)
+            changes[0, times] += np.diff(used.min(axis=1), prepend=0.0)
+            changes[1, times] += np.diff(used.max(axis=1), prepend=0.0)
+        lowest, highest = np.cumsum(changes, axis=1)[:, :-1]
+        return lowest, highest
 
     def profile(self, choice: Sequence[int]) -> Floats:
         """Return the use in each segment for one label per node, shape (num_rows,)."""
@@ -121,7 +145,6 @@ class Memory:
     def restrict(self, kept: Sequence[Ints]) -> "Memory":
         """Return the rows on the labels `kept` of each node, without constant usages and rows that cannot break."""
         limits = self.limits.copy()
-        highest = np.zeros(self.num_rows)
         varying = []
         for u, (n, first, last) in enumerate(
             zip(self.nodes.tolist(), self.first.tolist(), self.last.tolist(), strict=True)
@@ -130,21 +153,34 @@ class Memory:
             if amounts.min() == amounts.max():
                 limits[first:last] -= amounts[0]
             else:
-                highest[first:last] += amounts.max()
                 varying.append((u, amounts))
-        keep = highest > limits
+        index = np.array([u for u, _ in varying], np.int64)
+        rest = Memory(
+            self.times,
+            limits,
+            self.scales,
+            self.nodes[index],
+            self.first[index],
+            self.last[index],
+            tuple(amounts for _, amounts in varying),
+        )
+        return rest._without_slack_rows()
+
+    def _without_slack_rows(self) -> "Memory":
+        """Return the rows that some choice can break."""
+        _, highest = self.extremes()
+        keep = highest + 1e-12 * sum(float(amounts.max()) for amounts in self.amounts) > self.limits
         number = np.concatenate([[0], np.cumsum(keep)])
         first, last = number[self.first], number[self.last]
-        varying = [(u, amounts) for u, amounts in varying if first[u] < last[u]]
-        index = np.array([u for u, _ in varying], np.int64)
+        index = np.flatnonzero(first < last)
         return Memory(
             self.times[keep],
-            limits[keep],
+            self.limits[keep],
             self.scales[keep],
             self.nodes[index],
             first[index],
             last[index],
-            tuple(amounts for _, amounts in varying),
+            tuple(self.amounts[u] for u in index.tolist()),
         )
 
     def moved(self, roots: Ints, labels: Sequence[Ints]) -> "Memory":
