@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.problem import Problem
 from autopar.solvers.field import Floats, Ints
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,6 +173,10 @@ class Memory:
         """Return the rows that some choice can break."""
         _, highest = self.extremes()
         keep = highest + 1e-12 * sum(float(amounts.max()) for amounts in self.amounts) > self.limits
+        return self._rows(keep)
+
+    def _rows(self, keep: Flags) -> "Memory":
+        """Return some of the rows, and the usages that cover them."""
         number = np.concatenate([[0], np.cumsum(keep)])
         first, last = number[self.first], number[self.last]
         index = np.flatnonzero(first < last)
@@ -186,6 +193,8 @@ class Memory:
     def moved(self, roots: Ints, labels: Sequence[Ints]) -> "Memory":
         """Return the rows after each node has been replaced by another one that decides for it.
 
+        Rows that thereby became implied by a neighbour go.
+
         Args:
             roots: Per node the one that decides, in a numbering of its own.
             labels: Per node its label for each label of the one that decides.
@@ -198,7 +207,34 @@ class Memory:
             own = amounts[labels[node]]
             merged[key] = merged[key] + own if key in merged else own
         keys = np.array(list(merged), np.int64).reshape(-1, 3)
-        return Memory(self.times, self.limits, self.scales, keys[:, 0], keys[:, 1], keys[:, 2], tuple(merged.values()))
+        moved = Memory(self.times, self.limits, self.scales, keys[:, 0], keys[:, 1], keys[:, 2], tuple(merged.values()))
+        return moved.without_implied_rows()
+
+    def without_implied_rows(self) -> "Memory":
+        """Return the rows without those that a neighbour implies: its limit is no higher, its use no less for any choice."""
+        changes: list[dict[int, Floats]] = [{} for _ in range(self.num_rows + 1)]
+        for node, first, last, amounts in zip(
+            self.nodes.tolist(), self.first.tolist(), self.last.tolist(), self.amounts, strict=True
+        ):
+            changes[first][node] = changes[first].get(node, 0.0) + amounts
+            changes[last][node] = changes[last].get(node, 0.0) - amounts
+        limits = self.limits.tolist()
+        kept: list[int] = []
+        rises: list[dict[int, Floats]] = []  # per row kept, the change of use since the one kept before
+        rise: dict[int, Floats] = {}
+        for t in range(self.num_rows):
+            rise = _sum(rise, changes[t])
+            while kept and limits[t] <= limits[kept[-1]] and all((use >= 0).all() for use in rise.values()):
+                kept.pop()
+                rise = _sum(rises.pop(), rise)
+            if kept and limits[t] >= limits[kept[-1]] and all((use <= 0).all() for use in rise.values()):
+                continue
+            kept.append(t)
+            rises.append(rise)
+            rise = {}
+        mask = np.zeros(self.num_rows, bool)
+        mask[kept] = True
+        return self._rows(mask)
 
     def peaks(self, profile: Floats, count: int) -> list[int]:
         """Return up to `count` segments where the limit is broken most, no two in the same run of broken segments."""
@@ -214,3 +250,11 @@ class Memory:
                 position = end
             position += 1
         return sorted(result, key=lambda t: -excess[t])[:count]
+
+
+def _sum(first: dict[int, Floats], second: dict[int, Floats]) -> dict[int, Floats]:
+    """Return changes of use per node, one after the other."""
+    result = dict(first)
+    for node, use in second.items():
+        result[node] = result[node] + use if node in result else use
+    return result
