@@ -211,7 +211,7 @@ class Memory:
         return moved.without_implied_rows()
 
     def without_implied_rows(self) -> "Memory":
-        """Return the rows without those that a neighbour implies: its limit is no higher, its use no less for any choice."""
+        """Return the rows that no neighbour implies: one with no higher limit and no less use, whatever is chosen."""
         changes: list[dict[int, Floats]] = [{} for _ in range(self.num_rows + 1)]
         for node, first, last, amounts in zip(
             self.nodes.tolist(), self.first.tolist(), self.last.tolist(), self.amounts, strict=True
