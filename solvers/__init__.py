@@ -18,6 +18,7 @@ __all__ = ["SOLVERS", "Solver", "available", "load", "names"]
 
 SOLVERS = {
     "auto": "autopar.solvers.auto:Auto",
+    "portfolio": "autopar.solvers.portfolio:Portfolio",
     "highs": "autopar.solvers.highs:HighsSolver",
     "ortools-highs": "autopar.solvers.ortools_mip:OrtoolsHighs",
     "ortools-scip": "autopar.solvers.ortools_mip:OrtoolsScip",
@@ -33,6 +34,7 @@ SOLVERS = {
 
 NEEDS = {
     "auto": "highspy",
+    "portfolio": "numba",
     "highs": "highspy",
     "ortools-highs": "ortools",
     "ortools-scip": "ortools",

@@ -81,8 +81,13 @@ class Auto(Solver):
         if prepared is None or merged is None:
             budget.raise_bound(math.inf)
             return budget.solution()
-        _Search(prepared, merged, budget).run()
+        exact(prepared, merged, budget)
         return budget.solution()
+
+
+def exact(prepared: Prepared, merged: Merged, budget: Budget) -> None:
+    """Raise the bound and offer choices until the budget is done."""
+    _Search(prepared, merged, budget).run()
 
 
 class _Search:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Protocol
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Solution, Termination, relative_gap
@@ -101,6 +102,19 @@ class Budget:
     def upper(self) -> float:
         """Cost that is of no interest any more: the incumbent's or the cutoff."""
         return min(self.cost, self._cutoff)
+
+    def part(self, seconds: float) -> "Budget":
+        """Return a budget that begins where this one is and ends after `seconds`, or with this one."""
+        result = copy(self)
+        result._end = min(self._end, time.monotonic() + seconds)
+        return result
+
+    def adopt(self, part: "Budget") -> None:
+        """Take what was found under a part of this budget."""
+        if part.cost < self.cost:
+            self.choice, self.cost = part.choice, part.cost
+        self.bound = max(self.bound, part.bound)
+        self.interrupted = self.interrupted or part.interrupted
 
     def spent(self) -> bool:
         """Return whether to stop now: out of time, interrupted, or done."""

@@ -38,6 +38,17 @@ class Merged:
         """Return the labels of all nodes of the field before."""
         return [int(mine[choice[root]]) for root, mine in zip(self.roots.tolist(), self.labels, strict=True)]
 
+    def choice(self, labels: Sequence[int]) -> list[int] | None:
+        """Return the labels of the roots that stand for labels of all nodes, None if some do not."""
+        result = [-1] * len(self.field.unary)
+        for root, mine, label in zip(self.roots.tolist(), self.labels, labels, strict=True):
+            if result[root] < 0 or mine[result[root]] != label:
+                fitting = np.flatnonzero(mine == label)
+                if result[root] >= 0 or len(fitting) == 0:
+                    return None
+                result[root] = int(fitting[0])
+        return result
+
     def restrict(self, kept: Sequence[Ints]) -> "Merged":
         """Return the reduction to the labels `kept` of each node of `field`."""
         field, memory = self.field.restrict(kept), self.memory.restrict(kept)

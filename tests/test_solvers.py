@@ -16,7 +16,17 @@ from tests.checks import check_solution, choices, close
 from tests.instances import training_step
 from tests.strategies import problems
 
-EXACT = ("auto", "highs", "ortools-highs", "ortools-scip", "ortools-cbc", "pulp-cbc", "cp-sat", "brute-force")
+EXACT = (
+    "auto",
+    "portfolio",
+    "highs",
+    "ortools-highs",
+    "ortools-scip",
+    "ortools-cbc",
+    "pulp-cbc",
+    "cp-sat",
+    "brute-force",
+)
 EXAMPLES = {
     "auto": 300,
     "highs": 60,

@@ -1,0 +1,171 @@
+"""Large-neighbourhood search: free a part of a choice that fits, solve it exactly, keep what is not worse.
+
+Which labels a free node may take, and where a part is looked for, is read off the dual: labels that cost much above the
+bound are left out, and a part grows, edge by edge, from a node whose present label costs most above it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.solvers.base import Budget
+from autopar.solvers.field import Field, Floats, Ints
+from autopar.solvers.flat import Flat, FlatMemory, indicator
+from autopar.solvers.neighbourhood import carve, solve
+
+Bools = NDArray[np.bool_]
+T = TypeVar("T")
+
+SHARES = (0.03, 0.1, 0.3, 1.0)
+"""How far above the bound a label may be, as a share of the gap; each part draws one."""
+SECONDS = (0.1, 0.4, 1.5)
+"""How long a part should take; each part draws one. Short parts gain more at first, long ones in the end."""
+FIRST_SIZE = 10_000.0
+"""Labels and pairs of labels in the first part of a second."""
+LEAST_SIZE, LARGEST_SIZE = 200.0, 1e6
+LARGER, SMALLER = 2.0, 0.7
+"""Most and least factor on the size of parts of one kind after one that took less, or more, than it should."""
+LONGEST = 3.0
+"""What a part may take, in parts of what it should."""
+JOIN_SECONDS = 2.0
+"""What mixing two choices may take."""
+SEEDS = (1, 1, 3, 10)
+"""Nodes that a part grows from at once; each part draws one. Far ones can trade what a limit leaves."""
+MOST_SEEDS = 1000
+SEED_FLOOR = 1e-4
+"""Weight of a node as a seed whose label does not cost more than the bound, in parts of the gap."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guide:
+    """What the dual says of labels.
+
+    Attributes:
+        bound: A lower bound on the optimum.
+        rises: Per label, a lower bound on how far above `bound` a choice with it costs.
+    """
+
+    bound: float
+    rises: Floats
+
+
+class Improver:
+    """A choice that fits, and the search that makes it cheaper.
+
+    Attributes:
+        labels: The choice.
+        cost: Its cost.
+        parts: Parts solved so far.
+    """
+
+    def __init__(self, field: Field, flat: Flat, memory: FlatMemory, labels: Ints, guide: Guide, seed: int) -> None:
+        self.labels = labels.copy()
+        self.cost = field.cost(labels.tolist())
+        self.parts = 0
+        self._field = field
+        self._flat = flat
+        self._memory = memory
+        self._guide = guide
+        self._random = np.random.default_rng(seed)
+        self._profile = memory.profile(indicator(flat.offsets, labels))
+        self._sizes: dict[tuple[float, float], float] = {}
+
+    def adopt(self, labels: Ints) -> None:
+        """Go on from another choice that fits."""
+        self.labels = labels.copy()
+        self.cost = self._field.cost(labels.tolist())
+        self._profile = self._memory.profile(indicator(self._flat.offsets, labels))
+
+    def step(self, part_budget: Callable[[float], Budget]) -> bool:
+        """Solve one part; return whether the choice has become cheaper.
+
+        Args:
+            part_budget: Gives a budget of so many seconds. If it has no end, parts keep their first size.
+        """
+        self.parts += 1
+        share, seconds = self._draw(SHARES), self._draw(SECONDS)
+        size = self._sizes.get((share, seconds), FIRST_SIZE * seconds)
+        permitted: Bools = self._guide.rises <= share * (self.cost - self._guide.bound)
+        permitted[self._flat.offsets[:-1] + self.labels] = True
+        nodes = self._grow(permitted, size)
+        if len(nodes) == 0:
+            return False
+        kept = [np.flatnonzero(permitted[self._flat.offsets[n] : self._flat.offsets[n + 1]]) for n in nodes.tolist()]
+        piece = carve(self._field, self._memory, self.labels, self._profile, nodes, kept)
+        budget = part_budget(LONGEST * seconds)
+        begin = time.monotonic()
+        found = solve(piece, budget)
+        if math.isfinite(budget.remaining):
+            size *= min(max(math.sqrt(seconds / (time.monotonic() - begin)), SMALLER), LARGER)
+            self._sizes[share, seconds] = min(max(size, LEAST_SIZE), LARGEST_SIZE)
+        return found is not None and self._take(nodes, found)
+
+    def join(self, labels: Ints, part_budget: Callable[[float], Budget]) -> None:
+        """Go on from the best mixture of the choice with another one that fits.
+
+        Args:
+            labels: The other choice; it is the one to go on from if no mixture is cheaper.
+            part_budget: As in `step`.
+        """
+        mine = self.labels
+        nodes = np.flatnonzero(mine != labels)
+        self.adopt(labels)
+        if len(nodes):
+            kept = [np.unique(pair) for pair in zip(mine[nodes], labels[nodes], strict=True)]
+            piece = carve(self._field, self._memory, self.labels, self._profile, nodes, kept)
+            found = solve(piece, part_budget(JOIN_SECONDS))
+            if found is not None:
+                self._take(nodes, found)
+
+    def _draw(self, values: Sequence[T]) -> T:
+        return values[int(self._random.integers(len(values)))]
+
+    def _grow(self, permitted: Bools, most: float) -> Ints:
+        """Return a part with about `most` labels and pairs of labels, connected as far as permitted labels allow."""
+        counts = np.add.reduceat(permitted.astype(np.int64), self._flat.offsets[:-1])
+        free = np.flatnonzero(counts > 1)
+        if len(free) == 0:
+            return free
+        weights = self._guide.rises[self._flat.offsets[free] + self.labels[free]]
+        weights = weights + SEED_FLOOR * max(self.cost - self._guide.bound, 1e-300)
+        seeds = self._random.choice(free, min(len(free), MOST_SEEDS), replace=False, p=weights / weights.sum()).tolist()
+        seeds.reverse()
+        count = counts.tolist()
+        nodes: list[int] = []
+        inside: set[int] = set()
+        size = 0
+        frontier = [seeds.pop() for _ in range(min(self._draw(SEEDS), len(seeds)))]
+        while size < most and (frontier or seeds):
+            if not frontier:
+                frontier.append(seeds.pop())
+            k = int(self._random.integers(len(frontier)))
+            frontier[k], frontier[-1] = frontier[-1], frontier[k]
+            node = frontier.pop()
+            if node in inside or count[node] < 2:
+                continue
+            inside.add(node)
+            nodes.append(node)
+            size += count[node]
+            for other in sorted(self._field.adjacent[node]):
+                if other in inside:
+                    size += count[node] * count[other]
+                else:
+                    frontier.append(other)
+        return np.array(nodes, np.int64)
+
+    def _take(self, nodes: Ints, found: Ints) -> bool:
+        """Adopt labels of `nodes` unless rounding hid that they are worse; return whether they are cheaper."""
+        labels = self.labels.copy()
+        labels[nodes] = found
+        cost = self._field.cost(labels.tolist())
+        profile = self._memory.profile(indicator(self._flat.offsets, labels))
+        if cost > self.cost or (profile > self._memory.limits).any():
+            return False
+        gained = cost < self.cost
+        self.labels, self.cost, self._profile = labels, cost, profile
+        return gained

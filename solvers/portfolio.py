@@ -1,0 +1,236 @@
+"""Everything together, for problems of any size: exact where that closes, else a bound from the dual and a search.
+
+1. Forbidden strategies go, parallel edges merge, nodes that follow others are folded into them.
+2. Small problems: the exact method of `auto` gets half of the time.
+3. Messages and prices (`relaxation`) give a bound, and choices: those that fit on the way, or once the limits are made
+   dearer and single nodes are changed (`mend`).
+4. Labels that provably cost more than the best choice go; if no more than a middling problem is left, the exact
+   method gets half of the time that is left.
+5. Large-neighbourhood search until the time is up.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
+from autopar.solvers.auto import exact
+from autopar.solvers.base import Budget, Solver, Watch
+from autopar.solvers.dominance import undominated
+from autopar.solvers.field import Ints, Prepared, prepare
+from autopar.solvers.flat import Flat, FlatMemory
+from autopar.solvers.improve import Guide, Improver
+from autopar.solvers.memory import Memory
+from autopar.solvers.mend import mend
+from autopar.solvers.merge import Merged, merge
+from autopar.solvers.relaxation import PEAKS, Relaxation, peaks
+from autopar.solvers.team import improve_together
+
+SMALL = 150_000
+"""Entries of all tables up to which the exact method is tried first; without limits four times as many."""
+MIDDLING = 700_000
+"""Entries of all tables up to which it is tried once labels have gone."""
+FIRST_SEARCH_SHARE = 0.2
+"""Part of the time that is left for the search before that."""
+DUAL_SHARE = 0.25
+"""Part of the time that the dual may take."""
+EXACT_SHARE = 0.5
+"""Part of the time that is left that the exact method may take."""
+OFFER_SECONDS = 1.0
+"""How often the search hands over what it has found: pricing a choice of the whole problem exactly takes a while."""
+SETTLING_ROUNDS = 10
+"""Sweeps after a change of prices before a choice is looked at."""
+MENDING_INTERVAL = 50
+"""Rounds of the dual between two attempts to mend what it chose, until a choice fits."""
+FEW_MOVES = 300
+"""Changes of nodes in one attempt."""
+FIRST_RISE, LAST_RISE, RISE_GROWTH = 1e-4, 1e6, 1.2
+"""What is added to the price of a broken limit, in parts of the bound: at first, at last, and its growth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portfolio(Solver):
+    """Anytime: a choice and a bound at every size.
+
+    Attributes:
+        max_rounds: Rounds of the dual at most.
+        max_parts: Parts of the search at most, per thread. With both limits, one thread and no limit of time, equal
+            seeds give equal results.
+    """
+
+    max_rounds: int | None = None
+    max_parts: int | None = None
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit: float = math.inf,
+        start: Sequence[int] | None = None,
+        cutoff: float = math.inf,
+        gap: float = OPTIMALITY_TOLERANCE,
+        should_stop: Callable[[], bool] | None = None,
+        threads: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
+    ) -> Solution:
+        """See `Solver.solve`.
+
+        `should_stop` may be called from several threads, `watch` is called from the caller's only. The search draws
+        from `seed`.
+        """
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
+        prepared = prepare(problem)
+        merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
+        if prepared is None or merged is None or merged.memory.hopeless():
+            budget.raise_bound(math.inf)
+            return budget.solution()
+        _Run(self, prepared, merged, budget).run()
+        return budget.solution()
+
+
+class _Run:
+    """One run on one problem."""
+
+    def __init__(
+        self,
+        options: Portfolio,
+        prepared: Prepared,
+        merged: Merged,
+        budget: Budget,
+    ) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._merged = merged
+        self._budget = budget
+
+    def run(self) -> None:
+        """Raise the bound and offer choices until the budget is done."""
+        small = _entries(self._merged) <= SMALL * (1 if self._merged.memory.num_rows else 4)
+        if small:
+            self._exact(self._merged)
+        if self._budget.spent():
+            return
+        merged = self._merged.restrict(undominated(self._merged.field, self._merged.memory))
+        flat = Flat.of(merged.field.softened())
+        relaxation = Relaxation(flat, FlatMemory.of(merged.memory, flat.offsets))
+        best = self._bound(merged, relaxation)
+        if best is None and not self._budget.spent():
+            best = self._fit(merged, relaxation)
+        guide = Guide(*relaxation.rises())
+        if not small and not self._budget.spent():
+            unending = math.isinf(self._budget.remaining) and self._options.max_parts is None
+            if best is not None and not unending and _entries(merged) <= MIDDLING:
+                best = self._improve(merged, relaxation, guide, best, FIRST_SEARCH_SHARE)
+            thinned = self._below(merged, guide, relaxation)
+            if thinned is not None and (unending or _entries(thinned) <= MIDDLING):
+                self._exact(thinned)
+                known = self._known(merged)
+                best = best if known is None else known
+        if best is not None and not self._budget.spent():
+            self._improve(merged, relaxation, guide, best)
+
+    def _exact(self, merged: Merged) -> None:
+        part = self._budget.part(EXACT_SHARE * self._budget.remaining)
+        exact(self._prepared, merged, part)
+        self._budget.adopt(part)
+
+    def _below(self, merged: Merged, guide: Guide, relaxation: Relaxation) -> Merged | None:
+        """Return `merged` without labels that cost more than the best choice; None if some node has none left.
+
+        A bound on what is left is one on the whole up to the best choice's cost, and beyond that it does not matter.
+        """
+        cost = self._budget.cost
+        if math.isinf(cost):
+            return merged
+        slack = 1e-9 * abs(cost) + 1e-12 * float(np.abs(relaxation.flat.tables).max(initial=0.0))
+        permitted = guide.bound + guide.rises <= cost + slack
+        offsets = relaxation.flat.offsets.tolist()
+        kept = [np.flatnonzero(permitted[first:last]) for first, last in pairwise(offsets)]
+        if any(len(k) == 0 for k in kept):
+            self._budget.raise_bound(cost, 0.0)
+            return None
+        return merged.restrict(kept)
+
+    def _bound(self, merged: Merged, relaxation: Relaxation) -> Ints | None:
+        """Raise the dual bound; return the cheapest choice that fits on the way."""
+        budget = self._budget.part(DUAL_SHARE * self._budget.remaining)
+        highest = merged.field.highest_cost()
+        highest += 1e-9 * abs(highest)  # no permitted choice costs more
+        best, offered = self._known(merged), time.monotonic()
+        cost = math.inf if best is None else relaxation.flat.cost(best)
+        rounds = 0
+        while not relaxation.finished and not budget.spent() and rounds != self._options.max_rounds:
+            excess = relaxation.round()
+            rounds += 1
+            found: Ints | None = None
+            if excess.max(initial=0.0) <= 0:
+                found = relaxation.labels.copy()
+            elif best is None and rounds % MENDING_INTERVAL == 0:
+                found = mend(relaxation.flat, relaxation.memory, relaxation.labels, FEW_MOVES)
+            if found is not None and (price := relaxation.flat.cost(found)) < cost:
+                first, best, cost = best is None, found, price
+                if first or time.monotonic() - offered >= OFFER_SECONDS:
+                    self._offer(merged, best)
+                    offered = time.monotonic()
+            if relaxation.bound > self._budget.bound:
+                self._budget.raise_bound(math.inf if relaxation.bound > highest else relaxation.bound, 0.0)
+                budget.adopt(self._budget)
+        if best is not None:
+            self._offer(merged, best)
+        return best
+
+    def _known(self, merged: Merged) -> Ints | None:
+        """Return the budget's choice in labels of `merged`, None if it has none there."""
+        if self._budget.choice is None or (before := self._prepared.choice(self._budget.choice)) is None:
+            return None
+        labels = merged.choice(before)
+        return None if labels is None else np.array(labels, np.int64)
+
+    def _fit(self, merged: Merged, relaxation: Relaxation) -> Ints | None:
+        """Make broken limits dearer, and mend what is chosen then, until a choice fits."""
+        prices = relaxation.best_prices.copy()
+        size = max(abs(relaxation.bound - relaxation.flat.constant), 1e-300)
+        rise = FIRST_RISE * size
+        while not self._budget.spent() and rise <= LAST_RISE * size:
+            labels = relaxation.settle(prices, SETTLING_ROUNDS)
+            found = mend(relaxation.flat, relaxation.memory, labels, FEW_MOVES)
+            if found is not None and self._offer(merged, found):
+                return found
+            for t in peaks(relaxation.excess(labels), PEAKS).tolist():
+                prices[t] += rise / relaxation.memory.scales[t]
+            rise *= RISE_GROWTH
+        return None
+
+    def _improve(self, merged: Merged, relaxation: Relaxation, guide: Guide, best: Ints, share: float = 1.0) -> Ints:
+        """Search for a share of the time that is left, and return the best choice."""
+        budget = self._budget.part(share * self._budget.remaining) if share < 1 else self._budget
+        flat, memory = relaxation.flat, relaxation.memory
+        improvers = [
+            Improver(merged.field, flat, memory, best, guide, self._budget.seed + k)
+            for k in range(max(1, self._budget.threads))
+        ]
+        offered, last = improvers[0].cost, time.monotonic()
+
+        def report(labels: Ints, cost: float) -> None:
+            nonlocal offered, last
+            if cost < offered and time.monotonic() - last >= OFFER_SECONDS:
+                self._offer(merged, labels)
+                offered, last = cost, time.monotonic()
+
+        labels, cost = improve_together(improvers, budget, self._options.max_parts, report)
+        if cost < offered:
+            self._offer(merged, labels)
+        return labels
+
+    def _offer(self, merged: Merged, labels: Ints) -> bool:
+        return self._budget.offer(self._prepared.strategies(merged.invert(labels.tolist())))
+
+
+def _entries(merged: Merged) -> int:
+    """Return the entries of all tables."""
+    return sum(table.size for table in merged.field.tables.values())

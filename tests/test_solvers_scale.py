@@ -1,0 +1,327 @@
+"""The parts of the portfolio that work at any size, each against brute force on small problems."""
+
+import math
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
+
+from autopar.problem import Problem, Termination, Usage
+from autopar.solvers import portfolio
+from autopar.solvers.base import Budget
+from autopar.solvers.field import Field, prepare
+from autopar.solvers.flat import Flat, FlatMemory, indicator
+from autopar.solvers.improve import Guide, Improver
+from autopar.solvers.memory import Memory
+from autopar.solvers.mend import mend
+from autopar.solvers.merge import Merged, merge
+from autopar.solvers.messages import Messages
+from autopar.solvers.neighbourhood import carve, solve
+from autopar.solvers.portfolio import Portfolio
+from autopar.solvers.relaxation import Relaxation, peaks
+from autopar.solvers.team import improve_together
+from tests.checks import check_solution, choices, close
+from tests.strategies import problems
+
+DUST = 1e-9
+"""Relative difference of sums of the same few numbers in another order, with room."""
+
+
+def labellings(field: Field) -> list[tuple[int, ...]]:
+    """Return every choice of a field."""
+    return list(product(*(range(len(u)) for u in field.unary)))
+
+
+def reduced(problem: Problem) -> Merged:
+    """Return the problem with its nodes merged; draws without a permitted choice are thrown away."""
+    prepared = prepare(problem)
+    if prepared is None:
+        reject()
+    merged = merge(prepared.field, Memory.of(problem, prepared.labels))
+    if merged is None:
+        reject()
+    return merged
+
+
+def fitting(merged: Merged) -> dict[tuple[int, ...], float]:
+    """Return the permitted choices that fit, with their costs."""
+    memory = merged.memory
+    found = {c: merged.field.cost(c) for c in labellings(merged.field)}
+    return {c: cost for c, cost in found.items() if cost < math.inf and (memory.profile(c) <= memory.limits).all()}
+
+
+def room(*costs: float) -> float:
+    """Return what rounding may do to sums of this size."""
+    return DUST * max((abs(c) for c in costs if math.isfinite(c)), default=0.0)
+
+
+@given(problem=problems(limited=False), data=st.data())
+@settings(max_examples=100)
+def test_messages_bound_the_least_cost_whatever_they_are(problem: Problem, data: st.DataObject) -> None:
+    """The bound of any messages is below every choice; sweeping never lowers it, and a tree's is its optimum."""
+    merged = reduced(problem)
+    flat = Flat.of(merged.field.softened())
+    messages = Messages.none(flat)
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    scale = data.draw(st.sampled_from([0.0, 1.0, 1e6]))
+    random = np.random.default_rng(seed)
+    messages.to_first[:] = scale * random.normal(size=len(messages.to_first))
+    messages.to_second[:] = scale * random.normal(size=len(messages.to_second))
+    best = min(merged.field.cost(c) for c in labellings(merged.field))
+
+    bounds = [messages.bound(flat, flat.unary)]
+    for _ in range(30):
+        swept = messages.sweep(flat, flat.unary)
+        bounds.append(messages.bound(flat, flat.unary))
+
+    assert all(b <= best for b in bounds)
+    largest = max(float(np.abs(a).max(initial=0.0)) for a in (flat.tables, flat.unary))
+    slack = DUST * (abs(best) + scale + largest)
+    assert abs(swept - bounds[-1]) <= slack
+    assert all(b >= a - slack for a, b in pairwise(bounds[1:]))
+    if len(merged.field.tables) <= 1:
+        assert bounds[-1] >= best - slack
+
+
+@given(problem=problems(limited=True))
+@settings(max_examples=100)
+def test_the_dual_bounds_every_choice_that_fits_and_every_label(problem: Problem) -> None:
+    """The bound holds with prices too, and a choice costs at least the bound plus the rise of each of its labels."""
+    merged = reduced(problem)
+    flat = Flat.of(merged.field.softened())
+    relaxation = Relaxation(flat, FlatMemory.of(merged.memory, flat.offsets))
+    costs = fitting(merged)
+    best = min(costs.values(), default=math.inf)
+
+    for _ in range(200):
+        relaxation.round()
+        assert relaxation.bound <= best
+    bound, rises = relaxation.rises()
+
+    slack = 1e-9 * (float(np.abs(flat.unary).max()) + float(np.abs(flat.tables).max(initial=0.0)) + abs(bound))
+    for choice, cost in costs.items():
+        assert (bound + rises[flat.offsets[:-1] + np.array(choice)] <= cost + slack).all()
+
+
+@given(excess=st.lists(st.integers(-2, 3), max_size=12), count=st.integers(1, 4))
+def test_peaks_are_the_highest_of_each_run(excess: list[int], count: int) -> None:
+    """Each run of broken segments gives its first highest one; the highest of these come first."""
+    array = np.array(excess, np.float64)
+    runs: list[list[int]] = []
+    for t, value in enumerate(excess):
+        if value > 0:
+            runs.append([*runs.pop(), t]) if runs and runs[-1][-1] == t - 1 else runs.append([t])
+    tops = sorted((max(run, key=lambda t: (excess[t], -t)) for run in runs), key=lambda t: (-excess[t], t))
+
+    assert peaks(array, count).tolist() == tops[:count]
+
+
+def _flat(merged: Merged) -> tuple[Flat, FlatMemory]:
+    flat = Flat.of(merged.field.softened())
+    return flat, FlatMemory.of(merged.memory, flat.offsets)
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=100)
+def test_arrays_cost_and_use_what_the_field_does(problem: Problem, data: st.DataObject) -> None:
+    """The flat form of a field and of its limits says the same as the form it was made from."""
+    merged = reduced(problem)
+    flat, memory = _flat(merged)
+    choice = data.draw(st.sampled_from(labellings(merged.field)))
+    prices = np.array(
+        data.draw(st.lists(st.integers(0, 5), min_size=merged.memory.num_rows, max_size=merged.memory.num_rows)), float
+    )
+
+    cost, use = merged.field.cost(choice), merged.memory.profile(choice)
+
+    if cost < math.inf:
+        assert abs(flat.cost(np.array(choice)) - cost) <= room(cost, float(np.abs(flat.tables).max(initial=1.0)))
+    assert np.allclose(memory.profile(indicator(flat.offsets, choice)), use)
+    expected = merged.memory.prices(prices, [len(u) for u in merged.field.unary])
+    assert np.allclose(memory.priced(prices, len(flat.unary)), np.concatenate(expected))
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=100)
+def test_a_piece_sees_the_costs_and_limits_of_the_whole(problem: Problem, data: st.DataObject) -> None:
+    """Changing free nodes changes the cost alike in piece and whole, fits alike, and the piece's best is found."""
+    merged = reduced(problem)
+    costs = fitting(merged)
+    assume(len(costs) > 0)
+    flat, memory = _flat(merged)
+    present = np.array(data.draw(st.sampled_from(sorted(costs))), np.int64)
+    count = len(merged.field.unary)
+    nodes = np.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1, unique=True)), np.int64)
+    kept = []
+    for n in nodes.tolist():
+        others = data.draw(st.sets(st.integers(0, len(merged.field.unary[n]) - 1)))
+        kept.append(np.array(sorted(others | {int(present[n])}), np.int64))
+    profile = memory.profile(indicator(flat.offsets, present))
+
+    piece = carve(merged.field, memory, present, profile, nodes, kept)
+
+    before = merged.field.cost(present.tolist()) - piece.field.cost(piece.present)
+    best = math.inf
+    for choice in labellings(piece.field):
+        whole = present.copy()
+        whole[nodes] = piece.labels(choice)
+        cost = merged.field.cost(whole.tolist())
+        found = before + piece.field.cost(choice)
+        assert found == cost or abs(found - cost) <= room(found, cost)
+        fits = bool((piece.memory.profile(choice) <= piece.memory.limits + 1e-9).all())
+        assert fits == bool((merged.memory.profile(whole.tolist()) <= merged.memory.limits + 1e-9).all())
+        best = min(best, found) if fits else best
+    solved = solve(piece, Budget(problem, math.inf, None, math.inf, 0.0, None))
+    if solved is not None:
+        whole = present.copy()
+        whole[nodes] = solved
+        assert merged.field.cost(whole.tolist()) <= best + 1e-5 * abs(best)
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=60)
+def test_improving_never_makes_a_choice_dearer_or_too_large(problem: Problem, data: st.DataObject) -> None:
+    """Every step keeps a choice that fits, and after many steps a problem of one part is solved."""
+    merged = reduced(problem)
+    costs = fitting(merged)
+    assume(len(costs) > 0 and any(len(u) > 1 for u in merged.field.unary))
+    flat, memory = _flat(merged)
+    present = np.array(data.draw(st.sampled_from(sorted(costs))), np.int64)
+    everything = Guide(-1e9, np.zeros(len(flat.unary)))
+    improver = Improver(merged.field, flat, memory, present, everything, seed=0)
+    whole = Budget(problem, math.inf, None, math.inf, 0.0, None)
+
+    for _ in range(8):
+        before = improver.cost
+        improver.step(whole.part)
+        assert improver.cost <= before
+        assert tuple(improver.labels.tolist()) in costs
+        assert improver.cost == merged.field.cost(improver.labels.tolist())
+
+
+@given(problem=problems(), data=st.data())
+@settings(max_examples=60)
+def test_merging_knows_the_way_forth_and_back(problem: Problem, data: st.DataObject) -> None:
+    """A choice of the roots is found again from the choice of all nodes it stands for."""
+    merged = reduced(problem)
+    choice = list(data.draw(st.sampled_from(labellings(merged.field))))
+
+    assert merged.choice(merged.invert(choice)) == choice
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_team_ends_with_its_best_choice(threads: int) -> None:
+    """Two nodes that may not use more than 10 together: 1 + 9 costs 0, the start 5 + 5 costs 2."""
+    uses = [Usage(node, 0, 1, np.array([5, 1, 9])) for node in (0, 1)]
+    problem = Problem.build([[1, 9, 0], [1, 0, 9]], usages=uses, limit=10)
+    merged = reduced(problem)
+    flat, memory = _flat(merged)
+    guide = Guide(-10.0, np.zeros(len(flat.unary)))
+    start = np.array([0, 0])
+    team = [Improver(merged.field, flat, memory, start, guide, seed) for seed in range(threads)]
+    seen: list[float] = []
+
+    labels, cost = improve_together(
+        team, Budget(problem, math.inf, None, math.inf, 0.0, None), 30, lambda _labels, cost: seen.append(cost)
+    )
+
+    assert (labels.tolist(), cost) == ([2, 1], 0.0)
+    assert len(seen) == 30
+    assert seen == sorted(seen, reverse=True)
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=60)
+def test_joining_takes_the_best_mixture(problem: Problem, data: st.DataObject) -> None:
+    """The result fits and costs no more than any choice whose every label is one of the two choices'."""
+    merged = reduced(problem)
+    costs = fitting(merged)
+    assume(len(costs) > 0)
+    flat, memory = _flat(merged)
+    mine, other = (data.draw(st.sampled_from(sorted(costs))) for _ in range(2))
+    guide = Guide(-1e9, np.zeros(len(flat.unary)))
+    improver = Improver(merged.field, flat, memory, np.array(mine), guide, seed=0)
+
+    improver.join(np.array(other), Budget(problem, math.inf, None, math.inf, 0.0, None).part)
+
+    mixtures = [cost for c, cost in costs.items() if all(x in pair for x, *pair in zip(c, mine, other, strict=True))]
+    result = tuple(improver.labels.tolist())
+    assert costs[result] == improver.cost
+    assert improver.cost <= costs[other]
+    assert improver.cost <= min(mixtures) + 1e-5 * abs(min(mixtures))
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=100)
+def test_mended_choices_fit(problem: Problem, data: st.DataObject) -> None:
+    """Mending gives a choice that fits, the same one if it fitted, and finds one where only one node uses anything."""
+    merged = reduced(problem)
+    flat, memory = _flat(merged)
+    start = data.draw(st.sampled_from(labellings(merged.field)))
+
+    mended = mend(flat, memory, np.array(start), 100)
+
+    fits = {c for c in labellings(merged.field) if (merged.memory.profile(c) <= merged.memory.limits).all()}
+    assert mended is None or tuple(mended.tolist()) in fits
+    if start in fits:
+        assert mended is not None
+        assert tuple(mended.tolist()) == start
+    if len(merged.memory.nodes) == 1 and fits:
+        assert mended is not None
+
+
+def test_mending_takes_the_cheapest_change_per_use_saved() -> None:
+    """15 of 12 are used. Node 0 saves 4 for 8, node 1 saves 3 for 3, node 2 saves 2 for 1: too little alone."""
+    uses = [Usage(node, 0, 1, np.array(use)) for node, use in enumerate(([5, 1], [5, 2], [5, 3]))]
+    problem = Problem.build([[0, 8], [0, 3], [0, 1]], usages=uses, limit=12)
+    merged = reduced(problem)
+    flat, memory = _flat(merged)
+
+    mended = [mend(flat, memory, np.zeros(3, np.int64), moves) for moves in (0, 1, 2)]
+
+    assert mended[0] is mended[1] is None
+    assert mended[2] is not None
+    assert mended[2].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("fixing", [False, True])
+def test_the_portfolio_is_exact_without_a_limit_of_time(monkeypatch: pytest.MonkeyPatch, fixing: bool) -> None:
+    """Also where the exact method comes last, on what the bound leaves of the problem."""
+    monkeypatch.setattr(portfolio, "SMALL", -1)
+    monkeypatch.setattr(portfolio, "MIDDLING", 10**9 if fixing else -1)
+
+    @settings(max_examples=80)
+    @given(problem=problems())
+    def law(problem: Problem) -> None:
+        best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
+
+        solution = Portfolio(max_rounds=80).solve(problem)
+
+        check_solution(problem, solution)
+        assert solution.termination is (Termination.INFEASIBLE if best == math.inf else Termination.OPTIMAL)
+        assert close(problem, solution.cost, best)
+
+    law()
+
+
+def test_the_portfolio_without_its_exact_part_claims_only_what_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds are below the optimum, choices fit, and equal seeds give equal answers."""
+    monkeypatch.setattr(portfolio, "SMALL", -1)
+
+    @settings(max_examples=80)
+    @given(problem=problems())
+    def law(problem: Problem) -> None:
+        best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
+
+        first, again = (Portfolio(max_rounds=120, max_parts=5).solve(problem, seed=3) for _ in range(2))
+
+        check_solution(problem, first)
+        assert first == again
+        assert first.cost >= best
+        assert first.bound <= best
+        if best < math.inf:
+            assert first.termination is not Termination.INFEASIBLE
+
+    law()
