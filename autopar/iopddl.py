@@ -20,9 +20,7 @@ written.
 import gzip
 import json
 import math
-import os
 import re
-import tempfile
 import zlib
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +29,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from autopar.errors import ProblemError
+from autopar.errors import PlanError, ProblemError
+from autopar.plan import write_atomically
 from autopar.problem import FORBIDDEN, Limit, Numbers, Problem, Usage
 
 UNIT_SECONDS = 1e-10
@@ -101,11 +100,9 @@ def save(problem: Problem, path: str | Path) -> None:
     text = json.dumps({"problem": _document(problem)}, separators=(",", ":")).encode()
     target = Path(path)
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
-            file.write(gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
-        os.replace(file.name, target)
-    except OSError as error:
-        raise ProblemError(f"cannot write {path}: {error.strerror or error}") from error
+        write_atomically(target, gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
+    except PlanError as error:
+        raise ProblemError(error.args[0], hint="choose another path") from error
 
 
 _FORM = "the form is described at github.com/google/iopddl; numbers are whole"

@@ -18,6 +18,9 @@ Flags = NDArray[np.bool_]
 _SLACK = 1e-9
 """Relative rounding of means: what is that close is looked at."""
 
+_ENTRIES = 1_000_000
+"""Differences of costs looked at together (8 MB): nodes with a thousand labels would else need gigabytes."""
+
 
 def undominated(field: Field, memory: Memory) -> list[Ints]:
     """Return per node the labels to keep; at least one optimal choice under the limits consists of kept labels.
@@ -52,21 +55,38 @@ def _never_dearer(unary: Floats, tables: list[Floats], asked: Flags) -> Flags:
     dearer = unary[first] - unary[second]
     finite = []
     for table in tables:
-        barred = np.isinf(table)
-        if not barred.any():
+        if np.isinf(table).any():
+            dearer = dearer + _most_dearer(table, first, second)
+        else:
             finite.append(table)
-            continue
-        costs = np.where(barred, 0.0, table)
-        rise = np.where(barred[second], -np.inf, np.where(barred[first], np.inf, costs[first] - costs[second]))
-        dearer = dearer + rise.max(axis=1)
     ahead = np.array([table.mean(axis=1) for table in finite]).reshape(len(finite), len(unary))
     slack = _SLACK * (np.abs(unary).max() + np.abs(ahead).sum(axis=0).max())
     rest = ahead.sum(axis=0)
     for table, mean in zip(finite, ahead, strict=True):
         possible = dearer + rest[first] - rest[second] <= slack
         first, second, dearer = first[possible], second[possible], dearer[possible]
-        dearer = dearer + (table[first] - table[second]).max(axis=1)
+        dearer = dearer + _most_dearer(table, first, second)
         rest = rest - mean
     result = np.zeros(asked.shape, bool)
     result[first, second] = dearer <= 0
+    return result
+
+
+def _most_dearer(table: Floats, first: Ints, second: Ints) -> Floats:
+    """Return, for pairs of rows of a table, by how much the first is dearer than the second at most, over all columns.
+
+    What is forbidden with the second does not count; what is forbidden with the first alone counts infinitely.
+    """
+    barred = np.isinf(table)
+    limited = bool(barred.any())
+    costs = np.where(barred, 0.0, table) if limited else table
+    result = np.empty(len(first))
+    step = max(1, _ENTRIES // table.shape[1])
+    for begin in range(0, len(first), step):
+        part = slice(begin, begin + step)
+        s, t = first[part], second[part]
+        rise = costs[s] - costs[t]
+        if limited:
+            rise = np.where(barred[t], -np.inf, np.where(barred[s], np.inf, rise))
+        result[part] = rise.max(axis=1)
     return result

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.problem import Problem
 from autopar.solvers.field import Floats, Ints
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,10 +93,34 @@ class Memory:
 
     def hopeless(self) -> bool:
         """Return whether some limit is broken whatever is chosen."""
-        lowest = np.zeros(self.num_rows)
-        for first, last, amounts in zip(self.first.tolist(), self.last.tolist(), self.amounts, strict=True):
-            lowest[first:last] += amounts.min()
+        lowest, _ = self.extremes()
         return bool((lowest > self.limits + 1e-9 * self.scales).any())
+
+    def extremes(self) -> tuple[Floats, Floats]:
+        """Return the least and the most use in each segment if every node is chosen for that segment alone."""
+        order = np.argsort(self.nodes, kind="stable")
+        starts = np.flatnonzero(np.diff(self.nodes[order], prepend=-1))
+        changes = np.zeros((2, self.num_rows + 1))  # of the least and of the most use from segment to segment
+        for group in np.split(order, starts[1:]):
+            if len(group) == 0:
+                continue
+            first, last = self.first[group], self.last[group]
+            if len(group) == 1:
+                amounts = self.amounts[group[0]]
+                ends = (amounts.min(), amounts.max())
+                changes[:, first[0]] += ends
+                changes[:, last[0]] -= ends
+                continue
+            times = np.unique(np.concatenate([first, last]))
+            used = np.zeros((len(times), len(self.amounts[group[0]])))
+            amounts = np.array([self.amounts[u] for u in group.tolist()])
+            np.add.at(used, np.searchsorted(times, first), amounts)
+            np.add.at(used, np.searchsorted(times, last), -amounts)
+            np.cumsum(used, axis=0, out=used)
+            changes[0, times] += np.diff(used.min(axis=1), prepend=0.0)
+            changes[1, times] += np.diff(used.max(axis=1), prepend=0.0)
+        lowest, highest = np.cumsum(changes, axis=1)[:, :-1]
+        return lowest, highest
 
     def profile(self, choice: Sequence[int]) -> Floats:
         """Return the use in each segment for one label per node, shape (num_rows,)."""
@@ -121,7 +148,6 @@ class Memory:
     def restrict(self, kept: Sequence[Ints]) -> "Memory":
         """Return the rows on the labels `kept` of each node, without constant usages and rows that cannot break."""
         limits = self.limits.copy()
-        highest = np.zeros(self.num_rows)
         varying = []
         for u, (n, first, last) in enumerate(
             zip(self.nodes.tolist(), self.first.tolist(), self.last.tolist(), strict=True)
@@ -130,25 +156,44 @@ class Memory:
             if amounts.min() == amounts.max():
                 limits[first:last] -= amounts[0]
             else:
-                highest[first:last] += amounts.max()
                 varying.append((u, amounts))
-        keep = highest > limits
+        index = np.array([u for u, _ in varying], np.int64)
+        rest = Memory(
+            self.times,
+            limits,
+            self.scales,
+            self.nodes[index],
+            self.first[index],
+            self.last[index],
+            tuple(amounts for _, amounts in varying),
+        )
+        return rest._without_slack_rows()
+
+    def _without_slack_rows(self) -> "Memory":
+        """Return the rows that some choice can break."""
+        _, highest = self.extremes()
+        keep = highest + 1e-12 * sum(float(amounts.max()) for amounts in self.amounts) > self.limits
+        return self._rows(keep)
+
+    def _rows(self, keep: Flags) -> "Memory":
+        """Return some of the rows, and the usages that cover them."""
         number = np.concatenate([[0], np.cumsum(keep)])
         first, last = number[self.first], number[self.last]
-        varying = [(u, amounts) for u, amounts in varying if first[u] < last[u]]
-        index = np.array([u for u, _ in varying], np.int64)
+        index = np.flatnonzero(first < last)
         return Memory(
             self.times[keep],
-            limits[keep],
+            self.limits[keep],
             self.scales[keep],
             self.nodes[index],
             first[index],
             last[index],
-            tuple(amounts for _, amounts in varying),
+            tuple(self.amounts[u] for u in index.tolist()),
         )
 
     def moved(self, roots: Ints, labels: Sequence[Ints]) -> "Memory":
         """Return the rows after each node has been replaced by another one that decides for it.
+
+        Rows that thereby became implied by a neighbour go.
 
         Args:
             roots: Per node the one that decides, in a numbering of its own.
@@ -162,7 +207,34 @@ class Memory:
             own = amounts[labels[node]]
             merged[key] = merged[key] + own if key in merged else own
         keys = np.array(list(merged), np.int64).reshape(-1, 3)
-        return Memory(self.times, self.limits, self.scales, keys[:, 0], keys[:, 1], keys[:, 2], tuple(merged.values()))
+        moved = Memory(self.times, self.limits, self.scales, keys[:, 0], keys[:, 1], keys[:, 2], tuple(merged.values()))
+        return moved.without_implied_rows()
+
+    def without_implied_rows(self) -> "Memory":
+        """Return the rows that no neighbour implies: one with no higher limit and no less use, whatever is chosen."""
+        changes: list[dict[int, Floats]] = [{} for _ in range(self.num_rows + 1)]
+        for node, first, last, amounts in zip(
+            self.nodes.tolist(), self.first.tolist(), self.last.tolist(), self.amounts, strict=True
+        ):
+            changes[first][node] = changes[first].get(node, 0.0) + amounts
+            changes[last][node] = changes[last].get(node, 0.0) - amounts
+        limits = self.limits.tolist()
+        kept: list[int] = []
+        rises: list[dict[int, Floats]] = []  # per row kept, the change of use since the one kept before
+        rise: dict[int, Floats] = {}
+        for t in range(self.num_rows):
+            rise = _sum(rise, changes[t])
+            while kept and limits[t] <= limits[kept[-1]] and all((use >= 0).all() for use in rise.values()):
+                kept.pop()
+                rise = _sum(rises.pop(), rise)
+            if kept and limits[t] >= limits[kept[-1]] and all((use <= 0).all() for use in rise.values()):
+                continue
+            kept.append(t)
+            rises.append(rise)
+            rise = {}
+        mask = np.zeros(self.num_rows, bool)
+        mask[kept] = True
+        return self._rows(mask)
 
     def peaks(self, profile: Floats, count: int) -> list[int]:
         """Return up to `count` segments where the limit is broken most, no two in the same run of broken segments."""
@@ -178,3 +250,11 @@ class Memory:
                 position = end
             position += 1
         return sorted(result, key=lambda t: -excess[t])[:count]
+
+
+def _sum(first: dict[int, Floats], second: dict[int, Floats]) -> dict[int, Floats]:
+    """Return changes of use per node, one after the other."""
+    result = dict(first)
+    for node, use in second.items():
+        result[node] = result[node] + use if node in result else use
+    return result

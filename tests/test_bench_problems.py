@@ -165,7 +165,7 @@ def test_command_prints_and_writes_what_solvers_made_of_a_folder(
     assert out.startswith("a: 1 nodes, 0 edges\n")
     assert "## b\n" in page.read_text()
     assert [[each["cost"] for each in run["solvers"]] for run in runs] == [[3, 3], [2, 2]]
-    assert [[each["solver"] for each in run["solvers"]] for run in runs] == [["auto", "beam"]] * 2
+    assert [[each["solver"] for each in run["solvers"]] for run in runs] == [["portfolio", "beam"]] * 2
 
 
 def test_json_of_the_command_has_the_choices(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

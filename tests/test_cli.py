@@ -214,7 +214,7 @@ def test_unknown_solver_is_refused_with_the_known_ones(api: Api, capsys: pytest.
     code = main(["solve", "zoo:gpt2", "--gpus", "8", "--solver", "cplex"])
 
     assert code == 2
-    assert "solver 'cplex' is unknown; there are auto, highs" in capsys.readouterr().err
+    assert "solver 'cplex' is unknown; there are auto, portfolio, highs" in capsys.readouterr().err
     assert api.calls == []
 
 

@@ -191,6 +191,20 @@ def test_forbidden_costs_survive_a_file(tmp_path: Path) -> None:
     assert loaded.cost((1, 1)) == 6
 
 
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    """And one that can be is readable by everybody."""
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "folder").mkdir()
+
+    for path in (tmp_path / "file" / "p.json", tmp_path / "folder"):
+        with pytest.raises(ProblemError, match="cannot write"):
+            iopddl.save(small(), path)
+    iopddl.save(small(), tmp_path / "new" / "p.json")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "new"]
+    assert (tmp_path / "new" / "p.json").stat().st_mode & 0o777 == 0o644
+
+
 def document(**changes: Any) -> bytes:
     """Return a file of one node and a pair with what a test changes."""
     body: dict[str, Any] = {

@@ -14,7 +14,7 @@ from autopar.solvers.field import Field
 from autopar.solvers.memory import Memory
 from autopar.solvers.presolve import Size, presolve
 from tests.checks import choices, close
-from tests.strategies import problems
+from tests.strategies import problems, tied_problems
 
 
 def best_of(part: Part) -> tuple[int, ...] | None:
@@ -92,6 +92,34 @@ def test_a_use_that_spans_two_times_joins_those_who_use_at_either() -> None:
 
     assert [part.nodes.tolist() for part in parts.parts] == [[0, 1, 2]]
     assert parts.parts[0].memory.times.tolist() == [0, 9]
+
+
+@given(problem=problems(limited=True) | tied_problems())
+@settings(max_examples=100)
+def test_implied_rows_say_nothing_new(problem: Problem) -> None:
+    """Whatever is chosen, all limits hold if those of the rows that are left do."""
+    memory = Memory.of(problem, [np.arange(size) for size in problem.num_strategies])
+
+    fewer = memory.without_implied_rows()
+
+    assert set(fewer.times.tolist()) <= set(memory.times.tolist())
+    for choice in choices(problem):
+        assert (fewer.profile(choice) <= fewer.limits).all() == (memory.profile(choice) <= memory.limits).all()
+
+
+def test_a_row_is_implied_by_a_neighbour_that_uses_more() -> None:
+    """Worked out by hand: one node uses (4, 6), (5, 6), (3, 3) and (6, 1) of the limit at times 0, 1, 2 and 3.
+
+    Time 1 implies time 0, and time 2. Time 3 stays: only there strategy 0 is too much.
+    """
+    use = [(4, 6), (5, 6), (3, 3), (6, 1)]
+    usages = [Usage(0, t, t + 1, np.array(amounts)) for t, amounts in enumerate(use)]
+    usages += [Usage(1, t, t + 1, np.array([0, 9])) for t in range(4)]
+    problem = Problem.build([[0, 0], [0, 0]], usages=usages, limit=5)
+    memory = Memory.of(problem, [np.arange(2)] * 2)
+    assert memory.times.tolist() == [0, 1, 2, 3]
+
+    assert memory.without_implied_rows().times.tolist() == [1, 3]
 
 
 def test_every_step_says_what_it_removed() -> None:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from autopar.bench.problems import ProblemRun
     from autopar.plan import Plan
 
+DEFAULT_PROBLEM_SOLVER = "portfolio"
+"""Solver of problem files: the one that always has an answer, whatever their size."""
 DEFAULT_PROBLEM_SECONDS = 60.0
 """Time limit of each solver on each problem, the shortest of the contest."""
 
@@ -261,7 +263,7 @@ def rules(
     "--problems",
     type=file_path(),
     metavar="DIR",
-    help="Run solvers on the selection problems in a folder instead of MODEL; the time limit is 60 s by default.",
+    help="Run solvers on the selection problems in a folder instead of MODEL; by default the portfolio, for 60 s each.",
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the tables there, as .md and .json."
@@ -296,7 +298,9 @@ def benchmark(
         prepare_folder(output)
     if problems is not None:
         _refuse_with_problems(context, model, specs, all_specs)
-        solvers = tuple(dict.fromkeys((request["solver"], *request["baselines"])))
+        is_given = context.get_parameter_source("solver") is click.core.ParameterSource.COMMANDLINE
+        first = request["solver"] if is_given else DEFAULT_PROBLEM_SOLVER
+        solvers = tuple(dict.fromkeys((first, *request["baselines"])))
         return _run_problems(problems, solvers, request["time_limit"], command, output, as_json)
     if specs or all_specs:
         _refuse_with_specs(context, model)

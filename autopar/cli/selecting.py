@@ -24,7 +24,7 @@ _INTERVAL = 1.0  # seconds between two lines of progress
 @click.argument("problem", type=file_path())
 @click.argument("seconds", type=positive_number)
 @click.option(
-    "--solver", type=solver_name, default="auto", show_default=True, metavar="NAME", help="Solver of the problem."
+    "--solver", type=solver_name, default="portfolio", show_default=True, metavar="NAME", help="Solver of the problem."
 )
 @click.option(
     "--threads", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Threads it may use."

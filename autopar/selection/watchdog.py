@@ -53,7 +53,7 @@ def select(
     path: str | Path,
     *,
     time_limit: float,
-    solver: str = "auto",
+    solver: str = "portfolio",
     threads: int = 2,
     seed: int = 0,
     began: float | None = None,

@@ -41,11 +41,13 @@ def _work(request: Request, connection: Connection) -> None:
     if request.reductions:
         connection.send(Reductions(presolve(problem)[0]))
     last: Choice | None = None
+    turn = threading.Lock()  # solvers may have several threads
 
     def watch(choice: Choice | None, cost: float, bound: float) -> None:
         nonlocal last
-        connection.send(Better(time.monotonic(), None if choice is last else choice, cost, bound))
-        last = choice
+        with turn:
+            connection.send(Better(time.monotonic(), None if choice is last else choice, cost, bound))
+            last = choice
 
     solution = solver.solve(
         problem,
