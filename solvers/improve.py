@@ -61,6 +61,7 @@ class Improver:
         labels: The choice.
         cost: Its cost.
         parts: Parts solved so far.
+        guide: What the dual says; a better one may be put in its place at any time.
     """
 
     def __init__(self, field: Field, flat: Flat, memory: FlatMemory, labels: Ints, guide: Guide, seed: int) -> None:
@@ -70,7 +71,7 @@ class Improver:
         self._field = field
         self._flat = flat
         self._memory = memory
-        self._guide = guide
+        self.guide = guide
         self._random = np.random.default_rng(seed)
         self._profile = memory.profile(indicator(flat.offsets, labels))
         self._sizes: dict[tuple[float, float], float] = {}
@@ -90,9 +91,10 @@ class Improver:
         self.parts += 1
         share, seconds = self._draw(SHARES), self._draw(SECONDS)
         size = self._sizes.get((share, seconds), FIRST_SIZE * seconds)
-        permitted: Bools = self._guide.rises <= share * (self.cost - self._guide.bound)
+        guide = self.guide
+        permitted: Bools = guide.rises <= share * (self.cost - guide.bound)
         permitted[self._flat.offsets[:-1] + self.labels] = True
-        nodes = self._grow(permitted, size)
+        nodes = self._grow(guide, permitted, size)
         if len(nodes) == 0:
             return False
         kept = [np.flatnonzero(permitted[self._flat.offsets[n] : self._flat.offsets[n + 1]]) for n in nodes.tolist()]
@@ -125,14 +127,14 @@ class Improver:
     def _draw(self, values: Sequence[T]) -> T:
         return values[int(self._random.integers(len(values)))]
 
-    def _grow(self, permitted: Bools, most: float) -> Ints:
+    def _grow(self, guide: Guide, permitted: Bools, most: float) -> Ints:
         """Return a part with about `most` labels and pairs of labels, connected as far as permitted labels allow."""
         counts = np.add.reduceat(permitted.astype(np.int64), self._flat.offsets[:-1])
         free = np.flatnonzero(counts > 1)
         if len(free) == 0:
             return free
-        weights = self._guide.rises[self._flat.offsets[free] + self.labels[free]]
-        weights = weights + SEED_FLOOR * max(self.cost - self._guide.bound, 1e-300)
+        weights = guide.rises[self._flat.offsets[free] + self.labels[free]]
+        weights = weights + SEED_FLOOR * max(self.cost - guide.bound, 1e-300)
         seeds = self._random.choice(free, min(len(free), MOST_SEEDS), replace=False, p=weights / weights.sum()).tolist()
         seeds.reverse()
         count = counts.tolist()

@@ -6,7 +6,7 @@
    dearer and single nodes are changed (`mend`).
 4. Labels that provably cost more than the best choice go; if no more than a middling problem is left, the exact
    method gets half of the time that is left.
-5. Large-neighbourhood search until the time is up.
+5. Large-neighbourhood search until the time is up; while the dual is not finished, one thread gives it half its time.
 """
 
 import math
@@ -27,7 +27,7 @@ from autopar.solvers.improve import Guide, Improver
 from autopar.solvers.memory import Memory
 from autopar.solvers.mend import mend
 from autopar.solvers.merge import Merged, merge
-from autopar.solvers.relaxation import PEAKS, Relaxation, peaks
+from autopar.solvers.relaxation import PEAKS, WINDOW, Relaxation, peaks
 from autopar.solvers.team import improve_together
 
 SMALL = 150_000
@@ -57,7 +57,7 @@ class Portfolio(Solver):
     """Anytime: a choice and a bound at every size.
 
     Attributes:
-        max_rounds: Rounds of the dual at most.
+        max_rounds: Rounds of the dual at most, but no fewer than give a first bound.
         max_parts: Parts of the search at most, per thread. With both limits, one thread and no limit of time, equal
             seeds give equal results.
     """
@@ -164,7 +164,7 @@ class _Run:
         best, offered = self._known(merged), time.monotonic()
         cost = math.inf if best is None else relaxation.flat.cost(best)
         rounds = 0
-        while not relaxation.finished and not budget.spent() and rounds != self._options.max_rounds:
+        while rounds < WINDOW or not (relaxation.finished or budget.spent() or rounds == self._options.max_rounds):
             excess = relaxation.round()
             rounds += 1
             found: Ints | None = None
@@ -216,16 +216,33 @@ class _Run:
         ]
         offered, last = improvers[0].cost, time.monotonic()
 
+        reported = last
+
         def report(labels: Ints, cost: float) -> None:
-            nonlocal offered, last
+            nonlocal offered, last, reported
             if cost < offered and time.monotonic() - last >= OFFER_SECONDS:
                 self._offer(merged, labels)
                 offered, last = cost, time.monotonic()
+            if not relaxation.finished and self._options.max_rounds is None:
+                self._go_on(relaxation, time.monotonic() - reported)
+                if relaxation.finished:
+                    better = Guide(*relaxation.rises())
+                    for improver in improvers:
+                        improver.guide = better
+            reported = time.monotonic()
 
         labels, cost = improve_together(improvers, budget, self._options.max_parts, report)
         if cost < offered:
             self._offer(merged, labels)
         return labels
+
+    def _go_on(self, relaxation: Relaxation, seconds: float) -> None:
+        """Raise the dual bound for some seconds more."""
+        budget = self._budget.part(seconds)
+        while not relaxation.finished and not budget.spent():
+            relaxation.round()
+        if relaxation.bound > self._budget.bound:
+            self._budget.raise_bound(relaxation.bound, 0.0)
 
     def _offer(self, merged: Merged, labels: Ints) -> bool:
         return self._budget.offer(self._prepared.strategies(merged.invert(labels.tolist())))
