@@ -158,8 +158,8 @@ def test_command_prints_and_writes_what_solvers_made_of_a_folder(
     )
 
     out, _ = capsys.readouterr()
-    (page,) = tmp_path.glob("problems_*.md")
-    (data,) = tmp_path.glob("problems_*.json")
+    (page,) = tmp_path.glob(f"problems_{folder.name}_*.md")
+    (data,) = tmp_path.glob(f"problems_{folder.name}_*.json")
     runs = json.loads(data.read_text())["runs"]
     assert code == 0
     assert out.startswith("a: 1 nodes, 0 edges\n")

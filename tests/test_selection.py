@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from autopar import iopddl, solvers
 from autopar.cli import main
 from autopar.cli.invocation import Invocation
+from autopar.cli.selecting import _Report
 from autopar.errors import ProblemError, SolverError
 from autopar.problem import FORBIDDEN, Problem, Solution, Termination, Usage, check
 from autopar.report.selection import describe_nothing, format_steps
@@ -242,6 +243,19 @@ def test_the_last_line_is_the_choice_and_the_line_before_tells_what_it_is_worth(
     assert choice == "[1, 1]"
     assert re.fullmatch(r"cost 2, bound 2, gap 0\.0000 %, optimal, \d+\.\d s of 60 s, [\d.]+ MB", status)
     assert "presolve" in err
+
+
+def test_progress_is_told_now_and_then_and_when_much_has_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A first choice at once, half the gap at once, little news once a second."""
+    report = _Report(stream=False)
+
+    for known in ((0.1, math.inf, 10), (0.2, 100, 10), (0.3, 100, 20), (0.4, 100, 70), (1.5, 100, 71), (1.6, 100, 72)):
+        report(Known(*known), None)
+
+    assert [line.split("gap")[0].split() for line in capsys.readouterr().err.splitlines()] == [
+        f"autopar: {seconds} s cost {cost}, bound {bound},".split()
+        for seconds, cost, bound in ((0.1, "-", 10), (0.2, 100, 10), (0.4, 100, 70), (1.5, 100, 71))
+    ]
 
 
 def test_json_has_everything(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,15 @@ def problem_files(folder: Path) -> list[Path]:
     return files
 
 
+def problem_name(path: Path) -> str:
+    """Return what a problem file or a folder of them is called, for file names.
+
+    >>> problem_name(Path("contest/A.json.gz")), problem_name(Path("contest/"))
+    ('A', 'contest')
+    """
+    return path.resolve().name.removesuffix(".gz").removesuffix(".json")
+
+
 def run_problems(
     files: Sequence[Path],
     solvers: Sequence[str],

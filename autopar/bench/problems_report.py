@@ -9,7 +9,7 @@ import msgspec
 
 from autopar.bench.conditions import Conditions
 from autopar.bench.plot import step_plot
-from autopar.bench.problems import NEAR, ProblemRun, time_to
+from autopar.bench.problems import NEAR, ProblemRun, problem_name, time_to
 from autopar.bench.report import condition_lines, markdown_table
 from autopar.plan import write_atomically
 from autopar.report.selection import STEPS_HEADER, selection_to_dict, step_rows
@@ -76,13 +76,19 @@ def format_page(runs: Sequence[ProblemRun], conditions: Conditions) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_page(runs: Sequence[ProblemRun], conditions: Conditions, folder: Path) -> list[Path]:
+def write_page(runs: Sequence[ProblemRun], conditions: Conditions, folder: Path, name: str) -> list[Path]:
     """Write runs as Markdown and as JSON (with everything that was known when), and return the files.
+
+    Args:
+        runs: What to write.
+        conditions: How they were run.
+        folder: Where to.
+        name: What the problems are called; the files are `problems_<name>_<date>`.
 
     Raises:
         PlanError: If the folder cannot be written to.
     """
-    stem = f"problems_{conditions.day.isoformat()}"
+    stem = f"problems_{name}_{conditions.day.isoformat()}"
     page, data = folder / f"{stem}.md", folder / f"{stem}.json"
     write_atomically(page, format_page(runs, conditions).encode())
     record = {"conditions": conditions, "runs": [run_to_dict(run, choices=False) for run in runs]}
@@ -118,7 +124,7 @@ def _title(run: ProblemRun) -> str:
 
 
 def _name(run: ProblemRun) -> str:
-    return run.file.removesuffix(".gz").removesuffix(".json")
+    return problem_name(Path(run.file))
 
 
 def _cells(run: ProblemRun, selection: Selection) -> tuple[str, ...]:

@@ -345,7 +345,7 @@ def _run_problems(
     as_json: bool,
 ) -> int:
     from autopar.bench.conditions import conditions
-    from autopar.bench.problems import problem_files, run_problems
+    from autopar.bench.problems import problem_files, problem_name, run_problems
     from autopar.bench.problems_report import format_run, run_to_dict, write_page
 
     files = problem_files(folder)
@@ -358,7 +358,7 @@ def _run_problems(
             if not as_json:
                 click.echo(format_run(run))
             if output is not None:  # after every problem, so that an interrupted run leaves what it has
-                for path in write_page(done, conditions(command), output):
+                for path in write_page(done, conditions(command), output, problem_name(folder)):
                     click.echo(f"wrote {path}", err=True)
         stopped = interruption.requested()
     if as_json:

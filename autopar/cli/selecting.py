@@ -1,5 +1,6 @@
 """The command for bare strategy-selection problems, by the protocol of the IOPDDL contest."""
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from autopar.selection import Known, Selection
 
 _INTERVAL = 1.0  # seconds between two lines of progress
+_MUCH = 0.5  # a gap that is this part of the last one told is told at once
 
 
 @click.command()
@@ -94,17 +96,20 @@ def _is_infeasible(selection: "Selection") -> bool:
 
 
 class _Report:
-    """Writes a line of progress now and then, and every better choice if asked to."""
+    """Writes a line of progress now and then and when much has changed, and every better choice if asked to."""
 
     def __init__(self, stream: bool) -> None:
         self._stream = stream
-        self._last = -_INTERVAL
+        self._last = -math.inf
+        self._gap = math.inf
 
     def __call__(self, known: "Known", choice: "Choice | None") -> None:
+        from autopar.problem import relative_gap
         from autopar.report.selection import format_choice, format_known
 
         if self._stream and choice is not None:
             click.echo(f"{format_known(known).strip()}\n{format_choice(choice)}")
-        if known.seconds - self._last >= _INTERVAL:
-            self._last = known.seconds
+        gap = relative_gap(known.cost, known.bound) if math.isfinite(known.cost) else math.inf
+        if known.seconds - self._last >= _INTERVAL or gap < _MUCH * self._gap:
+            self._last, self._gap = known.seconds, gap
             click.echo(f"autopar: {format_known(known)}", err=True)
