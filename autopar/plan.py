@@ -328,7 +328,8 @@ class Plan:
         """Read a plan.
 
         Raises:
-            PlanError: If the data is no plan of a known version; the message names the field.
+            PlanError: If the data is no plan of a known version (the message names the field), or its microbatches do
+                not make its batch.
         """
         try:
             plan = msgspec.json.decode(data, type=cls)
@@ -339,6 +340,12 @@ class Plan:
         if plan.version != PLAN_VERSION:
             raise PlanError(
                 f"plan of version {plan.version}, this autopar reads {PLAN_VERSION}", hint="solve the model again"
+            )
+        batch, count = plan.job.global_batch, plan.num_microbatches
+        if count < 1 or batch < 1 or batch % count:
+            raise PlanError(
+                f"a batch of {batch} cannot be {count} equal microbatches",
+                hint="choose a number that divides the batch",
             )
         return plan
 

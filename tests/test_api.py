@@ -12,6 +12,7 @@ from autopar import api
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, ModelError, PlanError, SolverError
 from autopar.plan import Plan
 from tests.formulations import DIMS
+from tests.plans import two_stage_plan
 
 MLP: dict[str, Any] = {"dims": DIMS["mlp-xs"], "global_batch": 8}
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -177,3 +178,13 @@ def test_shipped_networks_are_planned(name: str, mode: str) -> None:
     assert found.simulated is not None
     assert found.search is not None
     assert found.search.bound <= found.objective
+
+
+@pytest.mark.parametrize(("batch", "count"), [(64, 0), (64, 5), (0, 4), (-4, 4)])
+def test_a_plan_whose_microbatches_do_not_make_its_batch_is_refused(batch: int, count: int) -> None:
+    """Else samples would be left out without a word."""
+    plan = two_stage_plan()
+    edited = replace(plan, num_microbatches=count, job=replace(plan.job, global_batch=batch))
+
+    with pytest.raises(PlanError, match=f"a batch of {batch} cannot be {count} equal microbatches"):
+        Plan.from_json(edited.to_json())

@@ -158,6 +158,22 @@ def test_windows_and_sizes_are_written_down(name: str) -> None:
     _check_numbers(model, graph)
 
 
+LIKE_FIRST = {
+    "GroupNormalization": helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2),
+    "MeanVarianceNormalization": helper.make_node("MeanVarianceNormalization", ["x"], ["y"]),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_FIRST)
+def test_ops_without_shape_inference_have_the_shape_of_their_input(name: str) -> None:
+    """The schemas of `onnx` do not say what shape these have."""
+    node = LIKE_FIRST[name]
+    weights = {key: array for key, array in (("s", W[:, 0]), ("b", W[:, 1])) if key in node.input}
+    model = _model([node], shape=(2, 6, 3, 4), weights=weights, opset=21)
+
+    _check_numbers(model, load(model))
+
+
 def test_shape_arithmetic_is_folded() -> None:
     """Reading, slicing and joining shapes leaves one `Reshape` with a constant target."""
     model = _model(

@@ -1,11 +1,12 @@
 """Lowering: hand-over between blocks, far values, ops rewritten for the shapes of one device, plans that do not fit."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from autopar.discover import Rules, discover
-from autopar.errors import PlanError
+from autopar.errors import PlanError, ShardingError
 from autopar.formulate.fold import fold
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Op, Role, State, Value
@@ -185,6 +186,7 @@ def _with_divided(plan: Plan, op: str, *numbers: DividedNumber) -> Plan:
         (DividedNumber("axis", 0, 2), r"divides number axis\[0\] of op 'conv' by 2, which \[\] does not allow"),
         (DividedNumber(1, 0, 2), r"divides number 1\[0\] of op 'conv' by 2, which \[\] does not allow"),
         (DividedNumber(7, 0, 2), r"divides number 7\[0\] of op 'conv' by 2, which \[\] does not allow"),
+        (DividedNumber("group", 0, 0), r"divides number group\[0\] of op 'conv' by 0, which \[16\] does not allow"),
     ],
 )
 def test_numbers_that_cannot_be_divided_are_refused(number: DividedNumber, message: str, grouped_rules: Rules) -> None:
@@ -204,3 +206,50 @@ def test_plans_of_other_models_are_refused(skip_rules: Rules) -> None:
         lower(plan, fold(grouped()), COSTS)
     with pytest.raises(PlanError, match=r"the plan has a block kind \d, the model has \d"):
         lower(replace(plan, blocks=plan.blocks[-1:]), fold(grouped()), COSTS)
+
+
+def _edited(plan: Plan, kind: int, **changes: Any) -> Plan:
+    """Return the plan with other contents of a kind of block."""
+    return replace(
+        plan, blocks=tuple(replace(block, **changes) if block.kind == kind else block for block in plan.blocks)
+    )
+
+
+def test_plans_that_are_incomplete_are_refused(skip_rules: Rules) -> None:
+    """Whatever is taken away from a plan is named, never a crash."""
+    folded = fold(skips())
+    plan = _plan(folded.graph, skip_rules, 0)
+    for block in plan.blocks:
+        for name, what in (("states", "state"), ("arrivals", "arrival"), ("departures", "departure"), ("ops", "op")):
+            items = getattr(block, name)
+            for index in range(len(items)):
+                fewer = _edited(plan, block.kind, **{name: (*items[:index], *items[index + 1 :])})
+                with pytest.raises(PlanError, match=rf"the plan says nothing about ({what}|parameter) '"):
+                    lower(fewer, folded, COSTS)
+    with pytest.raises(PlanError, match=r"the plan says nothing about blocks of kind \d"):
+        lower(replace(plan, blocks=plan.blocks[:-1]), folded, COSTS)
+
+
+def test_placements_that_cannot_be_are_refused(skip_rules: Rules) -> None:
+    """An input too many, a dim that is not there, a mesh without devices or with strides of another one."""
+    folded = fold(skips())
+    plan = _plan(folded.graph, skip_rules, 0)
+    block = plan.blocks[0]
+    first, *rest = block.ops
+
+    more = replace(first, inputs=(*first.inputs, "R"))
+    with pytest.raises(PlanError, match=r"the plan places \d inputs of op '.*', which has \d"):
+        lower(_edited(plan, block.kind, ops=(more, *rest)), folded, COSTS)
+    more = replace(first, outputs=(*first.outputs, "R"))
+    with pytest.raises(PlanError, match=r"the plan places \d outputs of op '.*', which has \d"):
+        lower(_edited(plan, block.kind, ops=(more, *rest)), folded, COSTS)
+    axes = len(plan.mesh)
+    for op in block.ops:
+        elsewhere = replace(op, inputs=("S(9)" * axes, *op.inputs[1:]))
+        changed = tuple(elsewhere if each is op else each for each in block.ops)
+        with pytest.raises(ShardingError, match=r"dim 9 of .* does not exist"):
+            lower(_edited(plan, block.kind, ops=changed), folded, COSTS)
+    with pytest.raises(ShardingError, match="has size 0"):
+        lower(replace(plan, mesh=(replace(plan.mesh[0], size=0), *plan.mesh[1:])), folded, COSTS)
+    with pytest.raises(PlanError, match="the strides of mesh"):
+        lower(replace(plan, mesh=(replace(plan.mesh[0], stride=7), *plan.mesh[1:])), folded, COSTS)

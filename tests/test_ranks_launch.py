@@ -60,6 +60,7 @@ def test_another_number_of_ranks_is_refused(plan_file: Path, capsys: pytest.Capt
         (["plan.json"], "give --ranks N"),
         (["plan.json", "--ranks", "0"], "Invalid value for '--ranks'"),
         (["plan.json", "--ranks", "2", "--steps", "0"], "Invalid value for '--steps'"),
+        (["plan.json", "--ranks", "2", "--seed", "-1"], "Invalid value for '--seed'"),
         (["plan.json", "--ranks", "2", "--tolerance", "-1"], "not a finite number above 0"),
         (["plan.json", "--ranks", "2", "--backend", "mpi"], "Invalid value for '--backend'"),
     ],

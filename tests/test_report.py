@@ -88,6 +88,15 @@ def test_report_says_why_the_search_stopped(termination: str) -> None:
     assert f"stopped     {termination}: " in text
 
 
+def test_a_plan_that_uses_next_to_no_memory_is_explained() -> None:
+    """Then the column of bars is empty, as for every tiny model on a real device."""
+    plan = two_stage_plan()
+
+    text = report.format_explain(replace(plan, job=replace(plan.job, memory_limit=1e18)))
+
+    assert "#" not in text.split("Memory")[1].split("\n\n")[0]
+
+
 def test_explain_refuses_a_placement_that_does_not_fit_the_mesh() -> None:
     """Plan files are edited by hand."""
     plan = two_stage_plan()

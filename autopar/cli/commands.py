@@ -181,7 +181,14 @@ def explain(plan_file: Path, ops: bool) -> None:
     help="Steps to run; the first one warms up, and the first and the last one are compared.",
 )
 @click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of weights and data.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of weights and data.",
+)
 @click.option(
     "--tolerance", type=positive_number, metavar="X", help="Relative error allowed; default: 1e-4 for float32."
 )

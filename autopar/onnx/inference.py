@@ -15,7 +15,7 @@ from autopar.onnx.tensors import ELEM_TYPES, dtype_name
 Type = tuple[tuple[int, ...], str]
 """Shape and dtype."""
 
-_LIKE_FIRST = frozenset({"RotaryEmbedding", "CastLike"})
+_LIKE_FIRST = frozenset({"RotaryEmbedding", "CastLike", "GroupNormalization", "MeanVarianceNormalization"})
 """Ops whose output has the shape of the first input, where onnx's own inference may not say so."""
 
 

@@ -133,7 +133,7 @@ def _divide(graph: Graph, op: Op, divided: Sequence[DividedNumber]) -> tuple[Op,
         else:
             value = attrs.get(number.source)
             entries = [entry for entry in (value if isinstance(value, tuple) else (value,)) if isinstance(entry, int)]
-        if number.entry >= len(entries) or entries[number.entry] % number.divisor:
+        if not 0 <= number.entry < len(entries) or number.divisor < 1 or entries[number.entry] % number.divisor:
             raise PlanError(
                 f"the plan divides number {number.source}[{number.entry}] of op {op.name!r} by {number.divisor}, "
                 f"which {entries} does not allow",

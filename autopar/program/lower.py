@@ -15,7 +15,7 @@ from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
-from autopar.plan import BlockPlan, Plan
+from autopar.plan import BlockPlan, OpPlacement, Plan
 from autopar.program.chain import HandOver, hand_overs
 from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.records import (
@@ -36,6 +36,7 @@ from autopar.program.records import (
 )
 from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
 
+_HINT = "the plan belongs to another model or was edited: solve again"
 _COPY_PHASE = {SegmentPhase.FORWARD: "forward", SegmentPhase.BACKWARD: "backward", SegmentPhase.UPDATE: "update"}
 
 
@@ -51,13 +52,15 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         PlanError: If the plan does not fit the graph.
     """
     mesh = plan.device_mesh
+    _check_mesh(plan)
     resharder, handed, lowered = Resharder(mesh, costs), hand_overs(folded), {}
     for block in plan.blocks:
         if block.kind >= len(folded.kinds):
-            raise PlanError(
-                f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint="solve again"
-            )
+            raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
         lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], resharder).run()
+    missing = set(folded.chain) - lowered.keys()
+    if missing:
+        raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
     segments = tuple(segment for block in lowered.values() for segment in block.segments)
     stages = []
     for index, stage in enumerate(plan.stages):
@@ -113,15 +116,33 @@ class _BlockLowering:
         self.parameters = {item.value for item in block.states}
         self.roles = {state.output: state.role for state in self.graph.states if state.output != state.input}
         self.states = {state.output: state.input for state in self.graph.states}
-        missing = [op.name for op in self.kind.ops if op.name not in self.ops]
-        if missing:
-            raise PlanError(
-                f"the plan says nothing about op {missing[0]!r}", hint="it belongs to another model: solve again"
-            )
+        self._check_complete()
         for op in self.kind.ops:
+            _check_form(op, self.ops[op.name])
             for name, text in zip(op.outputs, self.ops[op.name].outputs, strict=True):
                 if name and text:
                     self.homes[name] = parse_placements(text)
+
+    def _check_complete(self) -> None:
+        """Check that the plan places every op, and every value at the edges of the block."""
+        weights = {state.input for state in self.graph.states if state.role is Role.PARAMETER}
+        read = {name for op in self.kind.ops for name in op.inputs}
+        made = [name for op in self.kind.ops for name in op.outputs]
+        owned = {self.states[name] for name in made if self.roles.get(name) is Role.PARAMETER}
+        arriving = {*self.handed.forward_in, *self.handed.backward_in}.union(item.value for item in self.kind.arrivals)
+        leaving = {*self.handed.forward_out, *self.handed.backward_out}.union(
+            name for name in self.handed.far if name in made
+        )
+        for what, names, placed in (
+            ("op", [op.name for op in self.kind.ops], self.ops),
+            ("state", owned, self.parameters),
+            ("parameter", weights & read, self.homes),
+            ("arrival", arriving, self.homes),
+            ("departure", leaving, self.departures),
+        ):
+            missing = sorted(name for name in names if name not in placed)
+            if missing:
+                raise PlanError(f"the plan says nothing about {what} {missing[0]!r}", hint=_HINT)
 
     def run(self) -> _Lowered:
         """Return the segments and the resident bytes of one instance."""
@@ -260,6 +281,7 @@ class _BlockLowering:
             if copy is not None and copy != target:
                 source, operand = copy, self._read(draft, name, copy, shared=False)
         shape = self.graph.values[name].shape
+        local_shape(shape, target, self.mesh)  # a plan may ask for what the value does not have
         chunks = _chunks(len(shape), source, target)
         path: list[tuple[Move, Placements]] = []
         current = list(source)
@@ -357,6 +379,22 @@ class _BlockLowering:
                 elif role is Role.MOMENT:
                     add(Category.OPTIMIZER, name, self.homes[name])
         return totals
+
+
+def _check_form(op: Op, placement: OpPlacement) -> None:
+    """Check that a plan places each input and output of an op."""
+    for what, names, placed in (("inputs", op.inputs, placement.inputs), ("outputs", op.outputs, placement.outputs)):
+        if len(names) != len(placed):
+            raise PlanError(
+                f"the plan places {len(placed)} {what} of op {op.name!r}, which has {len(names)}",
+                hint=_HINT,
+            )
+
+
+def _check_mesh(plan: Plan) -> None:
+    """Check that a mesh has devices, in order."""
+    if plan.device_mesh != Mesh.of(**{axis.name: axis.size for axis in plan.mesh}):
+        raise PlanError(f"the strides of mesh {plan.device_mesh} are not those of its sizes", hint=_HINT)
 
 
 def _chunks(rank: int, *placements: Placements) -> tuple[int, ...]:

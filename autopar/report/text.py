@@ -103,7 +103,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
         return _continued(header, rows, sizes, width)
     lines: list[str] = []
     for row in (header, *rows):
-        wrapped = wrap(row[-1], sizes[-1]) or [""]
+        wrapped = wrap(row[-1], max(1, sizes[-1])) or [""]  # a column may be empty, its header included
         for number, last in enumerate(wrapped):
             cells = (*row[:-1], last) if number == 0 else (*[""] * (len(row) - 1), last)
             aligned = [
