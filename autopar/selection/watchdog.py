@@ -33,8 +33,8 @@ from autopar.selection.records import (
 from autopar.solvers.conflict import Conflict
 from autopar.solvers.presolve import Step
 
-_LAST_WORDS = 0.25
-"""Seconds kept for printing a choice and for the end of both processes."""
+_LAST_WORDS = 0.8
+"""Seconds kept for printing a choice and for the end of both processes; one of gigabytes takes a while to die."""
 _EARLY = 0.35
 """Seconds by which a solver that looks at the clock has to be done earlier than it is cut off."""
 _SHARE = 0.1
