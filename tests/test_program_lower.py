@@ -228,6 +228,8 @@ def test_plans_that_are_incomplete_are_refused(skip_rules: Rules) -> None:
                     lower(fewer, folded, COSTS)
     with pytest.raises(PlanError, match=r"the plan says nothing about blocks of kind \d"):
         lower(replace(plan, blocks=plan.blocks[:-1]), folded, COSTS)
+    with pytest.raises(PlanError, match="the plan has a block kind -1, the model has"):
+        lower(replace(plan, blocks=(replace(plan.blocks[0], kind=-1), *plan.blocks[1:])), folded, COSTS)
 
 
 def test_placements_that_cannot_be_are_refused(skip_rules: Rules) -> None:

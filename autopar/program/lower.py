@@ -55,7 +55,7 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     _check_mesh(plan)
     resharder, handed, lowered = Resharder(mesh, costs), hand_overs(folded), {}
     for block in plan.blocks:
-        if block.kind >= len(folded.kinds):
+        if not 0 <= block.kind < len(folded.kinds):
             raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
         lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], resharder).run()
     missing = set(folded.chain) - lowered.keys()
