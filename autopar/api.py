@@ -11,10 +11,11 @@ from autopar.iopddl import save
 from autopar.plan import Plan
 from autopar.problem import Problem
 from autopar.program.lower import lower
+from autopar.program.verify import verify_program
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.explain import explain_infeasible
 from autopar.simulate import Timeline, simulate
-from autopar.task import Effort, PhaseClock, Task, prepare
+from autopar.task import Effort, PhaseClock, Task, prepare, rules_for
 from autopar.verdict import conclude
 from autopar.workload import open_workload
 
@@ -107,16 +108,21 @@ def plan_task(
     return plan
 
 
-def simulate_plan(plan: Plan, *, model: str | Path | None = None, trace: bool = True) -> Timeline:
+def simulate_plan(
+    plan: Plan, *, model: str | Path | None = None, trace: bool = True, cache_dir: Path | None = None
+) -> Timeline:
     """Return the simulated timeline of a plan: time and memory of every stage, with the bars of a trace.
 
     Args:
         plan: A plan, solved or read from a file.
         model: Where the model is now; None for where it was.
         trace: Whether to collect the bars of the trace.
+        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
     Raises:
         PlanError: If the plan does not fit the model.
+        ProgramError: If the plan does not compute the model: an op is placed as no discovered rule allows, a collective
+            is missing.
     """
     job = plan.job
     workload = open_workload(
@@ -129,7 +135,9 @@ def simulate_plan(plan: Plan, *, model: str | Path | None = None, trace: bool = 
             hint="solve again, or pass the original file with --model",
         )
     costs = CostModel(cluster_from_dict(job.cluster))
-    return simulate(lower(plan, folded, costs), costs, trace=trace)
+    program = lower(plan, folded, costs)
+    verify_program(program, folded, rules_for(folded, discover(workload.probe, cache_dir=cache_dir)))
+    return simulate(program, costs, trace=trace)
 
 
 def rules(

@@ -100,23 +100,8 @@ class Task:
         )
 
     def rules_of(self, folded: Folded) -> Rules:
-        """Return the rules of a graph, discovering those of ops it has and the probe has not.
-
-        A microbatch of one sample, or of as many as another dim has, may be simplified differently when it is imported.
-        """
-        values = folded.graph.values
-        missing = tuple(
-            op
-            for kind in folded.kinds
-            for op in kind.ops
-            if (rule := self.rules.by_op.get(op.name)) is None
-            or rule.kind != op.kind
-            or rule.output_ranks != tuple(len(values[name].shape) if name else 0 for name in op.outputs)
-        )
-        if not missing:
-            return self.rules
-        found = discover(replace(folded.graph, ops=missing))
-        return replace(self.rules, by_op={**self.rules.by_op, **found.by_op})
+        """Return the rules of a graph of the job's; see `rules_for`."""
+        return rules_for(folded, self.rules)
 
     @property
     def batch_dims(self) -> BatchDims:
@@ -163,6 +148,26 @@ def prepare(
     limit = memory_limit or MEMORY_SHARE * machine.device.memory
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer)
     return Task(job, workload, found, CostModel(machine), space, clock.times)
+
+
+def rules_for(folded: Folded, rules: Rules) -> Rules:
+    """Return the rules of a graph, discovering those of ops it has and the probe they were discovered for has not.
+
+    A microbatch of one sample, or of as many as another dim has, may be simplified differently when it is imported.
+    """
+    values = folded.graph.values
+    missing = tuple(
+        op
+        for kind in folded.kinds
+        for op in kind.ops
+        if (rule := rules.by_op.get(op.name)) is None
+        or rule.kind != op.kind
+        or rule.output_ranks != tuple(len(values[name].shape) if name else 0 for name in op.outputs)
+    )
+    if not missing:
+        return rules
+    found = discover(replace(folded.graph, ops=missing))
+    return replace(rules, by_op={**rules.by_op, **found.by_op})
 
 
 def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:

@@ -9,8 +9,17 @@ import pytest
 
 import autopar
 from autopar import api
-from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, ModelError, PlanError, SolverError
-from autopar.plan import Plan
+from autopar.errors import (
+    AutoparError,
+    ClusterError,
+    InfeasibleError,
+    JobError,
+    ModelError,
+    PlanError,
+    ProgramError,
+    SolverError,
+)
+from autopar.plan import OpPlacement, Plan
 from tests.formulations import DIMS
 from tests.plans import two_stage_plan
 
@@ -120,6 +129,21 @@ def test_simulating_a_file_gives_what_solving_gave(plan: Plan, tmp_path: Path) -
     assert plan.simulated is not None
     assert timeline.step_seconds == plan.simulated.step_seconds
     assert [stage.memory.bytes for stage in timeline.stages] == [stage.peak for stage in plan.simulated.stages]
+
+
+def test_a_plan_that_leaves_a_reduction_out_is_refused() -> None:
+    """Terms of a gradient that a hand-edited plan calls copies make a faster plan that computes something else."""
+    plan = autopar.solve("zoo:mlp-xs", gpus=2, global_batch=4096, top_k=1)
+
+    def copies(op: OpPlacement) -> OpPlacement:
+        return replace(op, outputs=tuple(text.replace("P", "R") for text in op.outputs)) if ".vjp." in op.op else op
+
+    blocks = tuple(replace(block, ops=tuple(map(copies, block.ops))) for block in plan.blocks)
+    edited = replace(plan, blocks=blocks)
+    assert edited != plan
+
+    with pytest.raises(ProgramError, match="vjp"):
+        api.simulate_plan(edited)
 
 
 def test_another_model_is_refused(plan: Plan) -> None:

@@ -405,7 +405,7 @@ TERMS: list[tuple[str, Sequence[Input], dict[str, Any], str]] = [
         "P->P P(mean)->P(mean) P(max)->P(max) P(min)->P(min) P(prod)->P(prod) P(logsumexp)->P(logsumexp)",
     ),
     # An exponential makes products of sums, and sums of what log-sum-exp puts together.
-    ("Exp", [floats(B, S)], {}, "P->P(prod) P(max)->P(max) P(min)->P(min) P(logsumexp)->P"),
+    ("Exp", [floats(B, S)], {}, "P(max)->P(max) P(min)->P(min) P(logsumexp)->P"),
     ("Reciprocal", [floats(B, S)], {}, "P(prod)->P(prod)"),
     ("Gelu", [floats(B, S)], {}, ""),
     # Whether a factor is positive, nobody knows; nor which side is picked.
@@ -471,14 +471,15 @@ REDUCTIONS: list[tuple[str, Sequence[Input], dict[str, Any], str | None]] = [
     ("ReduceMin", [floats(B, S, D), ints(1)], {}, "S(1),R -> P(min)"),
     ("ReduceProd", [floats(B, S, D), ints(1)], {}, "S(1),R -> P(prod)"),
     ("ReduceLogSumExp", [floats(B, S, D), ints(1)], {}, "S(1),R -> P(logsumexp)"),
-    ("ReduceLogSum", [positive(B, S, D), ints(1)], {}, "S(1),R -> P(logsumexp)"),
     ("ReduceL1", [floats(B, S, D), ints(1)], {}, "S(1),R -> P"),
     ("ReduceSumSquare", [floats(B, S, D), ints(1)], {}, "S(1),R -> P"),
     ("GlobalMaxPool", [floats(B, C, 8, 8)], {}, "S(2) -> P(max)"),
     ("ReduceSum", [indices(9, B, S, D), ints(1)], {}, "S(1),R -> P"),
     ("ReduceMax", [indices(9, B, S, D), ints(1)], {}, "S(1),R -> P(max)"),
     ("ReduceProd", [indices(9, B, S, D), ints(1)], {}, "S(1),R -> P(prod)"),
-    # The root of a sum of squares, a rounded mean, the position of a maximum: the parts do not tell.
+    # The logarithm of a sum whose parts may be negative, the root of a sum of squares, a rounded mean, the position of
+    # a maximum: the parts do not tell.
+    ("ReduceLogSum", [positive(B, S, D), ints(1)], {}, None),
     ("ReduceL2", [floats(B, S, D), ints(1)], {}, None),
     ("ReduceMean", [indices(9, B, S, D), ints(1)], {}, None),
     ("ArgMax", [floats(B, S, D)], {"axis": 1}, None),

@@ -124,11 +124,14 @@ def _write_folder(plan: "Plan", folder: Path) -> None:
 @click.argument("plan_file", metavar="PLAN", type=file_path())
 @click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
 @click.option("--trace", type=file_path(), metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
+@cache_options
 @json_option
-def simulate(plan_file: Path, model: str | None, trace: Path | None, as_json: bool) -> None:
+def simulate(
+    plan_file: Path, model: str | None, trace: Path | None, cache_dir: Path | None, no_cache: bool, as_json: bool
+) -> None:
     """Simulate one step of a plan.
 
-    PLAN is a plan.json. Prints time and memory of every stage.
+    PLAN is a plan.json. It is checked that the plan computes the model. Prints time and memory of every stage.
     """
     from autopar import api
     from autopar.plan import Plan
@@ -138,7 +141,8 @@ def simulate(plan_file: Path, model: str | None, trace: Path | None, as_json: bo
     plan = Plan.load(plan_file)
     if trace is not None:
         prepare_file(trace)
-    timeline = api.simulate_plan(plan, model=model, trace=trace is not None)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    timeline = api.simulate_plan(plan, model=model, trace=trace is not None, cache_dir=cache)
     if trace is not None:
         write_chrome_trace(timeline, trace)
     if as_json:

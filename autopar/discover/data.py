@@ -42,12 +42,14 @@ class _Mood:
         spread: Upper end of positive data.
         truth: Share of true booleans.
         scales: Factors of the floats, of which each takes one.
+        shift: What is added to floats of both signs.
     """
 
     positive: frozenset[int] = frozenset()
     spread: float = 2.0
     truth: float = 0.6
     scales: tuple[float, ...] = (1.0,)
+    shift: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ def _moods(sketch: Sketch, wide: bool) -> Iterator[_Mood]:
         yield _Mood(scales=(1.0, *(2 * scale for scale in scales)))
     yield _Mood()
     yield _Mood(truth=0.9)
+    # The logarithm of a sum wants a positive sum, not positive numbers: parts with a negative one must not pass.
+    yield _Mood(truth=0.9, shift=1.0)
     for index in reversed(floats):  # statistics such as a variance come after the data
         yield _Mood(frozenset({index}), truth=0.9)
     yield _Mood(frozenset(floats), truth=0.9)
@@ -155,6 +159,7 @@ def _draw(
         normal = rng.standard_normal(shape)
         if normal.size <= _FEW:
             normal = np.abs(normal) * (-1.0) ** (np.arange(normal.size) + turned).reshape(shape)
+        normal = normal + mood.shift
         return normal if len(mood.scales) == 1 else normal * rng.choice(mood.scales, shape)
     size = int(np.prod(shape))
     if operand.dtype == "bool":

@@ -161,8 +161,11 @@ def _partial_strategies(trial: Trial) -> Iterator[Strategy]:
 def _follows(trial: Trial, placements: tuple[Placement, ...], outputs: tuple[Placement, ...]) -> bool:
     """Whether what is found for terms is more than luck: outputs that are no terms do not depend on them at all.
 
-    An op that reads only the shape of an input takes any terms; that is recorded for sums alone.
+    An op that reads only the shape of an input takes any terms; that is recorded for sums alone. Factors made of the
+    terms of a sum (exponentials) overflow where their product does not, so they are no way to compute it.
     """
+    if any(placement == Partial("prod") for placement in outputs) and Partial("prod") not in placements:
+        return False
     if not any(isinstance(placement, Replicate) for placement in outputs):
         return True
     terms = [index for index, placement in enumerate(placements) if isinstance(placement, Partial)]

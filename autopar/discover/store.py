@@ -15,7 +15,7 @@ from typing import Any
 
 from autopar.discover.rules import Rule, rule_from_json, rule_to_json
 
-VERSION = 5
+VERSION = 6
 """Raise it whenever the search may find other rules than before."""
 
 

@@ -1,7 +1,7 @@
 """Partial candidates: inputs that are terms still to be put together.
 
-An op that is linear in an input maps partial sums to partial sums, a monotone one partial maxima to partial maxima, an
-exponential partial sums to partial products. Which it is shows when the input is split into random terms.
+An op that is linear in an input maps partial sums to partial sums, a monotone one partial maxima to partial maxima, a
+logarithm partial products to partial sums. Which it is shows when the input is split into random terms.
 """
 
 from collections.abc import Iterator
