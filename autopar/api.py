@@ -6,7 +6,6 @@ from pathlib import Path
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
-from autopar.errors import PlanError
 from autopar.iopddl import save
 from autopar.plan import Plan
 from autopar.problem import Problem
@@ -17,7 +16,7 @@ from autopar.search.explain import explain_infeasible
 from autopar.simulate import Timeline, simulate
 from autopar.task import Effort, PhaseClock, Task, prepare, rules_for
 from autopar.verdict import conclude
-from autopar.workload import open_workload
+from autopar.workload import open_plan, open_workload
 
 
 def solve(
@@ -124,17 +123,9 @@ def simulate_plan(
         ProgramError: If the plan does not compute the model: an op is placed as no discovered rule allows, a collective
             is missing.
     """
-    job = plan.job
-    workload = open_workload(
-        model or plan.model.source, mode=job.mode, dims=dict(plan.model.dims), loss=job.loss, optimizer=job.optimizer
-    )
+    workload = open_plan(plan, model)
     folded = workload.folded(plan.microbatch)
-    if workload.info().sha256 != plan.model.sha256:
-        raise PlanError(
-            f"{workload.source!r} is not the model the plan was made for (its hash differs)",
-            hint="solve again, or pass the original file with --model",
-        )
-    costs = CostModel(cluster_from_dict(job.cluster))
+    costs = CostModel(cluster_from_dict(plan.job.cluster))
     program = lower(plan, folded, costs)
     verify_program(program, folded, rules_for(folded, discover(workload.probe, cache_dir=cache_dir)))
     return simulate(program, costs, trace=trace)

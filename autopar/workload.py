@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar import models
-from autopar.errors import JobError, ModelError
+from autopar.errors import JobError, ModelError, PlanError
 from autopar.formulate.fold import Folded, fold
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph
 from autopar.onnx import load
-from autopar.plan import ModelInfo
+from autopar.plan import ModelInfo, Plan
 from autopar.training import training_step
 
 if TYPE_CHECKING:
@@ -110,6 +110,29 @@ class Workload:
         graph = next(iter(self._folded.values())).graph
         dims = tuple(sorted(self.dims.items()))
         return ModelInfo(graph.name, self.source, graph.metadata["sha256"], graph.num_parameters, dims)
+
+
+def open_plan(plan: Plan, model: str | Path | None = None) -> Workload:
+    """Return the model a plan was made for.
+
+    Args:
+        plan: A plan, solved or read from a file.
+        model: Where the model is now; None for where it was.
+
+    Raises:
+        ModelError: If there is no such model.
+        PlanError: If it is another one than the plan was made for.
+    """
+    job = plan.job
+    source = model or plan.model.source
+    workload = open_workload(source, mode=job.mode, dims=dict(plan.model.dims), loss=job.loss, optimizer=job.optimizer)
+    workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
+    if workload.info().sha256 != plan.model.sha256:
+        raise PlanError(
+            f"{workload.source!r} is not the model the plan was made for (its hash differs)",
+            hint="solve again, or pass the original file with --model",
+        )
+    return workload
 
 
 def open_workload(

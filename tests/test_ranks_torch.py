@@ -17,7 +17,7 @@ from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.rank_runs import tiny_plan
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="processes talk over PyTorch: pip install autopar[run]")
 pytestmark = pytest.mark.slow
 
 TWO, FOUR = Mesh.of(inner=2), Mesh.of(outer=2, inner=2)

@@ -22,7 +22,7 @@ from tests.export_transformers import BATCH, SEQ, build
 from tests.gradients import as_float64
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install autopar[torch]")
-nn = pytest.importorskip("torch.nn")
+nn = pytest.importorskip("torch.nn", reason="part of PyTorch")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 

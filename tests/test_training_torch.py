@@ -16,7 +16,7 @@ from tests.gradients import EXECUTOR, as_float64, gradients
 from tests.test_training_step import TINY, tiny_feeds
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install autopar[torch]")
-functional = pytest.importorskip("torch.nn.functional")
+functional = pytest.importorskip("torch.nn.functional", reason="part of PyTorch")
 
 pytestmark = pytest.mark.slow
 

@@ -43,11 +43,6 @@ class ProblemRun:
         """The least cost any of the solvers found; infinity without one."""
         return min((each.solution.cost for each in self.selections), default=math.inf)
 
-    @property
-    def best_bound(self) -> float:
-        """The highest bound any of the solvers proved."""
-        return max((each.solution.bound for each in self.selections), default=-math.inf)
-
 
 def time_to(history: Sequence[Known], best: float, near: float) -> float:
     """Return the seconds until a choice cost at most `near` more than `best`, relative to it; infinity if none did.

@@ -102,13 +102,13 @@ def solve(
             **request,
         )
     if output is not None:
-        _write_folder(plan, output)
+        _write_folder(plan, output, cache)
     click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
     interrupted = plan.search is not None and plan.search.termination == "interrupted"
     return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
 
 
-def _write_folder(plan: "Plan", folder: Path) -> None:
+def _write_folder(plan: "Plan", folder: Path, cache: Path | None) -> None:
     from autopar import api
     from autopar.plan import write_atomically
     from autopar.report import format_report
@@ -116,7 +116,7 @@ def _write_folder(plan: "Plan", folder: Path) -> None:
 
     plan.save(folder / "plan.json")
     write_atomically(folder / "report.txt", format_report(plan).encode())
-    write_chrome_trace(api.simulate_plan(plan), folder / "trace.json")
+    write_chrome_trace(api.simulate_plan(plan, cache_dir=cache), folder / "trace.json")
     click.echo(f"wrote plan.json, report.txt and trace.json into {folder}", err=True)
 
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import cluster_from_dict
-from autopar.errors import JobError, PlanError
+from autopar.errors import JobError
 from autopar.ir.graph import Role
 from autopar.plan import Plan
 from autopar.program.lower import lower
@@ -29,7 +28,7 @@ from autopar.ranks.rank import Rank
 from autopar.ranks.records import Deviation, RunReport, RunRequest, StageSeconds, StepComparison
 from autopar.ranks.routes import check_stages
 from autopar.ranks.unpartitioned import OneDevice, Unpartitioned
-from autopar.workload import Workload, open_workload
+from autopar.workload import Workload, open_plan
 
 Array = NDArray[Any]
 
@@ -83,17 +82,10 @@ def prepare_job(request: RunRequest) -> Job:
         AutoparError: If plan, model or request are wrong (`PlanError`, `ModelError`, `JobError`, `ProgramError`).
     """
     plan = check_request(request)
-    job = plan.job
-    source: str | Path = request.model or plan.model.source
-    workload = open_workload(source, mode=job.mode, dims=dict(plan.model.dims), loss=job.loss, optimizer=job.optimizer)
+    workload = open_plan(plan, request.model)
     folded = workload.folded(plan.microbatch)
-    if workload.info().sha256 != plan.model.sha256:
-        raise PlanError(
-            f"{workload.source!r} is not the model the plan was made for (its hash differs)",
-            hint="solve again, or pass the original file with --model",
-        )
-    program = lower(plan, folded, run_costs(cluster_from_dict(job.cluster)))
-    verify_program(program)
+    program = lower(plan, folded, run_costs(cluster_from_dict(plan.job.cluster)))
+    verify_program(program, folded)
     check_stages(program)
     return Job(request, plan, workload, Lowered(program, folded))
 
