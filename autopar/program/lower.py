@@ -10,7 +10,7 @@ Ops are rewritten for one device (`local_op.py`), so that every instruction can 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.cost import CostModel, Move, Resharder
+from autopar.cost import Bucketed, CostModel, DtypePolicy, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.tables import element_bytes
@@ -53,11 +53,12 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     """
     mesh = plan.device_mesh
     _check_mesh(plan)
-    resharder, handed, lowered = Resharder(mesh, costs), hand_overs(folded), {}
+    reshards = _Reshards(Resharder(mesh, costs), Resharder(mesh, Bucketed(costs)))
+    handed, lowered = hand_overs(folded), {}
     for block in plan.blocks:
         if not 0 <= block.kind < len(folded.kinds):
             raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
-        lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], resharder).run()
+        lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], reshards, costs.policy).run()
     missing = set(folded.chain) - lowered.keys()
     if missing:
         raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
@@ -74,6 +75,14 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
         stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), stage.recompute == "full", resident))
     return Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reshards:
+    """Changes of placement: of what compute waits for one by one, and of what travels in buckets."""
+
+    alone: Resharder
+    bucketed: Resharder
 
 
 @dataclass(slots=True)
@@ -98,12 +107,14 @@ class _Draft:
 class _BlockLowering:
     """Writes the segments of one kind of block."""
 
-    def __init__(self, plan: Plan, block: BlockPlan, folded: Folded, handed: HandOver, resharder: Resharder) -> None:
+    def __init__(
+        self, plan: Plan, block: BlockPlan, folded: Folded, handed: HandOver, reshards: _Reshards, policy: DtypePolicy
+    ) -> None:
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = plan.device_mesh
-        self.resharder = resharder
-        self.resident, self.wire = element_bytes(self.graph, resharder.cost.policy)
+        self.reshards = reshards
+        self.resident, self.wire = element_bytes(self.graph, policy)
         # Moments never travel: the optimizer reads and writes all they weigh, their share of the master copy included.
         moments = [state for state in self.graph.states if state.role is Role.MOMENT]
         self.moments = {name for state in moments for name in (state.input, state.output)}
@@ -285,7 +296,9 @@ class _BlockLowering:
         chunks = _chunks(len(shape), source, target)
         path: list[tuple[Move, Placements]] = []
         current = list(source)
-        for move in self.resharder.of(shape, self.wire[name], chunks).path(source, target):
+        bucketed = overlaps or draft.phase is SegmentPhase.UPDATE
+        resharder = self.reshards.bucketed if bucketed else self.reshards.alone
+        for move in resharder.of(shape, self.wire[name], chunks).path(source, target):
             current[move.axis] = move.target
             path.append((move, tuple(current)))
         # What other reads have reached is not moved again: the way starts at the last placement that is there.
