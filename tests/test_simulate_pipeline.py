@@ -285,7 +285,7 @@ def test_a_deadlock_is_caught() -> None:
     seconds = [{Pass.FORWARD: 1.0, Pass.BACKWARD: 1.0}] * 2
 
     with pytest.raises(AssertionError, match=r"groups \[0, 1\] wait"):
-        run_pipeline([[backward, forward], [forward, backward]], seconds, [0.0], [0.0])
+        run_pipeline([[backward, forward], [forward, backward]], (0, 1), seconds, [0.0], [0.0])
 
 
 def test_the_costs_of_the_planner_are_those_of_the_simulator() -> None:

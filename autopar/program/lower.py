@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from autopar.cost import CostModel, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
+from autopar.formulate.split import weight_ops
 from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, Plan
@@ -32,12 +33,20 @@ from autopar.program.records import (
     Slice,
     StageProgram,
     Store,
+    defines,
+    reads,
     segment_phase,
 )
+from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
 
 _HINT = "the plan belongs to another model or was edited: solve again"
-_COPY_PHASE = {SegmentPhase.FORWARD: "forward", SegmentPhase.BACKWARD: "backward", SegmentPhase.UPDATE: "update"}
+_COPY_PHASE = {
+    SegmentPhase.FORWARD: "forward",
+    SegmentPhase.BACKWARD: "backward",
+    SegmentPhase.WEIGHT: "backward",
+    SegmentPhase.UPDATE: "update",
+}
 
 
 def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
@@ -53,6 +62,8 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     """
     mesh = plan.device_mesh
     _check_mesh(plan)
+    if plan.schedule not in SCHEDULES:
+        raise PlanError(f"there is no schedule {plan.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
     resharder, handed, lowered = Resharder(mesh, costs), hand_overs(folded), {}
     for block in plan.blocks:
         if not 0 <= block.kind < len(folded.kinds):
@@ -103,6 +114,7 @@ class _BlockLowering:
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = plan.device_mesh
         self.resharder = resharder
+        self.late = weight_ops(folded, self.kind) if SCHEDULES[plan.schedule].splits else frozenset()
         self.resident, self.wire = element_bytes(self.graph, resharder.cost.policy)
         # Moments never travel: the optimizer reads and writes all they weigh, their share of the master copy included.
         moments = [state for state in self.graph.states if state.role is Role.MOMENT]
@@ -150,6 +162,9 @@ class _BlockLowering:
         for op in self.kind.ops:
             groups[segment_phase(op.phase)].append(op)
         saved = self._saved(groups)
+        backwards = groups[SegmentPhase.BACKWARD]
+        groups[SegmentPhase.BACKWARD] = [op for op in backwards if op.name not in self.late]
+        groups[SegmentPhase.WEIGHT] = [op for op in backwards if op.name in self.late]
 
         forward = _Draft(SegmentPhase.FORWARD)
         inputs = self._enter(forward, self.handed.forward_in)
@@ -159,7 +174,7 @@ class _BlockLowering:
         kept = tuple(self._home(forward, name) for name in saved)
         outputs = self._leave(forward, self.handed.forward_out)
         segments = [self._segment(forward, inputs, kept, outputs)]
-        if groups[SegmentPhase.BACKWARD]:
+        if backwards:
             backward = _Draft(SegmentPhase.BACKWARD)
             inputs = self._enter(backward, self.handed.backward_in)
             for operand, name in zip(kept, saved, strict=True):
@@ -168,10 +183,31 @@ class _BlockLowering:
                 self._emit(backward, op)
             self._export(backward)
             outputs = self._leave(backward, self.handed.backward_out)
-            segments.append(self._segment(backward, inputs, (), outputs))
+            weight = self._weight(backward, groups[SegmentPhase.WEIGHT])
+            held = _held(weight, backward, inputs) if weight is not None else ()
+            segments.append(self._segment(backward, inputs, held, outputs))
+            if weight is not None:
+                segments.append(self._segment(weight, (), (), ()))
         if groups[SegmentPhase.UPDATE]:
             segments.extend(self._update(groups[SegmentPhase.UPDATE]))
         return _Lowered(segments, self._resident())
+
+    def _weight(self, backward: _Draft, ops: list[Op]) -> _Draft | None:
+        """Return the part of the backward that leads to gradients of parameters only, if there is any.
+
+        It goes on from all that is there when the rest is done, at every placement it was brought to.
+        """
+        if not ops:
+            return None
+        weight = _Draft(SegmentPhase.WEIGHT, forms=dict(backward.forms))
+        for op in ops:
+            self._emit(weight, op)
+        for value in _missing(weight):
+            if value in backward.external:
+                weight.external[value] = backward.external[value]
+                if value in backward.parts:
+                    weight.parts[value] = backward.parts[value]
+        return weight
 
     def _update(self, ops: list[Op]) -> list[Segment]:
         """Return the segments that reduce the sums of gradients and run the optimizer."""
@@ -379,6 +415,20 @@ class _BlockLowering:
                 elif role is Role.MOMENT:
                     add(Category.OPTIMIZER, name, self.homes[name])
         return totals
+
+
+def _missing(draft: _Draft) -> list[str]:
+    """Return the values that a segment reads and neither makes nor declares, in order of first use."""
+    made = {operand.value for instruction in draft.instructions for operand in defines(instruction)}
+    read = (operand.value for instruction in draft.instructions for operand in reads(instruction))
+    return [value for value in dict.fromkeys(read) if value not in made and value not in draft.external]
+
+
+def _held(weight: _Draft, backward: _Draft, inputs: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """Return what the weight segment reads of the backward segment's inputs and of what that makes."""
+    made = {operand.value: operand for instruction in backward.instructions for operand in defines(instruction)}
+    made |= {operand.value: operand for operand in inputs}
+    return tuple(made[value] for value in _missing(weight) if value in made)
 
 
 def _check_form(op: Op, placement: OpPlacement) -> None:

@@ -23,7 +23,7 @@ are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the co
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
@@ -46,6 +46,7 @@ from autopar.program.records import (
     Start,
     Store,
     collective_kind,
+    saved_for,
 )
 from autopar.sharding import (
     Axis,
@@ -382,11 +383,11 @@ def _parse_move(
     return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, line.accept("overlaps"))
 
 
-def _parse_segment(header: _Line, lines: Sequence[_Line], saved: Mapping[int, tuple[Operand, ...]]) -> Segment:
+def _parse_segment(header: _Line, lines: Sequence[_Line], earlier: Sequence[Segment]) -> Segment:
     kind = header.integer()
     phase = SegmentPhase(header.match(re.compile("|".join(SegmentPhase)), "a phase"))
     header.end()
-    scope = _Scope(saved.get(kind, ()) if phase is SegmentPhase.BACKWARD else ())
+    scope = _Scope(saved_for(kind, phase, {(segment.kind, segment.phase): segment for segment in earlier}))
     defined: dict[str, list[Operand]] = {"input": [], "external": []}
     named: dict[str, list[Operand]] = {"saved": [], "output": [], "export": []}
     instructions: list[Instruction] = []
@@ -455,7 +456,8 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
 def parse_program(text: str) -> Program:
     """Return the program a text describes.
 
-    The forward of a block has to come before its backward, as `saved` values are named there only.
+    The forward of a block has to come before its backward, and that before its weight segment, as `saved` values are
+    named there only.
 
     Raises:
         ProgramError: If the text is malformed; the message points at the place.
@@ -478,14 +480,10 @@ def parse_program(text: str) -> Program:
     head.end()
     stages: list[StageProgram] = []
     segments: list[Segment] = []
-    saved: dict[int, tuple[Operand, ...]] = {}
     for header, *lines in body:
         if header.accept("stage"):
             stages.append(_parse_stage(header, lines))
         else:
             header.expect("segment")
-            segment = _parse_segment(header, lines, saved)
-            segments.append(segment)
-            if segment.phase is SegmentPhase.FORWARD:
-                saved[segment.kind] = segment.saved
+            segments.append(_parse_segment(header, lines, segments))
     return Program(tuple(stages), tuple(segments), schedule, num_microbatches)

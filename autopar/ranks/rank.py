@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
-from autopar.program.records import Operand, SegmentPhase
+from autopar.program.records import Operand, SegmentPhase, saved_for
 from autopar.ranks.clock import Clock
 from autopar.ranks.collectives import Pending, all_gather, begin
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
@@ -24,7 +24,7 @@ from autopar.ranks.order import Start, Wait
 from autopar.ranks.routes import Refresh, check_stages, forms, groups_of, held, messages, refreshes
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
 from autopar.runtime.blocks import scatter
-from autopar.schedule import Pass, Task
+from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.sharding import Placements, Shard, format_placements, local_shape
 
 Array = NDArray[Any]
@@ -34,6 +34,7 @@ Key = tuple[str, Placements]
 _CLOCK = {
     SegmentPhase.FORWARD: ("forward", "collectives"),
     SegmentPhase.BACKWARD: ("backward", "collectives"),
+    SegmentPhase.WEIGHT: ("backward", "collectives"),
     SegmentPhase.REDUCE: ("reduce", "reduce"),
     SegmentPhase.UPDATE: ("update", "gather"),
 }
@@ -47,11 +48,13 @@ class _Passage:
     Attributes:
         handed: Inputs of segments, by block, phase and position.
         saved: Forward values kept for the backward, by block and name.
+        put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
         exports: Values read far away.
     """
 
     handed: dict[tuple[int, SegmentPhase], dict[int, Tensor]] = field(default_factory=dict)
     saved: dict[int, Values] = field(default_factory=dict)
+    put_off: dict[int, Values] = field(default_factory=dict)
     exports: dict[Key, Tensor] = field(default_factory=dict)
 
 
@@ -92,6 +95,7 @@ class Rank:
         self.group, self.position = lowered.place(communicator.rank)
         self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
         self._lowered, self._communicator, self._memory, self._engine = lowered, communicator, memory, engine
+        self._splits = SCHEDULES[program.schedule].splits
         self._mesh = program.stages[self.group].mesh
         self._stages = [program.stages[stage] for stage in lowered.stages_of(self.group)]
         self._blocks = [block for stage in self._stages for block in lowered.blocks_of(stage.index)]
@@ -209,9 +213,15 @@ class Rank:
         else:
             previous: _Activity | None = None
             for block in reversed(blocks):
-                again = stage.recompute
-                saved = self._forward(block, task.microbatch, again=True) if again else passage.saved.pop(block)
-                activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+                if task.kind is Pass.WEIGHT:
+                    activity = self._begin(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
+                else:
+                    again = stage.recompute
+                    saved = self._forward(block, task.microbatch, again=True) if again else passage.saved.pop(block)
+                    activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+                    if self._splits:
+                        made = activity.values if activity is not None else saved
+                        passage.put_off[block] = self._kept(block, SegmentPhase.WEIGHT, made)
                 self._end(previous)
                 previous = activity
             self._end(previous)
@@ -224,7 +234,15 @@ class Rank:
         activity = self._begin(block, SegmentPhase.FORWARD, microbatch, again=again, keep=keep)
         assert activity is not None, "every kind has a forward"
         self._end(activity)
-        return {operand.value: activity.values[operand.value] for operand in activity.compiled.segment.saved}
+        return self._kept(block, SegmentPhase.BACKWARD, activity.values)
+
+    def _kept(self, block: int, phase: SegmentPhase, values: Values) -> Values:
+        """Return those of the values that the segment of a phase reads of what was saved for it."""
+        compiled = self._compiled.get((block, phase))
+        if compiled is None:
+            return {}
+        saved = saved_for(compiled.segment.kind, phase, self._lowered.segments)
+        return {operand.value: values[operand.value] for operand in saved}
 
     # A segment.
 
@@ -303,7 +321,7 @@ class Rank:
 
     def _take_step(self, activity: _Activity, step: CompiledStep, *, late: bool = False) -> None:
         values, (computing, waiting) = activity.values, _CLOCK[activity.phase]
-        if late and activity.phase is SegmentPhase.BACKWARD:
+        if late and activity.phase in (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT):
             waiting = "reduce"
         match step:
             case Compiled():

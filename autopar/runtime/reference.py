@@ -29,11 +29,12 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     defines,
+    saved_for,
 )
 from autopar.program.text import format_instruction
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
 from autopar.runtime.check import Check
-from autopar.schedule import Pass, Task, follow
+from autopar.schedule import SCHEDULES, Pass, Task, follow
 from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
@@ -90,7 +91,7 @@ def run_step(
     """
     _check_feeds(program, folded.graph, microbatches, states)
     step = _Step(program, folded, microbatches, states, executor or Executor(), check)
-    for stage, task in follow(program.orders()):
+    for stage, task in follow(program.orders(), program.groups):
         step.run_task(stage, task)
     for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
         for block in range(len(folded.chain)):
@@ -119,12 +120,14 @@ class _Passage:
     Attributes:
         handed: Values between blocks, by the block that receives them and the phase.
         saved: Forward values kept for the backward, by block and name.
+        put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
         exports: Values read far away, by tensor and placement.
         outputs: Results of the model.
     """
 
     handed: dict[tuple[int, SegmentPhase], list[Blocks]] = field(default_factory=dict)
     saved: dict[int, dict[str, Blocks]] = field(default_factory=dict)
+    put_off: dict[int, dict[str, Blocks]] = field(default_factory=dict)
     exports: dict[tuple[str, Placements], Blocks] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
 
@@ -143,6 +146,7 @@ class _Step:
     ) -> None:
         self._graph = folded.graph
         self._segments = program.table()
+        self._splits = SCHEDULES[program.schedule].splits
         self._blocks = list(program.blocks())
         self._names = instance_names(folded)
         self._ranges: list[range] = []
@@ -178,15 +182,23 @@ class _Step:
                     passage.saved[block] = saved
             return
         for block in reversed(blocks):
+            if task.kind is Pass.WEIGHT:
+                self._run(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
+                continue
             saved = self._forward(block, task.microbatch) if recompute else passage.saved.pop(block)
-            self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+            values = self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+            if self._splits:
+                passage.put_off[block] = self._kept(block, SegmentPhase.WEIGHT, {**saved, **values})
+
+    def _kept(self, block: int, phase: SegmentPhase, values: Mapping[str, Blocks]) -> dict[str, Blocks]:
+        """Return what has been saved for the segment of a phase."""
+        kept = saved_for(self._blocks[block][1], phase, self._segments)
+        return {operand.value: values[operand.value] for operand in kept}
 
     def _forward(self, block: int, microbatch: int) -> dict[str, Blocks]:
         """Run a block's forward and return what it saves for the backward."""
         values = self._run(block, SegmentPhase.FORWARD, microbatch, {})
-        segment = self._segment(block, SegmentPhase.FORWARD)
-        assert segment is not None, "every kind has a forward"
-        return {operand.value: values[operand.value] for operand in segment.saved}
+        return self._kept(block, SegmentPhase.BACKWARD, values)
 
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""

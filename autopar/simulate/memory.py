@@ -5,12 +5,15 @@ and values handed on stay to the end of the segment, saved ones until the backwa
 External values are resident and stored values are written in place of one, so neither counts. A value that passes
 through several blocks is one tensor: the first block of the stage that saves it pays for it.
 
+Where the backward is split, what the weight pass of a block reads stays until then, and for a value that passed through
+several blocks until the weight pass of the block that pays.
+
 With recompute a block keeps its inputs only; what its forward saves is there from the second forward to its backward.
 Receive buffers and copies that the framework or the allocator makes are not counted.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import NamedTuple
 
@@ -55,11 +58,13 @@ class StageMemory:
 
     Attributes:
         kept: Bytes one microbatch leaves behind between its forward and its backward.
+        put_off: Bytes it leaves behind between its backward and its weight pass, where the schedule splits these.
         passes: Fullest moment of a task; it counts the task's own microbatch only.
         update: Fullest moment of the reductions and the update.
     """
 
     kept: float
+    put_off: float
     passes: Mapping[Pass, Peak]
     update: float
 
@@ -104,11 +109,21 @@ def _stored(segment: Segment) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One block of a stage: `paid` are its inputs that an earlier one keeps, `fresh` the bytes it keeps besides."""
+    """One block of a stage.
+
+    Attributes:
+        kind: Which kind.
+        paid: Its inputs that an earlier block keeps.
+        fresh: Bytes it keeps besides.
+        late: Values of its forward that it keeps until its weight pass.
+        late_bytes: Their bytes, and those of what its backward keeps until then.
+    """
 
     kind: int
     paid: frozenset[str]
     fresh: float
+    late: frozenset[str] = frozenset()
+    late_bytes: float = 0.0
 
 
 def _kept(segment: Segment, recompute: bool, trains: bool) -> dict[str, float]:
@@ -118,8 +133,26 @@ def _kept(segment: Segment, recompute: bool, trains: bool) -> dict[str, float]:
     return _sizes(segment.inputs if recompute else segment.saved)
 
 
+def _weight_reads(kind: int, table: Table) -> dict[str, float]:
+    """Return the values of the forward of a block that its weight pass reads."""
+    weight = table.get((kind, SegmentPhase.WEIGHT))
+    if weight is None:
+        return {}
+    names = {operand.value for instruction in weight.instructions for operand in reads(instruction)}
+    return _sizes([operand for operand in table[kind, SegmentPhase.FORWARD].saved if operand.value in names])
+
+
+def _held_back(kind: int, table: Table) -> dict[str, float]:
+    """Return what the backward of a block keeps for its weight pass."""
+    backward = table.get((kind, SegmentPhase.BACKWARD))
+    return _sizes(backward.saved) if backward is not None else {}
+
+
 def _blocks(stage: StageProgram, table: Table, trains: bool) -> Iterator[_Block]:
     """Yield the blocks in order, following values that pass through to their origin."""
+    payers: dict[tuple[int, str], tuple[int, str, float]] = {}  # origin -> who keeps it: block, name there and bytes
+    late: dict[tuple[int, str], None] = {}
+    found: list[_Block] = []
     arriving: list[tuple[int, str]] = []  # origin of each value handed to the next block: block and name there
     paid: set[tuple[int, str]] = set()
     for index, kind in enumerate(stage.blocks):
@@ -129,9 +162,21 @@ def _blocks(stage: StageProgram, table: Table, trains: bool) -> Iterator[_Block]
         origins = {operand.value: origin for operand, origin in zip(segment.inputs, arriving, strict=True)}
         kept = _kept(segment, stage.recompute, trains)
         before = frozenset(name for name, origin in origins.items() if origin in paid)
-        yield _Block(kind, before, sum(size for name, size in kept.items() if name not in before))
+        found.append(_Block(kind, before, sum(size for name, size in kept.items() if name not in before)))
+        for values, waits in ((kept, False), (_weight_reads(kind, table), True)):
+            for name, size in values.items():
+                origin = origins.get(name, (index, name))
+                payers.setdefault(origin, (index, name, size))
+                late |= {origin: None} if waits else {}
         paid.update(origins.get(name, (index, name)) for name in kept)
         arriving = [origins.get(operand.value, (index, operand.value)) for operand in segment.outputs]
+    for index, block in enumerate(found):
+        own = {name: size for payer, name, size in map(payers.__getitem__, late) if payer == index}
+        yield replace(
+            block,
+            late=frozenset(own),
+            late_bytes=sum(own.values()) + sum(_held_back(block.kind, table).values()),
+        )
 
 
 def _forward_peak(segment: Segment, paid: frozenset[str], recompute: bool, trains: bool) -> Peak:
@@ -141,12 +186,13 @@ def _forward_peak(segment: Segment, paid: frozenset[str], recompute: bool, train
     return Peak(peak, sum(size for name, size in kept.items() if name in names))
 
 
-def _backward_peak(forward: Segment, backward: Segment | None, paid: frozenset[str], recompute: bool) -> Peak:
+def _backward_peak(forward: Segment, backward: Segment | None, block: _Block, recompute: bool) -> Peak:
+    paid = block.paid
     if backward is None:
         return Peak(0.0, 0.0)
     gradients = _sizes(backward.inputs)
     saved = _sizes(forward.saved)
-    outputs = {operand.value for operand in backward.outputs}
+    outputs = {operand.value for operand in (*backward.outputs, *backward.saved)} | block.late
     if not recompute:
         free = paid | _stored(backward)
         peak, names = liveness_peak(backward.instructions, saved | gradients, outputs, free)
@@ -157,27 +203,47 @@ def _backward_peak(forward: Segment, backward: Segment | None, paid: frozenset[s
     return Peak(max(again + sum(gradients.values()), peak), 0.0)
 
 
+def _weight_peak(block: _Block, table: Table) -> Peak:
+    weight = table.get((block.kind, SegmentPhase.WEIGHT))
+    if weight is None:
+        return Peak(block.late_bytes, block.late_bytes)
+    held = _held_back(block.kind, table)
+    waiting = {name: size for name, size in _weight_reads(block.kind, table).items() if name in block.late}
+    others = block.late_bytes - sum(waiting.values()) - sum(held.values())  # for blocks that came before
+    there = {operand.value for operand in table[block.kind, SegmentPhase.FORWARD].saved}
+    free = (there - waiting.keys()) | _stored(weight)
+    peak, names = liveness_peak(weight.instructions, waiting | held, (), free)
+    return Peak(peak, sum(size for name, size in (waiting | held).items() if name in names)).on_top_of(others)
+
+
 def stage_memory(stage: StageProgram, table: Table, trains: bool) -> StageMemory:
     """Return what the tasks of a stage need; equal blocks are looked at once."""
-    forwards: dict[_Block, Peak] = {}
-    backwards: dict[_Block, Peak] = {}
-    forward = backward = Peak(0.0, 0.0)
-    kept = 0.0
-    for block in _blocks(stage, table, trains):
-        segment = table[block.kind, SegmentPhase.FORWARD]
-        if block not in forwards:
-            forwards[block] = _forward_peak(segment, block.paid, stage.recompute, trains)
+    blocks = list(_blocks(stage, table, trains))
+    known: dict[_Block, dict[Pass, Peak]] = {}
+    passes = dict.fromkeys(Pass, Peak(0.0, 0.0))
+    put_off = fsum(block.late_bytes for block in blocks)
+    kept, waiting, late = 0.0, put_off, 0.0  # of the blocks before this one, of those after it, of those before it
+    for block in blocks:
+        if block not in known:
+            segment = table[block.kind, SegmentPhase.FORWARD]
             reverse = table.get((block.kind, SegmentPhase.BACKWARD)) if trains else None
-            backwards[block] = _backward_peak(segment, reverse, block.paid, stage.recompute)
-        forward = max(forward, forwards[block].on_top_of(kept), key=lambda peak: peak.bytes)
-        earlier = kept + block.fresh if stage.recompute else kept
-        backward = max(backward, backwards[block].on_top_of(earlier), key=lambda peak: peak.bytes)
+            known[block] = {
+                Pass.FORWARD: _forward_peak(segment, block.paid, stage.recompute, trains),
+                Pass.BACKWARD: _backward_peak(segment, reverse, block, stage.recompute),
+                Pass.WEIGHT: _weight_peak(block, table),
+            }
+        waiting -= block.late_bytes
+        before = kept + (block.fresh if stage.recompute else 0.0)
+        under = {Pass.FORWARD: kept, Pass.BACKWARD: before + waiting, Pass.WEIGHT: late}
+        for kind, peak in known[block].items():
+            passes[kind] = max(passes[kind], peak.on_top_of(under[kind]), key=lambda moment: moment.bytes)
         kept += block.fresh
+        late += block.late_bytes
     once = [
         table.get((kind, phase)) for kind in set(stage.blocks) for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
     ]
     update = max((liveness_peak(part.instructions, {}, (), _stored(part))[0] for part in once if part), default=0.0)
-    return StageMemory(kept, {Pass.FORWARD: forward, Pass.BACKWARD: backward}, update)
+    return StageMemory(kept, put_off, passes, update)
 
 
 class TaskMemory(NamedTuple):
@@ -196,14 +262,18 @@ def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], train
         order: The tasks of the group.
         trains: Whether there are backwards and an update.
     """
-    in_flight = [0] * len(chunks)
+    left: list[dict[Pass, int]] = [dict.fromkeys(Pass, 0) for _ in chunks]  # microbatches by their last pass
     for task in order:
-        backward = task.kind is Pass.BACKWARD
-        in_flight[task.chunk] -= 1 if backward else 0
-        others = sum(count * memory.kept for count, memory in zip(in_flight, chunks, strict=True))
+        counts = left[task.chunk]
+        if task.kind is not Pass.FORWARD:
+            counts[Pass.FORWARD if task.kind is Pass.BACKWARD else Pass.BACKWARD] -= 1
+        others = sum(
+            count[Pass.FORWARD] * memory.kept + count[Pass.BACKWARD] * memory.put_off
+            for count, memory in zip(left, chunks, strict=True)
+        )
         peak = chunks[task.chunk].passes[task.kind]
         yield TaskMemory(task, others + peak.activations, peak.bytes - peak.activations)
-        in_flight[task.chunk] += 1 if trains and not backward else 0
+        counts[task.kind] += 1 if trains else 0
     if trains:
         yield TaskMemory(None, 0.0, max(memory.update for memory in chunks))
 

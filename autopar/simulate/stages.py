@@ -55,7 +55,7 @@ class StageLayout:
     """What a stage does in time.
 
     Attributes:
-        passes: A forward and a backward.
+        passes: A forward, a backward, and a weight pass, which takes no time if the backward is not split.
         reduce: Reductions of each block by its index; blocks without any are left out.
         update: The update.
     """
@@ -78,10 +78,15 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
                 yield index, SegmentPhase.FORWARD, layouts.get((kind, SegmentPhase.FORWARD))
             yield index, SegmentPhase.BACKWARD, layouts.get((kind, SegmentPhase.BACKWARD))
 
+    def weights() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
+        for index, kind in reversed(chain):
+            yield index, SegmentPhase.WEIGHT, layouts.get((kind, SegmentPhase.WEIGHT))
+
     return StageLayout(
         passes={
             Pass.FORWARD: TaskLayout.of(forwards(SegmentPhase.FORWARD)),
             Pass.BACKWARD: TaskLayout.of(backwards()),
+            Pass.WEIGHT: TaskLayout.of(weights()),
         },
         reduce={index: layout for index, _, layout in forwards(SegmentPhase.REDUCE) if layout is not None},
         update=TaskLayout.of(forwards(SegmentPhase.UPDATE)),

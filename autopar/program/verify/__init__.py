@@ -1,9 +1,11 @@
 """The laws of programs. `verify_program` refuses what would compute nonsense, deadlock or be costed wrongly."""
 
+from collections.abc import Mapping
+
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.formulate.fold import Folded
-from autopar.program.records import Program, SegmentPhase
+from autopar.program.records import Program, Segment, SegmentPhase, saved_for
 from autopar.program.verify.crossings import verify_crossings
 from autopar.program.verify.fault import title
 from autopar.program.verify.frame import verify_frame
@@ -21,9 +23,10 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
     """Check that a program keeps the laws.
 
     - The schedule is known, has backwards if the program trains, and gets every microbatch through the stages: none
-      waits for what another one only does later. Stages tile the devices, or take turns on them if the schedule
-      interleaves; every block has a forward.
-    - In a segment every value is defined once and before it is read; a backward may also read what its forward saves.
+      waits for what another one only does later. Stages tile the devices, or take turns on them as the schedule
+      says; every block has a forward.
+    - In a segment every value is defined once and before it is read; a backward may also read what its forward saves,
+      a weight segment what either of them saves.
     - Collectives, slices and exchanges run over an axis of their stage, start from the placement their operand has, and
       change shapes and placements as they say.
     - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
@@ -50,8 +53,8 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
     for segment in program.segments:
         if segment.phase in _ONCE and (segment.kind, SegmentPhase.BACKWARD) not in table:
             raise ProgramError(f"{title(segment)} follows a backward, but kind {segment.kind} has none")
-        forward = table.get((segment.kind, SegmentPhase.FORWARD))
-        saved = forward.saved if forward is not None and segment.phase is SegmentPhase.BACKWARD else ()
+        _verify_halves(segment, table)
+        saved = saved_for(segment.kind, segment.phase, table)
         verify_segment(segment, saved)
         for mesh in meshes[segment.kind]:
             verify_axes(segment, mesh)
@@ -64,3 +67,12 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
                 raise ProgramError(f"{title(segment)} saves values but the program has no backward")
     if folded is not None:
         verify_graph(program, folded, rules)
+
+
+def _verify_halves(segment: Segment, table: Mapping[tuple[int, SegmentPhase], Segment]) -> None:
+    """Check that a weight segment follows a backward, and that a backward saves values for a weight segment only."""
+    backward, weight = (segment.kind, SegmentPhase.BACKWARD), (segment.kind, SegmentPhase.WEIGHT)
+    if segment.phase is SegmentPhase.WEIGHT and backward not in table:
+        raise ProgramError(f"{title(segment)} follows a backward, but kind {segment.kind} has none")
+    if segment.phase is SegmentPhase.BACKWARD and segment.saved and weight not in table:
+        raise ProgramError(f"{title(segment)} saves values, but there is no weight segment to read them")
