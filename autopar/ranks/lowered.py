@@ -87,7 +87,7 @@ class Lowered:
         """Return the element type of every value of a segment."""
         values = self.graph.values
         found: dict[str, str] = {}
-        if segment.phase is SegmentPhase.BACKWARD:  # it reads what its forward saved
+        if segment.phase in (SegmentPhase.AGAIN, SegmentPhase.BACKWARD):  # they read what their forward keeps
             found |= self.dtypes(self.segments[segment.kind, SegmentPhase.FORWARD])
         found |= {part.value: values[part.tensor].dtype for part in segment.parts}
         for instruction in segment.instructions:

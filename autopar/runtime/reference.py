@@ -29,8 +29,11 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     defines,
+    kept_values,
+    rerun,
 )
 from autopar.program.text import format_instruction
+from autopar.recompute import Recompute
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
 from autopar.runtime.check import Check
 from autopar.schedule import Pass, Task, follow
@@ -168,25 +171,25 @@ class _Step:
         self._scattered: dict[tuple[str, Placements, Mesh], Blocks] = {}
 
     def run_task(self, stage: int, task: Task) -> None:
-        """Run one microbatch through the blocks of a stage; under recompute only the inputs of a block are kept."""
+        """Run one microbatch through the blocks of a stage; what a block does not keep it makes again."""
         blocks, passage = self._ranges[stage], self._passages[task.microbatch]
-        recompute = self._stages[stage].recompute
+        flavours = dict(zip(blocks, self._stages[stage].recompute, strict=True))
         if task.kind is Pass.FORWARD:
             for block in blocks:
-                saved = self._forward(block, task.microbatch)
-                if not recompute:
-                    passage.saved[block] = saved
+                values = self._run(block, SegmentPhase.FORWARD, task.microbatch, {})
+                if flavours[block] is not Recompute.FULL:
+                    kept = kept_values(self._segments, self._blocks[block][1], flavours[block])
+                    passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
             return
         for block in reversed(blocks):
-            saved = self._forward(block, task.microbatch) if recompute else passage.saved.pop(block)
+            again = rerun(self._segments, self._blocks[block][1], flavours[block])
+            saved = passage.saved.pop(block, {})  # under full recompute a block's inputs are still there
+            if again is not None:
+                saved |= self._run(block, again.phase, task.microbatch, saved)
+            segment = self._segment(block, SegmentPhase.FORWARD)
+            assert segment is not None, "every kind has a forward"
+            saved = {operand.value: saved[operand.value] for operand in segment.saved}
             self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
-
-    def _forward(self, block: int, microbatch: int) -> dict[str, Blocks]:
-        """Run a block's forward and return what it saves for the backward."""
-        values = self._run(block, SegmentPhase.FORWARD, microbatch, {})
-        segment = self._segment(block, SegmentPhase.FORWARD)
-        assert segment is not None, "every kind has a forward"
-        return {operand.value: values[operand.value] for operand in segment.saved}
 
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""

@@ -15,6 +15,7 @@ from math import fsum, inf
 
 from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
 from autopar.program.verify import verify_program
+from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
 from autopar.simulate.gradients import Boundary, fit_in, gradient_jobs, transfers_by_group, urgent_intervals
 from autopar.simulate.layout import Costs, Resource, lay_out
@@ -133,8 +134,9 @@ def simulate(program: Program, costs: Costs, *, trace: bool = False) -> Timeline
     reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
     step = max(start + _update_seconds(chunks) for start, chunks in zip(reduced, groups, strict=True))
 
+    memories = BlockMemories(program.table(), program.trains)
     moments = [
-        stage_moments(program.stages[group::num_groups], program, done, update_start)
+        stage_moments(program.stages[group::num_groups], program, memories, done, update_start)
         for group, (done, update_start) in enumerate(zip(runs, reduced, strict=True))
     ]
     timelines = tuple(

@@ -80,6 +80,9 @@ class _Check:
             segment = table.get((self._kind.id, phase))
             if segment is None:
                 continue
+            if phase is SegmentPhase.AGAIN:  # part of the forward, word for word
+                self._tensors.of[segment.kind, phase] = self._tensors.of[segment.kind, SegmentPhase.FORWARD]
+                continue
             known = self._enter(segment, saved if phase is SegmentPhase.BACKWARD else {})
             self._follow(segment, known)
             self._leave(segment, known)
@@ -245,7 +248,7 @@ def _moment(block: int, phase: SegmentPhase, num_blocks: int) -> int:
     match phase:
         case SegmentPhase.FORWARD:
             return block
-        case SegmentPhase.BACKWARD:
+        case SegmentPhase.AGAIN | SegmentPhase.BACKWARD:
             return 2 * num_blocks - 1 - block
         case _:
             return 2 * num_blocks
