@@ -300,7 +300,7 @@ class Plan:
         schedule: "1f1b", "gpipe", "interleaved" or "forward-only".
         num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
         blocks: Placements per distinct block.
-        objective: Step time in seconds by the planner's formula.
+        objective: Step time in seconds by the planner's formula; of a plan by degrees, simulated.
         simulated: The simulator's verdict.
         search: How it was found; None on alternatives.
         alternatives: Runners-up in order of simulated time.
