@@ -13,6 +13,7 @@ from autopar.program.lower import lower
 from autopar.program.records import Category, Compute, Operand, Program, Segment, SegmentPhase
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, Schedule, Task
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
@@ -145,7 +146,7 @@ def _samples(program: Program, group: int) -> list[float]:
 
 def test_recompute_makes_again_what_the_weights_read() -> None:
     """Blocks keep their inputs (0 bytes here) until the backward, what it has made again until the weight pass."""
-    timeline = simulate(equal_stages(2, 3, "zb-h1", recompute=True), ExactCosts())
+    timeline = simulate(equal_stages(2, 3, "zb-h1", recompute=Recompute.FULL), ExactCosts())
 
     assert timeline.step_seconds == 3 * (1 + 3 + 1) + (1 + 3 - 1)
     assert [stage.memory.bytes for stage in timeline.stages] == [11, 12]

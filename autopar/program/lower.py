@@ -9,14 +9,16 @@ Ops are rewritten for one device (`local_op.py`), so that every instruction can 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from autopar.cost import CostModel, Move, Resharder
+from autopar.cost import CostModel, DtypePolicy, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.split import weight_ops
 from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, Plan
+from autopar.program.again import run_again
 from autopar.program.chain import HandOver, hand_overs
 from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.records import (
@@ -37,6 +39,7 @@ from autopar.program.records import (
     reads,
     segment_phase,
 )
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
 
@@ -64,15 +67,16 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     _check_mesh(plan)
     if plan.schedule not in SCHEDULES:
         raise PlanError(f"there is no schedule {plan.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
-    resharder, handed, lowered = Resharder(mesh, costs), hand_overs(folded), {}
-    for block in plan.blocks:
-        if not 0 <= block.kind < len(folded.kinds):
-            raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
-        lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], resharder).run()
-    missing = set(folded.chain) - lowered.keys()
-    if missing:
-        raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
-    segments = tuple(segment for block in lowered.values() for segment in block.segments)
+    flavours = [stage.flavours for stage in plan.stages]
+    lowered = lower_blocks(plan.blocks, folded, Resharder(mesh, costs), splits=SCHEDULES[plan.schedule].splits)
+    every = (flavour for stage in flavours for flavour in stage)
+    selective = {kind for kind, flavour in zip(folded.chain, every, strict=False) if flavour is Recompute.SELECTIVE}
+    segments = tuple(
+        segment
+        for kind, block in lowered.items()
+        for segment in block.segments
+        if segment.phase is not SegmentPhase.AGAIN or kind in selective
+    )
     stages = []
     for index, stage in enumerate(plan.stages):
         kinds = folded.chain[stage.blocks[0] : stage.blocks[1]]
@@ -83,14 +87,50 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
-        stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), stage.recompute == "full", resident))
+        stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), flavours[index], resident))
     return Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
 
 
-@dataclass(slots=True)
-class _Lowered:
+@dataclass(frozen=True, slots=True)
+class LoweredKind:
+    """The segments of a kind of block, and the persistent bytes per device of one instance."""
+
     segments: list[Segment]
     resident: dict[Category, float]
+
+
+@lru_cache(maxsize=16)  # a search lowers many plans of one graph
+def _known(
+    folded: Folded, policy: DtypePolicy
+) -> tuple[dict[int, HandOver], tuple[Mapping[str, float], Mapping[str, float]]]:
+    """Return what lowering needs to know of a graph whatever the plan."""
+    return hand_overs(folded), element_bytes(folded.graph, policy)
+
+
+def lower_blocks(
+    blocks: Sequence[BlockPlan], folded: Folded, resharder: Resharder, *, splits: bool = False
+) -> dict[int, LoweredKind]:
+    """Return the kinds of blocks lowered, with what selective recompute would run again.
+
+    Args:
+        blocks: What to do.
+        folded: The folded graph of one microbatch.
+        resharder: Changes placements on the mesh of the plan.
+        splits: Whether the schedule splits the backward.
+
+    Raises:
+        PlanError: If the blocks do not fit the graph.
+    """
+    handed, sizes = _known(folded, resharder.cost.policy)
+    lowered = {}
+    for block in blocks:
+        if not 0 <= block.kind < len(folded.kinds):
+            raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
+        lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], resharder, sizes, splits).run()
+    missing = set(folded.chain) - lowered.keys()
+    if missing:
+        raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
+    return lowered
 
 
 @dataclass(slots=True)
@@ -109,13 +149,22 @@ class _Draft:
 class _BlockLowering:
     """Writes the segments of one kind of block."""
 
-    def __init__(self, plan: Plan, block: BlockPlan, folded: Folded, handed: HandOver, resharder: Resharder) -> None:
+    def __init__(
+        self,
+        block: BlockPlan,
+        folded: Folded,
+        handed: HandOver,
+        resharder: Resharder,
+        sizes: tuple[Mapping[str, float], Mapping[str, float]],
+        splits: bool,
+    ) -> None:
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
-        self.mesh: Mesh = plan.device_mesh
+        self.mesh: Mesh = resharder.mesh
         self.resharder = resharder
-        self.late = weight_ops(folded, self.kind) if SCHEDULES[plan.schedule].splits else frozenset()
-        self.resident, self.wire = element_bytes(self.graph, resharder.cost.policy)
+        self.late = weight_ops(folded, self.kind) if splits else frozenset()
+        self.selective = frozenset(block.selective)
+        self.resident, self.wire = sizes
         # Moments never travel: the optimizer reads and writes all they weigh, their share of the master copy included.
         moments = [state for state in self.graph.states if state.role is Role.MOMENT]
         self.moments = {name for state in moments for name in (state.input, state.output)}
@@ -145,6 +194,9 @@ class _BlockLowering:
         leaving = {*self.handed.forward_out, *self.handed.backward_out}.union(
             name for name in self.handed.far if name in made
         )
+        unknown = self.selective - {op.name for op in self.kind.ops if segment_phase(op.phase) is SegmentPhase.FORWARD}
+        if unknown:
+            raise PlanError(f"the plan runs {min(unknown)!r} again, which is no forward op of its block", hint=_HINT)
         for what, names, placed in (
             ("op", [op.name for op in self.kind.ops], self.ops),
             ("state", owned, self.parameters),
@@ -156,7 +208,7 @@ class _BlockLowering:
             if missing:
                 raise PlanError(f"the plan says nothing about {what} {missing[0]!r}", hint=_HINT)
 
-    def run(self) -> _Lowered:
+    def run(self) -> LoweredKind:
         """Return the segments and the resident bytes of one instance."""
         groups: dict[SegmentPhase, list[Op]] = {phase: [] for phase in SegmentPhase}
         for op in self.kind.ops:
@@ -175,6 +227,9 @@ class _BlockLowering:
         outputs = self._leave(forward, self.handed.forward_out)
         segments = [self._segment(forward, inputs, kept, outputs)]
         if backwards:
+            again = run_again(segments[0], self.selective)
+            if again is not None:
+                segments.append(again)
             backward = _Draft(SegmentPhase.BACKWARD)
             inputs = self._enter(backward, self.handed.backward_in)
             for operand, name in zip(kept, saved, strict=True):
@@ -190,7 +245,7 @@ class _BlockLowering:
                 segments.append(self._segment(weight, (), (), ()))
         if groups[SegmentPhase.UPDATE]:
             segments.extend(self._update(groups[SegmentPhase.UPDATE]))
-        return _Lowered(segments, self._resident())
+        return LoweredKind(segments, self._resident())
 
     def _weight(self, backward: _Draft, ops: list[Op]) -> _Draft | None:
         """Return the part of the backward that leads to gradients of parameters only, if there is any.

@@ -91,7 +91,7 @@ class Lowered:
         """Return the element type of every value of a segment."""
         values = self.graph.values
         found: dict[str, str] = {}
-        if segment.phase is SegmentPhase.BACKWARD:  # it reads what its forward saved
+        if segment.phase in (SegmentPhase.AGAIN, SegmentPhase.BACKWARD):  # they read what their forward keeps
             found |= self.dtypes(self.segments[segment.kind, SegmentPhase.FORWARD])
         elif segment.phase is SegmentPhase.WEIGHT:  # and this one what either saved
             found |= self.dtypes(self.segments[segment.kind, SegmentPhase.BACKWARD])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
-from autopar.program.records import Operand, SegmentPhase, saved_for
+from autopar.program.records import Operand, SegmentPhase, kept_values, rerun, saved_for
 from autopar.ranks.clock import Clock
 from autopar.ranks.collectives import Pending, all_gather, begin
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
@@ -23,6 +23,7 @@ from autopar.ranks.mailbox import Mailbox
 from autopar.ranks.order import Start, Wait
 from autopar.ranks.routes import Refresh, check_stages, forms, groups_of, held, messages, refreshes
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
+from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
 from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.sharding import Placements, Shard, format_placements, local_shape
@@ -33,6 +34,7 @@ Key = tuple[str, Placements]
 
 _CLOCK = {
     SegmentPhase.FORWARD: ("forward", "collectives"),
+    SegmentPhase.AGAIN: ("backward", "collectives"),
     SegmentPhase.BACKWARD: ("backward", "collectives"),
     SegmentPhase.WEIGHT: ("backward", "collectives"),
     SegmentPhase.REDUCE: ("reduce", "reduce"),
@@ -192,7 +194,7 @@ class Rank:
                 self._held[tensor, placements] = self._memory.zeros(shape, value.dtype)
 
     def _run_task(self, task: Task, *, keeps: bool) -> None:
-        """Run one microbatch through the blocks; under recompute only the inputs of a block are kept.
+        """Run one microbatch through the blocks; what a block does not keep it makes again.
 
         What waits for gradient traffic of a block is put off until the next block's backward has run.
         """
@@ -205,44 +207,52 @@ class Rank:
                 else:
                     block, position = message.reader
                     passage.handed.setdefault((block, message.phase), {})[position] = tensor
+        flavours = dict(zip(blocks, stage.recompute, strict=True))
+        table = self._lowered.segments
         if task.kind is Pass.FORWARD:
             for block in blocks:
-                saved = self._forward(block, task.microbatch, keep=stage.recompute)
-                if keeps and not stage.recompute:
-                    passage.saved[block] = saved
+                full = flavours[block] is Recompute.FULL
+                values = self._whole(block, SegmentPhase.FORWARD, task.microbatch, keep=full)
+                if keeps and not full:
+                    kept = kept_values(table, self._lowered.blocks[block][1], flavours[block])
+                    passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
         else:
             previous: _Activity | None = None
             for block in reversed(blocks):
+                kind = self._lowered.blocks[block][1]
                 if task.kind is Pass.WEIGHT:
                     activity = self._begin(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
                 else:
-                    again = stage.recompute
-                    saved = self._forward(block, task.microbatch, again=True) if again else passage.saved.pop(block)
+                    again, saved = rerun(table, kind, flavours[block]), passage.saved.pop(block, {})
+                    if again is not None:
+                        saved |= self._whole(block, again.phase, task.microbatch, saved, again=True)
+                    saved = {operand.value: saved[operand.value] for operand in table[kind, SegmentPhase.FORWARD].saved}
                     activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
-                    if self._splits:
-                        made = activity.values if activity is not None else saved
-                        passage.put_off[block] = self._kept(block, SegmentPhase.WEIGHT, made)
+                    late = saved_for(kind, SegmentPhase.WEIGHT, table) if self._splits else ()
+                    if activity is not None:
+                        passage.put_off[block] = {operand.value: activity.values[operand.value] for operand in late}
                 self._end(previous)
                 previous = activity
             self._end(previous)
 
-    def _forward(self, block: int, microbatch: int, *, again: bool = False, keep: bool = False) -> Values:
-        """Run a block's forward and return what it saves for the backward.
+    def _whole(
+        self,
+        block: int,
+        phase: SegmentPhase,
+        microbatch: int,
+        saved: Mapping[str, Tensor] | None = None,
+        *,
+        again: bool = False,
+        keep: bool = False,
+    ) -> Values:
+        """Run a block's forward, or what of it runs `again`, to its end, and return its values.
 
-        It may `keep` its inputs, to be run `again` later.
+        It may `keep` its inputs, to be run again later.
         """
-        activity = self._begin(block, SegmentPhase.FORWARD, microbatch, again=again, keep=keep)
+        activity = self._begin(block, phase, microbatch, saved, again=again, keep=keep)
         assert activity is not None, "every kind has a forward"
         self._end(activity)
-        return self._kept(block, SegmentPhase.BACKWARD, activity.values)
-
-    def _kept(self, block: int, phase: SegmentPhase, values: Values) -> Values:
-        """Return those of the values that the segment of a phase reads of what was saved for it."""
-        compiled = self._compiled.get((block, phase))
-        if compiled is None:
-            return {}
-        saved = saved_for(compiled.segment.kind, phase, self._lowered.segments)
-        return {operand.value: values[operand.value] for operand in saved}
+        return activity.values
 
     # A segment.
 

@@ -29,9 +29,12 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     defines,
+    kept_values,
+    rerun,
     saved_for,
 )
 from autopar.program.text import format_instruction
+from autopar.recompute import Recompute
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
 from autopar.runtime.check import Check
 from autopar.schedule import SCHEDULES, Pass, Task, follow
@@ -172,33 +175,32 @@ class _Step:
         self._scattered: dict[tuple[str, Placements, Mesh], Blocks] = {}
 
     def run_task(self, stage: int, task: Task) -> None:
-        """Run one microbatch through the blocks of a stage; under recompute only the inputs of a block are kept."""
+        """Run one microbatch through the blocks of a stage; what a block does not keep it makes again."""
         blocks, passage = self._ranges[stage], self._passages[task.microbatch]
-        recompute = self._stages[stage].recompute
+        flavours = dict(zip(blocks, self._stages[stage].recompute, strict=True))
         if task.kind is Pass.FORWARD:
             for block in blocks:
-                saved = self._forward(block, task.microbatch)
-                if not recompute:
-                    passage.saved[block] = saved
+                values = self._run(block, SegmentPhase.FORWARD, task.microbatch, {})
+                if flavours[block] is not Recompute.FULL:
+                    kept = kept_values(self._segments, self._blocks[block][1], flavours[block])
+                    passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
             return
         for block in reversed(blocks):
+            kind = self._blocks[block][1]
             if task.kind is Pass.WEIGHT:
                 self._run(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
                 continue
-            saved = self._forward(block, task.microbatch) if recompute else passage.saved.pop(block)
-            values = self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+            again = rerun(self._segments, kind, flavours[block])
+            saved = passage.saved.pop(block, {})  # under full recompute a block's inputs are still there
+            if again is not None:
+                saved |= self._run(block, again.phase, task.microbatch, saved)
+            segment = self._segment(block, SegmentPhase.FORWARD)
+            assert segment is not None, "every kind has a forward"
+            saved = {operand.value: saved[operand.value] for operand in segment.saved}
+            values = saved | self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
             if self._splits:
-                passage.put_off[block] = self._kept(block, SegmentPhase.WEIGHT, {**saved, **values})
-
-    def _kept(self, block: int, phase: SegmentPhase, values: Mapping[str, Blocks]) -> dict[str, Blocks]:
-        """Return what has been saved for the segment of a phase."""
-        kept = saved_for(self._blocks[block][1], phase, self._segments)
-        return {operand.value: values[operand.value] for operand in kept}
-
-    def _forward(self, block: int, microbatch: int) -> dict[str, Blocks]:
-        """Run a block's forward and return what it saves for the backward."""
-        values = self._run(block, SegmentPhase.FORWARD, microbatch, {})
-        return self._kept(block, SegmentPhase.BACKWARD, values)
+                late = saved_for(kind, SegmentPhase.WEIGHT, self._segments)
+                passage.put_off[block] = {operand.value: values[operand.value] for operand in late}
 
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""

@@ -16,6 +16,7 @@ from math import fsum, inf
 from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES
+from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
 from autopar.simulate.gradients import Boundary, fit_in, gradient_jobs, transfers_by_group, urgent_intervals
 from autopar.simulate.layout import Costs, Resource, lay_out
@@ -141,8 +142,9 @@ def simulate(program: Program, costs: Costs, *, trace: bool = False) -> Timeline
         end + _update_seconds(chunks) - begin for begin, end, chunks in zip(begins, reduced, groups, strict=True)
     )
 
+    memories = BlockMemories(program.table(), program.trains)
     moments = [
-        stage_moments([program.stages[stage] for stage in program.chunks[group]], program, done, update_start)
+        stage_moments([program.stages[stage] for stage in program.chunks[group]], program, memories, done, update_start)
         for group, (done, update_start) in enumerate(zip(runs, reduced, strict=True))
     ]
     timelines = tuple(

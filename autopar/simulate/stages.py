@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from autopar.program.records import SegmentPhase, StageProgram
+from autopar.recompute import Recompute
 from autopar.schedule import Pass
 from autopar.simulate.layout import Layout
 
@@ -65,6 +66,10 @@ class StageLayout:
     update: TaskLayout
 
 
+_AGAIN = {Recompute.SELECTIVE: SegmentPhase.AGAIN, Recompute.FULL: SegmentPhase.FORWARD}
+"""What runs again before a backward, by flavour."""
+
+
 def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
     """Return what a stage does in time, given the layouts of its kinds of blocks."""
     chain = list(enumerate(stage.blocks))
@@ -74,8 +79,9 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
 
     def backwards() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
         for index, kind in reversed(chain):
-            if stage.recompute:
-                yield index, SegmentPhase.FORWARD, layouts.get((kind, SegmentPhase.FORWARD))
+            again = _AGAIN.get(stage.recompute[index])
+            if again is not None:
+                yield index, again, layouts.get((kind, again))
             yield index, SegmentPhase.BACKWARD, layouts.get((kind, SegmentPhase.BACKWARD))
 
     def weights() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:

@@ -1,18 +1,16 @@
 """The laws of programs. `verify_program` refuses what would compute nonsense, deadlock or be costed wrongly."""
 
-from collections.abc import Mapping
-
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.formulate.fold import Folded
-from autopar.program.records import Program, Segment, SegmentPhase, saved_for
+from autopar.program.records import Program, Segment, SegmentPhase, Table, saved_for
 from autopar.program.verify.crossings import verify_crossings
 from autopar.program.verify.fault import title
 from autopar.program.verify.frame import verify_frame
 from autopar.program.verify.graph import verify_graph
 from autopar.program.verify.persistent import verify_persistent
 from autopar.program.verify.placements import verify_placements
-from autopar.program.verify.segments import verify_axes, verify_segment
+from autopar.program.verify.segments import verify_again, verify_axes, verify_segment
 
 __all__ = ["verify_program"]
 
@@ -27,6 +25,7 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
       says; every block has a forward.
     - In a segment every value is defined once and before it is read; a backward may also read what its forward saves,
       a weight segment what either of them saves.
+    - What runs again before a backward is part of the forward; with what is kept for it nothing is missing.
     - Collectives, slices and exchanges run over an axis of their stage, start from the placement their operand has, and
       change shapes and placements as they say.
     - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
@@ -53,7 +52,7 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
     for segment in program.segments:
         if segment.phase in _ONCE and (segment.kind, SegmentPhase.BACKWARD) not in table:
             raise ProgramError(f"{title(segment)} follows a backward, but kind {segment.kind} has none")
-        _verify_halves(segment, table)
+        _verify_parts(segment, table)
         saved = saved_for(segment.kind, segment.phase, table)
         verify_segment(segment, saved)
         for mesh in meshes[segment.kind]:
@@ -69,9 +68,14 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
         verify_graph(program, folded, rules)
 
 
-def _verify_halves(segment: Segment, table: Mapping[tuple[int, SegmentPhase], Segment]) -> None:
-    """Check that a weight segment follows a backward, and that a backward saves values for a weight segment only."""
+def _verify_parts(segment: Segment, table: Table) -> None:
+    """Check that the parts of a backward are there: what runs again before it, and the weights put off."""
+    forward = table.get((segment.kind, SegmentPhase.FORWARD))
     backward, weight = (segment.kind, SegmentPhase.BACKWARD), (segment.kind, SegmentPhase.WEIGHT)
+    if segment.phase is SegmentPhase.AGAIN:
+        if forward is None or backward not in table:
+            raise ProgramError(f"{title(segment)} stands between a forward and a backward, which are not there")
+        verify_again(segment, forward)
     if segment.phase is SegmentPhase.WEIGHT and backward not in table:
         raise ProgramError(f"{title(segment)} follows a backward, but kind {segment.kind} has none")
     if segment.phase is SegmentPhase.BACKWARD and segment.saved and weight not in table:

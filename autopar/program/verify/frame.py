@@ -43,6 +43,10 @@ def verify_frame(program: Program) -> None:
             raise ProgramError(f"{where} has {stage.num_devices} devices and mesh {stage.mesh} of {stage.mesh.size}")
         if not stage.blocks:
             raise ProgramError(f"{where} has no blocks")
+        if len(stage.recompute) != len(stage.blocks):
+            raise ProgramError(
+                f"{where} says what {len(stage.recompute)} blocks keep, and has {len(stage.blocks)}",
+            )
         missing = sorted(set(stage.blocks) - forwards)
         if missing:
             raise ProgramError(f"{where} has blocks of kind {missing[0]}, which has no forward segment")

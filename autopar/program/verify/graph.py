@@ -81,6 +81,9 @@ class _Check:
             segment = table.get((self._kind.id, phase))
             if segment is None:
                 continue
+            if phase is SegmentPhase.AGAIN:  # part of the forward, word for word
+                self._tensors.of[segment.kind, phase] = self._tensors.of[segment.kind, SegmentPhase.FORWARD]
+                continue
             kept = saved_for(segment.kind, phase, table)
             known = self._enter(segment, {operand.value: saved[operand.value] for operand in kept})
             self._follow(segment, known)
@@ -252,7 +255,7 @@ def _moment(block: int, phase: SegmentPhase, num_blocks: int) -> int:
     match phase:
         case SegmentPhase.FORWARD:
             return block
-        case SegmentPhase.BACKWARD | SegmentPhase.WEIGHT:
+        case SegmentPhase.AGAIN | SegmentPhase.BACKWARD | SegmentPhase.WEIGHT:
             return 2 * num_blocks - 1 - block
         case _:
             return 2 * num_blocks

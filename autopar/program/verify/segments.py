@@ -15,6 +15,7 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     defines,
+    forward_values,
     reads,
 )
 from autopar.program.verify.fault import fault, title
@@ -51,7 +52,8 @@ def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
             known[operand.value] = operand
         _verify_instruction(segment, index, instruction)
     own = {operand.value for operand in segment.inputs} | (known.keys() - given)
-    for what, operands in (("saved", segment.saved), ("output", segment.outputs), ("export", segment.exports)):
+    keeps = segment.saved if segment.phase is SegmentPhase.FORWARD else ()
+    for what, operands in (("saved", keeps), ("output", segment.outputs), ("export", segment.exports)):
         for operand in operands:
             if operand.value not in own or known[operand.value] != operand:
                 raise ProgramError(f"{title(segment)}: {what} {operand} is no input and not defined there")
@@ -67,8 +69,33 @@ def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
         raise ProgramError(f"{title(segment)} runs once per step and cannot exchange values with its neighbours")
     if segment.phase is SegmentPhase.WEIGHT and (segment.inputs or segment.outputs or segment.exports):
         raise ProgramError(f"{title(segment)} makes gradients of parameters: no other block waits for them")
-    if segment.phase not in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD) and segment.saved:
+    if segment.phase not in (SegmentPhase.FORWARD, SegmentPhase.AGAIN, SegmentPhase.BACKWARD) and segment.saved:
         raise ProgramError(f"{title(segment)} saves values; only a forward or a backward can")
+
+
+def verify_again(again: Segment, forward: Segment) -> None:
+    """Check that what runs again is part of a forward, and that with what is kept nothing is missing.
+
+    Raises:
+        ProgramError: If not.
+    """
+    if again.inputs or again.outputs or again.stores or again.exports:
+        raise ProgramError(f"{title(again)} exchanges values with others: its forward has done so")
+    rest = iter(forward.instructions)
+    for index, instruction in enumerate(again.instructions):
+        if instruction not in rest:  # takes from `rest` what comes before it, so that the order is the same
+            raise fault(again, index, "the forward does not run this, or not in this order")
+    values = {operand.value: operand for operand in forward_values(forward)}
+    for operand in again.saved:
+        if values.get(operand.value) != operand:
+            raise ProgramError(f"{title(again)} keeps {operand}, which its forward does not make")
+    there = {operand.value for operand in again.saved}
+    there.update(operand.value for instruction in again.instructions for operand in defines(instruction))
+    for operand in forward.saved:
+        if operand.value not in there:
+            raise ProgramError(f"{title(again)} neither keeps nor makes {operand}, which the backward reads")
+    if not (set(again.external) <= set(forward.external) and set(again.parts) <= set(forward.parts)):
+        raise ProgramError(f"{title(again)} reads other tensors than its forward")
 
 
 def _verify_instruction(segment: Segment, index: int, instruction: Instruction) -> None:
