@@ -15,6 +15,8 @@ from math import fsum, inf
 
 from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
 from autopar.program.verify import verify_program
+from autopar.schedule import SCHEDULES
+from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
 from autopar.simulate.gradients import Boundary, fit_in, gradient_jobs, transfers_by_group, urgent_intervals
 from autopar.simulate.layout import Costs, Resource, lay_out
@@ -51,9 +53,9 @@ def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     return boundaries
 
 
-def _idle(runs: Sequence[Run]) -> tuple[float, float]:
+def _idle(runs: Sequence[Run], begin: float) -> tuple[float, float]:
     """Return the seconds a stage waits for values on their way, and for its neighbours."""
-    wait = bubble = clock = 0.0
+    wait, bubble, clock = 0.0, 0.0, begin
     for run in runs:
         gap = run.start - clock
         if gap > 0:
@@ -69,23 +71,24 @@ def _account(
     runs: Sequence[Run],
     reduced: float,
     traffic: float,
-    step: float,
+    begin: float,
+    end: float,
     moments: StageMoments,
 ) -> StageTimeline:
-    """Return where the step of a group of devices goes; its reductions end at `reduced`, all groups at `step`."""
+    """Return where the step of a group of devices goes, from `begin` to `end`; its reductions end at `reduced`."""
     counts = Counter((run.task.chunk, run.task.kind) for run in runs)
     tasks = [(counts[i, kind], task) for i, layout in enumerate(chunks) for kind, task in layout.passes.items()]
     total = fsum(count * task.seconds for count, task in tasks)
     compute = fsum(count * task.compute_seconds for count, task in tasks)
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
-    wait, bubble = _idle(runs)
+    wait, bubble = _idle(runs, begin)
     return StageTimeline(
         index=moments.chunks[0].index,
         compute_seconds=compute,
         collective_seconds=total - compute,
         wait_seconds=wait,
-        bubble_seconds=bubble + step - (reduced + update),
+        bubble_seconds=bubble + end - (reduced + update),
         gradient_seconds=reduced - runs[-1].end,
         update_seconds=computing,
         gather_seconds=update - computing,
@@ -113,11 +116,12 @@ def simulate(program: Program, costs: Costs, *, trace: bool = False) -> Timeline
     verify_program(program)
     layouts = {(segment.kind, segment.phase): lay_out(segment, costs) for segment in program.segments}
     stages = [lay_out_stage(stage, layouts) for stage in program.stages]
-    num_groups = program.num_groups
-    groups = [stages[group::num_groups] for group in range(num_groups)]
+    num_groups, placed = program.num_groups, program.groups
+    groups = [[stages[stage] for stage in chunks] for chunks in program.chunks]
     boundaries = _boundaries(program, costs)
     runs, transfers = run_pipeline(
         program.orders(),
+        placed,
         [{kind: task.seconds for kind, task in stage.passes.items()} for stage in stages],
         [boundary.forward_seconds for boundary in boundaries],
         [boundary.backward_seconds for boundary in boundaries],
@@ -125,25 +129,39 @@ def simulate(program: Program, costs: Costs, *, trace: bool = False) -> Timeline
 
     jobs = [gradient_jobs(chunks, done) for chunks, done in zip(groups, runs, strict=True)]
     since = min((queue[0].ready for queue in jobs if queue), default=inf)
-    passing = transfers_by_group(transfers, boundaries, num_groups, since)
+    passing = transfers_by_group(transfers, boundaries, placed, since)
     times = [
         fit_in(queue, urgent_intervals(chunks, done, passed, queue[0].ready)) if queue else []
         for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
     ]
     reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
-    step = max(start + _update_seconds(chunks) for start, chunks in zip(reduced, groups, strict=True))
+    # Where steps overlap, a group's step starts with its first task, and all of them repeat at one and the same pace.
+    overlap = SCHEDULES[program.schedule].steps_overlap
+    begins = [done[0].start if overlap else 0.0 for done in runs]
+    step = max(
+        end + _update_seconds(chunks) - begin for begin, end, chunks in zip(begins, reduced, groups, strict=True)
+    )
 
+    memories = BlockMemories(program.table(), program.trains)
     moments = [
-        stage_moments(program.stages[group::num_groups], program, done, update_start)
+        stage_moments([program.stages[stage] for stage in program.chunks[group]], program, memories, done, update_start)
         for group, (done, update_start) in enumerate(zip(runs, reduced, strict=True))
     ]
     timelines = tuple(
-        _account(groups[i], runs[i], reduced[i], fsum(job.seconds for job in jobs[i]), step, moments[i])
+        _account(
+            groups[i],
+            runs[i],
+            reduced[i],
+            fsum(job.seconds for job in jobs[i]),
+            begins[i],
+            begins[i] + step,
+            moments[i],
+        )
         for i in range(num_groups)
     )
     if not trace:
         return Timeline(step, timelines)
-    events = [transfer_event(transfer, num_groups) for transfer in transfers]
+    events = [transfer_event(transfer, placed) for transfer in transfers]
     for i, chunks in enumerate(groups):
         events.extend(task_events(i, chunks, runs[i]))
         events.extend(gradient_events(i, jobs[i], times[i]))

@@ -47,10 +47,15 @@ class Boundary:
 
 
 def gradient_jobs(chunks: Sequence[StageLayout], runs: Sequence[Run]) -> list[Job]:
-    """Return the gradient traffic of a group of devices in order of issue: of each backward, then of the step."""
-    backwards = [run for run in runs if run.task.kind is Pass.BACKWARD]
+    """Return the gradient traffic of a group of devices in order of issue: of each backward, then of the step.
+
+    Where the backward is split, the weight passes make the gradients.
+    """
+    splits = any(run.task.kind is Pass.WEIGHT for run in runs)
+    kind, phase = (Pass.WEIGHT, SegmentPhase.WEIGHT) if splits else (Pass.BACKWARD, SegmentPhase.BACKWARD)
+    backwards = [run for run in runs if run.task.kind is kind]
     final = {run.task.chunk: run for run in backwards}
-    quiet = [not any(part.layout.traffic for part in layout.passes[Pass.BACKWARD].parts) for layout in chunks]
+    quiet = [not any(part.layout.traffic for part in layout.passes[kind].parts) for layout in chunks]
     jobs: list[Job] = []
 
     def issue(start: float, what: Layout) -> None:
@@ -63,23 +68,23 @@ def gradient_jobs(chunks: Sequence[StageLayout], runs: Sequence[Run]) -> list[Jo
         layout, is_final = chunks[run.task.chunk], run is final[run.task.chunk]
         if quiet[run.task.chunk] and not is_final:
             continue
-        for part in layout.passes[Pass.BACKWARD].parts:
+        for part in layout.passes[kind].parts:
             issue(run.start + part.offset, part.layout)
-            if is_final and part.phase is SegmentPhase.BACKWARD and part.index in layout.reduce:
+            if is_final and part.phase is phase and part.index in layout.reduce:
                 issue(run.start + part.offset + part.layout.seconds, layout.reduce[part.index])
     return jobs
 
 
 def transfers_by_group(
-    transfers: Iterable[Transfer], boundaries: Sequence[Boundary], num_groups: int, since: float
+    transfers: Iterable[Transfer], boundaries: Sequence[Boundary], groups: Sequence[int], since: float
 ) -> list[list[tuple[Resource, Interval]]]:
     """Return, per group of devices, when which of its links carries a transfer to or from another, from `since` on."""
-    passing: list[list[tuple[Resource, Interval]]] = [[] for _ in range(num_groups)]
+    passing: list[list[tuple[Resource, Interval]]] = [[] for _ in set(groups)]
     for transfer in transfers:
         if transfer.end > since:
             link = boundaries[min(transfer.sender, transfer.receiver)].resource
             for stage in (transfer.sender, transfer.receiver):
-                passing[stage % num_groups].append((link, (transfer.start, transfer.end)))
+                passing[groups[stage]].append((link, (transfer.start, transfer.end)))
     return passing
 
 
