@@ -50,6 +50,7 @@ class Job:
         cluster: Description of the cluster, as `autopar.cluster` writes it.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        stack: Software stack, as `autopar.cost.stack` writes it; empty for the default one.
     """
 
     mode: str
@@ -59,6 +60,7 @@ class Job:
     cluster: Mapping[str, Any]
     loss: str = "auto"
     optimizer: str = "adam"
+    stack: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

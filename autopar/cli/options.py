@@ -107,6 +107,17 @@ def model_options(function: Command) -> Command:
     return function
 
 
+def stack_option(function: Command) -> Command:
+    """Add the option for the software stack."""
+    return click.option(
+        "--stack",
+        default="default",
+        show_default=True,
+        metavar="NAME|FILE",
+        help="Software that runs the plan: one of `autopar stacks`, or a YAML file.",
+    )(function)
+
+
 def job_options(*, gpus_required: bool = True) -> Callable[[Command], Command]:
     """Return what adds the options that say what is to be planned, and how hard to look for it."""
     gpus = click.option(
@@ -121,6 +132,7 @@ def _other_job_options(function: Command) -> Command:
             click.option(
                 "--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file."
             ),
+            stack_option,
             click.option(
                 "--global-batch",
                 type=click.IntRange(min=1),
