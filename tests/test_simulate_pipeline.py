@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autopar.cluster import load_cluster
 from autopar.cost import CostModel
 from autopar.program.records import Collective, Compute, Instruction, Operand, Program, Segment, SegmentPhase, Store
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.simulate import Row, Timeline, simulate
 from autopar.simulate.pipeline import run_pipeline
@@ -82,7 +83,7 @@ def test_schedules_differ_in_memory_only() -> None:
 
 def test_recompute_runs_the_forward_again() -> None:
     """2 stages, 3 microbatches, (3 + 1) slots of 1 + (1 + 2) s."""
-    timeline = simulate(equal_stages(2, 3, "1f1b", recompute=True), ExactCosts())
+    timeline = simulate(equal_stages(2, 3, "1f1b", recompute=Recompute.FULL), ExactCosts())
 
     assert timeline.step_seconds == 16
     assert [stage.compute_seconds for stage in timeline.stages] == [12, 12]
@@ -114,14 +115,16 @@ def _work(program: Program, costs: ExactCosts) -> list[dict[str, float]]:
     totals = []
     for stage in program.stages:
         work = {"compute": 0.0, "blocking": 0.0, "dp": 0.0, "tp": 0.0}
-        for kind in stage.blocks:
+        for kind, flavour in zip(stage.blocks, stage.recompute, strict=True):
+            again = {Recompute.FULL: SegmentPhase.FORWARD, Recompute.SELECTIVE: SegmentPhase.AGAIN}.get(flavour)
             for phase in SegmentPhase:
                 segment = table.get((kind, phase))
                 if segment is None:
                     continue
-                times = program.num_microbatches if phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD) else 1
-                if stage.recompute and phase is SegmentPhase.FORWARD:
-                    times *= 2
+                each = (phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD)) + (phase is again)
+                times = each * program.num_microbatches
+                if phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
+                    times = 1
                 for instruction in segment.instructions:
                     match instruction:
                         case Compute(op=op):
@@ -290,7 +293,7 @@ def test_a_deadlock_is_caught() -> None:
     seconds = [{Pass.FORWARD: 1.0, Pass.BACKWARD: 1.0}] * 2
 
     with pytest.raises(AssertionError, match=r"groups \[0, 1\] wait"):
-        run_pipeline([[backward, forward], [forward, backward]], seconds, [0.0], [0.0])
+        run_pipeline([[backward, forward], [forward, backward]], (0, 1), seconds, [0.0], [0.0])
 
 
 def test_the_costs_of_the_planner_are_those_of_the_simulator() -> None:
@@ -305,7 +308,7 @@ def test_the_costs_of_the_planner_are_those_of_the_simulator() -> None:
     first, second = simulate(equal_stages(2, 1, "forward-only", activation=0.0), costs).stages
 
     assert first.compute_seconds == second.compute_seconds == launch
-    assert second.wait_seconds == pytest.approx(costs.send_seconds(0.0, crosses_nodes=False))
+    assert second.wait_seconds == pytest.approx(costs.send_seconds(0.0, 0))
 
 
 def test_transfers_between_nodes_take_the_slow_link() -> None:

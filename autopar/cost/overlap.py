@@ -92,6 +92,10 @@ class Overlap:
         return kernels + waited + self.gathered(gathers, kernels - WEIGHT_COVER * weight)
 
 
+HIDING = Overlap()
+"""All that can overlap does, and nothing is slower for it: the software stack of a user who names none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucketed:
     """A cost model for tensors that travel in buckets with others: each pays its share of a full bucket.

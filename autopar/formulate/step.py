@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import Overlap, op_flops
-from autopar.cost.overlap import LEAST_GATHER, LEAST_WAIT
+from autopar.cost.overlap import HIDING, LEAST_GATHER, LEAST_WAIT
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
 from autopar.formulate.tables import Decision, Memory, Slot, Tables
@@ -60,7 +60,7 @@ class Pipeline:
     num_stages: int
     num_microbatches: int
     schedule: str
-    overlap: Overlap = Overlap()
+    overlap: Overlap = HIDING
     fixed: float = 0.0
 
     def hops(self, hop: float) -> float:
@@ -199,7 +199,7 @@ def best_split(
 
         end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s    as t_q - b_q = f_q with and without recompute,
 
-    so that step = end_p + (m - 1) T + hops + fixed. Caps are tried in ascending order until (m - 1) T alone is too much.
+    so that step = end_p + (m - 1) T + hops + fixed. Caps are tried in ascending order until (m - 1) T is too much.
     """
     if pipeline.num_stages > len(chain):
         return None

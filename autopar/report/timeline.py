@@ -72,10 +72,12 @@ def format_timeline(timeline: "Timeline") -> str:
         )
         for stage in timeline.stages
     ]
+    sizes = [dict(stage.memory.breakdown) for stage in timeline.stages]
+    categories = [category for category in sizes[0] if any(stage[category] for stage in sizes)]
     memory = [
-        (str(stage.index), *(format_bytes(size) for _, size in stage.memory.breakdown)) for stage in timeline.stages
+        (str(stage.index), *(format_bytes(size[category]) for category in categories))
+        for stage, size in zip(timeline.stages, sizes, strict=True)
     ]
-    categories = [str(category) for category, _ in timeline.stages[0].memory.breakdown]
     lines = [
         *format_entries([("step time", format_band(timeline)), ("peak", format_bytes(timeline.peak_bytes))]),
         "",
@@ -86,6 +88,6 @@ def format_timeline(timeline: "Timeline") -> str:
         "",
         *format_table(("stage", "busy", "peak", "during", "at"), fullest),
         "",
-        *format_table(("stage", *categories), memory),
+        *format_table(("stage", *map(str, categories)), memory),
     ]
     return "\n".join(lines) + "\n"

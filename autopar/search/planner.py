@@ -71,7 +71,7 @@ FIRST_TRAFFIC = 0.1
 """Multipliers of gradient traffic that are tried per configuration, and the first one."""
 
 HOPED = 0.001
-"""Where passes take this share longer than if all that could be hidden were, they are also solved with nothing hidden."""
+"""Where passes take this share longer than if all that can hide did, they are also solved with nothing hidden."""
 
 PRICE_STEPS = 6
 """Prices of memory that are tried per configuration."""

@@ -38,12 +38,12 @@ class StepArrays:
 
 def step_arrays(program: Program, sim: Simulation, samples: Sequence[MemorySample]) -> StepArrays:
     """Return a simulated step as arrays."""
-    count = program.num_groups
+    chunks = program.chunks
     return StepArrays(
         tasks=_table(
             _TASK,
             (
-                (run.task.chunk * count + group, str(run.task.kind), run.task.microbatch, run.start, run.end, run.sent)
+                (chunks[group][run.task.chunk], str(run.task.kind), run.task.microbatch, run.start, run.end, run.sent)
                 for group, runs in enumerate(sim.runs)
                 for run in runs
             ),

@@ -16,8 +16,9 @@ from math import fsum, inf
 from autopar.cost import BUCKET_BYTES, Overlap
 from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
 from autopar.program.verify import verify_program
-from autopar.schedule import Pass
+from autopar.schedule import SCHEDULES, Pass
 from autopar.simulate.arrays import step_arrays
+from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
 from autopar.simulate.gradients import (
     Boundary,
@@ -63,9 +64,9 @@ def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     return boundaries
 
 
-def _idle(runs: Sequence[Run]) -> tuple[float, float]:
+def _idle(runs: Sequence[Run], begin: float) -> tuple[float, float]:
     """Return the seconds a stage waits for values on their way, and for its neighbours."""
-    wait = bubble = clock = 0.0
+    wait, bubble, clock = 0.0, 0.0, begin
     for run in runs:
         gap = run.start - clock
         if gap > 0:
@@ -85,7 +86,7 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
     collective = fsum(count * task.collective_seconds for count, task in tasks)
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
-    wait, bubble = _idle(runs)
+    wait, bubble = _idle(runs, sim.begins[group])
     late = fsum(run.end - run.start for run in runs) - compute - collective
     late += (sim.slower[group] - 1) * update + sim.fixed
     return StageTimeline(
@@ -93,7 +94,10 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         compute_seconds=compute,
         collective_seconds=collective,
         wait_seconds=wait,
-        bubble_seconds=bubble + (sim.step - sim.fixed) - (sim.reduced[group] + sim.slower[group] * update),
+        bubble_seconds=bubble
+        + sim.begins[group]
+        + (sim.step - sim.fixed)
+        - (sim.reduced[group] + sim.slower[group] * update),
         gradient_seconds=sim.reduced[group] - runs[-1].end,
         update_seconds=computing,
         gather_seconds=update - computing,
@@ -115,18 +119,20 @@ def run_step(
     """Return one step of a lawful program in time; arguments as of `simulate`."""
     layouts = {(segment.kind, segment.phase): lay_out(segment, costs, bucket) for segment in program.segments}
     stages = [lay_out_stage(stage, layouts) for stage in program.stages]
-    num_groups, stack = program.num_groups, costs.stack
-    groups = [stages[group::num_groups] for group in range(num_groups)]
+    placed, stack = program.groups, costs.stack
+    groups = [[stages[stage] for stage in chunks] for chunks in program.chunks]
     boundaries = _boundaries(program, costs)
-    traffic = [stage_traffic(stage, costs, bucket) for stage in stages]
-    slower = [stragglers.slowest(program.stages[group].devices) for group in range(num_groups)]
+    maker = Pass.WEIGHT if SCHEDULES[program.schedule].splits else Pass.BACKWARD
+    traffic = [stage_traffic(stage, maker, costs, bucket) for stage in stages]
+    slower = [stragglers.slowest(program.stages[chunks[0]].devices) for chunks in program.chunks]
     turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
-    factors = [slower[stage.index % num_groups] * turns for stage in program.stages]
+    factors = [slower[group] * turns for group in placed]
     runs, transfers = run_pipeline(
         program.orders(),
+        placed,
         [
             {
-                kind: factor * (task.seconds + (beside.longer if kind is Pass.BACKWARD else 0.0))
+                kind: factor * (task.seconds + (beside.longer if kind is maker else 0.0))
                 for kind, task in stage.passes.items()
             }
             for stage, beside, factor in zip(stages, traffic, factors, strict=True)
@@ -136,9 +142,12 @@ def run_step(
         [beside.longest for beside in traffic],
     )
     share = Overlap.of(stack).share
-    jobs = [gradient_jobs(done, traffic[group::num_groups], share) for group, done in enumerate(runs)]
+    jobs = [
+        gradient_jobs(done, maker, [traffic[stage] for stage in chunks], share)
+        for done, chunks in zip(runs, program.chunks, strict=True)
+    ]
     since = min((queue[0].ready for queue in jobs if queue), default=inf)
-    passing = transfers_by_group(transfers, boundaries, num_groups, since)
+    passing = transfers_by_group(transfers, boundaries, placed, since)
     times = [
         fit_in(queue, urgent_intervals(chunks, done, passed, queue[0].ready)) if queue else []
         for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
@@ -147,8 +156,12 @@ def run_step(
     ends = [
         start + factor * _update_seconds(chunks) for start, factor, chunks in zip(reduced, slower, groups, strict=True)
     ]
+    # Where steps overlap, a group's step starts with its first task, and all of them repeat at one and the same pace.
+    overlap = SCHEDULES[program.schedule].steps_overlap
+    begins = [done[0].start if overlap else 0.0 for done in runs]
     fixed = stack["step_seconds"]
-    return Simulation(groups, boundaries, runs, transfers, jobs, times, reduced, slower, fixed, max(ends) + fixed)
+    step = max(end - begin for end, begin in zip(ends, begins, strict=True)) + fixed
+    return Simulation(groups, boundaries, runs, transfers, jobs, times, reduced, slower, begins, fixed, step)
 
 
 def simulate(
@@ -173,16 +186,16 @@ def simulate(
     """
     verify_program(program)
     sim = run_step(program, costs, bucket=bucket, stragglers=stragglers)
-    num_groups = program.num_groups
+    memories = BlockMemories(program.table(), program.trains)
     moments = [
-        stage_moments(program.stages[group::num_groups], program, done, update_start)
-        for group, (done, update_start) in enumerate(zip(sim.runs, sim.reduced, strict=True))
+        stage_moments([program.stages[stage] for stage in chunks], program, memories, done, update_start)
+        for chunks, done, update_start in zip(program.chunks, sim.runs, sim.reduced, strict=True)
     ]
-    timelines = tuple(_account(sim, group, moments[group]) for group in range(num_groups))
+    timelines = tuple(_account(sim, group, moments[group]) for group in range(program.num_groups))
     error = costs.stack.fit.error if costs.stack.fit else None
     if not trace:
         return Timeline(sim.step, timelines, error)
-    events = [transfer_event(transfer, num_groups) for transfer in sim.transfers]
+    events = [transfer_event(transfer, program.groups) for transfer in sim.transfers]
     for i, chunks in enumerate(sim.groups):
         events.extend(task_events(i, chunks, sim.runs[i]))
         events.extend(gradient_events(i, sim.jobs[i], sim.times[i]))
@@ -197,10 +210,9 @@ def simulate(
 
 def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:
     """Return the critical path of a simulated step."""
-    count = program.num_groups
     tracks = []
     for group, chunks in enumerate(sim.groups):
-        stages = program.stages[group::count]
+        stages = [program.stages[stage] for stage in program.chunks[group]]
         tracks.append(
             Track(
                 stages=tuple(stage.index for stage in stages),

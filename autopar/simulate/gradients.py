@@ -125,19 +125,23 @@ class StageTraffic:
     longest: float
 
 
-def stage_traffic(layout: StageLayout, costs: Costs, bucket: float) -> StageTraffic:
+_PHASE = {Pass.BACKWARD: SegmentPhase.BACKWARD, Pass.WEIGHT: SegmentPhase.WEIGHT}
+
+
+def stage_traffic(layout: StageLayout, maker: Pass, costs: Costs, bucket: float) -> StageTraffic:
     """Return the gradient traffic of a stage.
 
     Args:
         layout: What the stage does.
+        maker: The pass that makes the gradients: the backward, or what a split leaves of it for later.
         costs: What a bucket takes.
         bucket: Bytes from which on a bucket is full; 0 to let every gradient travel alone.
     """
     every, last = _Buckets(costs, bucket), _Buckets(costs, bucket)
-    for part in layout.passes[Pass.BACKWARD].parts:
+    for part in layout.passes[maker].parts:
         every.issue(part.offset, part.layout, once=False)
         last.issue(part.offset, part.layout, once=False)
-        if part.phase is SegmentPhase.BACKWARD and part.index in layout.reduce:
+        if part.phase is _PHASE[maker] and part.index in layout.reduce:
             last.issue(part.offset + part.layout.seconds, layout.reduce[part.index], once=True)
     jobs = every.flush(), last.flush()
     overlap = Overlap.of(costs.stack)
@@ -145,32 +149,33 @@ def stage_traffic(layout: StageLayout, costs: Costs, bucket: float) -> StageTraf
     passes = fsum(task.seconds for task in layout.passes.values())
     longer = overlap.share * gradient
     longer += (overlap.slowdown - 1) * min(passes, (1 - overlap.share) * gradient)
-    return StageTraffic(*jobs, longer, (overlap.slowdown - 1) * _hidden(layout, jobs[1], 1 - overlap.share))
+    return StageTraffic(*jobs, longer, (overlap.slowdown - 1) * _hidden(layout, maker, jobs[1], 1 - overlap.share))
 
 
-def _hidden(layout: StageLayout, jobs: Iterable[Job], share: float) -> float:
+def _hidden(layout: StageLayout, maker: Pass, jobs: Iterable[Job], share: float) -> float:
     """Return the seconds of reductions, `share` of which can overlap, that the last backward has room for."""
     total = fsum(job.seconds for job in jobs if job.once)
     alone = {index: fsum(each.seconds for each in found.traffic) for index, found in layout.reduce.items()}
     scale = share * total / fsum(alone.values()) if total else 0.0  # what buckets make of it
     spent = reduced = late = 0.0
-    for part in reversed(layout.passes[Pass.BACKWARD].parts):  # the first block's backward is the last to end
-        if part.phase is SegmentPhase.BACKWARD:
+    for part in reversed(layout.passes[maker].parts):  # the first block's backward is the last to end
+        if part.phase is _PHASE[maker]:
             reduced += scale * alone.get(part.index, 0.0)
             late = max(late, reduced - spent)
         spent += part.layout.seconds
     return reduced - late
 
 
-def gradient_jobs(runs: Sequence[Run], traffic: Sequence[StageTraffic], share: float) -> list[Job]:
+def gradient_jobs(runs: Sequence[Run], maker: Pass, traffic: Sequence[StageTraffic], share: float) -> list[Job]:
     """Return the gradient traffic of a group of devices in order of issue: of each backward, then of the step.
 
     Args:
         runs: The tasks of the group.
+        maker: As of `stage_traffic`.
         traffic: The traffic of each of its stages.
         share: What of the reductions overlaps nothing and runs when all backwards are over.
     """
-    backwards = [run for run in runs if run.task.kind is Pass.BACKWARD]
+    backwards = [run for run in runs if run.task.kind is maker]
     final = {run.task.chunk: run for run in backwards}
     jobs: list[Job] = []
     for run in backwards:
@@ -189,15 +194,15 @@ def gradient_jobs(runs: Sequence[Run], traffic: Sequence[StageTraffic], share: f
 
 
 def transfers_by_group(
-    transfers: Iterable[Transfer], boundaries: Sequence[Boundary], num_groups: int, since: float
+    transfers: Iterable[Transfer], boundaries: Sequence[Boundary], groups: Sequence[int], since: float
 ) -> list[list[tuple[Resource, Interval]]]:
     """Return, per group of devices, when which of its links carries a transfer to or from another, from `since` on."""
-    passing: list[list[tuple[Resource, Interval]]] = [[] for _ in range(num_groups)]
+    passing: list[list[tuple[Resource, Interval]]] = [[] for _ in set(groups)]
     for transfer in transfers:
         if transfer.end > since:
             link = boundaries[min(transfer.sender, transfer.receiver)].resource
             for stage in (transfer.sender, transfer.receiver):
-                passing[stage % num_groups].append((link, (transfer.start, transfer.end)))
+                passing[groups[stage]].append((link, (transfer.start, transfer.end)))
     return passing
 
 

@@ -47,6 +47,7 @@ class Simulation:
         times: When each of these jobs runs.
         reduced: When the reductions are over and the update starts.
         slower: How many times as long the slowest device takes.
+        begins: When the step of each group begins; later than 0 only where steps overlap.
         fixed: Seconds added to every step.
         step: Seconds of the step.
     """
@@ -59,5 +60,6 @@ class Simulation:
     times: Sequence[Sequence[Interval]]
     reduced: Sequence[float]
     slower: Sequence[float]
+    begins: Sequence[float]
     fixed: float
     step: float
