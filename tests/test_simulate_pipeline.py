@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.cluster import load_cluster
 from autopar.cost import CostModel
+from autopar.ir.graph import Op
 from autopar.program.records import Collective, Compute, Instruction, Operand, Program, Segment, SegmentPhase, Store
 from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.simulate import Row, Timeline, simulate
@@ -295,7 +296,7 @@ def test_the_costs_of_the_planner_are_those_of_the_simulator() -> None:
     the launch time alone.
     """
     costs = CostModel(load_cluster("h100"))
-    launch = costs.cluster.device.launch
+    launch = costs.launch_seconds(Op("f", "work", (), ()))
 
     first, second = simulate(equal_stages(2, 1, "forward-only", activation=0.0), costs).stages
 

@@ -26,6 +26,8 @@ class _DeviceFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     gemm_efficiency: float = 0.7
     attention_efficiency: float = 0.4
     bandwidth_efficiency: float = 0.85
+    num_sms: int = 0
+    batched_efficiency: float = 0.4
 
 
 class _LinkFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -81,6 +83,8 @@ def _cluster(source: str, data: _ClusterFile) -> Cluster:
                 gemm_efficiency=device.gemm_efficiency,
                 attention_efficiency=device.attention_efficiency,
                 bandwidth_efficiency=device.bandwidth_efficiency,
+                num_sms=device.num_sms,
+                batched_efficiency=device.batched_efficiency,
             ),
             devices_per_node=data.devices_per_node,
             intra=_link(source, "intra", data.intra),

@@ -2,6 +2,7 @@
 
 from autopar.cost.collectives import Collective, devices_in_node
 from autopar.cost.flops import op_flops
+from autopar.cost.fusion import ALONE, Fused
 from autopar.cost.model import CostModel
 from autopar.cost.policy import FP32, MIXED, POLICIES, DtypePolicy
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
@@ -9,6 +10,7 @@ from autopar.cost.stack import DEFAULT, SCALARS, Fit, FitSource, Stack, bundled_
 from autopar.cost.traffic import is_view, op_bytes
 
 __all__ = [
+    "ALONE",
     "DEFAULT",
     "FP32",
     "MIXED",
@@ -19,6 +21,7 @@ __all__ = [
     "DtypePolicy",
     "Fit",
     "FitSource",
+    "Fused",
     "Move",
     "Resharder",
     "Reshards",

@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import CostModel, DtypePolicy, Resharder
+from autopar.cost import ALONE, CostModel, DtypePolicy, Resharder
 from autopar.discover import Rules
 from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
@@ -196,6 +196,8 @@ class _Builder:
         trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
         self.results = frozenset() if trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
+        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
+        self.fused = {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
 
     def build(self) -> Tables:
         for kind in self.folded.kinds:
@@ -224,13 +226,14 @@ class _Builder:
 
     def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
         """Return the (S,) seconds of what devices run, rows from neighbours included."""
-        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident)
+        fused = self.fused.get(op.name, ALONE)
+        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident, fused)
         for index in set(choices.local_kinds.tolist()) - {-1}:
             local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
             assert local is not None
             part = choices.select(rows)
             other = replace(op, kind=local.kind)
-            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, self.resident)
+            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, self.resident, fused)
         for halos in choices.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])

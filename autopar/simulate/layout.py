@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
+from autopar.cost import ALONE, Fused
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import devices_in_node
 from autopar.ir.graph import Op
@@ -41,8 +42,17 @@ class Costs(Protocol):
     def cluster(self) -> Cluster:
         """The hardware; the simulator reads which devices share a node."""
 
+    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
+        """Return by name those of the ops of a segment that are not a kernel of their own."""
+
     def op_seconds(
-        self, op: Op, inputs: Sequence[Shapes | None], outputs: Sequence[Shapes | None], sizes: Mapping[str, float], /
+        self,
+        op: Op,
+        inputs: Sequence[Shapes | None],
+        outputs: Sequence[Shapes | None],
+        sizes: Mapping[str, float],
+        fused: Fused,
+        /,
     ) -> NDArray[np.float64]:
         """Return the seconds of one op, (n,).
 
@@ -51,6 +61,7 @@ class Costs(Protocol):
             inputs: Local shapes (n, rank) of its inputs; None for an absent one.
             outputs: Local shapes (n, rank) of its outputs; None for an unwanted one.
             sizes: Bytes per element by the name the op knows the value by.
+            fused: What is left to the op's own kernel.
         """
 
     def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
@@ -129,14 +140,27 @@ def _shapes(operands: Sequence[Operand | None]) -> list[Shapes | None]:
     ]
 
 
-def _op_seconds(compute: Compute, costs: Costs) -> float:
+def _fused(segment: Segment, costs: Costs) -> Mapping[str, Fused]:
+    computes = [instruction for instruction in segment.instructions if isinstance(instruction, Compute)]
+    ranks = {
+        name: len(operand.shape)
+        for compute in computes
+        for name, operand in zip(
+            (*compute.op.inputs, *compute.op.outputs), (*compute.inputs, *compute.outputs), strict=True
+        )
+        if operand is not None
+    }
+    return costs.fuse([compute.op for compute in computes], ranks)
+
+
+def _op_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
     op = compute.op
     sizes = {
         name: operand.bytes / max(1, prod(operand.shape))
         for name, operand in zip((*op.inputs, *op.outputs), (*compute.inputs, *compute.outputs), strict=True)
         if operand is not None
     }
-    return float(costs.op_seconds(op, _shapes(compute.inputs), _shapes(compute.outputs), sizes)[0])
+    return float(costs.op_seconds(op, _shapes(compute.inputs), _shapes(compute.outputs), sizes, fused)[0])
 
 
 def _link(axis: Axis, costs: Costs) -> Resource:
@@ -150,12 +174,13 @@ def lay_out(segment: Segment, costs: Costs) -> Layout:
     compute_seconds = collective_seconds = offset = 0.0
     spans: list[Span] = []
     traffic: list[Traffic] = []
+    fused = _fused(segment, costs)
     origin: dict[str, int] = {}  # value -> index of the traffic it comes from
     for instruction in segment.instructions:
         after = max((origin.get(operand.value, -1) for operand in reads(instruction)), default=-1)
         match instruction:
             case Compute():
-                seconds = _op_seconds(instruction, costs)
+                seconds = _op_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
                 spans.append(Span(Resource.COMPUTE, instruction.op.name, offset, seconds))
                 compute_seconds += seconds
                 offset += seconds
