@@ -12,7 +12,7 @@ import msgspec
 
 from autopar.cluster.links import Link, Nics, Tuning
 from autopar.cluster.presets import PRESETS
-from autopar.cluster.records import Cluster, Device, Domain, Group
+from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
 from autopar.errors import ClusterError
 from autopar.units import parse_quantity
 
@@ -210,7 +210,7 @@ def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
         inner = group.cluster
         field = f"{prefix}groups[{index}].cluster"
         cluster = load_cluster(inner) if isinstance(inner, str) else _cluster(f"{field}.", inner)
-        groups.append(Group(group.nodes, cluster))
+        groups.append(NodeGroup(group.nodes, cluster))
     between = _link(
         f"{prefix}between", _given(f"{prefix}between", data.between, hint), groups[0].cluster.devices_per_node
     )

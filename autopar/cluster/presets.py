@@ -196,8 +196,8 @@ PRESETS: Mapping[str, Cluster] = {
     "b200": _nodes("b200", _B200, networks.NVLINK5, networks.nics(_NDR, 8, 400, 8)),
     "b200-efa": _nodes("b200-efa", _B200, networks.NVLINK5, networks.efa(8, 400, 8)),
     "b300": _nodes("b300", _B300, networks.NVLINK5, networks.nics("InfiniBand XDR", 8, 800, 8)),
-    "gb200": _nodes("gb200", _GB200, networks.NVLINK5_72, networks.racks(), 72),
-    "gb300": _nodes("gb300", _GB300, networks.NVLINK5_72, networks.racks(), 72),
+    "gb200": _nodes("gb200", _GB200, networks.NVLINK5_72, networks.racks(_NDR, 400), 72),
+    "gb300": _nodes("gb300", _GB300, networks.NVLINK5_72, networks.racks("InfiniBand XDR", 800), 72),
     "v100": _nodes("v100", _V100, networks.NVLINK2, networks.nics(_EDR, 4, 100, 8)),
     "v100-aws": _nodes("v100-aws", _V100_16, networks.NVLINK2, networks.nics("Ethernet", 1, 25, 8)),
     "v100-dgx2": _nodes("v100-dgx2", _V100, networks.NVLINK2_SWITCH, networks.nics(_EDR, 8, 100, 16), 16),
@@ -213,21 +213,24 @@ PRESETS: Mapping[str, Cluster] = {
 }
 
 
-def sources(name: str) -> dict[str, str]:
-    """Return where the constants of a preset come from, by the field of its cluster file.
+def sources(cluster: Cluster) -> dict[str, str]:
+    """Return where the constants of a cluster come from by field of its file, as far as they are those of a preset.
 
-    >>> sorted(sources("h100"))
-    ['device', 'inter', 'intra']
+    >>> sorted(sources(PRESETS["h100"])), sources(replace(PRESETS["h100"], intra=Link("mine", 1e9, 1e-6)))["intra"]
+    (['device', 'inter', 'intra'], 'stated by the user')
     """
-    cluster = PRESETS[name]
-    known = [value for value in vars(networks).values() if isinstance(value, Known)]
-    maker = _AMD if name.startswith("mi") else _GOOGLE if name.startswith("tpu") else _NVIDIA
-    found = {"device": maker}
+    found = {"device": next((text for device, text in _DEVICES if device == cluster.device), USER)}
     links = {"intra": cluster.intra, "inter": cluster.inter}
-    links.update({f"domains[{index}]": domain.link for index, domain in enumerate(cluster.domains)})
+    links.update({f"domains[{index}].link": domain.link for index, domain in enumerate(cluster.domains)})
+    known = [(value.link, value.source) for value in vars(networks).values() if isinstance(value, Known)]
+    known += [(link, _link_source(link)) for preset in PRESETS.values() for _, link in preset.tiers]
     for field, link in links.items():
-        found[field] = next((entry.source for entry in known if entry.link is link), _link_source(link))
+        plain = replace(link, torus=())
+        found[field] = next((text for other, text in known if replace(other, torus=()) == plain), USER)
     return found
+
+
+USER = "stated by the user"
 
 
 def _link_source(link: Link) -> str:
@@ -238,3 +241,9 @@ def _link_source(link: Link) -> str:
     if link.tier == "DCN":
         return networks.DATA_CENTER_SOURCE
     return networks.RACKS_SOURCE if link.nics is not None and link.nics.count == 72 else networks.NIC_SOURCE
+
+
+_DEVICES = [
+    (cluster.device, _AMD if name.startswith("mi") else _GOOGLE if name.startswith("tpu") else _NVIDIA)
+    for name, cluster in PRESETS.items()
+]

@@ -99,7 +99,7 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class NodeGroup:
     """Equal nodes of a cluster that has other nodes as well.
 
     Attributes:
@@ -151,7 +151,7 @@ class Cluster:
     intra: Link
     inter: Link
     domains: tuple[Domain, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
     between: Link | None = None
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class Cluster:
         return hash(self.name)
 
     @classmethod
-    def mixed(cls, name: str, groups: tuple[Group, ...], between: Link) -> "Cluster":
+    def mixed(cls, name: str, groups: tuple[NodeGroup, ...], between: Link) -> "Cluster":
         """Return the cluster of several groups of nodes that the link `between` connects.
 
         Where devices of several groups work together, the slowest sets the time: the device has the least of every

@@ -4,7 +4,7 @@ op seconds = launch + max(flops / (peak x efficiency), bytes / (memory bandwidth
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -40,13 +40,16 @@ class CostModel:
         cluster: The hardware.
         policy: Bytes per element and the class of numbers matrix products run in.
         stack: What the software makes of the hardware.
+        slowdowns: Factors of the stack on seconds of transfers within nodes and beyond.
     """
 
     cluster: Cluster
     policy: DtypePolicy = MIXED
     stack: Stack = DEFAULT
+    slowdowns: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "slowdowns", (self.stack["intra_slowdown"], self.stack["inter_slowdown"]))
         self.cluster.device.peak(self.policy.numbers)
 
     def op_seconds(
@@ -97,7 +100,7 @@ class CostModel:
             ValueError: If there is no such collective.
         """
         seconds = collectives.collective_seconds(
-            Collective(collective), np.asarray(nbytes, float), axis, self.cluster, self._slowdowns
+            Collective(collective), np.asarray(nbytes, float), axis, self.cluster, self.slowdowns
         )
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
 
@@ -109,7 +112,7 @@ class CostModel:
             tier: Where they meet (`Cluster.tier`): 0 (or False) within a node, 1 (or True) between nodes, 2 and more
                 between wider domains.
         """
-        return collectives.send_seconds(nbytes, tier, self.cluster, self._slowdowns)
+        return collectives.send_seconds(nbytes, tier, self.cluster, self.slowdowns)
 
     @overload
     def exchange_seconds(self, nbytes: float, axis: Axis) -> float: ...
@@ -119,7 +122,7 @@ class CostModel:
 
     def exchange_seconds(self, nbytes: float | FloatArray, axis: Axis) -> float | FloatArray:
         """Return the seconds of a halo exchange over a mesh axis in which each device sends `nbytes`."""
-        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster, self._slowdowns)
+        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster, self.slowdowns)
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
 
     def on(self, devices: range) -> "CostModel":
@@ -131,8 +134,3 @@ class CostModel:
         """Return the factor on compute and on the collectives of an axis while both run, 1 or above."""
         link = self.cluster.tiers[collectives.widest_tier(axis, self.cluster)][1]
         return link.overlap_slowdown * self.stack["overlap_slowdown"]
-
-    @property
-    def _slowdowns(self) -> tuple[float, float]:
-        """Factors of the stack on seconds within nodes and beyond."""
-        return self.stack["intra_slowdown"], self.stack["inter_slowdown"]
