@@ -74,9 +74,13 @@ class ExactCosts:
         """Return the bytes."""
         return nbytes / self.bandwidth
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
+    def send_seconds(self, nbytes: float, tier: int, /) -> float:
         """Return the latency."""
         return self.latency
+
+    def on(self, devices: range, /) -> "ExactCosts":
+        """Return the same costs: all devices are alike."""
+        return self
 
 
 def value(name: str, size: float = 0.0) -> Operand:

@@ -145,7 +145,7 @@ def test_interleaved_stages_compute_what_the_model_computes(
 
 def test_a_plan_file_may_interleave(tmp_path: Path) -> None:
     """Halves of a solved plan's blocks take turns on its 2 devices: the same work, and nothing to wait for."""
-    solved = autopar.solve("zoo:mlp-xs", gpus=2, cluster="h100", global_batch=64)
+    solved = autopar.solve("zoo:mlp-xs", gpus=2, cluster="v100", global_batch=64)
     (stage,) = solved.stages
     stages = (replace(stage, blocks=(0, 4)), replace(stage, blocks=(4, 8)))
     replace(solved, stages=stages, schedule="interleaved").save(tmp_path / "plan.json")

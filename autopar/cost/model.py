@@ -7,7 +7,7 @@ or several, `autopar.cost.attention`), and everything else, which is bound by me
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -50,13 +50,16 @@ class CostModel:
         cluster: The hardware.
         policy: Bytes per element and the class of numbers matrix products run in.
         stack: What the software makes of the hardware.
+        slowdowns: Factors of the stack on seconds of transfers within nodes and beyond.
     """
 
     cluster: Cluster
     policy: DtypePolicy = MIXED
     stack: Stack = DEFAULT
+    slowdowns: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "slowdowns", (self.stack["intra_slowdown"], self.stack["inter_slowdown"]))
         self.cluster.device.peak(self.policy.numbers)
 
     def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int]) -> Mapping[str, Fused]:
@@ -228,12 +231,20 @@ class CostModel:
         Raises:
             ValueError: If there is no such collective.
         """
-        seconds = collectives.collective_seconds(Collective(collective), np.asarray(nbytes, float), axis, self.cluster)
+        seconds = collectives.collective_seconds(
+            Collective(collective), np.asarray(nbytes, float), axis, self.cluster, self.slowdowns
+        )
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool) -> float:
-        """Return the seconds of sending `nbytes` from one device to another."""
-        return collectives.send_seconds(nbytes, crosses_nodes, self.cluster)
+    def send_seconds(self, nbytes: float, tier: int) -> float:
+        """Return the seconds of sending `nbytes` from one device to another.
+
+        Args:
+            nbytes: What is sent.
+            tier: Where they meet (`Cluster.tier`): 0 (or False) within a node, 1 (or True) between nodes, 2 and more
+                between wider domains.
+        """
+        return collectives.send_seconds(nbytes, tier, self.cluster, self.slowdowns)
 
     @overload
     def exchange_seconds(self, nbytes: float, axis: Axis) -> float: ...
@@ -243,5 +254,15 @@ class CostModel:
 
     def exchange_seconds(self, nbytes: float | FloatArray, axis: Axis) -> float | FloatArray:
         """Return the seconds of a halo exchange over a mesh axis in which each device sends `nbytes`."""
-        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster)
+        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster, self.slowdowns)
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
+
+    def on(self, devices: range) -> "CostModel":
+        """Return the costs of work on some devices: of their group of nodes if the cluster has several."""
+        cluster = self.cluster.on(devices)
+        return self if cluster is self.cluster else replace(self, cluster=cluster)
+
+    def overlap_slowdown(self, axis: Axis) -> float:
+        """Return the factor on compute and on the collectives of an axis while both run, 1 or above."""
+        link = self.cluster.tiers[collectives.widest_tier(axis, self.cluster)][1]
+        return link.overlap_slowdown * self.stack["overlap_slowdown"]

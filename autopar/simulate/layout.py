@@ -70,8 +70,11 @@ class Costs(Protocol):
     def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
         """Return the seconds of a halo exchange over an axis in which each device sends `nbytes`."""
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
-        """Return the seconds from one device to another."""
+    def send_seconds(self, nbytes: float, tier: int, /) -> float:
+        """Return the seconds from one device to another that it meets on a tier of the cluster."""
+
+    def on(self, devices: range, /) -> "Costs":
+        """Return the costs of work on some devices, where a cluster has several kinds of them."""
 
 
 class Resource(StrEnum):
