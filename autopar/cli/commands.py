@@ -509,15 +509,26 @@ def _list_models(as_json: bool) -> None:
 
 
 @app.command()
+@click.argument("name", required=False)
 @json_option
-def clusters(as_json: bool) -> None:
-    """List the clusters known by name.
+def clusters(name: str | None, as_json: bool) -> None:
+    """List the clusters known by name, or show one in full.
 
-    A YAML file with the fields that --json prints describes any other.
+    NAME is one of them or a YAML file. The text shown is a cluster file, with where its constants come from.
     """
-    from autopar.cluster import PRESETS
+    from autopar.cluster import PRESETS, format_cluster, load_cluster, sources
     from autopar.report.text import format_table
 
+    if name is not None:
+        cluster = load_cluster(name)
+        if as_json:
+            _echo_json(cluster.to_dict())
+            return
+        known = sources(cluster)
+        click.echo(
+            "".join(f"# {field}: {source}\n" for field, source in known.items()) + format_cluster(cluster), nl=False
+        )
+        return
     if as_json:
         _echo_json({name: cluster.to_dict() for name, cluster in PRESETS.items()})
         return
@@ -532,22 +543,6 @@ def clusters(as_json: bool) -> None:
         for name, cluster in PRESETS.items()
     ]
     click.echo("\n".join(format_table(("name", "node", "memory", "inside a node", "between nodes"), rows)))
-
-
-@app.command()
-@json_option
-def stacks(as_json: bool) -> None:
-    """List the software stacks known by name.
-
-    A YAML file with the fields that --json prints describes any other.
-    """
-    from autopar.cost import bundled_stacks
-    from autopar.report.stacks import format_stacks
-
-    if as_json:
-        _echo_json({name: stack.to_dict() for name, stack in bundled_stacks().items()})
-    else:
-        click.echo(format_stacks(bundled_stacks()), nl=False)
 
 
 def _echo_json(value: Any) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import fsum, inf
 
+from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, Overlap
 from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
 from autopar.program.verify import verify_program
@@ -33,35 +34,54 @@ from autopar.simulate.memory import StageMoments, stage_moments
 from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
 from autopar.simulate.simulation import EVEN, Simulation, Stragglers
-from autopar.simulate.stages import StageLayout, lay_out_stage
+from autopar.simulate.stages import Layouts, StageLayout, lay_out_stage
 from autopar.simulate.timeline import StageTimeline, Timeline
 
 
-def _crosses_nodes(sender: StageProgram, receiver: StageProgram, per_node: int) -> bool:
-    """Whether any device has its counterpart in the neighbouring stage on another node."""
+def _tier(sender: StageProgram, receiver: StageProgram, cluster: Cluster) -> int:
+    """Return the widest tier on which any device meets its counterpart in the neighbouring stage."""
     count = max(sender.num_devices, receiver.num_devices)
-    return any(
-        (sender.devices[0] + i * sender.num_devices // count) // per_node
-        != (receiver.devices[0] + i * receiver.num_devices // count) // per_node
+    pairs = (
+        (
+            sender.devices[0] + i * sender.num_devices // count,
+            receiver.devices[0] + i * receiver.num_devices // count,
+        )
         for i in range(count)
     )
+    return max(cluster.tier(first, second) for first, second in pairs)
 
 
 def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     """Return what lies between each stage and the next."""
     table = program.table()
 
-    def seconds(segment: Segment | None, crosses: bool) -> float:
+    def seconds(segment: Segment | None, tier: int, view: Costs) -> float:
         size = fsum(operand.bytes for operand in segment.outputs) if segment else 0.0
-        return float(costs.send_seconds(size, crosses))
+        return float(view.send_seconds(size, tier))
 
     boundaries = []
     for sender, receiver in pairwise(program.stages):
-        crosses = _crosses_nodes(sender, receiver, costs.cluster.devices_per_node)
-        forward = seconds(table[sender.blocks[-1], SegmentPhase.FORWARD], crosses)
-        backward = seconds(table.get((receiver.blocks[0], SegmentPhase.BACKWARD)), crosses)
-        boundaries.append(Boundary(forward, backward, Resource.INTER if crosses else Resource.INTRA))
+        tier = _tier(sender, receiver, costs.cluster)
+        ends = (*sender.devices, *receiver.devices)
+        view = costs.on(range(min(ends), max(ends)))
+        forward = seconds(table[sender.blocks[-1], SegmentPhase.FORWARD], tier, view)
+        backward = seconds(table.get((receiver.blocks[0], SegmentPhase.BACKWARD)), tier, view)
+        boundaries.append(Boundary(forward, backward, Resource.INTER if tier else Resource.INTRA))
     return boundaries
+
+
+def _stages(program: Program, costs: Costs, bucket: float) -> list[StageLayout]:
+    """Return the stages in time; segments are laid out once for all stages that work on equal devices."""
+    layouts: dict[Cluster, Layouts] = {}
+    stages = []
+    for stage in program.stages:
+        view = costs.on(range(*stage.devices))
+        if view.cluster not in layouts:
+            layouts[view.cluster] = {
+                (segment.kind, segment.phase): lay_out(segment, view, bucket) for segment in program.segments
+            }
+        stages.append(lay_out_stage(stage, layouts[view.cluster]))
+    return stages
 
 
 def _idle(runs: Sequence[Run], begin: float) -> tuple[float, float]:
@@ -117,8 +137,7 @@ def run_step(
     program: Program, costs: Costs, *, bucket: float = BUCKET_BYTES, stragglers: Stragglers = EVEN
 ) -> Simulation:
     """Return one step of a lawful program in time; arguments as of `simulate`."""
-    layouts = {(segment.kind, segment.phase): lay_out(segment, costs, bucket) for segment in program.segments}
-    stages = [lay_out_stage(stage, layouts) for stage in program.stages]
+    stages = _stages(program, costs, bucket)
     placed, stack = program.groups, costs.stack
     groups = [[stages[stage] for stage in chunks] for chunks in program.chunks]
     boundaries = _boundaries(program, costs)
