@@ -14,6 +14,7 @@ from autopar.cost import collectives
 from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.collectives import Collective
 from autopar.cost.flops import op_flops
+from autopar.cost.kept import attention_kept_bytes
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.cost.stack import DEFAULT, Stack
 from autopar.cost.traffic import is_view, op_bytes
@@ -76,6 +77,20 @@ class CostModel:
         compute = op_flops(op, inputs, outputs) / (device.peak(self.policy.numbers) * efficiency)
         memory = nbytes / (device.memory_bandwidth * device.bandwidth_efficiency)
         return device.launch + np.maximum(compute, memory)
+
+    def kept_bytes(
+        self,
+        op: Op,
+        inputs: Sequence[IntArray | None],
+        outputs: Sequence[IntArray | None],
+        element_bytes: Mapping[str, float],
+    ) -> FloatArray:
+        """Return the bytes an op keeps for its gradient besides values of the graph, (n,).
+
+        Arguments are as of `op_seconds`.
+        """
+        element = element_bytes[op.inputs[0]] if op.inputs and op.inputs[0] else 0.0
+        return attention_kept_bytes(op, inputs, outputs, element, fused=self.stack.attention == "fused")
 
     @overload
     def collective_seconds(self, collective: Collective | str, nbytes: float, axis: Axis) -> float: ...
