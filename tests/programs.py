@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from autopar.cluster import PRESETS, Cluster
+from autopar.cost import DEFAULT, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.program.again import run_again
@@ -26,12 +27,14 @@ from autopar.program.records import (
     Store,
 )
 from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
 from autopar.sharding import Axis, Mesh, Partial, Replicate, Shard
 from autopar.simulate.layout import Shapes
 
 OP_PHASE = {
     SegmentPhase.FORWARD: Phase.FORWARD,
     SegmentPhase.BACKWARD: Phase.BACKWARD,
+    SegmentPhase.WEIGHT: Phase.BACKWARD,
     SegmentPhase.REDUCE: Phase.UPDATE,
     SegmentPhase.UPDATE: Phase.UPDATE,
 }
@@ -48,6 +51,7 @@ class ExactCosts:
     bandwidth: float = 1.0
     latency: float = 0.0
     cluster: Cluster = PRESETS["a100"]
+    stack: Stack = DEFAULT
 
     def op_seconds(
         self, op: Op, inputs: Sequence[Shapes | None], outputs: Sequence[Shapes | None], sizes: Mapping[str, float], /
@@ -112,6 +116,7 @@ def equal_stages(
     *,
     forward: float = 1.0,
     backward: float = 2.0,
+    weight: float = 1.0,
     activation: float = 1.0,
     blocks_per_stage: int = 1,
     recompute: Recompute = Recompute.NONE,
@@ -119,10 +124,11 @@ def equal_stages(
 ) -> Program:
     """Return a pipeline of equal blocks on one device per group, without any communication inside stages.
 
-    A block saves `activation` bytes and nothing else takes memory but 10 bytes of parameters per stage. Stages are
-    interleaved if there are several chunks, that is `num_stages` / `num_chunks` groups.
+    A block saves `activation` bytes and nothing else takes memory but 10 bytes of parameters per stage. With several
+    chunks there are `num_stages` / `num_chunks` groups. A schedule that splits the backward has the passes `backward`
+    and `weight`, which both read what was saved.
     """
-    num_groups = num_stages // num_chunks
+    groups = SCHEDULES[schedule].groups(num_stages // num_chunks, num_chunks)
     trains = schedule != "forward-only"
     x, y, saved, dx, dy = value("x"), value("y"), value("saved", activation), value("dx"), value("dy")
     count = num_stages * blocks_per_stage
@@ -152,11 +158,14 @@ def equal_stages(
                     outputs=() if first else (dx,),
                 )
             )
+            if SCHEDULES[schedule].splits:
+                make = work((saved,), (value("dw"),), weight, SegmentPhase.WEIGHT)
+                segments.append(Segment(kind, SegmentPhase.WEIGHT, (), (), (make,)))
     kinds = [0, *[1] * (count - 2), 2][:count] if count != 2 else [0, 1]
     stages = tuple(
         StageProgram(
             i,
-            (i % num_groups, i % num_groups + 1),
+            (groups[i], groups[i] + 1),
             Mesh.of(tp=1),
             tuple(kinds[i * blocks_per_stage : (i + 1) * blocks_per_stage]),
             (recompute,) * blocks_per_stage,

@@ -31,14 +31,14 @@ from autopar.program.records import (
 )
 from autopar.program.verify import verify_program
 from autopar.recompute import Recompute
-from autopar.schedule import SCHEDULES, ForwardOnly, Pass, Task
+from autopar.schedule import SCHEDULES, Schedule, Task
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, local_shape, parse_placements
 from tests.programs import OP_PHASE, equal_stages
 
 MESH = Mesh.of(dp=2, tp=2)
 DP, TP = MESH.axes
 R = Replicate()
-FORWARD, _AGAIN, BACKWARD, REDUCE, UPDATE = SegmentPhase
+FORWARD, _AGAIN, BACKWARD, WEIGHT, REDUCE, UPDATE = SegmentPhase
 
 
 def _value(name: str, whole: tuple[int, ...], placements: str) -> Operand:
@@ -466,15 +466,13 @@ def test_chunks_multiply_where_the_strategy_is_cyclic(strategy: Strategy, x: str
 # Schedules.
 
 
-class _Backwards(ForwardOnly):
-    """Groups run microbatches in opposite orders, and train."""
-
-    trains = True
+class _Backwards(Schedule):
+    """Groups run microbatches in opposite orders."""
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> tuple[Task, ...]:
         """Return F0 B0 F1 B1 on one group, F1 B1 F0 B0 on the next."""
         numbers = range(num_microbatches) if group % 2 else reversed(range(num_microbatches))
-        return tuple(Task(kind, i) for i in numbers for kind in Pass)
+        return tuple(Task(kind, i) for i in numbers for kind in self.passes)
 
 
 class _Forgetful(_Backwards):
@@ -493,7 +491,7 @@ class _Forgetful(_Backwards):
     ],
 )
 def test_schedules_that_do_not_run_through_are_refused(
-    schedule: Callable[[], ForwardOnly], message: str, monkeypatch: pytest.MonkeyPatch
+    schedule: Callable[[], Schedule], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = getattr(schedule, "__name__", "")
     monkeypatch.setitem(SCHEDULES, name, schedule())

@@ -69,7 +69,7 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
         found, pipeline = _tables(task, configuration)
         attempt = Attempt(task.search(Effort()), configuration, found, pipeline, np.inf)
         for choice in product(*(range(node.count) for node in found.nodes)):
-            totals, memory_of = found.kind_totals(choice), lowered_bytes(found, choice)
+            totals, memory_of = found.block_seconds(choice), lowered_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
             hop = attempt._hop(choice)
@@ -120,7 +120,7 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
         instance = problem(found, weights(found, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
         choice = optimum(instance)[1]
         for _ in range(4):
-            totals, bytes_of = found.kind_totals(choice), lowered_bytes(found, choice)
+            totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
             for ranges in splits(len(chain), pipeline.num_stages):
                 redo = tuple(list(Recompute)[number] for number in rng.integers(3, size=len(ranges)))
                 split = Split(ranges, redo)

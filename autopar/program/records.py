@@ -20,28 +20,30 @@ from typing import assert_never
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.recompute import Recompute
-from autopar.schedule import SCHEDULES, Task
+from autopar.schedule import SCHEDULES, Task, chunks_of
 from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
 
 
 class SegmentPhase(StrEnum):
-    """When a segment runs: `FORWARD` and `BACKWARD` once per microbatch, `REDUCE` and `UPDATE` once per step.
+    """When a segment runs: the first four once per microbatch, `REDUCE` and `UPDATE` once per step.
 
     `AGAIN` holds the instructions of a forward that run again before the backward of a block that recomputes
-    selectively. `REDUCE` holds the collectives that finish the gradient sums of a block; it starts when the block's
-    backward of the last microbatch is done and runs beside compute. `UPDATE` is the optimizer and whatever makes the
-    new parameters available to the next step.
+    selectively. `WEIGHT` is there if the schedule splits the backward: it holds what leads to gradients of parameters
+    only, and `BACKWARD` the rest. `REDUCE` holds the collectives that finish the gradient sums of a block; it starts
+    when the block's last sum is there and runs beside compute. `UPDATE` is the optimizer and whatever makes the new
+    parameters available to the next step.
     """
 
     FORWARD = "forward"
     AGAIN = "again"
     BACKWARD = "backward"
+    WEIGHT = "weight"
     REDUCE = "reduce"
     UPDATE = "update"
 
 
 def segment_phase(phase: Phase) -> SegmentPhase:
-    """Return the phase of the segment that holds the ops of a phase of the graph."""
+    """Return the phase of the segment that holds the ops of a phase of the graph if the backward is not split."""
     match phase:
         case Phase.FORWARD | Phase.LOSS:
             return SegmentPhase.FORWARD
@@ -284,10 +286,11 @@ class Segment:
             constants, data of the microbatch that every stage loads for itself.
         instructions: In order of execution.
         saved: In `FORWARD`: values kept until the same block's backward of the same microbatch, which may read them.
-            They are inputs or defined here. In `AGAIN`: the values of the forward that are kept in place of those, of
-            which the rest follows; a segment `AGAIN` reads no others.
+            They are inputs or defined here. In `BACKWARD` likewise, for the block's `WEIGHT`, which may read both. In
+            `AGAIN`: the values of the forward that are kept in place of those, of which the rest follows; a segment
+            `AGAIN` reads no others.
         outputs: Values handed on, by position: to the next block in `FORWARD`, to the previous one in `BACKWARD`; an
-            input may be passed on. Empty in `REDUCE` and `UPDATE`.
+            input may be passed on. Empty in `WEIGHT`, `REDUCE` and `UPDATE`.
         stores: Persistent tensors that get new content.
         exports: Values read elsewhere than in the neighbouring block: results of the model, and what blocks further
             away read as external values. They are inputs or defined here. A result may leave as terms (the loss of a
@@ -317,6 +320,22 @@ def forward_values(forward: Segment) -> tuple[Operand, ...]:
 
 Table = Mapping[tuple[int, SegmentPhase], Segment]
 """Segments by kind and phase."""
+
+
+def saved_for(kind: int, phase: SegmentPhase, table: Table) -> tuple[Operand, ...]:
+    """Return what earlier segments of a block have saved of the same microbatch for the segment of a phase."""
+    match phase:
+        case SegmentPhase.BACKWARD:
+            makers: tuple[SegmentPhase, ...] = (SegmentPhase.FORWARD,)
+        case SegmentPhase.WEIGHT:
+            makers = (SegmentPhase.FORWARD, SegmentPhase.BACKWARD)
+        case SegmentPhase.AGAIN:
+            again = table.get((kind, phase))
+            return () if again is None else again.saved
+        case _:
+            return ()
+    found = (table.get((kind, maker)) for maker in makers)
+    return tuple(operand for maker in found if maker is not None for operand in maker.saved)
 
 
 def kept_values(table: Table, kind: int, recompute: Recompute) -> tuple[Operand, ...]:
@@ -388,11 +407,10 @@ class Program:
     """A plan lowered to instructions.
 
     Attributes:
-        stages: In pipeline order. Where they are interleaved, several have the same devices: stage i those of stage
-            i - `num_groups`.
+        stages: In pipeline order. Several may have the same devices, a *group*; they are its chunks.
         segments: Each (kind, phase) at most once; a phase a kind has no instructions for may be missing, except
             `FORWARD`.
-        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
+        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; it says which stages share devices.
         num_microbatches: Microbatches per step.
     """
 
@@ -404,11 +422,11 @@ class Program:
     @property
     def num_devices(self) -> int:
         """Devices of all stages."""
-        return sum(stage.num_devices for stage in self.stages[: self.num_groups])
+        return sum(stop - start for start, stop in {stage.devices for stage in self.stages})
 
     @property
     def num_groups(self) -> int:
-        """Groups of devices: as many as there are stages, unless these are interleaved."""
+        """Groups of devices: as many as there are stages, unless some share theirs."""
         return len({stage.devices for stage in self.stages})
 
     @property
@@ -418,8 +436,17 @@ class Program:
 
     def orders(self) -> tuple[tuple[Task, ...], ...]:
         """Return the tasks of each group of devices in the order in which it runs them."""
-        order, groups = SCHEDULES[self.schedule].order, self.num_groups
-        return tuple(order(group, groups, self.num_microbatches, self.num_chunks) for group in range(groups))
+        return SCHEDULES[self.schedule].orders(self.num_groups, self.num_microbatches, self.num_chunks)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The group of every stage."""
+        return SCHEDULES[self.schedule].groups(self.num_groups, self.num_chunks)
+
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of every group in order."""
+        return chunks_of(self.groups)
 
     @property
     def trains(self) -> bool:

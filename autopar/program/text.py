@@ -24,7 +24,7 @@ keeps for its gradient. What the blocks of a stage keep is one word, or one per 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
@@ -48,6 +48,7 @@ from autopar.program.records import (
     Store,
     collective_kind,
     forward_values,
+    saved_for,
 )
 from autopar.recompute import Recompute
 from autopar.sharding import (
@@ -393,11 +394,11 @@ def _parse_move(
     return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, line.accept("overlaps"))
 
 
-def _parse_segment(header: _Line, lines: Sequence[_Line], forwards: Mapping[int, Segment]) -> Segment:
+def _parse_segment(header: _Line, lines: Sequence[_Line], earlier: Sequence[Segment]) -> Segment:
     kind = header.integer()
     phase = SegmentPhase(header.match(re.compile("|".join(SegmentPhase)), "a phase"))
     header.end()
-    scope = _Scope(_found(forwards.get(kind), phase))
+    scope = _Scope(_found(kind, phase, earlier))
     defined: dict[str, list[Operand]] = {"input": [], "external": []}
     named: dict[str, list[Operand]] = {"saved": [], "output": [], "export": []}
     instructions: list[Instruction] = []
@@ -438,13 +439,13 @@ def _parse_segment(header: _Line, lines: Sequence[_Line], forwards: Mapping[int,
     )
 
 
-def _found(forward: Segment | None, phase: SegmentPhase) -> Iterable[Operand]:
-    """Return the values a segment may name because its forward made them."""
-    if forward is None:
-        return ()
-    if phase is SegmentPhase.BACKWARD:
-        return forward.saved
-    return forward_values(forward) if phase is SegmentPhase.AGAIN else ()
+def _found(kind: int, phase: SegmentPhase, earlier: Sequence[Segment]) -> Iterable[Operand]:
+    """Return the values a segment may name because earlier ones of its kind made them."""
+    table = {(segment.kind, segment.phase): segment for segment in earlier}
+    if phase is SegmentPhase.AGAIN:
+        forward = table.get((kind, SegmentPhase.FORWARD))
+        return () if forward is None else forward_values(forward)
+    return saved_for(kind, phase, table)
 
 
 def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
@@ -477,7 +478,8 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
 def parse_program(text: str) -> Program:
     """Return the program a text describes.
 
-    The forward of a block has to come before what reads its values, as they are defined there only.
+    The forward of a block has to come before its backward, and that before its weight segment, as `saved` values are
+    named there only.
 
     Raises:
         ProgramError: If the text is malformed; the message points at the place.
@@ -500,14 +502,10 @@ def parse_program(text: str) -> Program:
     head.end()
     stages: list[StageProgram] = []
     segments: list[Segment] = []
-    forwards: dict[int, Segment] = {}
     for header, *lines in body:
         if header.accept("stage"):
             stages.append(_parse_stage(header, lines))
         else:
             header.expect("segment")
-            segment = _parse_segment(header, lines, forwards)
-            segments.append(segment)
-            if segment.phase is SegmentPhase.FORWARD:
-                forwards[segment.kind] = segment
+            segments.append(_parse_segment(header, lines, segments))
     return Program(tuple(stages), tuple(segments), schedule, num_microbatches)

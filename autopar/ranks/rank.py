@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
-from autopar.program.records import Operand, SegmentPhase, kept_values, rerun
+from autopar.program.records import Operand, SegmentPhase, kept_values, rerun, saved_for
 from autopar.ranks.clock import Clock
 from autopar.ranks.collectives import Pending, all_gather, begin
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
@@ -25,7 +25,7 @@ from autopar.ranks.routes import Refresh, check_stages, forms, groups_of, held, 
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
-from autopar.schedule import Pass, Task
+from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.sharding import Placements, Shard, format_placements, local_shape
 
 Array = NDArray[Any]
@@ -36,6 +36,7 @@ _CLOCK = {
     SegmentPhase.FORWARD: ("forward", "collectives"),
     SegmentPhase.AGAIN: ("backward", "collectives"),
     SegmentPhase.BACKWARD: ("backward", "collectives"),
+    SegmentPhase.WEIGHT: ("backward", "collectives"),
     SegmentPhase.REDUCE: ("reduce", "reduce"),
     SegmentPhase.UPDATE: ("update", "gather"),
 }
@@ -49,11 +50,13 @@ class _Passage:
     Attributes:
         handed: Inputs of segments, by block, phase and position.
         saved: Forward values kept for the backward, by block and name.
+        put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
         exports: Values read far away.
     """
 
     handed: dict[tuple[int, SegmentPhase], dict[int, Tensor]] = field(default_factory=dict)
     saved: dict[int, Values] = field(default_factory=dict)
+    put_off: dict[int, Values] = field(default_factory=dict)
     exports: dict[Key, Tensor] = field(default_factory=dict)
 
 
@@ -94,6 +97,7 @@ class Rank:
         self.group, self.position = lowered.place(communicator.rank)
         self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
         self._lowered, self._communicator, self._memory, self._engine = lowered, communicator, memory, engine
+        self._splits = SCHEDULES[program.schedule].splits
         self._mesh = program.stages[self.group].mesh
         self._stages = [program.stages[stage] for stage in lowered.stages_of(self.group)]
         self._blocks = [block for stage in self._stages for block in lowered.blocks_of(stage.index)]
@@ -216,11 +220,17 @@ class Rank:
             previous: _Activity | None = None
             for block in reversed(blocks):
                 kind = self._lowered.blocks[block][1]
-                again, saved = rerun(table, kind, flavours[block]), passage.saved.pop(block, {})
-                if again is not None:
-                    saved |= self._whole(block, again.phase, task.microbatch, saved, again=True)
-                saved = {operand.value: saved[operand.value] for operand in table[kind, SegmentPhase.FORWARD].saved}
-                activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+                if task.kind is Pass.WEIGHT:
+                    activity = self._begin(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
+                else:
+                    again, saved = rerun(table, kind, flavours[block]), passage.saved.pop(block, {})
+                    if again is not None:
+                        saved |= self._whole(block, again.phase, task.microbatch, saved, again=True)
+                    saved = {operand.value: saved[operand.value] for operand in table[kind, SegmentPhase.FORWARD].saved}
+                    activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+                    late = saved_for(kind, SegmentPhase.WEIGHT, table) if self._splits else ()
+                    if activity is not None:
+                        passage.put_off[block] = {operand.value: activity.values[operand.value] for operand in late}
                 self._end(previous)
                 previous = activity
             self._end(previous)
@@ -321,7 +331,7 @@ class Rank:
 
     def _take_step(self, activity: _Activity, step: CompiledStep, *, late: bool = False) -> None:
         values, (computing, waiting) = activity.values, _CLOCK[activity.phase]
-        if late and activity.phase is SegmentPhase.BACKWARD:
+        if late and activity.phase in (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT):
             waiting = "reduce"
         match step:
             case Compiled():

@@ -31,12 +31,13 @@ from autopar.program.records import (
     defines,
     kept_values,
     rerun,
+    saved_for,
 )
 from autopar.program.text import format_instruction
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
 from autopar.runtime.check import Check
-from autopar.schedule import Pass, Task, follow
+from autopar.schedule import SCHEDULES, Pass, Task, follow
 from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
@@ -93,7 +94,7 @@ def run_step(
     """
     _check_feeds(program, folded.graph, microbatches, states)
     step = _Step(program, folded, microbatches, states, executor or Executor(), check)
-    for stage, task in follow(program.orders()):
+    for stage, task in follow(program.orders(), program.groups):
         step.run_task(stage, task)
     for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
         for block in range(len(folded.chain)):
@@ -122,12 +123,14 @@ class _Passage:
     Attributes:
         handed: Values between blocks, by the block that receives them and the phase.
         saved: Forward values kept for the backward, by block and name.
+        put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
         exports: Values read far away, by tensor and placement.
         outputs: Results of the model.
     """
 
     handed: dict[tuple[int, SegmentPhase], list[Blocks]] = field(default_factory=dict)
     saved: dict[int, dict[str, Blocks]] = field(default_factory=dict)
+    put_off: dict[int, dict[str, Blocks]] = field(default_factory=dict)
     exports: dict[tuple[str, Placements], Blocks] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
 
@@ -146,6 +149,7 @@ class _Step:
     ) -> None:
         self._graph = folded.graph
         self._segments = program.table()
+        self._splits = SCHEDULES[program.schedule].splits
         self._blocks = list(program.blocks())
         self._names = instance_names(folded)
         self._ranges: list[range] = []
@@ -182,14 +186,21 @@ class _Step:
                     passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
             return
         for block in reversed(blocks):
-            again = rerun(self._segments, self._blocks[block][1], flavours[block])
+            kind = self._blocks[block][1]
+            if task.kind is Pass.WEIGHT:
+                self._run(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
+                continue
+            again = rerun(self._segments, kind, flavours[block])
             saved = passage.saved.pop(block, {})  # under full recompute a block's inputs are still there
             if again is not None:
                 saved |= self._run(block, again.phase, task.microbatch, saved)
             segment = self._segment(block, SegmentPhase.FORWARD)
             assert segment is not None, "every kind has a forward"
             saved = {operand.value: saved[operand.value] for operand in segment.saved}
-            self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+            values = saved | self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+            if self._splits:
+                late = saved_for(kind, SegmentPhase.WEIGHT, self._segments)
+                passage.put_off[block] = {operand.value: values[operand.value] for operand in late}
 
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""

@@ -6,11 +6,12 @@ What a block makes for blocks further away is kept until its own backward.
 
 Without recompute a block keeps what its backward reads. With selective recompute it keeps what that can be made from;
 the rest is there from the second run to the backward. With full recompute it keeps its inputs, until its backward is
-done.
+done. Where the backward is split, what the weight pass of a block reads stays until then.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from autopar.program.records import Operand, SegmentPhase, Table, kept_values
 from autopar.recompute import Recompute
@@ -44,7 +45,9 @@ class BlockMemory:
     Attributes:
         kept: What it keeps from its forward to its backward, besides what earlier blocks of the stage keep.
         forward: Fullest moment of its forward, on top of what earlier blocks keep.
-        backward: Fullest moment of its backward, on top of what earlier blocks keep.
+        backward: Fullest moment of its backward, on top of what earlier blocks keep and later ones have put off.
+        late: What it keeps from its backward to its weight pass, where the schedule splits these.
+        weight: Fullest moment of its weight pass, on top of what earlier blocks have put off.
         gathered: Parameters gathered for it.
         reducing: Gradients under way to their reduction once it has run.
         update: Fullest moment of its reductions and its update.
@@ -53,6 +56,8 @@ class BlockMemory:
     kept: float
     forward: Peak
     backward: Peak
+    late: float
+    weight: Peak
     gathered: float
     reducing: float
     update: float
@@ -69,6 +74,7 @@ class _Kind:
     forward: Lifetimes
     again: Lifetimes | None
     backward: Lifetimes | None
+    weight: Lifetimes | None
     once: tuple[Lifetimes, ...]
 
 
@@ -107,15 +113,18 @@ class BlockMemories:
         if kind not in self._kinds:
             forward = lifetimes(self._table[kind, SegmentPhase.FORWARD])
 
-            def follows(phase: SegmentPhase) -> Lifetimes | None:
+            def follows(phase: SegmentPhase, shared: Mapping[str, str] = forward.shared) -> Lifetimes | None:
                 segment = self._table.get((kind, phase)) if self._trains else None
-                return None if segment is None else lifetimes(segment, forward.shared)
+                return None if segment is None else lifetimes(segment, shared)
+
+            backward = follows(SegmentPhase.BACKWARD)
 
             once = (follows(SegmentPhase.REDUCE), follows(SegmentPhase.UPDATE))
             self._kinds[kind] = _Kind(
                 forward,
                 follows(SegmentPhase.AGAIN),
-                follows(SegmentPhase.BACKWARD),
+                backward,
+                None if backward is None else follows(SegmentPhase.WEIGHT, backward.shared),
                 tuple(part for part in once if part is not None),
             )
         return self._kinds[kind]
@@ -145,12 +154,15 @@ class BlockMemories:
 
         outputs = lives.sizes(segment.outputs)
         forward, live = liveness_peak(lives, _sizes(segment.inputs), kept.keys() | outputs.keys(), paid)
+        following = (segments.again, segments.backward, segments.weight)
         memory = BlockMemory(
             fresh,
             Peak(forward, sum(size for name, size in kept.items() if name in live)),
             self._backward(kind, flavour, paid, kept, fresh),
-            max(part.gathered for part in (lives, segments.again, segments.backward) if part is not None),
-            0.0 if segments.backward is None else segments.backward.reducing,
+            fsum(self._late(kind).values()),
+            self._weight(kind),
+            max(part.gathered for part in (lives, *following) if part is not None),
+            max((part.reducing for part in following[1:] if part is not None), default=0.0),
             max((liveness_peak(part, {}, ())[0] for part in segments.once), default=0.0),
         )
         held |= {tensors[name] for name in kept if name in tensors}
@@ -172,7 +184,7 @@ class BlockMemories:
         forward, backward = self._table[kind, SegmentPhase.FORWARD], self._table[kind, SegmentPhase.BACKWARD]
         lives, gradients = segments.forward, _sizes(backward.inputs)
         saved = lives.sizes(forward.saved) | lives.hidden
-        ends = segments.backward.sizes(backward.outputs).keys() | lives.hidden.keys()
+        ends = segments.backward.sizes(backward.outputs).keys() | lives.hidden.keys() | self._late(kind).keys()
         free = paid | {operand.value for operand in forward.external}
         if flavour is Recompute.FULL:
             inputs = free | {operand.value for operand in forward.inputs}  # kept, and counted on top
@@ -186,6 +198,27 @@ class BlockMemories:
             second = Peak(peak, sum(size for name, size in kept.items() if name in live))
             best = max(best, second, key=lambda moment: moment.bytes)
         return best
+
+    def _late(self, kind: int) -> dict[str, float]:
+        """Return what a block keeps from its backward to its weight pass, by the memory it has.
+
+        What an earlier block of the stage keeps as well counts here, too, as it is there longer.
+        """
+        weight, segments = self._segments(kind).weight, self._segments(kind)
+        if weight is None or segments.backward is None:
+            return {}
+        used = {name for names, _ in weight.steps for name in names}
+        forward = segments.forward.sizes(self._table[kind, SegmentPhase.FORWARD].saved)
+        backward = segments.backward.sizes(self._table[kind, SegmentPhase.BACKWARD].saved)
+        return {name: size for name, size in (forward | backward).items() if name in used}
+
+    def _weight(self, kind: int) -> Peak:
+        """Return the fullest moment of a weight pass."""
+        weight, late = self._segments(kind).weight, self._late(kind)
+        if weight is None:
+            return NOTHING
+        peak, live = liveness_peak(weight, late, ())
+        return Peak(peak, sum(size for name, size in late.items() if name in live))
 
 
 def _sizes(operands: Sequence[Operand]) -> dict[str, float]:

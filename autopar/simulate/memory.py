@@ -71,17 +71,23 @@ def received_bytes(table: Table, kinds: Sequence[int], is_first: bool, is_last: 
 
 def stage_memory(blocks: Iterable[BlockMemory], receiving: float) -> StageMemory:
     """Return what the tasks of a stage need, given its blocks in order."""
-    forward = backward = NOTHING
-    kept = 0.0
-    passed = []
-    for block in blocks:
-        forward = max(forward, block.forward.on_top_of(kept), key=lambda peak: peak.bytes)
-        backward = max(backward, block.backward.on_top_of(kept), key=lambda peak: peak.bytes)
+    passed = list(blocks)
+    passes = dict.fromkeys(Pass, NOTHING)
+    put_off = fsum(block.late for block in passed)
+    kept, late, later = 0.0, 0.0, put_off  # of the blocks before this one; put off, of those before it and after it
+    for block in passed:
+        later -= block.late
+        moments = {
+            Pass.FORWARD: block.forward.on_top_of(kept),
+            Pass.BACKWARD: block.backward.on_top_of(kept + later),
+            Pass.WEIGHT: block.weight.on_top_of(late),
+        }
+        passes = {kind: max(passes[kind], moment, key=lambda peak: peak.bytes) for kind, moment in moments.items()}
         kept += block.kept
-        passed.append(block)
+        late += block.late
     return StageMemory(
-        left={Pass.FORWARD: kept, Pass.BACKWARD: 0.0},
-        passes={Pass.FORWARD: forward, Pass.BACKWARD: backward},
+        left={Pass.FORWARD: kept, Pass.BACKWARD: put_off, Pass.WEIGHT: 0.0},
+        passes=passes,
         gathered=gathered_bytes([block.gathered for block in passed]),
         reducing=max(block.reducing for block in passed),
         receiving=receiving,

@@ -22,6 +22,7 @@ from autopar.program.verify.fault import fault, title
 from autopar.sharding import Mesh, Shard
 
 _ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
+_OVERLAPPING = (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT, SegmentPhase.REDUCE)
 
 
 def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
@@ -29,7 +30,7 @@ def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
 
     Args:
         segment: What runs.
-        saved: What its forward has kept for it.
+        saved: What earlier segments of the block have saved for it.
 
     Raises:
         ProgramError: If not; the message prints the surrounding instructions.
@@ -66,8 +67,10 @@ def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
             raise ProgramError(f"{title(segment)}: {part.value!r} is a part of {part.tensor!r} but not there")
     if segment.phase in _ONCE and (segment.inputs or segment.outputs):
         raise ProgramError(f"{title(segment)} runs once per step and cannot exchange values with its neighbours")
-    if segment.phase not in (SegmentPhase.FORWARD, SegmentPhase.AGAIN) and segment.saved:
-        raise ProgramError(f"{title(segment)} saves values; only a forward can")
+    if segment.phase is SegmentPhase.WEIGHT and (segment.inputs or segment.outputs or segment.exports):
+        raise ProgramError(f"{title(segment)} makes gradients of parameters: no other block waits for them")
+    if segment.phase not in (SegmentPhase.FORWARD, SegmentPhase.AGAIN, SegmentPhase.BACKWARD) and segment.saved:
+        raise ProgramError(f"{title(segment)} saves values; only a forward or a backward can")
 
 
 def verify_again(again: Segment, forward: Segment) -> None:
@@ -132,8 +135,8 @@ def _grown(shape: tuple[int, ...], dim: int, rows: int) -> tuple[int, ...] | Non
 
 def _verify_collective(segment: Segment, index: int, collective: Collective) -> None:
     before, after, size = collective.operand.shape, collective.result.shape, collective.axis.size
-    if collective.overlaps and segment.phase not in (SegmentPhase.BACKWARD, SegmentPhase.REDUCE):
-        raise fault(segment, index, "only gradient traffic overlaps, in backward and reduce segments")
+    if collective.overlaps and segment.phase not in _OVERLAPPING:
+        raise fault(segment, index, "only gradient traffic overlaps, in backward, weight and reduce segments")
     # both sides with the dims that the placements split put together again are one and the same shape
     whole: list[tuple[int, ...] | None] = []
     for shape, placement in ((before, collective.source), (after, collective.target)):
