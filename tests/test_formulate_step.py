@@ -100,16 +100,16 @@ def test_recompute_by_hand() -> None:
 
 
 def test_selective_recompute_by_hand() -> None:
-    """As above with half the forward running again: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7 + 1 = 32.
+    """As above with half the forward running again: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7.5 + 1 = 33.5.
 
-    Its reductions start 2.5 s before the end: 32 - 2.5 + (9 - 2.5) = 36.
+    Its reductions start 2.5 s before the end: 33.5 - 2.5 + (9 - 2.5) = 37.5.
     """
     totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0), selective=0.5)
     split = Split(((0, 1), (1, 3)), (NONE, Recompute.SELECTIVE))
 
     time = step_time(totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), split, hop=0.5)
 
-    assert (time.seconds, time.flow) == (36.0, 32.0)
+    assert (time.seconds, time.flow) == (37.5, 33.5)
 
 
 def test_inference_by_hand() -> None:
