@@ -104,7 +104,7 @@ def test_memory_is_held_from_the_forward_to_the_weight_pass() -> None:
     assert activations == [[4, 3, 2, 1], [4, 4, 4, 4], [7, 7, 7, 7], [4, 4, 4, 4]]
 
 
-def _freed_by_half(program: Program) -> Program:
+def freed_by_half(program: Program) -> Program:
     """Return the program with 3 bytes saved for the backward alone, and 2 that the backward saves for the weights."""
     changed = []
     extra, late = value("extra", 3), value("late", 2)
@@ -129,7 +129,7 @@ def test_a_weight_pass_keeps_only_what_it_reads() -> None:
     ZB-H1 on 2 groups runs F0 B0 F1 B1 W0 F2 on the second one: in F2 microbatch 1 waits for its weights (3 bytes) and
     microbatch 2 has its 4; in B1 the first has 3, the second 4 and what its backward makes besides, 2.
     """
-    program = _freed_by_half(equal_stages(2, 3, "zb-h1"))
+    program = freed_by_half(equal_stages(2, 3, "zb-h1"))
 
     timeline = simulate(program, ExactCosts(), trace=True)
 
