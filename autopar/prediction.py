@@ -118,7 +118,7 @@ class Predictor:
         rules = self._rules_of(degrees.samples, folded)
         if key not in self._placed:
             solver = solvers.load("auto")
-            self._placed[key] = place(folded, rules, self._batch_dims(folded), degrees, costs, solver)
+            self._placed[key] = place(folded, rules, self._batch_dims(degrees.samples, folded), degrees, costs, solver)
         job = Job(
             self.workload.mode,
             degrees.gpus,
@@ -150,11 +150,13 @@ class Predictor:
             self._rules[samples] = rules_for(folded, self.rules)
         return self._rules[samples]
 
-    def _batch_dims(self, folded: Folded) -> BatchDims:
+    def _batch_dims(self, samples: int, folded: Folded) -> BatchDims:
         fixed = self.workload.fixed_batch
         values = folded.graph.values
         if fixed is None:
-            return batch_dims(values, self.workload.probe.values)
+            # A microbatch as large as the probe differs from it nowhere, but from one twice as large.
+            dims = batch_dims(values, self.workload.probe.values)
+            return dims or batch_dims(values, self.workload.folded(2 * samples).graph.values)
         return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
 
 

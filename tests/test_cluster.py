@@ -85,7 +85,7 @@ def test_the_example_of_the_docs_is_a_cluster() -> None:
         ("1 GB/s", "8 Gb/s", "inter.bandwidth: '8 Gb/s' is not in B/s"),
         ("1 GB/s", "0 GB/s", "link 'Ethernet': bandwidth is 0"),
         ("devices_per_node: 2", "devices_per_node: 0", "cluster 'small': devices_per_node is 0"),
-        ("devices_per_node: 2", "devices_per_node: two", "Expected `int`, got `str` - at `$.devices_per_node`"),
+        ("devices_per_node: 2", "devices_per_node: two", "Expected `int | null`, got `str` - at `$.devices_per_node`"),
         ("  memory: 16 GB\n", "", "missing required field `memory` - at `$.device`"),
         ("memory:", "mem: 1 B\n  memory:", "unknown field `mem` - at `$.device`"),
         ("peaks: {half: 100 TFLOP/s}", "peaks: {}", "device 'card' has no peaks"),

@@ -303,7 +303,7 @@ def test_the_costs_of_the_planner_are_those_of_the_simulator() -> None:
     first, second = simulate(equal_stages(2, 1, "forward-only", activation=0.0), costs).stages
 
     assert first.compute_seconds == second.compute_seconds == launch
-    assert second.wait_seconds == pytest.approx(costs.send_seconds(0.0, crosses_nodes=False))
+    assert second.wait_seconds == pytest.approx(costs.send_seconds(0.0, 0))
 
 
 def test_transfers_between_nodes_take_the_slow_link() -> None:

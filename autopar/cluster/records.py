@@ -1,48 +1,20 @@
-"""What a cluster is: devices, nodes and the two tiers of links between them.
+"""What a cluster is: devices, nodes, and the tiers of links between them.
 
-Seconds, bytes, FLOP/s and bytes/s throughout. A link's `bandwidth` is an *algorithm* bandwidth: what one device
-reaches in one direction inside a collective, as measured, and not the figure of the data sheet
-(`autopar.cost.collectives` has the formula it is used in).
+Seconds, bytes, FLOP/s and bytes/s throughout; `autopar.cluster.links` has the links.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
+from autopar.cluster.checks import require_positive, require_share, require_whole
+from autopar.cluster.links import Link
 from autopar.errors import ClusterError
-from autopar.units import parse_quantity
+from autopar.units import format_quantity
 
-PREFIXES = ("P", "T", "G", "M", "k", "")
-
-
-def format_quantity(value: float, unit: str) -> str:
-    """Return the shortest text that `parse_quantity` reads back as exactly `value`.
-
-    >>> format_quantity(3.12e14, "FLOP/s"), format_quantity(8e-06, "s"), format_quantity(0.0, "B")
-    ('312 TFLOP/s', '8 us', '0 B')
-    """
-    if unit == "s":
-        scales = [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)]
-    else:
-        scales = [(f"{prefix}{unit}", 1000.0 ** (5 - power)) for power, prefix in enumerate(PREFIXES)]
-    for suffix, scale in scales:
-        text = f"{value / scale:.15g} {suffix}"
-        if value >= scale and parse_quantity(text, unit) == value:
-            return text
-    return f"{value!r} {unit}" if value else f"0 {unit}"
-
-
-def _require_positive(owner: str, **fields: float) -> None:
-    for name, value in fields.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ClusterError(f"{owner}: {name} is {value:g}", hint=f"{name} is a positive number")
-
-
-def _require_share(owner: str, **fields: float) -> None:
-    for name, value in fields.items():
-        if not 0 < value <= 1:
-            raise ClusterError(
-                f"{owner}: {name} is {value:g}", hint=f"{name} is a share of the peak: above 0, at most 1"
-            )
+_LESS_IS_BETTER = frozenset({"launch"})
+"""Fields of a device of which the slowest one has the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +46,9 @@ class Device:
         if not self.peaks:
             raise ClusterError(f"device {self.name!r} has no peaks", hint="give at least one, e.g. half: 312 TFLOP/s")
         owner = f"device {self.name!r}"
-        _require_positive(owner, **{f"peaks.{name}": value for name, value in self.peaks})
-        _require_positive(owner, memory=self.memory, memory_bandwidth=self.memory_bandwidth, launch=self.launch)
-        _require_share(
+        require_positive(owner, **{f"peaks.{name}": value for name, value in self.peaks})
+        require_positive(owner, memory=self.memory, memory_bandwidth=self.memory_bandwidth, launch=self.launch)
+        require_share(
             owner,
             gemm_efficiency=self.gemm_efficiency,
             attention_efficiency=self.attention_efficiency,
@@ -110,49 +82,57 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """One tier of the network: between the devices of a node, or between nodes.
-
-    A transfer of S bytes takes `latency + S / bandwidth * (1 + (ramp / S) ** ramp_exponent)` seconds.
+class Domain:
+    """Devices that the tiers so far connect, and the link from one such domain to the next.
 
     Attributes:
-        tier: Name of the technology ("NVLink3", "InfiniBand HDR").
-        bandwidth: Bytes/s each device reaches in each direction while all of them communicate; between nodes that is
-            its share of the node's NICs.
-        latency: Seconds of an empty collective.
-        ramp: Bytes at which the bandwidth is half of `bandwidth`; 0 if it does not depend on the size.
-        ramp_exponent: How fast the bandwidth approaches its limit, at least 0 and below 1.
+        devices: Devices of a domain: a rail group, a pod, a slice of accelerators.
+        link: Link between domains; its bandwidth is one device's share.
     """
 
-    tier: str
-    bandwidth: float
-    latency: float
-    ramp: float = 0.0
-    ramp_exponent: float = 0.5
-
-    def __post_init__(self) -> None:
-        owner = f"link {self.tier!r}"
-        _require_positive(owner, bandwidth=self.bandwidth)
-        for name, value in (("latency", self.latency), ("ramp", self.ramp)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ClusterError(f"{owner}: {name} is {value:g}", hint=f"{name} is 0 or a positive number")
-        if not 0 <= self.ramp_exponent < 1:
-            raise ClusterError(f"{owner}: ramp_exponent is {self.ramp_exponent:g}", hint="it is at least 0 and below 1")
+    devices: int
+    link: Link
 
     def to_dict(self) -> dict[str, object]:
-        """Return the link as the mapping a cluster file holds."""
-        return {
-            "tier": self.tier,
-            "bandwidth": format_quantity(self.bandwidth, "B/s"),
-            "latency": format_quantity(self.latency, "s"),
-            "ramp": format_quantity(self.ramp, "B"),
-            "ramp_exponent": self.ramp_exponent,
-        }
+        """Return the domain as the mapping a cluster file holds."""
+        return {"devices": self.devices, "link": self.link.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Equal nodes of a cluster that has other nodes as well.
+
+    Attributes:
+        nodes: How many of them there are.
+        cluster: What they are.
+    """
+
+    nodes: int
+    cluster: "Cluster"
+
+    def __post_init__(self) -> None:
+        require_whole(f"group {self.cluster.name!r}", 1, nodes=self.nodes)
+        if self.cluster.groups:
+            raise ClusterError(
+                f"group {self.cluster.name!r} has groups of its own", hint="list all groups in one cluster"
+            )
+
+    @property
+    def devices(self) -> int:
+        """Devices of the group."""
+        return self.nodes * self.cluster.devices_per_node
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the group as the mapping a cluster file holds."""
+        return {"nodes": self.nodes, "cluster": self.cluster.to_dict()}
+
+
+@dataclass(frozen=True)
 class Cluster:
-    """Equal nodes of equal devices, as many as a job needs. Devices are numbered node by node.
+    """Equal nodes of equal devices, as many as a job needs, or groups of such nodes. Devices are numbered node by node.
+
+    Of a cluster with groups, `device`, `devices_per_node`, `intra` and `inter` describe what holds on all of its
+    devices (`Cluster.mixed`); `on` gives the part that some devices lie in.
 
     Attributes:
         name: Name of the preset or file.
@@ -160,6 +140,9 @@ class Cluster:
         devices_per_node: Devices that `intra` connects.
         intra: Link between devices of one node.
         inter: Link between devices of different nodes.
+        domains: Wider domains of nodes, the narrowest first, if nodes do not all reach each other alike.
+        groups: Different nodes in the order of their devices; none if all nodes are equal.
+        between: Link between groups; None if there are none.
     """
 
     name: str
@@ -167,20 +150,170 @@ class Cluster:
     devices_per_node: int
     intra: Link
     inter: Link
+    domains: tuple[Domain, ...] = ()
+    groups: tuple[Group, ...] = ()
+    between: Link | None = None
 
     def __post_init__(self) -> None:
-        if self.devices_per_node < 1:
+        owner = f"cluster {self.name!r}"
+        require_whole(owner, 1, devices_per_node=self.devices_per_node)
+        if self.intra.nics is not None:
+            raise ClusterError(f"{owner}: intra has nics", hint="NICs connect nodes: give them to inter")
+        if self.intra.torus and math.prod(self.intra.torus) != self.devices_per_node:
             raise ClusterError(
-                f"cluster {self.name!r}: devices_per_node is {self.devices_per_node}",
-                hint="it is a positive whole number",
+                f"{owner}: devices_per_node is {self.devices_per_node}, but the torus of intra has "
+                f"{math.prod(self.intra.torus)} devices",
+                hint=f"write devices_per_node: {math.prod(self.intra.torus)}",
             )
+        if self.inter.torus or any(domain.link.torus for domain in self.domains):
+            raise ClusterError(f"{owner}: a torus lies between nodes", hint="a torus is the intra link of its slice")
+        if self.inter.nics is not None and self.inter.bandwidth != self.inter.nics.share(self.devices_per_node):
+            raise ClusterError(
+                f"{owner}: inter has a bandwidth that its nics do not give", hint="state nics or bandwidth, not both"
+            )
+        inner = self.devices_per_node
+        for domain in self.domains:
+            if domain.devices <= inner or domain.devices % inner:
+                raise ClusterError(
+                    f"{owner}: a domain of {domain.devices} devices does not consist of domains of {inner}",
+                    hint=f"devices is a multiple of {inner}, e.g. {2 * inner}",
+                )
+            inner = domain.devices
+
+    def __hash__(self) -> int:
+        """Hash by name: equal clusters have equal names, and costs look clusters up often."""
+        return hash(self.name)
+
+    @classmethod
+    def mixed(cls, name: str, groups: tuple[Group, ...], between: Link) -> "Cluster":
+        """Return the cluster of several groups of nodes that the link `between` connects.
+
+        Where devices of several groups work together, the slowest sets the time: the device has the least of every
+        figure, the links are the slowest of each tier, and a node has as many devices as divide all nodes.
+
+        Args:
+            name: Its name.
+            groups: The groups in the order of their devices.
+            between: Link between groups, as one device's share.
+
+        Raises:
+            ClusterError: If there are no groups, or their devices share no class of numbers.
+        """
+        if not groups:
+            raise ClusterError(f"cluster {name!r} has no groups", hint="list at least one")
+        members = [group.cluster for group in groups]
+        if any(member.domains for member in members):
+            raise ClusterError(f"cluster {name!r}: a group has domains", hint="groups have an intra and an inter link")
+        return cls(
+            name,
+            _weakest_device(name, [member.device for member in members]),
+            math.gcd(*(member.devices_per_node for member in members)),
+            _slowest([member.intra for member in members]),
+            _slowest([*(member.inter for member in members), between]),
+            groups=groups,
+            between=between,
+        )
+
+    @property
+    def tiers(self) -> tuple[tuple[int, Link], ...]:
+        """The hierarchy from the inside out: devices of an inner domain (1 at first) and the link between them."""
+        sizes = (1, self.devices_per_node, *(domain.devices for domain in self.domains))
+        return tuple(zip(sizes, (self.intra, self.inter, *(domain.link for domain in self.domains)), strict=True))
+
+    @cached_property
+    def _spans(self) -> tuple[tuple[int, "Cluster"], ...]:
+        """End of each group in the numbering of devices, and its cluster."""
+        spans, end = [], 0
+        for group in self.groups:
+            end += group.devices
+            spans.append((end, group.cluster))
+        return tuple(spans)
+
+    def group_of(self, device: int) -> "Cluster":
+        """Return the group of equal nodes that a device lies in; the cluster itself if all nodes are equal.
+
+        Raises:
+            ClusterError: If the groups have fewer devices.
+        """
+        if not self.groups:
+            return self
+        for end, cluster in self._spans:
+            if device < end:
+                return cluster
+        raise ClusterError(
+            f"cluster {self.name!r} has {self._spans[-1][0]} devices, none with number {device}",
+            hint=f"ask for at most {self._spans[-1][0]} devices",
+        )
+
+    def on(self, devices: range) -> "Cluster":
+        """Return what some devices work on: their group if they lie in one, else the weakest of the whole cluster."""
+        if not self.groups:
+            return self
+        first, last = self.group_of(devices[0]), self.group_of(devices[-1])
+        start = self._start(devices[0])
+        return first if first is last and start == self._start(devices[-1]) else self
+
+    def _start(self, device: int) -> int:
+        """Return the first device of the group of a device."""
+        return max((end for end, _ in self._spans if end <= device), default=0)
+
+    def tier(self, first: int, second: int) -> int:
+        """Return which tier two devices meet on: 0 within a node, 1 between nodes, 2 and more between wider domains."""
+        if self.groups:
+            group = self.on(range(min(first, second), max(first, second) + 1))
+            if group is self:
+                return 1
+            start = self._start(first)
+            return group.tier(first - start, second - start)
+        sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
+        return sum(first // size != second // size for size in sizes)
 
     def to_dict(self) -> dict[str, object]:
         """Return the cluster as the mapping a cluster file holds; `cluster_from_dict` reads it back equal."""
-        return {
+        if self.groups:
+            groups = [group.to_dict() for group in self.groups]
+            assert self.between is not None, "groups are connected by a link"
+            return {"name": self.name, "groups": groups, "between": self.between.to_dict()}
+        data: dict[str, object] = {
             "name": self.name,
             "devices_per_node": self.devices_per_node,
             "device": self.device.to_dict(),
             "intra": self.intra.to_dict(),
             "inter": self.inter.to_dict(),
         }
+        if self.domains:
+            data["domains"] = [domain.to_dict() for domain in self.domains]
+        return data
+
+
+def _weakest_device(name: str, devices: list[Device]) -> Device:
+    classes = [numbers for numbers, _ in devices[0].peaks if all(numbers in dict(d.peaks) for d in devices)]
+    if not classes:
+        raise ClusterError(
+            f"cluster {name!r}: its devices have no class of numbers in common",
+            hint="give every device a peak of the same class, e.g. half: 312 TFLOP/s",
+        )
+    values: dict[str, Any] = {
+        "name": " and ".join(dict.fromkeys(device.name for device in devices)),
+        "peaks": tuple((numbers, min(device.peak(numbers) for device in devices)) for numbers in classes),
+    }
+    for field in fields(Device):
+        if field.name not in values:
+            worst = max if field.name in _LESS_IS_BETTER else min
+            values[field.name] = worst(getattr(device, field.name) for device in devices)
+    return Device(**values)
+
+
+def _slowest(links: list[Link]) -> Link:
+    """Return the link of least bandwidth with the longest latency; tunings count if all links agree on them."""
+    slowest = min(links, key=lambda link: link.bandwidth)
+    tunings = slowest.tunings if all(link.tunings == slowest.tunings for link in links) else ()
+    return replace(
+        slowest,
+        latency=max(link.latency for link in links),
+        latency_per_member=max(link.latency_per_member for link in links),
+        overlap_slowdown=max(link.overlap_slowdown for link in links),
+        tunings=tunings,
+        nics=None,
+        torus=(),
+    )

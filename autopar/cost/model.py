@@ -4,7 +4,7 @@ op seconds = launch + max(flops / (peak x efficiency), bytes / (memory bandwidth
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -96,12 +96,20 @@ class CostModel:
         Raises:
             ValueError: If there is no such collective.
         """
-        seconds = collectives.collective_seconds(Collective(collective), np.asarray(nbytes, float), axis, self.cluster)
+        seconds = collectives.collective_seconds(
+            Collective(collective), np.asarray(nbytes, float), axis, self.cluster, self._slowdowns
+        )
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool) -> float:
-        """Return the seconds of sending `nbytes` from one device to another."""
-        return collectives.send_seconds(nbytes, crosses_nodes, self.cluster)
+    def send_seconds(self, nbytes: float, tier: int) -> float:
+        """Return the seconds of sending `nbytes` from one device to another.
+
+        Args:
+            nbytes: What is sent.
+            tier: Where they meet (`Cluster.tier`): 0 (or False) within a node, 1 (or True) between nodes, 2 and more
+                between wider domains.
+        """
+        return collectives.send_seconds(nbytes, tier, self.cluster, self._slowdowns)
 
     @overload
     def exchange_seconds(self, nbytes: float, axis: Axis) -> float: ...
@@ -111,5 +119,20 @@ class CostModel:
 
     def exchange_seconds(self, nbytes: float | FloatArray, axis: Axis) -> float | FloatArray:
         """Return the seconds of a halo exchange over a mesh axis in which each device sends `nbytes`."""
-        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster)
+        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster, self._slowdowns)
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
+
+    def on(self, devices: range) -> "CostModel":
+        """Return the costs of work on some devices: of their group of nodes if the cluster has several."""
+        cluster = self.cluster.on(devices)
+        return self if cluster is self.cluster else replace(self, cluster=cluster)
+
+    def overlap_slowdown(self, axis: Axis) -> float:
+        """Return the factor on compute and on the collectives of an axis while both run, 1 or above."""
+        link = self.cluster.tiers[collectives.widest_tier(axis, self.cluster)][1]
+        return link.overlap_slowdown * self.stack["overlap_slowdown"]
+
+    @property
+    def _slowdowns(self) -> tuple[float, float]:
+        """Factors of the stack on seconds within nodes and beyond."""
+        return self.stack["intra_slowdown"], self.stack["inter_slowdown"]

@@ -7,6 +7,7 @@ plans which differ in stages, schedule, recompute or batch share them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from autopar.cost import CostModel
 from autopar.degrees import Degrees
@@ -86,7 +87,7 @@ def cut(folded: Folded, degrees: Degrees) -> tuple[tuple[int, int], ...]:
     chain, kinds = folded.chain, folded.kinds
     layers = [index for index, kind in enumerate(chain) if kinds[kind].count > 1] or list(range(len(chain)))
     number, stages = len(layers), degrees.num_stages
-    if number < stages:
+    if len(chain) < stages:
         raise JobError(
             f"{number} layers cannot be cut into {stages} stages (pp {degrees.pp} x interleave {degrees.interleave})",
             hint=f"use at most {number} stages",
@@ -101,8 +102,13 @@ def cut(folded: Folded, degrees: Degrees) -> tuple[tuple[int, int], ...]:
     else:
         counts = _even(number, stages)
     ranges, start = [], 0
-    for index, end in enumerate(_sums(counts)):
-        stop = len(chain) if index == stages - 1 else (layers[end - 1] + 1 if end else 0)
+    for index, end in enumerate(accumulate(counts)):
+        stop = len(chain) if index == stages - 1 else (layers[end - 1] + 1 if end else layers[0])
+        if stop == start:
+            raise JobError(
+                f"stage {index} of {stages} would have no block: {number} layers, {len(chain) - number} other blocks",
+                hint=f"use at most {number} stages",
+            )
         ranges.append((start, stop))
         start = stop
     return tuple(ranges)
@@ -118,10 +124,6 @@ def _even(number: int, stages: int) -> list[int]:
     counts[0] -= 1
     counts[-1] -= 1
     return counts
-
-
-def _sums(counts: Sequence[int]) -> list[int]:
-    return [sum(counts[: index + 1]) for index in range(len(counts))]
 
 
 def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job) -> Plan:
