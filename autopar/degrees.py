@@ -29,7 +29,7 @@ class Degrees:
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
         recompute: What runs again in the backward pass, on every stage.
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
-        interleave: Stages per group of devices.
+        interleave: Stages per group of devices; "zb-v" takes two.
         microbatch: Samples of one microbatch per data-parallel device.
         global_batch: Samples per step.
         layers: Layers per stage in the order of the chain; empty for an even cut.
@@ -83,11 +83,14 @@ class Degrees:
                 f"a global batch of {self.global_batch} does not divide by dp {self.dp} x microbatch {self.microbatch}",
                 hint=f"a global batch of {max(1, self.global_batch // share) * share} does",
             )
-        if self.interleave > 1 and self.num_microbatches % self.pp:
-            raise JobError(
-                f"{self.num_microbatches} microbatches are no whole rounds of {self.pp}, which interleaved stages need",
-                hint="choose a global batch that dp x microbatch x pp divides",
-            )
+        problem, hint = SCHEDULES[self.order].problem(self.pp, self.num_microbatches, self.interleave)
+        if problem:
+            raise JobError(f"schedule {self.order!r} {problem}", hint=hint)
+
+    @property
+    def order(self) -> str:
+        """The schedule: 1F1B with several stages per group of devices is the interleaved one."""
+        return "interleaved" if self.interleave > 1 and self.schedule == "1f1b" else self.schedule
 
     @property
     def gpus(self) -> int:

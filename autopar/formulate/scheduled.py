@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.formulate.split import weight_ops
-from autopar.formulate.tables import Decision, Slot, Tables
+from autopar.formulate.tables import Decision, Edge, Slot, Tables
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
 from autopar.schedule.timing import time_tasks
@@ -131,11 +131,30 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
     folded = tables.folded
     late = [weight_ops(folded, kind) if splits else frozenset() for kind in folded.kinds]
 
+    def home(index: int, value: str) -> int:
+        """Return the placement number of a value as its node defines it."""
+        node = tables.nodes[index]
+        slot = 0
+        if node.decision is Decision.OP:
+            slot = folded.kinds[node.kind].ops[node.position].outputs.index(value)
+        return int(node.outputs(slot)[choice[index]])
+
     def is_late(index: int) -> bool:
         node = tables.nodes[index]
-        if node.decision is Decision.COPY:  # made when it is first read
-            return all(is_late(edge.second) for edge in tables.edges if edge.first == index)
-        return node.decision is Decision.OP and node.name in late[node.kind]
+        if node.decision is not Decision.COPY:
+            return node.decision is Decision.OP and node.name in late[node.kind]
+        # a copy is made when it is first read by an op that does not take the value as it is
+        (made,) = (edge for edge in tables.edges if edge.second == index)
+        first = home(made.first, made.value)
+        return all(is_late(edge.second) or reads(edge) == first for edge in tables.edges if edge.first == index)
+
+    def reads(edge: Edge) -> int:
+        """Return the placement number at which an op reads a value."""
+        options = tables.nodes[edge.second].options
+        assert options is not None, "copies are read by ops"
+        numbers = options.inputs[edge.consumer]
+        assert numbers is not None, "a price is for an input that is there"
+        return int(numbers[choice[edge.second]])
 
     column = {Slot.FORWARD: Pass.FORWARD, Slot.BACKWARD: Pass.BACKWARD}
     found = np.zeros((len(folded.kinds), len(Pass)))

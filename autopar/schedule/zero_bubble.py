@@ -83,7 +83,7 @@ class ZeroBubbleV(Schedule):
         if num_chunks != 2:
             return (
                 f"runs two stages per group of devices, i and 2p - 1 - i of 2p, not {num_chunks}",
-                f"cut the model into {2 * num_groups} stages",
+                f"cut the model into {2 * num_groups} stages: --interleave 2",
             )
         return "", ""
 

@@ -19,6 +19,7 @@ from autopar.formulate.step import Pipeline, problem, weights
 from autopar.formulate.tables import Tables, build_tables
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
 from autopar.problem import Choice
+from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble_blocks
 from autopar.search.summary import summarise
 from autopar.sharding import Mesh
@@ -139,9 +140,10 @@ def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job
         JobError: If the layers cannot be cut into the stages.
     """
     mesh = placed.tables.mesh
+    groups = SCHEDULES[degrees.order].groups(degrees.pp, degrees.interleave)
     stages = tuple(
-        StagePlan(blocks, (index % degrees.pp * mesh.size, (index % degrees.pp + 1) * mesh.size), degrees.recompute)
-        for index, blocks in enumerate(cut(placed.tables.folded, degrees))
+        StagePlan(blocks, (group * mesh.size, (group + 1) * mesh.size), degrees.recompute)
+        for group, blocks in zip(groups, cut(placed.tables.folded, degrees), strict=True)
     )
     plan = Plan(
         model=model,
@@ -149,7 +151,7 @@ def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job
         summary="",
         mesh=mesh.axes,
         stages=stages,
-        schedule="interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule,
+        schedule=degrees.order,
         num_microbatches=degrees.num_microbatches,
         blocks=assemble_blocks(placed.tables, placed.choice),
         objective=0.0,
