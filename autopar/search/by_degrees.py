@@ -19,6 +19,7 @@ from autopar.formulate.step import Pipeline, problem, weights
 from autopar.formulate.tables import Tables, build_tables
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
 from autopar.problem import Choice
+from autopar.recompute import Recompute, format_recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble_blocks
 from autopar.search.summary import summarise
@@ -127,6 +128,12 @@ def _even(number: int, stages: int) -> list[int]:
     return counts
 
 
+def _recompute(folded: Folded, start: int, stop: int, degrees: Degrees) -> str:
+    """Return what the blocks of a stage recompute: layers what is asked for, what surrounds them nothing."""
+    layers = (folded.kinds[kind].count > 1 for kind in folded.chain[start:stop])
+    return format_recompute(tuple(Recompute(degrees.recompute) if layer else Recompute.NONE for layer in layers))
+
+
 def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job) -> Plan:
     """Return the plan of stated degrees, neither verified nor simulated.
 
@@ -139,11 +146,15 @@ def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job
     Raises:
         JobError: If the layers cannot be cut into the stages.
     """
-    mesh = placed.tables.mesh
-    groups = SCHEDULES[degrees.order].groups(degrees.pp, degrees.interleave)
+    mesh, folded = placed.tables.mesh, placed.tables.folded
+    schedule = "interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule
+    why, hint = SCHEDULES[schedule].problem(degrees.pp, degrees.num_microbatches, degrees.interleave)
+    if why:
+        raise JobError(f"schedule {schedule} {why}", hint=hint)
+    groups = SCHEDULES[schedule].groups(degrees.pp, degrees.interleave)
     stages = tuple(
-        StagePlan(blocks, (group * mesh.size, (group + 1) * mesh.size), degrees.recompute)
-        for group, blocks in zip(groups, cut(placed.tables.folded, degrees), strict=True)
+        StagePlan((start, stop), (group * mesh.size, (group + 1) * mesh.size), _recompute(folded, start, stop, degrees))
+        for (start, stop), group in zip(cut(folded, degrees), groups, strict=True)
     )
     plan = Plan(
         model=model,
@@ -151,7 +162,7 @@ def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job
         summary="",
         mesh=mesh.axes,
         stages=stages,
-        schedule=degrees.order,
+        schedule=schedule,
         num_microbatches=degrees.num_microbatches,
         blocks=assemble_blocks(placed.tables, placed.choice),
         objective=0.0,

@@ -6,12 +6,10 @@ habits allow it; every assumption is written down. What cannot be expressed gets
 
 import re
 from dataclasses import dataclass, replace
-from math import prod
 
-from autopar.cluster import PRESETS, Cluster
-from autopar.cluster.presets import NIC_EFFICIENCY
+from autopar.cluster import PRESETS, Cluster, networks
 from autopar.cost.policy import POLICIES, DtypePolicy
-from autopar.degrees import Degrees, Recompute
+from autopar.degrees import Degrees
 from autopar.errors import AutoparError
 from autopar.models.bert import BertConfig
 from autopar.models.gpt import GptConfig
@@ -52,7 +50,7 @@ class Case:
     stack: str
     seconds: float
     assumptions: tuple[str, ...] = ()
-    lighter: tuple[Recompute, ...] = ()
+    lighter: tuple[str, ...] = ()
 
 
 class InexpressibleError(Exception):
@@ -105,12 +103,21 @@ def _seconds(row: Row) -> float:
 _DEVICES = (
     (r"A100.*40\s*GB", "a100-40"),
     (r"A100|Ampere", "a100"),
+    (r"H100.*96\s*GB", "h100-96"),
     (r"H100", "h100"),
     (r"H200", "h200"),
     (r"GB200", "gb200"),
+    (r"GB300", "gb300"),
     (r"B200", "b200"),
+    (r"B300", "b300"),
+    (r"V100.*16\s*GB", "v100-aws"),
     (r"V100", "v100"),
+    (r"MI300", "mi300x"),
+    (r"MI355", "mi355x"),
     (r"TPU v5p", "tpu-v5p"),
+    (r"TPU v5e", "tpu-v5e"),
+    (r"TPU v6e", "tpu-v6e"),
+    (r"TPU v7x", "tpu-v7x"),
     (r"L4\b", "l4"),
     (r"4090", "rtx4090"),
 )
@@ -120,38 +127,41 @@ _DEVICES = (
 def _cluster(row: Row, notes: _Notes) -> Cluster:
     _need(row, "gpu", "n_gpus")
     assert row.gpu is not None
+    assert row.n_gpus is not None
     name = next((preset for pattern, preset in _DEVICES if re.search(pattern, row.gpu, re.IGNORECASE)), None)
-    if name is None or name not in PRESETS:
+    if name == "v100" and row.gpus_per_node == PRESETS["v100-dgx2"].devices_per_node:
+        name = "v100-dgx2"
+    if name is None:
         raise InexpressibleError(f"device {row.gpu!r} has no preset")
     cluster = PRESETS[name]
-    device = cluster.device
-    if found := re.search(r"(\d+)\s*GB\b", row.gpu):
-        device = replace(device, memory=float(found[1]) * 1e9)
-    if found := re.search(r"([\d.]+)\s*TB/s", row.gpu):
-        device = replace(device, memory_bandwidth=float(found[1]) * 1e12)
-    per_node = row.gpus_per_node or cluster.devices_per_node
-    cluster = replace(cluster, device=device, devices_per_node=per_node)
-    assert row.n_gpus is not None
-    if row.n_gpus <= per_node:
+    if cluster.intra.torus:
         return cluster
-    rate = node_rate(row.inter or "")
-    if rate is None:
+    per_node = max(row.gpus_per_node or 1, cluster.devices_per_node)
+    if row.n_gpus > per_node:  # of a rack as many devices are used as divide the job
+        per_node = next(size for size in range(per_node, 0, -1) if row.n_gpus % size == 0)
+    if per_node == cluster.devices_per_node and (row.n_gpus <= per_node or "not stated" in (row.inter or "")):
+        return cluster
+    cards = nics(row.inter or "")
+    if cards is None:
         notes.assume(f"links between nodes as of preset {name}")
-        return cluster
-    return replace(cluster, inter=replace(cluster.inter, bandwidth=rate / 8 / per_node * NIC_EFFICIENCY))
+        known = cluster.inter.nics
+        inter = cluster.inter if known is None else replace(cluster.inter, bandwidth=known.share(per_node))
+    else:
+        tier = cluster.inter.tier
+        inter = networks.nics(tier, *cards, per_node)
+    return replace(cluster, devices_per_node=per_node, inter=inter)
 
 
-def node_rate(text: str) -> float | None:
-    """Return the bits/s of a node's NICs together, None if the text does not say.
+def nics(text: str) -> tuple[int, float] | None:
+    """Return number and Gb/s of a node's cards; None if the text does not say.
 
-    >>> node_rate("4x InfiniBand HDR 200Gb/s per node"), node_rate("1600Gbps node-node RoCE"), node_rate("NVL72")
-    (800000000000.0, 1600000000000.0, None)
+    >>> nics("4x InfiniBand HDR 200Gb/s per node"), nics("1600Gbps node-node RoCE"), nics("NVL72")
+    ((4, 200.0), (1, 1600.0), None)
     """
-    found = re.search(r"(\d+)\s*x\D*?(\d+)\s*Gb", text)
-    if found:
-        return float(prod(map(int, found.groups()))) * 1e9
+    if found := re.search(r"(\d+)\s*x\D*?(\d+)\s*Gb", text):
+        return int(found[1]), float(found[2])
     found = re.search(r"(\d+)\s*Gb", text)
-    return float(found[1]) * 1e9 if found else None
+    return (1, float(found[1])) if found else None
 
 
 def _policy(row: Row) -> DtypePolicy:
@@ -180,7 +190,7 @@ _SCHEDULES = (
 """Pattern of a schedule's name and the schedule it is; of none stated 1F1B."""
 
 
-def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[Recompute, ...]]:
+def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[str, ...]]:
     _need(row, "global_batch", "tp", "pp")
     tp, pp, cp, ep = row.tp or 1, row.pp or 1, row.cp or 1, row.ep or 1
     assert row.n_gpus is not None
@@ -269,7 +279,7 @@ def _sequence_parallel(row: Row, tp: int) -> bool:
     return bool(re.search(r"megatron-(core|bridge)|megascale|torchtitan", row.framework or "", re.IGNORECASE))
 
 
-def _recompute(row: Row, notes: _Notes) -> tuple[Recompute, tuple[Recompute, ...]]:
+def _recompute(row: Row, notes: _Notes) -> tuple[str, tuple[str, ...]]:
     text = (row.recompute or "").lower()
     if not text:
         notes.assume("the least recompute that fits")
