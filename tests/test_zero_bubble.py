@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import PlanError, ProgramError
@@ -14,7 +15,8 @@ from autopar.program.records import Category, Compute, Operand, Program, Segment
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
 from autopar.recompute import Recompute
-from autopar.schedule import SCHEDULES, Pass, Schedule, Task
+from autopar.schedule import SCHEDULES, Pass, Schedule, Task, ZeroBubble
+from autopar.schedule.timing import time_tasks
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import Row, simulate
@@ -75,6 +77,29 @@ def test_passes_that_take_equally_long_leave_a_third_of_the_bubble_or_none(
     assert bubble("zb-h1") == (num_groups - 1) * seconds
     assert bubble("zb-h2") == 0
     assert bubble("zb-v", num_chunks=2) == 0
+
+
+@settings(max_examples=50)
+@given(num_groups=st.integers(1, 6), forward=SECONDS, backward=SECONDS, weight=SECONDS)
+def test_a_schedule_fitted_to_its_passes_has_almost_no_bubble(
+    num_groups: int, forward: float, backward: float, weight: float
+) -> None:
+    """Less than one microbatch takes, on any number of groups, if a backward takes no less than a forward."""
+    backward = max(forward, backward)
+    schedule, count = ZeroBubble.fitted(forward, backward, weight), 80
+    passes = np.array([[forward, backward, weight]] * num_groups)
+    none = np.zeros(num_groups)
+
+    timing = time_tasks(schedule, num_groups, count, passes, none, none)
+
+    bubble = float((timing.ends - timing.begins).max()) - count * (forward + backward + weight)
+    assert 0 <= bubble < forward + backward + weight
+
+
+def test_the_schedules_fitted_to_equal_passes_are_zb_h2() -> None:
+    fitted = ZeroBubble.fitted(2.0, 2.0, 2.0)
+
+    assert fitted.orders(4, 9) == SCHEDULES["zb-h2"].orders(4, 9)
 
 
 @pytest.mark.parametrize("num_groups", [1, 2, 4, 8])

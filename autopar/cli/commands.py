@@ -28,6 +28,7 @@ from autopar.cli.options import (
     solver_names,
 )
 from autopar.cli.predicting import predict
+from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
 from autopar.units import format_bytes
 
@@ -53,6 +54,7 @@ def app() -> None:
 
 app.add_command(select)
 app.add_command(predict)
+app.add_command(schedules)
 
 
 @app.command()

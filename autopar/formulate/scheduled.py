@@ -64,7 +64,7 @@ def scheduled_step(
     13.0
     """
     schedule, count = SCHEDULES[name], len(stages)
-    passes = np.array([[stage.forward, stage.backward, stage.weight] for stage in stages])
+    passes = np.array([[stage.forward, stage.backward, stage.weight] for stage in stages], dtype=np.float64)
     # gradient traffic of a microbatch that outlasts its passes holds up the last of them
     last = len(schedule.passes) - 1
     passes[:, last] += np.maximum(0.0, np.array([stage.traffic for stage in stages]) - passes.sum(axis=1))
