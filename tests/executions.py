@@ -117,7 +117,14 @@ def random_plan(
     return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
 
 
-def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12) -> Plan:
+def solved_plan(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float = 1e12,
+    costs: CostModel = COSTS,
+) -> Plan:
     """Return the best plan of one configuration under a limit of bytes per device."""
     candidate = solved_candidate(folded, rules, configuration, samples, limit)
     return written(candidate, samples * configuration.num_microbatches, True)
@@ -131,9 +138,9 @@ def solved_candidate(
     search = Search(
         folded=lambda _: folded,
         rules=lambda _: rules,
-        costs=COSTS,
+        costs=costs,
         solver=solvers.load("auto"),
-        floor=floor(folded, folded, (samples, samples), COSTS),
+        floor=floor(folded, folded, (samples, samples), costs),
         global_batch=batch,
         memory_limit=limit,
         keep=1,
