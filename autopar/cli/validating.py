@@ -7,10 +7,14 @@ import click
 
 from autopar.cli.codes import ExitCode
 from autopar.cli.display import show_progress
-from autopar.cli.files import prepare_folder
+from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
 from autopar.cli.options import cache_options, file_path, json_option, positive_whole, resolve_cache_dir
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(",") if name.strip()) if value else ()
 
 
 @click.command()
@@ -86,3 +90,52 @@ def validate(
     else:
         click.echo(format_validation(outcomes), nl=False)
     return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
+
+
+@click.command()
+@click.argument("data", metavar="DATA_DIR", type=file_path())
+@click.option("--stack", "name", required=True, metavar="NAME", help="Stack to fit, such as megatron-a100.")
+@click.option(
+    "--scalars",
+    callback=_names,
+    metavar="NAME,...",
+    help="Scalars to fit; default: all that make a difference to the measurements.",
+)
+@click.option("-o", "--output", type=file_path(), metavar="FILE", help="Write the stack there, as YAML.")
+@cache_options
+@json_option
+def calibrate(
+    data: Path,
+    name: str,
+    scalars: tuple[str, ...],
+    output: Path | None,
+    cache_dir: Path | None,
+    no_cache: bool,
+    as_json: bool,
+) -> int:
+    """Fit a software stack to published measurements.
+
+    Rows of DATA_DIR that ran on the stack are split by the hash of their configuration: the scalars of the stack are
+    fitted to one part, and errors are reported on both.
+    """
+    if output is not None:
+        prepare_file(output)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    from autopar.cost.stack import format_stack
+    from autopar.plan import write_atomically
+    from autopar.validation.calibrate import calibrate as fit
+    from autopar.validation.records import load_rows
+    from autopar.validation.report import format_calibration
+
+    with show_progress() as progress:
+        found = fit(load_rows(data), name, scalars=scalars, cache_dir=cache, progress=progress)
+    if output is not None:
+        write_atomically(output, format_stack(found.stack).encode())
+        click.echo(f"wrote {output}", err=True)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found.stack.to_dict()), indent=1))
+    else:
+        click.echo(format_calibration(found), nl=False)
+    return ExitCode.DONE

@@ -9,8 +9,10 @@ import msgspec
 
 from autopar.bench.conditions import Conditions
 from autopar.bench.report import condition_lines, markdown_table
+from autopar.cost.stack import SCALARS, format_scalar
 from autopar.plan import write_atomically
-from autopar.report.text import format_table, heading
+from autopar.report.text import format_entries, format_table, heading
+from autopar.validation.calibrate import Calibration
 from autopar.validation.run import Outcome
 from autopar.validation.score import GOOD_REGRET, NEAR, Errors, errors, good_share, memory_errors, rankings
 
@@ -167,6 +169,39 @@ def format_page(outcomes: Sequence[Outcome], conditions: Conditions) -> str:
         *markdown_table(_ASSUMED, assumptions(outcomes)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def format_calibration(found: Calibration) -> str:
+    """Return a fitted stack: its scalars, errors before and after, and what lies on a bound."""
+    stack = found.stack
+    assert stack.fit is not None, "a calibrated stack has a fit"
+    bounds = {name: (SCALARS[name].low, SCALARS[name].high) for name in stack.fit.fitted}
+    scalars = [
+        (
+            name,
+            format_scalar(name, stack[name]),
+            format_scalar(name, SCALARS[name].default),
+            " to ".join(format_scalar(name, bound) for bound in bounds[name]),
+            "on a bound" if name in stack.at_bounds else "",
+        )
+        for name in stack.fit.fitted
+    ]
+    kinds = (
+        ("before", found.before),
+        ("fitted", found.fitted),
+        ("left out", found.left_out),
+        ("held out", found.held_out),
+    )
+    rows = [(kind, str(each.rows) if each else "0", *_cells(each)) for kind, each in kinds]
+    valid = ", ".join(f"{entry.name} {entry.low:g} to {entry.high:g}" for entry in stack.fit.valid)
+    lines = format_table(("scalar", "fitted", "default", "bounds", ""), scalars, _WIDTH)
+    lines += ["", *format_table(("rows", "number", *_MEMORY[2:]), rows, _WIDTH)]
+    entries = [
+        ("kernels", f"attention {stack.attention}, element-wise fusion {stack.fusion}"),
+        ("fitted to", ", ".join(f"{source.source} ({source.rows})" for source in stack.fit.data)),
+        ("valid for", valid),
+    ]
+    return "\n".join([f"stack {stack.name}", "", *lines, "", *format_entries(entries, _WIDTH)]) + "\n"
 
 
 def to_dicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
