@@ -117,15 +117,22 @@ def random_plan(
     return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
 
 
-def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12) -> Plan:
+def solved_plan(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float = 1e12,
+    costs: CostModel = COSTS,
+) -> Plan:
     """Return the best plan of one configuration under a limit of bytes per device."""
     batch = samples * configuration.num_microbatches
     search = Search(
         folded=lambda _: folded,
         rules=lambda _: rules,
-        costs=COSTS,
+        costs=costs,
         solver=solvers.load("auto"),
-        floor=floor(folded, folded, (samples, samples), COSTS),
+        floor=floor(folded, folded, (samples, samples), costs),
         global_batch=batch,
         memory_limit=limit,
         keep=1,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from autopar.cluster import PRESETS, Cluster
+from autopar.cost import DEFAULT, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.program.again import run_again
@@ -50,6 +51,7 @@ class ExactCosts:
     bandwidth: float = 1.0
     latency: float = 0.0
     cluster: Cluster = PRESETS["a100"]
+    stack: Stack = DEFAULT
 
     def op_seconds(
         self, op: Op, inputs: Sequence[Shapes | None], outputs: Sequence[Shapes | None], sizes: Mapping[str, float], /

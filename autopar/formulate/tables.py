@@ -9,12 +9,13 @@ paid depends on the schedule, which only `step.py` knows.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import CostModel, DtypePolicy, Resharder
+from autopar.cost import Bucketed, CostModel, DtypePolicy, Overlap, Resharder
 from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
@@ -27,11 +28,13 @@ IntArray = NDArray[np.int64]
 
 
 class Slot(IntEnum):
-    """How often a price is paid.
+    """What a price is for, and how often it is paid.
 
-    `FORWARD` and `BACKWARD` once per microbatch and in line with compute; `GRADIENT` once per microbatch beside compute
+    `FORWARD` and `BACKWARD` are kernels, once per microbatch; `GRADIENT` is once per microbatch beside compute
     (gradients reduced before they are summed over microbatches); `REDUCE` once per step beside the last backward;
-    `UPDATE` once per step.
+    `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
+    parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
+    beside which collectives of the backward run.
     """
 
     FORWARD = 0
@@ -39,6 +42,11 @@ class Slot(IntEnum):
     GRADIENT = 2
     REDUCE = 3
     UPDATE = 4
+    FORWARD_WAIT = 5
+    FORWARD_GATHER = 6
+    BACKWARD_WEIGHT = 7
+    BACKWARD_WAIT = 8
+    BACKWARD_GATHER = 9
 
 
 class Memory(StrEnum):
@@ -63,6 +71,10 @@ class Decision(IntEnum):
     BOUNDARY = 2
     COPY = 3
 
+
+_WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
+_GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHER}
+"""Slot of the reshards before the ops of a pass: of a parameter, or of what was computed."""
 
 _STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
 
@@ -169,8 +181,35 @@ class Tables:
     bytes: tuple[Bytes, ...]
     boundaries: tuple[Boundary, ...]
 
+    def block_seconds(self, choice: Sequence[int]) -> FloatArray:
+        """Return the seconds of one instance by kind and slot, (kinds, slots), with whole passes.
+
+        `FORWARD` and `BACKWARD` are what the passes take, by the formulas of `autopar.cost.overlap`, and never less
+        than the host needs to launch them; the other slots are those of `kind_totals`.
+        """
+        totals = self.kind_totals(choice)
+        overlap = Overlap.of(self.costs.stack)
+        weight = totals[:, Slot.BACKWARD_WEIGHT]
+        forward = overlap.forward(totals[:, Slot.FORWARD], totals[:, Slot.FORWARD_WAIT], totals[:, Slot.FORWARD_GATHER])
+        backward = overlap.backward(
+            totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
+        )
+        host = self.host_seconds
+        totals[:, Slot.FORWARD] = np.maximum(host[:, 0], forward)
+        totals[:, Slot.BACKWARD] = np.maximum(host[:, 1], backward)
+        return totals
+
+    @property
+    def host_seconds(self) -> FloatArray:
+        """Seconds in which the host launches the kernels of a forward and of a backward, (kinds, 2)."""
+        launches = np.zeros((len(self.folded.kinds), 2))
+        for node in self.nodes:
+            if node.decision is Decision.OP and node.slot is not Slot.UPDATE and node.seconds.max() > 0:
+                launches[node.kind, int(node.slot is not Slot.FORWARD)] += 1
+        return launches * self.costs.stack["host_launch"]
+
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
-        """Return the seconds of one instance by kind and slot, shape (kinds, slots)."""
+        """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
         totals = np.zeros((len(self.folded.kinds), len(Slot)))
         for node, strategy in zip(self.nodes, choice, strict=True):
             totals[node.kind, node.slot] += node.share * node.seconds[strategy]
@@ -204,7 +243,8 @@ class _Builder:
         self.boundaries: list[Boundary] = []
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
-        self.resharder = Resharder(mesh, costs)
+        self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
+        self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
         trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
         self.results = frozenset() if trains else frozenset(self.graph.outputs)
@@ -228,7 +268,7 @@ class _Builder:
 
     def _add_op(self, kind: int, position: int, op: Op) -> None:
         choices = self._in_place(op, self._options(kind, op))
-        slot = _slot(op)
+        slot = Slot.BACKWARD_WEIGHT if op.name in self.covering_ops else _slot(op)
         seconds = self._op_seconds(op, choices)
         self.op_node[kind, position] = len(self.nodes)
         self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, choices, None, None))
@@ -377,7 +417,7 @@ class _Builder:
             self.boundaries.append(Boundary(node, tuple(producers)))
             for producer in producers:
                 kind = self.folded.kinds[producer.kind]
-                slot = _slot(kind.ops[producer.position])
+                slot = _WAIT[_slot(kind.ops[producer.position])]
                 source = self.op_node[producer.kind, producer.position]
                 self._price(source, producer.slot, node, None, value, producer.kind, slot, 1.0, -1)
             for kind_id, arrival in arrivals:
@@ -395,18 +435,19 @@ class _Builder:
         self, node: int, output: int, value: Value, kind: int, slot: Slot, consumers: Sequence[tuple[Consumer, float]]
     ) -> None:
         source = node
+        waiting = _GATHER if self.nodes[node].decision is Decision.PARAMETER else _WAIT
         if len(consumers) > 1:
             name = f"{value.name}@{kind}/{slot.name.lower()}"
             # Between blocks nothing is partial, and nothing becomes partial again.
             partial = self.nodes[node].decision is Decision.OP and self.meaning.reduction(value.name) is not None
             copy = self._add_value(Decision.COPY, kind, name, value, slot, partial=partial)
             share = max(share for _, share in consumers)
-            self._price(node, output, copy, None, value, kind, slot, share, -1)
+            self._price(node, output, copy, None, value, kind, waiting.get(slot, slot), share, -1)
             source, output = copy, 0
         for consumer, share in consumers:
             target = self.op_node[consumer.kind, consumer.position]
             op = self.folded.kinds[consumer.kind].ops[consumer.position]
-            paid = slot
+            paid = waiting.get(slot, slot)
             if any(name in self.written and self.written[name].role is Role.GRADIENT for name in op.outputs):
                 paid = Slot.GRADIENT
             elif op.phase is Phase.UPDATE:
@@ -451,7 +492,8 @@ class _Builder:
             if numbers is None:
                 return
             target = numbers
-        matrix = self.resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
+        resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
+        matrix = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
         table = matrix[np.ix_(source, target)]
         self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
 
@@ -486,6 +528,37 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
                     if name != sums[output] and all(end.block == op.block for end in ends):
                         resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
+
+
+@lru_cache(maxsize=16)
+def covering_ops(folded: Folded) -> frozenset[str]:
+    """Return the ops of the backward, by name, that only make the gradient of one parameter.
+
+    What they make ends in exactly one sum of gradients and leaves the block nowhere else. Nothing waits for it, so that
+    collectives run beside it.
+    """
+    sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
+    readers = folded.graph.consumers()
+    found = []
+    for kind in folded.kinds:
+        reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block
+        for op in reversed(kind.ops):
+            if op.phase is not Phase.BACKWARD:
+                continue
+            ends: frozenset[str] = frozenset()
+            for name in filter(None, op.outputs):
+                users = readers.get(name, [])
+                if name in sums:
+                    reached[name] = frozenset({name})
+                elif any(user.block != op.block for user in users):
+                    reached[name] = frozenset({name, ""})
+                else:
+                    uses = (reached.get(made, {made, ""}) for user in users for made in user.outputs if made)
+                    reached[name] = frozenset().union(*uses)
+                ends |= reached[name]
+            if len(ends) == 1 and ends <= sums:
+                found.append(op.name)
+    return frozenset(found)
 
 
 def _slot(op: Op) -> Slot:

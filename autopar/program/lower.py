@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from autopar.cost import CostModel, DtypePolicy, Move, Resharder
+from autopar.cost import Bucketed, CostModel, DtypePolicy, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.split import weight_ops
@@ -121,16 +121,27 @@ def lower_blocks(
     Raises:
         PlanError: If the blocks do not fit the graph.
     """
-    handed, sizes = _known(folded, resharder.cost.policy)
+    costs = resharder.cost
+    assert isinstance(costs, CostModel), "what travels in buckets is told apart here"
+    handed, sizes = _known(folded, costs.policy)
+    reshards = _Reshards(resharder, Resharder(resharder.mesh, Bucketed(costs)))
     lowered = {}
     for block in blocks:
         if not 0 <= block.kind < len(folded.kinds):
             raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
-        lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], resharder, sizes, splits).run()
+        lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], reshards, sizes, splits).run()
     missing = set(folded.chain) - lowered.keys()
     if missing:
         raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
     return lowered
+
+
+@dataclass(frozen=True, slots=True)
+class _Reshards:
+    """Changes of placement: of what compute waits for one by one, and of what travels in buckets."""
+
+    alone: Resharder
+    bucketed: Resharder
 
 
 @dataclass(slots=True)
@@ -154,14 +165,14 @@ class _BlockLowering:
         block: BlockPlan,
         folded: Folded,
         handed: HandOver,
-        resharder: Resharder,
+        reshards: _Reshards,
         sizes: tuple[Mapping[str, float], Mapping[str, float]],
         splits: bool,
     ) -> None:
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
-        self.mesh: Mesh = resharder.mesh
-        self.resharder = resharder
+        self.mesh: Mesh = reshards.alone.mesh
+        self.reshards = reshards
         self.late = weight_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
@@ -376,7 +387,9 @@ class _BlockLowering:
         chunks = _chunks(len(shape), source, target)
         path: list[tuple[Move, Placements]] = []
         current = list(source)
-        for move in self.resharder.of(shape, self.wire[name], chunks).path(source, target):
+        bucketed = overlaps or draft.phase is SegmentPhase.UPDATE
+        resharder = self.reshards.bucketed if bucketed else self.reshards.alone
+        for move in resharder.of(shape, self.wire[name], chunks).path(source, target):
             current[move.axis] = move.target
             path.append((move, tuple(current)))
         # What other reads have reached is not moved again: the way starts at the last placement that is there.

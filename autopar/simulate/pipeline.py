@@ -49,6 +49,7 @@ def run_pipeline(
     seconds: Sequence[Mapping[Pass, float]],
     forward_send: Sequence[float],
     backward_send: Sequence[float],
+    last_backward: Sequence[float] = (),
 ) -> tuple[list[list[Run]], list[Transfer]]:
     """Return what every group of devices does when, and the transfers in between.
 
@@ -58,6 +59,8 @@ def run_pipeline(
         seconds: Duration of each pass on each stage.
         forward_send: Seconds of a transfer from stage i to i + 1; one less than there are stages.
         backward_send: Seconds of a transfer from stage i + 1 to i.
+        last_backward: By how much the last pass of each stage that makes gradients is longer than the others; nothing
+            if empty.
 
     Returns:
         The runs of each group in order, and the transfers.
@@ -68,6 +71,9 @@ def run_pipeline(
     # (finished, arrived) of the input of a task, by receiving group and task; a key is there once the neighbour is done
     sent: list[dict[Task, tuple[float, float]]] = [{} for _ in orders]
     channel_free: dict[tuple[int, int], float] = {}
+    final = max((task.microbatch for order in orders for task in order), default=0)
+    made = Pass.WEIGHT if any(task.kind is Pass.WEIGHT for order in orders for task in order) else Pass.BACKWARD
+    longer = last_backward or [0.0] * len(seconds)
     clock = [0.0] * len(orders)
     ready = deque(range(len(orders)))
     while ready:
@@ -86,7 +92,10 @@ def run_pipeline(
             else:
                 finished = arrived = 0.0
             start = max(clock[group], arrived)
-            clock[group] = end = start + seconds[stage][task.kind]
+            end = start + seconds[stage][task.kind]
+            if task.microbatch == final and task.kind is made:
+                end += longer[stage]
+            clock[group] = end
             done.append(Run(task, start, end, finished))
             receiver = stage + 1 if forward else stage - 1
             if weight or not 0 <= receiver <= last:

@@ -50,6 +50,16 @@ class TaskLayout:
         """The part of it in which kernels run."""
         return fsum(part.layout.compute_seconds for part in self.parts)
 
+    @property
+    def collective_seconds(self) -> float:
+        """The part of it in which kernels wait for collectives."""
+        return fsum(part.layout.collective_seconds for part in self.parts)
+
+    @property
+    def link_seconds(self) -> float:
+        """Link time of what compute waits for, hidden or not."""
+        return fsum(part.layout.link_seconds for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
