@@ -126,12 +126,17 @@ def solved_plan(
     costs: CostModel = COSTS,
 ) -> Plan:
     """Return the best plan of one configuration under a limit of bytes per device."""
-    candidate = solved_candidate(folded, rules, configuration, samples, limit)
+    candidate = solved_candidate(folded, rules, configuration, samples, limit, costs)
     return written(candidate, samples * configuration.num_microbatches, True)
 
 
 def solved_candidate(
-    folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float = 1e12,
+    costs: CostModel = COSTS,
 ) -> Candidate:
     """Return the same before it is written down."""
     batch = samples * configuration.num_microbatches

@@ -13,6 +13,7 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.overlap import Overlap
 from autopar.formulate.split import weight_ops
 from autopar.formulate.tables import Decision, Edge, Slot, Tables
 from autopar.schedule import SCHEDULES, Pass, chunks_of
@@ -121,51 +122,76 @@ def held_bytes(name: str, num_groups: int, num_microbatches: int, stages: Sequen
 
 
 def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> FloatArray:
-    """Return the seconds of one instance of each kind in line with compute, (kinds, 3): forward, backward, weights.
+    """Return the seconds of one instance of each kind, (kinds, 3): forward, backward, weight pass.
 
     Args:
         tables: The decisions.
         choice: Strategy per node.
         splits: Whether the backward is split; if not, the last column is zero.
     """
-    folded = tables.folded
-    late = [weight_ops(folded, kind) if splits else frozenset() for kind in folded.kinds]
+    totals = tables.block_seconds(choice)
+    found = np.zeros((len(tables.folded.kinds), len(Pass)))
+    found[:, 0], found[:, 1] = totals[:, Slot.FORWARD], totals[:, Slot.BACKWARD]
+    if splits:
+        overlap, halves = Overlap.of(tables.costs.stack), _Halves(tables, choice)
+        for column, half in ((1, halves.backward), (2, halves.weight)):
+            # what would cover the collectives of a backward is put off: they are waited for
+            seconds = overlap.backward(half.kernels, np.zeros(len(found)), half.waits, half.gathers)
+            found[:, column] = np.maximum(half.launches * tables.costs.stack["host_launch"], seconds)
+    return found
 
-    def home(index: int, value: str) -> int:
-        """Return the placement number of a value as its node defines it."""
-        node = tables.nodes[index]
-        slot = 0
-        if node.decision is Decision.OP:
-            slot = folded.kinds[node.kind].ops[node.position].outputs.index(value)
-        return int(node.outputs(slot)[choice[index]])
 
-    def is_late(index: int) -> bool:
-        node = tables.nodes[index]
+class _Half:
+    """A part of the backward of one instance of each kind: seconds by what they are for, and kernels launched."""
+
+    def __init__(self, num_kinds: int) -> None:
+        self.kernels, self.waits, self.gathers, self.launches = np.zeros((4, num_kinds))
+
+
+class _Halves:
+    """The backward cut in two under a choice of strategies."""
+
+    def __init__(self, tables: Tables, choice: Sequence[int]) -> None:
+        self._tables, self._choice = tables, choice
+        kinds = tables.folded.kinds
+        self._late = [weight_ops(tables.folded, kind) for kind in kinds]
+        self.backward, self.weight = _Half(len(kinds)), _Half(len(kinds))
+        for index, (node, strategy) in enumerate(zip(tables.nodes, choice, strict=True)):
+            if node.slot in (Slot.BACKWARD, Slot.BACKWARD_WEIGHT):
+                half = self._half(index)
+                half.kernels[node.kind] += node.share * node.seconds[strategy]
+                half.launches[node.kind] += node.decision is Decision.OP and node.seconds.max() > 0
+        for edge in tables.edges:
+            if edge.slot in (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER):
+                half = self._half(edge.second)
+                paid = half.waits if edge.slot is Slot.BACKWARD_WAIT else half.gathers
+                paid[edge.kind] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+
+    def _half(self, index: int) -> _Half:
+        return self.weight if self._is_late(index) else self.backward
+
+    def _is_late(self, index: int) -> bool:
+        node = self._tables.nodes[index]
         if node.decision is not Decision.COPY:
-            return node.decision is Decision.OP and node.name in late[node.kind]
+            return node.decision is Decision.OP and node.name in self._late[node.kind]
         # a copy is made when it is first read by an op that does not take the value as it is
-        (made,) = (edge for edge in tables.edges if edge.second == index)
-        first = home(made.first, made.value)
-        return all(is_late(edge.second) or reads(edge) == first for edge in tables.edges if edge.first == index)
+        (made,) = (edge for edge in self._tables.edges if edge.second == index)
+        home = self._home(made)
+        readers = [edge for edge in self._tables.edges if edge.first == index]
+        return all(self._is_late(edge.second) or self._read(edge) == home for edge in readers)
 
-    def reads(edge: Edge) -> int:
+    def _home(self, edge: Edge) -> int:
+        """Return the placement number of a value as the node defines it that an edge comes from."""
+        node, slot = self._tables.nodes[edge.first], 0
+        if node.decision is Decision.OP:
+            op = self._tables.folded.kinds[node.kind].ops[node.position]
+            slot = op.outputs.index(edge.value)
+        return int(node.outputs(slot)[self._choice[edge.first]])
+
+    def _read(self, edge: Edge) -> int:
         """Return the placement number at which an op reads a value."""
-        options = tables.nodes[edge.second].options
+        options = self._tables.nodes[edge.second].options
         assert options is not None, "copies are read by ops"
         numbers = options.inputs[edge.consumer]
         assert numbers is not None, "a price is for an input that is there"
-        return int(numbers[choice[edge.second]])
-
-    column = {Slot.FORWARD: Pass.FORWARD, Slot.BACKWARD: Pass.BACKWARD}
-    found = np.zeros((len(folded.kinds), len(Pass)))
-    order = list(Pass)
-    for index, (node, strategy) in enumerate(zip(tables.nodes, choice, strict=True)):
-        if node.slot in column:
-            kind = Pass.WEIGHT if node.slot is Slot.BACKWARD and is_late(index) else column[node.slot]
-            found[node.kind, order.index(kind)] += node.share * node.seconds[strategy]
-    for edge in tables.edges:
-        if edge.share and edge.slot in column:
-            kind = Pass.WEIGHT if edge.slot is Slot.BACKWARD and is_late(edge.second) else column[edge.slot]
-            seconds = edge.table[choice[edge.first], choice[edge.second]]
-            found[edge.kind, order.index(kind)] += edge.share * seconds
-    return found
+        return int(numbers[self._choice[edge.second]])
