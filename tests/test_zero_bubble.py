@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.cli import main
 from autopar.errors import PlanError, ProgramError
 from autopar.program.lower import lower
 from autopar.program.records import Category, Compute, Operand, Program, Segment, SegmentPhase
@@ -292,3 +293,36 @@ def test_a_schedule_can_be_added_from_outside(monkeypatch: pytest.MonkeyPatch, c
 
     assert timeline.step_seconds == (4 + 2) * 3 + 4 * 1
     assert SCHEDULES["weights-last"].in_flight(0, 3, 4) == 4
+
+
+def test_the_command_lists_and_draws_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bubble of 1F1B is 3 / 11 of a step on 4 groups and 8 microbatches, that of ZB-H1 3 / 27."""
+    assert main(["schedules"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["1f1b"] == ["1f1b", "F", "B", "1", "27.3", "%", "4"]
+    assert rows["zb-h1"] == ["zb-h1", "F", "B", "W", "1", "11.1", "%", "4"]
+    assert rows["interleaved"][3:] == ["2", "15.8", "%", "5.5"]
+
+    assert main(["schedules", "--microbatches", "7"]) == 0
+    assert "interleaved   -" in capsys.readouterr().out
+
+    assert main(["schedules", "1f1b", "--pp", "2", "--microbatches", "2", "--seconds", "1", "2", "1"]) == 0
+    assert capsys.readouterr().out == "f0f1      b0      b1\n  f0b0    f1b1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["zb-v"], "'zb-v' runs two stages per group of devices, i and 2p - 1 - i of 2p, not 1"),
+        (
+            ["interleaved", "--microbatches", "7", "--interleave", "2"],
+            "in rounds of 4, one per group of devices, and 7",
+        ),
+        (["zb-h9"], "there is no schedule 'zb-h9'"),
+    ],
+)
+def test_schedules_that_do_not_fit_are_told_why(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["schedules", *arguments]) != 0
+    assert message in capsys.readouterr().err
