@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import models, solvers
-from autopar.cluster import PRESETS, Cluster
+from autopar.cluster import PRESETS, Cluster, Link
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.errors import ProgramError
@@ -70,7 +70,7 @@ def _slow_cluster() -> Cluster:
         memory_bandwidth=3e6,
         launch=1e-9,
     )
-    link = replace(h100.intra, latency=1e-7, bandwidth=1e8, ramp=0.0)
+    link = Link("slow", 1e8, 1e-7)
     return replace(h100, device=device, intra=link, inter=link)
 
 

@@ -133,7 +133,7 @@ def test_simulating_a_file_gives_what_solving_gave(plan: Plan, tmp_path: Path) -
 
 def test_a_plan_that_leaves_a_reduction_out_is_refused() -> None:
     """Terms of a gradient that a hand-edited plan calls copies make a faster plan that computes something else."""
-    plan = autopar.solve("zoo:mlp-xs", gpus=2, global_batch=4096, top_k=1)
+    plan = autopar.solve("zoo:mlp-xs", gpus=2, global_batch=65536, top_k=1)
 
     def copies(op: OpPlacement) -> OpPlacement:
         return replace(op, outputs=tuple(text.replace("P", "R") for text in op.outputs)) if ".vjp." in op.op else op
