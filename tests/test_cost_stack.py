@@ -1,6 +1,7 @@
 """Software stacks: bounds hold, files round-trip, errors name the field and what it may be."""
 
 import json
+import re
 from datetime import date
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from autopar.cost import DEFAULT, SCALARS, CostModel, Fit, FitSource, Stack, bun
 from autopar.cost.stack import Range, format_stack, parse_stack, stack_from_dict
 from autopar.errors import StackError
 from autopar.ir.graph import Op
+
+DOCS = Path(__file__).parents[1] / "docs" / "cost_model.md"
 
 FIT = Fit(
     date(2026, 1, 31),
@@ -178,3 +181,16 @@ def test_a_more_efficient_stack_is_never_slower(name: str, low: float, high: flo
         worse, better = (Stack("x", attention=mode, scalars=((name, value),)) for value in (low, high))
         assert seconds(better, MATMUL, SQUARE, SQUARE, SQUARE) <= seconds(worse, MATMUL, SQUARE, SQUARE, SQUARE)
         assert seconds(better, attention, *[HEADS] * 4) <= seconds(worse, attention, *[HEADS] * 4)
+
+
+def test_the_example_of_the_docs_is_a_stack() -> None:
+    """The YAML block of docs/cost_model.md that names scalars states every field of the file."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = [block for block in blocks if "scalars:" in block]
+
+    stack = parse_stack(text)
+
+    assert stack["host_launch"] == 12e-6
+    assert stack.fit is not None
+    assert stack.fit.rows == 49
+    assert set(stack.to_dict()) == {"name", "clusters", "attention", "fusion", "scalars", "fit"}
