@@ -139,7 +139,7 @@ def prepare(
     """
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     software = stack if isinstance(stack, Stack) else load_stack(stack)
-    _check_request(gpus, machine, global_batch, memory_limit)
+    check_request(gpus, machine, global_batch, memory_limit)
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
@@ -148,11 +148,11 @@ def prepare(
     with clock("discover"):
         found = discover(workload.probe, cache_dir=cache_dir, progress=progress)
     limit = memory_limit or MEMORY_SHARE * machine.device.memory
-    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, _stored(software))
+    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software))
     return Task(job, workload, found, CostModel(machine, stack=software), space, clock.times)
 
 
-def _stored(stack: Stack) -> dict[str, object]:
+def stored_stack(stack: Stack) -> dict[str, object]:
     """Return what a job holds of a stack: nothing of the default one, as in plans that know of none."""
     return {} if stack == DEFAULT else stack.to_dict()
 
@@ -196,7 +196,12 @@ def rules_for(folded: Folded, rules: Rules) -> Rules:
     return replace(rules, by_op={**rules.by_op, **found.by_op})
 
 
-def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
+def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
+    """Check the numbers of a request.
+
+    Raises:
+        JobError: If one is not positive, devices do not fill nodes, or the limit is above the device's memory.
+    """
     if gpus < 1:
         raise JobError(f"{gpus} GPUs", hint="--gpus takes a whole number from 1 on")
     per_node = machine.devices_per_node
