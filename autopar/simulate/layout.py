@@ -131,6 +131,15 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """A collective in line: after so many seconds of kernels devices of an axis meet, and wait for it so long."""
+
+    at: float
+    seconds: float
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """A segment in time.
 
@@ -140,6 +149,7 @@ class Layout:
         host_seconds: What the launching host adds to both.
         link_seconds: Link time of these collectives and gathers, hidden or not.
         spans: Kernels in order, and these collectives and gathers in order.
+        stops: Where devices wait for them.
         traffic: Collectives that overlap whole, in order.
     """
 
@@ -148,6 +158,7 @@ class Layout:
     host_seconds: float
     link_seconds: float
     spans: tuple[Span, ...]
+    stops: tuple[Stop, ...]
     traffic: tuple[Traffic, ...]
 
     @property
@@ -206,6 +217,7 @@ class _Wait:
     at: float
     seconds: float
     gathers: bool
+    axis: Axis
 
 
 def _covering(segment: Segment) -> set[int]:
@@ -262,10 +274,10 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                     after = len(traffic) - 1
                 elif segment.phase is SegmentPhase.UPDATE:
                     if bucket:
-                        seconds = instruction.bytes / bucket * costs.collective_seconds(kind, bucket, axis)
-                    waits.append(_Wait(link, name, kernels, seconds, gathers=False))
+                        seconds = instruction.bytes / bucket * float(costs.collective_seconds(kind, bucket, axis))
+                    waits.append(_Wait(link, name, kernels, seconds, False, axis))
                 else:
-                    waits.append(_Wait(link, name, kernels, seconds, instruction.operand.value in there))
+                    waits.append(_Wait(link, name, kernels, seconds, instruction.operand.value in there, axis))
             case Exchange(axis=axis, operand=operand):
                 # It belongs to the op that follows, which needs it at once.
                 seconds = float(costs.exchange_seconds(instruction.bytes, axis))
@@ -287,8 +299,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
     gathers = fsum(wait.seconds for wait in waits if wait.gathers)
     waited, gathered = collectives, gathers
     if segment.phase is not SegmentPhase.UPDATE:
-        waited = overlap.waited(collectives, weight) if collectives else 0.0
-        gathered = overlap.gathered(gathers, kernels - WEIGHT_COVER * weight) if gathers else 0.0
+        waited = float(overlap.waited(collectives, weight)) if collectives else 0.0
+        gathered = float(overlap.gathered(gathers, kernels - WEIGHT_COVER * weight)) if gathers else 0.0
     share = {False: waited / collectives if collectives else 0.0, True: gathered / gathers if gathers else 0.0}
     busy = kernels + waited + gathered
     host = 0.0 if segment.phase is SegmentPhase.UPDATE else max(0.0, launches - busy)
@@ -298,6 +310,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         host_seconds=host,
         link_seconds=exchanged + collectives + gathers,
         spans=tuple(_in_place(spans, waits, share)),
+        stops=tuple(Stop(wait.at, wait.seconds * share[wait.gathers], wait.axis) for wait in waits),
         traffic=tuple(traffic),
     )
 
