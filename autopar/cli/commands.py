@@ -29,6 +29,7 @@ from autopar.cli.options import (
 )
 from autopar.cli.predicting import predict
 from autopar.cli.selecting import select
+from autopar.cli.validating import calibrate, validate
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def app() -> None:
 
 app.add_command(select)
 app.add_command(predict)
+app.add_command(validate)
+app.add_command(calibrate)
 
 
 @app.command()
