@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cost.accuracy import gemm_report, is_held_out, memory_report
-from autopar.errors import JobError
+from autopar.errors import DataError
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "published"
 needs_data = pytest.mark.skipif(not PUBLISHED.exists(), reason="the published timings are not on this machine")
@@ -38,9 +38,9 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gemm.json"
     path.write_text('[{"source": "here"}]')
 
-    with pytest.raises(JobError, match=r"gemm.json: .*`gpu`"):
+    with pytest.raises(DataError, match=r"gemm.json: .*`gpu`"):
         gemm_report(path)
-    with pytest.raises(JobError, match=r"none\.json"):
+    with pytest.raises(DataError, match=r"none\.json"):
         memory_report(tmp_path / "none.json")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from autopar.cluster import PRESETS, Cluster, Device
 from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.model import CostModel
-from autopar.errors import JobError
+from autopar.errors import DataError
 from autopar.ir.graph import Op
 
 # A device that is no preset, measured by the same authors: it shows what the shared constants are worth elsewhere.
@@ -91,7 +91,7 @@ def read_gemms(path: str | Path) -> list[Gemm]:
     """Return the records of single products; best shapes of a sweep and tables of other sources are left out.
 
     Raises:
-        JobError: If the file cannot be read or holds other records.
+        DataError: If the file cannot be read or holds other records.
     """
     return [record for record in _read(path, Gemm) if VIDUR in record.source and record.time_us]
 
@@ -103,7 +103,7 @@ def gemm_report(path: str | Path) -> tuple[KernelError, ...]:
         path: File of records: source, gpu, m, n, k, time_us.
 
     Raises:
-        JobError: If the file cannot be read or holds other records.
+        DataError: If the file cannot be read or holds other records.
     """
     found = []
     records = read_gemms(path)
@@ -128,7 +128,7 @@ def memory_report(path: str | Path) -> tuple[KernelError, ...]:
         path: File of records: gpu, op, min_bytes, time_us.
 
     Raises:
-        JobError: If the file cannot be read or holds other records.
+        DataError: If the file cannot be read or holds other records.
     """
     found = []
     records = _read(path, _MemoryOp)
@@ -152,7 +152,7 @@ def _read(path: str | Path, kind: type[_Record]) -> list[_Record]:
     try:
         return msgspec.convert(msgspec.json.decode(Path(path).read_bytes()), list[kind])  # type: ignore[valid-type]
     except (OSError, msgspec.MsgspecError) as error:
-        raise JobError(f"{path}: {error}", hint="give a file of published kernel times, as documented") from error
+        raise DataError(f"{path}: {error}", hint="give a file of published kernel times, as documented") from error
 
 
 def _product_seconds(costs: CostModel, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:
