@@ -140,6 +140,7 @@ def prepare(
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     software = stack if isinstance(stack, Stack) else load_stack(stack)
     _check_request(gpus, machine, global_batch, memory_limit)
+    machine = machine.of_job(gpus)
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
@@ -206,6 +207,7 @@ def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory
             f"{gpus} GPUs do not fill nodes of {per_node}",
             hint=f"use {lower_count} or {upper_count}, or describe the cluster in a file",
         )
+    machine.group_of(gpus - 1)
     if global_batch is not None and global_batch < 1:
         raise JobError(f"a global batch of {global_batch}", hint="--global-batch takes a whole number from 1 on")
     if memory_limit is not None and not 0 < memory_limit <= machine.device.memory:

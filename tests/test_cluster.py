@@ -257,3 +257,29 @@ def test_the_schema_lists_the_fields_of_a_cluster_file() -> None:
 
     assert isinstance(definitions, dict)
     assert {"name", "intra", "inter", "domains", "groups", "between"} <= set(definitions["_ClusterFile"]["properties"])
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "per_node", "torus"),
+    [
+        ("tpu-v5p", 128, 128, (4, 4, 8)),
+        ("tpu-v5p", 4096, 4096, (16, 16, 16)),
+        ("tpu-v5e", 16, 16, (4, 4)),
+        ("tpu-v5p", 7, 7, (1, 1, 7)),
+        ("tpu-v5p", 10_000, 6144, (16, 16, 24)),
+        ("h100", 6, 6, ()),
+        ("h100", 4, 8, ()),
+        ("h100", 64, 8, ()),
+        ("gb200", 64, 64, ()),
+        ("gb200", 144, 72, ()),
+    ],
+)
+def test_a_job_gets_a_slice_of_its_size_or_part_of_a_node(
+    name: str, devices: int, per_node: int, torus: tuple[int, ...]
+) -> None:
+    """Slices are as close to cubes of whole rings as can be; 4 devices divide a node of 8, 6 do not."""
+    cluster = load_cluster(name).of_job(devices)
+
+    assert (cluster.devices_per_node, cluster.intra.torus) == (per_node, torus)
+    assert cluster_from_dict(cluster.to_dict()) == cluster
+    assert MIXED.of_job(6) is MIXED

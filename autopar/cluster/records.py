@@ -253,6 +253,29 @@ class Cluster:
         start = self._start(devices[0])
         return first if first is last and start == self._start(devices[-1]) else self
 
+    def of_job(self, devices: int) -> "Cluster":
+        """Return what a job of so many devices gets: a slice of its size of a torus, or a part of one node.
+
+        A job smaller than a node that does not divide it would otherwise count as one that straddles nodes.
+
+        >>> from autopar.cluster import PRESETS
+        >>> PRESETS["tpu-v5p"].of_job(256).intra.torus, PRESETS["h100"].of_job(6).devices_per_node
+        ((4, 8, 8), 6)
+        """
+        if self.groups or devices >= self.devices_per_node:
+            return self
+        intra, torus = self.intra, self.intra.torus
+        if torus:
+            shape = squarest(devices, torus, intra.wraps)
+            if shape is None:
+                return self
+            intra = replace(intra, torus=shape)
+        elif self.devices_per_node % devices == 0 or self.domains:
+            return self
+        nics = self.inter.nics
+        bandwidth = self.inter.bandwidth if nics is None else nics.share(devices)
+        return replace(self, devices_per_node=devices, intra=intra, inter=replace(self.inter, bandwidth=bandwidth))
+
     def _start(self, device: int) -> int:
         """Return the first device of the group of a device."""
         return max((end for end, _ in self._spans if end <= device), default=0)
@@ -284,6 +307,33 @@ class Cluster:
         if self.domains:
             data["domains"] = [domain.to_dict() for domain in self.domains]
         return data
+
+
+def squarest(devices: int, largest: tuple[int, ...], wraps: int) -> tuple[int, ...] | None:
+    """Return the shape of a slice of a torus: axes in ascending order, as equal as can be.
+
+    Args:
+        devices: Devices of the slice.
+        largest: Sizes of the axes of the largest slice.
+        wraps: Axes that are multiples of this are closed; of equal sums, more of them are better.
+
+    Returns:
+        None if no slice has so many devices.
+
+    >>> squarest(64, (16, 16, 24), 4), squarest(32, (16, 16, 24), 4), squarest(8, (16, 16), 16), squarest(7, (4, 4), 4)
+    ((4, 4, 4), (2, 4, 4), (2, 4), None)
+    """
+    limits = sorted(largest)
+    shapes: list[tuple[int, ...]] = [()]
+    for limit in limits:
+        shapes = [
+            (*shape, size)
+            for shape in shapes
+            for size in range(shape[-1] if shape else 1, limit + 1)
+            if devices % (math.prod(shape) * size) == 0
+        ]
+    whole = [shape for shape in shapes if math.prod(shape) == devices]
+    return min(whole, key=lambda shape: (sum(shape), -sum(size % wraps == 0 for size in shape)), default=None)
 
 
 def _weakest_device(name: str, devices: list[Device]) -> Device:
