@@ -137,10 +137,9 @@ def prepare(
     Raises:
         AutoparError: If the model, cluster or request is wrong.
     """
-    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    machine = _machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
     software = stack if isinstance(stack, Stack) else load_stack(stack)
     _check_request(gpus, machine, global_batch, memory_limit)
-    machine = machine.of_job(gpus)
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
@@ -197,9 +196,20 @@ def rules_for(folded: Folded, rules: Rules) -> Rules:
     return replace(rules, by_op={**rules.by_op, **found.by_op})
 
 
-def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
+def _machine(gpus: int, cluster: Cluster) -> Cluster:
+    """Return the part of a cluster that a job gets.
+
+    Raises:
+        JobError: If it asks for no GPUs.
+        ClusterError: If the groups of the cluster have fewer.
+    """
     if gpus < 1:
         raise JobError(f"{gpus} GPUs", hint="--gpus takes a whole number from 1 on")
+    cluster.group_of(gpus - 1)
+    return cluster.of_job(gpus)
+
+
+def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
     per_node = machine.devices_per_node
     if gpus > per_node and gpus % per_node:
         lower_count, upper_count = gpus // per_node * per_node, -(-gpus // per_node) * per_node
@@ -207,7 +217,6 @@ def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory
             f"{gpus} GPUs do not fill nodes of {per_node}",
             hint=f"use {lower_count} or {upper_count}, or describe the cluster in a file",
         )
-    machine.group_of(gpus - 1)
     if global_batch is not None and global_batch < 1:
         raise JobError(f"a global batch of {global_batch}", hint="--global-batch takes a whole number from 1 on")
     if memory_limit is not None and not 0 < memory_limit <= machine.device.memory:

@@ -129,6 +129,14 @@ def test_the_example_of_the_docs_is_a_cluster() -> None:
     assert [group.devices for group in mixed.groups] == [32, 64]
 
 
+def test_files_without_newer_fields_stay_readable() -> None:
+    """The cluster of the published runs on a CPU states bandwidths per device and no tunings."""
+    cluster = load_cluster(DOCS.parent / "benchmarks" / "cpu2.yaml")
+
+    assert cluster.devices_per_node == 2
+    assert not cluster.intra.tunings
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -271,7 +279,11 @@ def test_the_schema_lists_the_fields_of_a_cluster_file() -> None:
         ("h100", 4, 8, ()),
         ("h100", 64, 8, ()),
         ("gb200", 64, 64, ()),
+        ("gb200", 128, 64, ()),
         ("gb200", 144, 72, ()),
+        ("gb200", 36, 72, ()),
+        ("h100", 12, 8, ()),
+        ("a100-4hdr", 3, 3, ()),
     ],
 )
 def test_a_job_gets_a_slice_of_its_size_or_part_of_a_node(
@@ -283,3 +295,9 @@ def test_a_job_gets_a_slice_of_its_size_or_part_of_a_node(
     assert (cluster.devices_per_node, cluster.intra.torus) == (per_node, torus)
     assert cluster_from_dict(cluster.to_dict()) == cluster
     assert MIXED.of_job(6) is MIXED
+
+
+def test_a_part_of_a_node_has_no_more_than_a_nic_per_device() -> None:
+    """3 of 8 devices with 8 NICs have one each; with 4 NICs they share four, and use three."""
+    assert load_cluster("a100").of_job(3).inter.bandwidth == load_cluster("a100").inter.bandwidth
+    assert load_cluster("a100-4hdr").of_job(3).inter.bandwidth == load_cluster("a100").inter.bandwidth

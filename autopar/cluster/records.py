@@ -254,27 +254,35 @@ class Cluster:
         return first if first is last and start == self._start(devices[-1]) else self
 
     def of_job(self, devices: int) -> "Cluster":
-        """Return what a job of so many devices gets: a slice of its size of a torus, or a part of one node.
+        """Return what a job of so many devices gets: a slice of its size of a torus, or a part of each node.
 
-        A job smaller than a node that does not divide it would otherwise count as one that straddles nodes.
+        A part of one node, where the job would otherwise count as one that straddles nodes; of several nodes, if equal
+        parts of at least 8/9 make up the job: 64 of the 72 devices of a rack are customary.
 
         >>> from autopar.cluster import PRESETS
         >>> PRESETS["tpu-v5p"].of_job(256).intra.torus, PRESETS["h100"].of_job(6).devices_per_node
         ((4, 8, 8), 6)
+        >>> PRESETS["gb200"].of_job(128).devices_per_node
+        64
         """
-        if self.groups or devices >= self.devices_per_node:
+        if self.groups or self.domains or devices % self.devices_per_node == 0 or self.devices_per_node % devices == 0:
+            used = self.devices_per_node if not self.intra.torus else min(devices, self.devices_per_node)
+        elif devices < self.devices_per_node:
+            used = devices
+        else:
+            used = next(part for part in range(self.devices_per_node, 0, -1) if devices % part == 0)
+            if 9 * used < 8 * self.devices_per_node or self.intra.torus:
+                used = self.devices_per_node
+        if used == self.devices_per_node:
             return self
-        intra, torus = self.intra, self.intra.torus
-        if torus:
-            shape = squarest(devices, torus, intra.wraps)
-            if shape is None:
-                return self
-            intra = replace(intra, torus=shape)
-        elif self.devices_per_node % devices == 0 or self.domains:
+        torus = squarest(used, self.intra.torus, self.intra.wraps) if self.intra.torus else ()
+        if torus is None:
             return self
-        nics = self.inter.nics
-        bandwidth = self.inter.bandwidth if nics is None else nics.share(devices)
-        return replace(self, devices_per_node=devices, intra=intra, inter=replace(self.inter, bandwidth=bandwidth))
+        inter = self.inter
+        if inter.nics is not None:  # a device alone does not use the NICs of others
+            most = max(inter.nics.share(inter.nics.count), inter.bandwidth)
+            inter = replace(inter, bandwidth=min(inter.nics.share(used), most), nics=None)
+        return replace(self, devices_per_node=used, intra=replace(self.intra, torus=torus), inter=inter)
 
     def _start(self, device: int) -> int:
         """Return the first device of the group of a device."""
