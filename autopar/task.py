@@ -137,9 +137,9 @@ def prepare(
     Raises:
         AutoparError: If the model, cluster or request is wrong.
     """
-    machine = _machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
+    machine = job_machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
     software = stack if isinstance(stack, Stack) else load_stack(stack)
-    _check_request(gpus, machine, global_batch, memory_limit)
+    check_request(gpus, machine, global_batch, memory_limit)
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
@@ -148,11 +148,11 @@ def prepare(
     with clock("discover"):
         found = discover(workload.probe, cache_dir=cache_dir, progress=progress)
     limit = memory_limit or MEMORY_SHARE * machine.device.memory
-    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, _stored(software))
+    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software))
     return Task(job, workload, found, CostModel(machine, stack=software), space, clock.times)
 
 
-def _stored(stack: Stack) -> dict[str, object]:
+def stored_stack(stack: Stack) -> dict[str, object]:
     """Return what a job holds of a stack: nothing of the default one, as in plans that know of none."""
     return {} if stack == DEFAULT else stack.to_dict()
 
@@ -196,7 +196,7 @@ def rules_for(folded: Folded, rules: Rules) -> Rules:
     return replace(rules, by_op={**rules.by_op, **found.by_op})
 
 
-def _machine(gpus: int, cluster: Cluster) -> Cluster:
+def job_machine(gpus: int, cluster: Cluster) -> Cluster:
     """Return the part of a cluster that a job gets.
 
     Raises:
@@ -209,7 +209,12 @@ def _machine(gpus: int, cluster: Cluster) -> Cluster:
     return cluster.of_job(gpus)
 
 
-def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
+def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
+    """Check the numbers of a request.
+
+    Raises:
+        JobError: If the batch is not positive, devices do not fill nodes, or the limit is above the device's memory.
+    """
     per_node = machine.devices_per_node
     if gpus > per_node and gpus % per_node:
         lower_count, upper_count = gpus // per_node * per_node, -(-gpus // per_node) * per_node

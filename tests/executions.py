@@ -28,6 +28,7 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import never, silent
 from autopar.runtime import StepResult, run_step
+from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble
 from autopar.search.floor import floor
 from autopar.search.planner import Candidate, Search
@@ -102,7 +103,7 @@ def random_choice(tables: Tables, rng: np.random.Generator) -> Choice:
 def random_plan(
     folded: Folded, rules: Rules, configuration: Configuration, samples: int, seed: int, *, train: bool = True
 ) -> Plan:
-    """Return a plan with random placements, stage boundaries and recompute."""
+    """Return a plan with random placements, stage boundaries and recompute; two stages per group with "zb-v"."""
     rng = np.random.default_rng(seed)
     tables = build_tables(folded, rules, configuration.mesh, COSTS)
     choice = random_choice(tables, rng)
@@ -112,18 +113,26 @@ def random_plan(
     split = Split(ranges, tuple(bool(redo) and train for redo in rng.integers(0, 2, count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
-    return written(candidate, samples * configuration.num_microbatches, train)
+    plan = written(candidate, samples * configuration.num_microbatches, train)
+    return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
 
 
-def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12) -> Plan:
+def solved_plan(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float = 1e12,
+    costs: CostModel = COSTS,
+) -> Plan:
     """Return the best plan of one configuration under a limit of bytes per device."""
     batch = samples * configuration.num_microbatches
     search = Search(
         folded=lambda _: folded,
         rules=lambda _: rules,
-        costs=COSTS,
+        costs=costs,
         solver=solvers.load("auto"),
-        floor=floor(folded, folded, (samples, samples), COSTS),
+        floor=floor(folded, folded, (samples, samples), costs),
         global_batch=batch,
         memory_limit=limit,
         keep=1,
@@ -144,12 +153,15 @@ def written(candidate: Candidate, batch: int, train: bool) -> Plan:
     return Plan.from_json(assemble(candidate, ModelInfo("tiny", "zoo:tiny", "00", 0), job).to_json())
 
 
-def interleave(plan: Plan, num_groups: int) -> Plan:
-    """Return a plan whose stages take turns on so many groups of devices."""
+def interleave(plan: Plan, num_groups: int, schedule: str = "interleaved") -> Plan:
+    """Return a plan whose stages take turns on so many groups of devices, as a schedule says."""
     size = len({device for stage in plan.stages for device in range(*stage.devices)}) // len(plan.stages)
-    groups = [(index % num_groups * size, (index % num_groups + 1) * size) for index in range(len(plan.stages))]
-    stages = tuple(replace(stage, devices=group) for stage, group in zip(plan.stages, groups, strict=True))
-    return replace(plan, stages=stages, schedule="interleaved", job=replace(plan.job, gpus=num_groups * size))
+    turns = SCHEDULES[schedule].groups(num_groups, len(plan.stages) // num_groups)
+    stages = tuple(
+        replace(stage, devices=(group * size, (group + 1) * size))
+        for stage, group in zip(plan.stages, turns, strict=True)
+    )
+    return replace(plan, stages=stages, schedule=schedule, job=replace(plan.job, gpus=num_groups * size))
 
 
 def model_feeds(name: str, graph: Graph, count: int) -> tuple[list[dict[str, Array]], dict[str, Array]]:

@@ -23,7 +23,7 @@ from tests.executions import COSTS, Execution, random_feeds
 def best_candidate(tables: Tables, configuration: Configuration, limit: Callable[[Problem], Problem]) -> Candidate:
     """Return the best choice on one stage in a problem with fewer strategies."""
     pipeline = Pipeline(1, configuration.num_microbatches, configuration.schedule)
-    weighting = weights(tables, pipeline, recompute=False, hidden=1.0, bounding=True)
+    weighting = weights(tables, pipeline, recompute=False, hidden=0.0, bounding=False, early=True)
     choice = solvers.load("auto").solve(limit(problem(tables, weighting)), time_limit=10.0).choice
     assert choice is not None, "no plan is allowed"
     whole = Split(((0, tables.folded.num_blocks),), (False,))

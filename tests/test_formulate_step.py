@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from autopar.cost import Overlap
 from autopar.formulate.step import (
     BlockBytes,
     FloatArray,
@@ -30,7 +31,7 @@ TOLERANCE = 1e-9
 
 def _totals(*rows: tuple[float, float, float, float, float]) -> FloatArray:
     """Return seconds of kinds: forward, backward, gradient traffic, reduction, update."""
-    return np.array(rows, dtype=np.float64)
+    return np.pad(np.array(rows, dtype=np.float64), ((0, 0), (0, len(Slot) - 5)))
 
 
 def test_one_stage_by_hand() -> None:
@@ -58,28 +59,29 @@ def test_one_stage_with_gradient_traffic_by_hand() -> None:
 def test_two_stages_by_hand() -> None:
     """Stages of 1 + 2 s and 2 + 4 s, four microbatches, hops of 0.5 s.
 
-    Flow: 3 + 6 + 3 · 6 + 2 · 0.5 = 28. The reduction of a block starts when its backward ends, and each stage has one:
-    stage 0 ends at 28 + 3 = 31. Stage 1 ends its last backward 2 + 0.5 s earlier: 28 - 2.5 + 9 = 34.5, the step.
+    Flow: 3 + 6 + 2 · 0.5 for the first microbatch, and for the others 3 · (6 + 2 · 0.5 / 2): 29.5. The reduction of a
+    block starts when its backward ends, and each stage has one: stage 0 ends at 29.5 + 3 = 32.5. Stage 1 ends its last
+    backward 2 + 0.5 s earlier: 29.5 - 2.5 + 9 = 36, the step.
     """
     totals = _totals((1, 2, 0, 3, 0), (2, 4, 0, 9, 0))
 
     time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (False, False)), hop=0.5)
 
-    assert (time.seconds, time.flow, time.tail) == (34.5, 28.0, 9.0)
+    assert (time.seconds, time.flow, time.tail) == (36.0, 29.5, 9.0)
     assert time.stage_seconds.tolist() == [3.0, 6.0]
 
 
 def test_recompute_by_hand() -> None:
     """A stage that recomputes adds its forward to its backward, which then hides more of the reduction.
 
-    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 3 · 8 + 1 = 36. Its reductions of 4.5 s start when the
-    backward of its second block ends, 3 s before that of its first: 36 - 2.5 + (9 - 3) = 39.5; stage 0: 36 + 3 = 39.
+    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 1 + 3 · 8.5 = 37.5. Its reductions of 4.5 s start when the
+    backward of its second block ends, 3 s before that of its first: 37.5 - 2.5 + (9 - 3) = 41; stage 0: 37.5 + 3.
     """
     totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0))
 
     time = step_time(totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 3)), (False, True)), hop=0.5)
 
-    assert (time.seconds, time.flow) == (39.5, 36.0)
+    assert (time.seconds, time.flow) == (41.0, 37.5)
 
 
 def test_inference_by_hand() -> None:
@@ -112,7 +114,7 @@ def test_stage_bytes_by_hand() -> None:
 
 @st.composite
 def _chains(draw: st.DrawFn) -> tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float]:
-    """Draw block seconds and bytes whose gradient traffic hides behind compute, a pipeline, a limit and a hop."""
+    """Draw block seconds and bytes whose traffic hides behind compute, a pipeline, a limit and a hop."""
     kinds = draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     chain = tuple(sorted(draw(st.lists(st.integers(0, kinds - 1), min_size=1, max_size=7))))
@@ -121,15 +123,23 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, BlockBytes, tuple[int, ...], P
     trains = draw(st.booleans())
     if trains:
         totals[:, Slot.BACKWARD] += 1
-        totals[:, Slot.GRADIENT] = np.minimum(
-            totals[:, Slot.GRADIENT], totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
-        )
+        totals[:, Slot.FORWARD_GATHER] = np.minimum(totals[:, Slot.FORWARD_GATHER], totals[:, Slot.FORWARD])
+        gathers = totals[:, Slot.FORWARD_GATHER] + totals[:, Slot.BACKWARD_GATHER]
+        passes = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
+        totals[:, Slot.GRADIENT] = np.clip(passes - gathers, 0.0, totals[:, Slot.GRADIENT])
     else:
         totals[:, 1:] = 0
     amounts = rng.integers(0, 5, (4, kinds)).astype(np.float64)
     memory = BlockBytes(amounts[0], amounts[1] + amounts[2], amounts[1], amounts[3], 1.0)
+    overlap = draw(st.sampled_from([Overlap(), Overlap(1.25, 0.0), Overlap(1.5, 0.25)]))
+    if overlap != Overlap():
+        totals[:, Slot.GRADIENT] = 0.0  # traffic that makes passes longer does not hide
     pipeline = Pipeline(
-        draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3, 8])), "1f1b" if trains else "forward-only"
+        draw(st.integers(1, 4)),
+        draw(st.sampled_from([1, 2, 3, 8])),
+        "1f1b" if trains else "forward-only",
+        overlap,
+        draw(st.sampled_from([0.0, 1.0])),
     )
     limit = draw(st.sampled_from([10.0, 15.0, 20.0, 30.0, np.inf]))
     return totals, memory, chain, pipeline, limit, draw(st.sampled_from([0.0, 0.5, 2.0]))
@@ -219,7 +229,7 @@ def test_bounds_are_below_every_plan(
     found = tables(name)
     chain = found.folded.chain
     near = good_choice(name, "train")
-    share = busiest_share(found, found.kind_totals(near), pipeline.num_stages) if busiest else None
+    share = busiest_share(found, found.block_seconds(near), pipeline.num_stages) if busiest else None
     weighting = weights(found, pipeline, recompute=False, hidden=hidden, bounding=True, slowest=share, traffic=traffic)
     instance = problem(found, weighting)
     rng = np.random.default_rng(0)
@@ -228,7 +238,7 @@ def test_bounds_are_below_every_plan(
     for start in (near, best):
         choice = start
         for _ in range(4):
-            linear, totals = instance.cost(choice), found.kind_totals(choice)
+            linear, totals = instance.cost(choice), found.block_seconds(choice)
             assert weighting.is_bound
             for ranges in splits(len(chain), pipeline.num_stages):
                 redo = tuple(bool(flag) for flag in rng.integers(2, size=len(ranges)))
@@ -244,7 +254,7 @@ def test_the_bound_of_one_stage_is_tight() -> None:
     pipeline = Pipeline(1, 1, "1f1b")
     weighting = weights(found, pipeline, recompute=False, hidden=1.0, bounding=True)
     choice = good_choice("mlp-xs", "train")
-    totals = found.kind_totals(choice)
+    totals = found.block_seconds(choice)
     totals[:, Slot.REDUCE] = 0.0
     totals[:, Slot.GRADIENT] = totals[:, Slot.BACKWARD]  # beside all of it
 
@@ -269,7 +279,7 @@ def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price:
     choice = good_choice("gpt2", "train")
     instance = problem(found, weights(found, pipeline, recompute=False, hidden=hidden, bounding=True))
     for _ in range(8):
-        totals, memory = found.kind_totals(choice), block_bytes(found, choice)
+        totals, memory = found.block_seconds(choice), block_bytes(found, choice)
         for ranges in splits(len(chain), pipeline.num_stages):
             split = Split(ranges, tuple(bool(flag) for flag in rng.integers(0, 2, len(ranges))))
             limit = max(stage_peak(memory, chain, pipeline, split, stage) for stage in range(len(ranges)))
@@ -334,7 +344,7 @@ def test_least_time_of_a_kind_is_below_its_time_in_every_choice() -> None:
     least = [optimum(problem(found, kind_weights(found, kind.id, 0.25)))[0] for kind in found.folded.kinds]
 
     for _ in range(6):
-        totals = found.kind_totals(choice)
+        totals = found.block_seconds(choice)
         inline = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
         shared = 0.75 * inline + 0.25 * totals[:, Slot.GRADIENT]
         assert (np.array(least) <= shared * (1 + TOLERANCE)).all()

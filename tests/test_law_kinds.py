@@ -30,7 +30,7 @@ class Kind:
         configuration: Stages, mesh, microbatches and schedule.
         models: The models that have what the kind divides.
         often: Those that are tried on every change; the others are slow.
-        groups: Groups of devices the stages are interleaved on; 0 if each stage has its own.
+        groups: Groups of devices the stages take turns on; 0 if each stage has its own.
         recompute: Whether stages recompute.
     """
 
@@ -58,11 +58,15 @@ KINDS: Mapping[str, Kind] = {
     "gpipe": Kind((Free(),), Configuration(3, ONE, 3, "gpipe"), tuple(TINY), ("llama3-8b", "mlp-xs")),
     "1f1b": Kind((Free(),), Configuration(3, ONE, 3, "1f1b"), tuple(TINY), ("gpt2", "mlp-xs")),
     "interleaved": Kind((Free(),), Configuration(4, ONE, 4, "1f1b"), tuple(TINY), ("llama3-8b", "mlp-xs"), groups=2),
+    "zb-h1": Kind((Free(),), Configuration(3, ONE, 3, "zb-h1"), tuple(TINY), ("llama3-8b", "mlp-xs"), recompute=True),
+    "zb-h2": Kind((Free(),), Configuration(2, ONE, 4, "zb-h2"), tuple(TINY), ("gpt2", "mlp-xs")),
+    "zb-v": Kind((Free(),), Configuration(4, ONE, 3, "zb-v"), tuple(TINY), ("llama3-8b", "mlp-xs"), groups=2),
     "recompute": Kind((Free(),), Configuration(2, ONE, 2, "1f1b"), tuple(TINY), ("gpt2", "mlp-xs"), recompute=True),
     "data×tensor": Kind((Data(1), Megatron()), Configuration(2, TWO, 2, "1f1b"), DENSE, ("llama3-8b",)),
     "zero-3×sequence": Kind(
         (Data(3), Megatron(sequence=True)), Configuration(2, TWO, 2, "gpipe"), DENSE[:3], ("gpt2",), recompute=True
     ),
+    "zero-2×tensor zb-h1": Kind((Data(2), Megatron()), Configuration(2, TWO, 2, "zb-h1"), DENSE, ("gpt2",)),
     "zero-2×expert": Kind((Data(2), Expert()), Configuration(2, TWO, 2, "1f1b"), MOE, MOE),
     "data×vocabulary": Kind((Data(), Vocabulary()), Configuration(2, TWO, 2, "1f1b"), LANGUAGE, ()),
     "data×tensor interleaved": Kind(
@@ -82,7 +86,10 @@ def _plan(name: str, model: str, cache_dir: Path) -> tuple[Execution, Plan]:
     execution = _execution(model, kind.configuration.num_microbatches)
     rules = model_rules(model, cache_dir)
     plan = named_plan(model, execution.folded, rules, kind.configuration, kind.tasks, SAMPLES, recompute=kind.recompute)
-    return execution, interleave(plan, kind.groups) if kind.groups else plan
+    if not kind.groups:
+        return execution, plan
+    schedule = kind.configuration.schedule
+    return execution, interleave(plan, kind.groups, schedule if schedule == "zb-v" else "interleaved")
 
 
 CASES = [

@@ -57,7 +57,7 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
         found, pipeline = _tables(task, configuration)
         attempt = Attempt(task.search(Effort()), configuration, found, pipeline, np.inf)
         for choice in product(*(range(node.count) for node in found.nodes)):
-            totals, memory_of = found.kind_totals(choice), block_bytes(found, choice)
+            totals, memory_of = found.block_seconds(choice), block_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
             hop = attempt._hop(choice)
@@ -108,7 +108,7 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
         instance = problem(found, weights(found, pipeline, recompute=False, hidden=0.0, bounding=True))
         choice = optimum(instance)[1]
         for _ in range(4):
-            totals, bytes_of = found.kind_totals(choice), block_bytes(found, choice)
+            totals, bytes_of = found.block_seconds(choice), block_bytes(found, choice)
             for ranges in splits(len(chain), pipeline.num_stages):
                 redo = tuple(bool(flag) for flag in rng.integers(2, size=len(ranges)))
                 split = Split(ranges, redo)

@@ -118,6 +118,22 @@ def stack_option(function: Command) -> Command:
     )(function)
 
 
+def positive_whole() -> click.IntRange:
+    """Return the type of a whole number from 1 on."""
+    return click.IntRange(min=1)
+
+
+def memory_limit_option(function: Command) -> Command:
+    """Add the option for the memory a plan may use."""
+    return click.option(
+        "--memory-limit",
+        type=positive_number,
+        callback=_in_bytes,
+        metavar="GB",
+        help="Memory a plan may use per device, in 1e9 bytes; default: what the device has, less a reserve.",
+    )(function)
+
+
 def job_options(*, gpus_required: bool = True) -> Callable[[Command], Command]:
     """Return what adds the options that say what is to be planned, and how hard to look for it."""
     gpus = click.option(
@@ -139,13 +155,7 @@ def _other_job_options(function: Command) -> Command:
                 metavar="B",
                 help="Samples per step; default: the model's own.",
             ),
-            click.option(
-                "--memory-limit",
-                type=positive_number,
-                callback=_in_bytes,
-                metavar="GB",
-                help="Memory a plan may use per device, in 1e9 bytes; default: what the device has, less a reserve.",
-            ),
+            memory_limit_option,
             click.option(
                 "--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."
             ),

@@ -40,6 +40,8 @@ class _DeviceFile(_File, frozen=True):
     gemm_efficiency: float = 0.7
     attention_efficiency: float = 0.4
     bandwidth_efficiency: float = 0.85
+    num_sms: int = 0
+    batched_efficiency: float = 0.4
 
 
 class _TuningFile(_File, frozen=True):
@@ -167,6 +169,8 @@ def _device(field: str, device: _DeviceFile) -> Device:
         gemm_efficiency=device.gemm_efficiency,
         attention_efficiency=device.attention_efficiency,
         bandwidth_efficiency=device.bandwidth_efficiency,
+        num_sms=device.num_sms,
+        batched_efficiency=device.batched_efficiency,
     )
 
 

@@ -27,10 +27,13 @@ class Device:
             (float32), "fp8", ...
         memory: Bytes.
         memory_bandwidth: Bytes/s of the data sheet.
-        launch: Seconds every kernel takes however little it does.
+        launch: Seconds every matrix product takes however small it is.
         gemm_efficiency: Share of the peak that large matrix products and convolutions reach.
         attention_efficiency: Share of the peak that fused attention reaches.
         bandwidth_efficiency: Share of `memory_bandwidth` that memory-bound kernels reach.
+        num_sms: Multiprocessors: as many tiles of a matrix product are computed at a time; 0 if products of all dims
+            reach `gemm_efficiency`.
+        batched_efficiency: Share of the peak that batches of small products reach, those of unfused attention.
     """
 
     name: str
@@ -41,6 +44,8 @@ class Device:
     gemm_efficiency: float
     attention_efficiency: float
     bandwidth_efficiency: float
+    num_sms: int = 0
+    batched_efficiency: float = 0.4
 
     def __post_init__(self) -> None:
         if not self.peaks:
@@ -53,7 +58,10 @@ class Device:
             gemm_efficiency=self.gemm_efficiency,
             attention_efficiency=self.attention_efficiency,
             bandwidth_efficiency=self.bandwidth_efficiency,
+            batched_efficiency=self.batched_efficiency,
         )
+        if self.num_sms < 0:
+            raise ClusterError(f"{owner}: num_sms is {self.num_sms}", hint="num_sms is a whole number, 0 if unknown")
 
     def peak(self, numbers: str) -> float:
         """Return the dense FLOP/s of matrix products of a class of numbers.
@@ -78,6 +86,8 @@ class Device:
             "gemm_efficiency": self.gemm_efficiency,
             "attention_efficiency": self.attention_efficiency,
             "bandwidth_efficiency": self.bandwidth_efficiency,
+            "num_sms": self.num_sms,
+            "batched_efficiency": self.batched_efficiency,
         }
 
 

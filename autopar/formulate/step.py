@@ -1,15 +1,21 @@
 """From the seconds of blocks to the seconds of a step, and to the problem a solver sees.
 
 With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s), g_s its
-gradient traffic per microbatch, r_s its gradient reduction per step, u_s its update, h the seconds of one hop between
-stages, p stages and m microbatches:
+gradient traffic per microbatch, a_s its gathers of parameters, r_s its gradient reduction per step, u_s its update, h
+the seconds of one hop between stages, p stages and m microbatches; e the share of traffic that overlaps nothing and d
+the slowdown of what does:
 
-    t_s    = max(f_s + b_s, g_s)                      gradient traffic runs beside compute
-    flow   = sum_s t_s + (m - 1) max_s t_s + 2 (p - 1) h
-    tail_s = max(0, r_s + g_s - b_s, e_s) + u_s       what the last backward does not hide, and the update
-    e_s    = max_j (sum_{i<=j} r_i - sum_{i<j} b_i)   over the blocks i of stage s
-    step   = max_s (flow - sum_{q<s} b_q - s h + tail_s)
+    t_s    = max(f_s + b_s + e g_s, g_s + a_s) + (d - 1) min(f_s + b_s, (1 - e) g_s)
+    pace   = max_s t_s + 2 h (p - 1) / p              the second term with 1F1B only
+    flow   = sum_s t_s + (m - 1) pace + 2 (p - 1) h
+    e_s    = max_j (sum_{i<=j} (1 - e) r_i - sum_{i<j} b_i)   over the blocks i of stage s
+    left_s = max(0, (1 - e) r_s + g_s - b_s, e_s)     what the last backward does not hide
+    slow_s = (d - 1) ((1 - e) r_s - max(0, e_s))      what hiding the rest costs it
+    tail_s = left_s + e r_s + u_s                     and the update
+    step   = max_s (flow + sum_{q>=s} slow_q - sum_{q<s} b_q - s h + tail_s) + fixed
 
+f and b of a block are those of `autopar.cost.overlap`. Traffic runs beside compute, one thing at a time. Under 1F1B a
+stage waits for its oldest microbatch to come back before it takes a new one, so that hops are paid once per microbatch.
 The backward ends with the first block, and what is reduced per step starts when the backward of its block ends: e_s is
 what the first blocks leave no time for.
 Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event
@@ -17,7 +23,8 @@ simulator computes the same quantities from the lowered program by events; the f
 its error against the simulator is reported.
 
 Lower bound on `step` over all splits into stages: max_s t_s >= mean_s t_s, and tail_0 >= max(0, r_0 - b_0) when there
-is one stage. Both are linear in the seconds of blocks, which makes the best choice of strategies a `Problem`.
+is one stage; what hides behind compute counts as if there were always enough of it. All are linear in the prices of
+blocks, which makes the best choice of strategies a `Problem`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +33,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import op_flops
+from autopar.cost import Overlap, op_flops
+from autopar.cost.overlap import HIDING, LEAST_GATHER, LEAST_WAIT
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
 from autopar.formulate.tables import Decision, Memory, Slot, Tables
@@ -39,11 +47,29 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How a step is cut in time: number of stages, microbatches per step, schedule."""
+    """How a step is cut in time.
+
+    Attributes:
+        num_stages: Number of stages.
+        num_microbatches: Microbatches per step.
+        schedule: Their order.
+        overlap: How compute and communication share time.
+        fixed: Seconds added to every step.
+    """
 
     num_stages: int
     num_microbatches: int
     schedule: str
+    overlap: Overlap = HIDING
+    fixed: float = 0.0
+
+    def hops(self, hop: float) -> float:
+        """Return the seconds of all hops on the way of a step, at `hop` seconds each."""
+        there = (self.num_stages - 1) * hop
+        if not SCHEDULES[self.schedule].trains:
+            return there
+        again = (self.num_microbatches - 1) / self.num_stages if self.schedule == "1f1b" else 0.0
+        return 2 * there * (1 + again)
 
     def in_flight(self, stage: int) -> int:
         """Return the microbatches whose activations a stage holds at its fullest."""
@@ -120,32 +146,43 @@ def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, spli
     """Return the step time of blocks split into stages.
 
     Args:
-        totals: (kinds, slots) seconds of one instance.
+        totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
         chain: Kind of every block.
         pipeline: Stages, microbatches, schedule.
         split: Blocks to stages.
         hop: Seconds of sending one microbatch's boundary from a stage to the next.
     """
+    overlap = pipeline.overlap
     per_block = totals[np.asarray(chain)]
     sums = np.array([per_block[start:stop].sum(axis=0) for start, stop in split.ranges])  # (stages, slots)
     redo = np.asarray(split.recompute, dtype=np.float64)
     forward = sums[:, Slot.FORWARD]
     backward = sums[:, Slot.BACKWARD] + redo * forward
     trains = bool(backward.any())
-    stage = np.maximum(forward + backward, sums[:, Slot.GRADIENT])
-    hops = (2 if trains else 1) * (pipeline.num_stages - 1) * hop
-    flow = float(stage.sum() + (pipeline.num_microbatches - 1) * stage.max() + hops)
-    exposed = np.maximum(0.0, sums[:, Slot.REDUCE] + sums[:, Slot.GRADIENT] - backward)
+    gathers = sums[:, Slot.FORWARD_GATHER] * (1 + redo) + sums[:, Slot.BACKWARD_GATHER]
+    stage = _stage_seconds(forward + backward, sums[:, Slot.GRADIENT], gathers, overlap)
+    flow = float(stage.sum() + (pipeline.num_microbatches - 1) * stage.max() + pipeline.hops(hop))
+    reduced = (1 - overlap.share) * sums[:, Slot.REDUCE]
+    late = np.zeros(len(reduced))
     for stage_index, (start, stop) in enumerate(split.ranges):
         blocks = per_block[start:stop]
         spent = (blocks[:, Slot.BACKWARD] + redo[stage_index] * blocks[:, Slot.FORWARD]).cumsum()
-        left = blocks[:, Slot.REDUCE].cumsum() - np.concatenate([[0.0], spent[:-1]])
-        exposed[stage_index] = max(exposed[stage_index], left.max())
-    tail = exposed + sums[:, Slot.UPDATE]
+        due = (1 - overlap.share) * blocks[:, Slot.REDUCE].cumsum() - np.concatenate([[0.0], spent[:-1]])
+        late[stage_index] = max(0.0, due.max())
+    left = np.maximum(late, reduced + sums[:, Slot.GRADIENT] - backward)
+    tail = left + overlap.share * sums[:, Slot.REDUCE] + sums[:, Slot.UPDATE]
+    slow = (overlap.slowdown - 1) * (reduced - late)
     earlier = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + hop * np.arange(len(backward))
-    ends = flow - (earlier if trains else 0.0) + tail
+    ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[::-1])[::-1] + tail + pipeline.fixed
     slowest = int(ends.argmax())
     return StepTime(float(ends[slowest]), flow, float(tail[slowest]), stage)
+
+
+def _stage_seconds(passes: FloatArray, gradient: FloatArray, gathers: FloatArray, overlap: Overlap) -> FloatArray:
+    """Return t_s from the seconds of both passes, of gradient traffic and of gathers."""
+    beside = np.minimum(passes, (1 - overlap.share) * gradient)
+    busiest = np.maximum(passes + overlap.share * gradient, np.where(gradient > 0, gradient + gathers, 0.0))
+    return np.asarray(busiest + (overlap.slowdown - 1) * beside)
 
 
 def best_split(
@@ -160,9 +197,9 @@ def best_split(
     For a cap T on the slowest stage the rest of the formula is a dynamic program over stages: with A_s the forward
     seconds of the stages before s, its state is the latest end so far,
 
-        end_{s+1} = max(end_s + t_s, A_s - s h + t_s + tail_s)    as t_q - b_q = f_q with and without recompute,
+        end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s    as t_q - b_q = f_q with and without recompute,
 
-    so that step = end_p + (m - 1) T + 2 (p - 1) h. Caps are tried in ascending order until (m - 1) T alone is too much.
+    so that step = end_p + (m - 1) T + hops + fixed. Caps are tried in ascending order until (m - 1) T is too much.
     """
     if pipeline.num_stages > len(chain):
         return None
@@ -172,7 +209,7 @@ def best_split(
         return None
     best: tuple[Split, StepTime] | None = None
     follow = pipeline.num_microbatches - 1
-    hops = (2 if stages.trains else 1) * (pipeline.num_stages - 1) * hop
+    hops = pipeline.hops(hop) + pipeline.fixed
     least, ranges = _earliest_end(stages, np.inf, hop)
     caps = stages.seconds[np.isfinite(stages.seconds) & (stages.seconds >= slowest * (1 - 1e-12))]
     for cap in [np.inf] if follow == 0 else _distinct(caps):
@@ -202,6 +239,7 @@ class _StageOptions:
     Attributes:
         seconds: t_s, infinity if it cannot fit.
         tails: tail_s.
+        slow: slow_s.
         recompute: Whether it has to recompute.
         before: (blocks + 1,) forward seconds of the blocks before a.
         trains: Whether there are backward passes.
@@ -209,6 +247,7 @@ class _StageOptions:
 
     seconds: FloatArray
     tails: FloatArray
+    slow: FloatArray
     recompute: NDArray[np.bool_]
     before: FloatArray
     trains: bool
@@ -237,23 +276,27 @@ def _stage_options(
     sums = np.concatenate([np.zeros((1, totals.shape[1])), np.cumsum(totals[index], axis=0)])
     spans = sums[None, :, :] - sums[:-1, None, :]  # [a, b]: blocks a to b
     forward, backward, gradient = (spans[..., slot] for slot in (Slot.FORWARD, Slot.BACKWARD, Slot.GRADIENT))
-    plain = np.maximum(forward + backward, gradient)
-    redone = np.maximum(2 * forward + backward, gradient)
-    exposed = spans[..., Slot.REDUCE] + gradient - backward
+    gathers, again = spans[..., Slot.FORWARD_GATHER] + spans[..., Slot.BACKWARD_GATHER], spans[..., Slot.FORWARD_GATHER]
+    overlap = pipeline.overlap
+    plain = _stage_seconds(forward + backward, gradient, gathers, overlap)
+    redone = _stage_seconds(2 * forward + backward, gradient, gathers + again, overlap)
+    reduced = (1 - overlap.share) * spans[..., Slot.REDUCE]
+    once = overlap.share * spans[..., Slot.REDUCE] + spans[..., Slot.UPDATE]
 
-    def first(backward_sums: FloatArray) -> FloatArray:
-        """Return e_s of every range from the (blocks + 1,) backward seconds before each block."""
-        reduce_sums = sums[:, Slot.REDUCE]
-        late = reduce_sums[1:] - backward_sums[:-1]
-        result = np.zeros((num_blocks, num_blocks + 1))
+    def tail(backward_sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return tail_s and slow_s of every range from the (blocks + 1,) backward seconds before each block."""
+        reduce_sums = (1 - overlap.share) * sums[:, Slot.REDUCE]
+        due = reduce_sums[1:] - backward_sums[:-1]
+        late = np.zeros((num_blocks, num_blocks + 1))
         for start in range(num_blocks):
-            result[start, start + 1 :] = np.maximum.accumulate(late[start:])
-            result[start, start + 1 :] += backward_sums[start] - reduce_sums[start]
-        return np.maximum(0.0, result)
+            late[start, start + 1 :] = np.maximum.accumulate(due[start:])
+            late[start, start + 1 :] += backward_sums[start] - reduce_sums[start]
+        late = np.maximum(0.0, late)
+        left = np.maximum(late, reduced + gradient - (backward_sums[None, :] - backward_sums[:-1, None]))
+        return left + once, (overlap.slowdown - 1) * (reduced - late)
 
-    plain_tail = np.maximum(first(sums[:, Slot.BACKWARD]), exposed) + spans[..., Slot.UPDATE]
-    redone_first = first(sums[:, Slot.BACKWARD] + sums[:, Slot.FORWARD])
-    redone_tail = np.maximum(redone_first, exposed - forward) + spans[..., Slot.UPDATE]
+    plain_tail, plain_slow = tail(sums[:, Slot.BACKWARD])
+    redone_tail, redone_slow = tail(sums[:, Slot.BACKWARD] + sums[:, Slot.FORWARD])
 
     def span(values: FloatArray) -> FloatArray:
         total = np.concatenate([[0.0], np.cumsum(values[index])])
@@ -279,7 +322,12 @@ def _stage_options(
         recompute[stage] = ~fits & fits_redone
         seconds[stage][empty] = np.inf
     return _StageOptions(
-        seconds, np.where(recompute, redone_tail, plain_tail), recompute, sums[:, Slot.FORWARD], trains
+        seconds,
+        np.where(recompute, redone_tail, plain_tail),
+        np.where(recompute, redone_slow, plain_slow),
+        recompute,
+        sums[:, Slot.FORWARD],
+        trains,
     )
 
 
@@ -302,7 +350,8 @@ def _earliest_end(stages: _StageOptions, cap: float, hop: float) -> tuple[float,
     for stage in range(num_stages):
         seconds = np.where(stages.seconds[stage] <= cap, stages.seconds[stage], np.inf)
         start = stages.before[:num_blocks] - (stage * hop if stages.trains else 0.0)
-        ends = np.maximum(end[:num_blocks, None] + seconds, start[:, None] + seconds + stages.tails[stage])
+        ends = np.maximum(end[:num_blocks, None], start[:, None] + stages.tails[stage])
+        ends = ends + seconds + stages.slow[stage]
         cuts.append(ends.argmin(axis=0))
         end = ends.min(axis=0)
     ranges = []
@@ -371,9 +420,10 @@ def weights(
     inline, beside = (1.0, 1.0) if traffic is None else (1.0 - traffic, traffic)
     if bounding and num_stages == 1:
         hidden = min(hidden, inline * num_microbatches)  # no weight may be negative: `problem` would raise it to zero
+    overlap = pipeline.overlap
     factors[:, Slot.FORWARD] = flow * (1 + redo) * inline
     factors[:, Slot.BACKWARD] = flow * inline
-    factors[:, Slot.GRADIENT] = flow * beside
+    factors[:, Slot.GRADIENT] = flow * (beside + overlap.share * inline)
     if num_stages == 1 or not bounding:
         factors[:, Slot.BACKWARD] -= hidden * share
         factors[:, Slot.FORWARD] -= hidden * share * redo
@@ -382,7 +432,19 @@ def weights(
         factors[:, Slot.GRADIENT] += hidden * share
         if early:
             factors[:, Slot.REDUCE] = share
+    _share_passes(factors, overlap if bounding else Overlap(share=1.0))
+    if bounding and not early and num_stages == 1:
+        factors[:, Slot.REDUCE] = (hidden * (1 - overlap.share) + overlap.share) * share
     return Weights(factors, bounding and traffic is not None and not early)
+
+
+def _share_passes(factors: FloatArray, overlap: Overlap) -> None:
+    """Give the other slots of a pass their part of its weight; hidden as far as anything could hide it."""
+    factors[:, Slot.FORWARD_WAIT] = factors[:, Slot.FORWARD]
+    factors[:, Slot.FORWARD_GATHER] = factors[:, Slot.FORWARD] * overlap.price(LEAST_GATHER)
+    factors[:, Slot.BACKWARD_WEIGHT] = factors[:, Slot.BACKWARD]
+    factors[:, Slot.BACKWARD_WAIT] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_WAIT)
+    factors[:, Slot.BACKWARD_GATHER] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_GATHER)
 
 
 def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
@@ -390,6 +452,7 @@ def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
     factors = np.zeros((len(tables.folded.kinds), len(Slot)))
     factors[kind, [Slot.FORWARD, Slot.BACKWARD]] = 1.0 - traffic
     factors[kind, Slot.GRADIENT] = traffic
+    _share_passes(factors, Overlap.of(tables.costs.stack))
     return Weights(factors, True)
 
 

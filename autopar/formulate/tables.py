@@ -9,12 +9,14 @@ paid depends on the schedule, which only `step.py` knows.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
+from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import CostModel, DtypePolicy, Resharder
-from autopar.discover import Rules
+from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
+from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
 from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
@@ -26,11 +28,13 @@ IntArray = NDArray[np.int64]
 
 
 class Slot(IntEnum):
-    """How often a price is paid.
+    """What a price is for, and how often it is paid.
 
-    `FORWARD` and `BACKWARD` once per microbatch and in line with compute; `GRADIENT` once per microbatch beside compute
+    `FORWARD` and `BACKWARD` are kernels, once per microbatch; `GRADIENT` is once per microbatch beside compute
     (gradients reduced before they are summed over microbatches); `REDUCE` once per step beside the last backward;
-    `UPDATE` once per step.
+    `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
+    parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
+    beside which collectives of the backward run.
     """
 
     FORWARD = 0
@@ -38,6 +42,11 @@ class Slot(IntEnum):
     GRADIENT = 2
     REDUCE = 3
     UPDATE = 4
+    FORWARD_WAIT = 5
+    FORWARD_GATHER = 6
+    BACKWARD_WEIGHT = 7
+    BACKWARD_WAIT = 8
+    BACKWARD_GATHER = 9
 
 
 class Memory(StrEnum):
@@ -62,6 +71,10 @@ class Decision(IntEnum):
     BOUNDARY = 2
     COPY = 3
 
+
+_WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
+_GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHER}
+"""Slot of the reshards before the ops of a pass: of a parameter, or of what was computed."""
 
 _STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
 
@@ -168,8 +181,31 @@ class Tables:
     bytes: tuple[Bytes, ...]
     boundaries: tuple[Boundary, ...]
 
+    def block_seconds(self, choice: Sequence[int]) -> FloatArray:
+        """Return the seconds of one instance by kind and slot, (kinds, slots), with whole passes.
+
+        `FORWARD` and `BACKWARD` are what the passes take, by the formulas of `autopar.cost.overlap`, and never less
+        than the host needs to launch them; the other slots are those of `kind_totals`.
+        """
+        totals = self.kind_totals(choice)
+        overlap = Overlap.of(self.costs.stack)
+        weight = totals[:, Slot.BACKWARD_WEIGHT]
+        forward = overlap.forward(totals[:, Slot.FORWARD], totals[:, Slot.FORWARD_WAIT], totals[:, Slot.FORWARD_GATHER])
+        backward = overlap.backward(
+            totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
+        )
+        host = self.host_seconds
+        totals[:, Slot.FORWARD] = np.maximum(host[:, 0], forward)
+        totals[:, Slot.BACKWARD] = np.maximum(host[:, 1], backward)
+        return totals
+
+    @property
+    def host_seconds(self) -> FloatArray:
+        """Seconds in which the host launches the kernels of a forward and of a backward, (kinds, 2)."""
+        return host_seconds(self.folded, self.costs)
+
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
-        """Return the seconds of one instance by kind and slot, shape (kinds, slots)."""
+        """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
         totals = np.zeros((len(self.folded.kinds), len(Slot)))
         for node, strategy in zip(self.nodes, choice, strict=True):
             totals[node.kind, node.slot] += node.share * node.seconds[strategy]
@@ -179,11 +215,23 @@ class Tables:
         return totals
 
 
+class Restriction(Protocol):
+    """What each mesh axis may do, asked for decision by decision; masks are over what one axis could do."""
+
+    def of_op(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> Sequence[NDArray[np.bool_]]:
+        """Return by axis which of an op's strategies on one axis it may take; none if the op is free on that axis."""
+
+    def of_value(self, decision: Decision, kind: int, value: Value) -> Sequence[NDArray[np.bool_]]:
+        """Return by axis which codes of a placement a value may have; none if it is free on that axis."""
+
+
 class _Builder:
     """Collects nodes and edges of one folded graph."""
 
-    def __init__(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> None:
-        self.folded, self.mesh, self.costs = folded, mesh, costs
+    def __init__(
+        self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, restriction: Restriction | None = None
+    ) -> None:
+        self.folded, self.mesh, self.costs, self.restriction = folded, mesh, costs, restriction
         self.graph, self.meaning = folded.graph, meaning(folded, rules)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
@@ -191,11 +239,14 @@ class _Builder:
         self.boundaries: list[Boundary] = []
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
-        self.resharder = Resharder(mesh, costs)
+        self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
+        self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
         trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
         self.results = frozenset() if trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
+        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
+        self.fused = {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
 
     def build(self) -> Tables:
         for kind in self.folded.kinds:
@@ -214,23 +265,43 @@ class _Builder:
     # Nodes.
 
     def _add_op(self, kind: int, position: int, op: Op) -> None:
-        choices = options(self.graph, op, self.meaning.strategies(op), self.mesh, self.folded.free)
-        choices = self._in_place(op, choices)
-        slot = _slot(op)
+        choices = self._in_place(op, self._options(kind, op))
+        slot = Slot.BACKWARD_WEIGHT if op.name in self.covering_ops else _slot(op)
         seconds = self._op_seconds(op, choices)
         self.op_node[kind, position] = len(self.nodes)
         self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, choices, None, None))
         self._op_bytes(kind, position, op, choices)
 
+    def _options(self, kind: int, op: Op) -> Options:
+        """Return what an op can do, as restricted; what no restricted axis can do with the others is free on all."""
+        strategies = self.meaning.strategies(op)
+        if self.restriction is not None:
+            allowed = self.restriction.of_op(kind, op, strategies)
+            choices = options(self.graph, op, strategies, self.mesh, self.folded.free, allowed)
+            if choices.count:
+                return choices
+        return options(self.graph, op, strategies, self.mesh, self.folded.free)
+
+    def _placements(self, decision: Decision, kind: int, value: Value, *, partial: bool) -> IntArray:
+        """Return the placement numbers of a value, as restricted; free on all axes if it can have none of them."""
+        chunks = self.meaning.chunks(value.name)
+        if self.restriction is not None:
+            allowed = self.restriction.of_value(decision, kind, value)
+            numbers = all_placements(value.shape, chunks, self.mesh, partial=partial, allowed=allowed)
+            if len(numbers):
+                return numbers
+        return all_placements(value.shape, chunks, self.mesh, partial=partial)
+
     def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
         """Return the (S,) seconds of what devices run, rows from neighbours included."""
-        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident)
+        fused = self.fused.get(op.name, ALONE)
+        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident, fused)
         for index in set(choices.local_kinds.tolist()) - {-1}:
             local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
             assert local is not None
             part = choices.select(rows)
             other = replace(op, kind=local.kind)
-            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, self.resident)
+            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, self.resident, fused)
         for halos in choices.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
@@ -283,7 +354,7 @@ class _Builder:
                 )
 
     def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
-        numbers = all_placements(value.shape, self.meaning.chunks(value.name), self.mesh, partial=False)
+        numbers = self._placements(Decision.PARAMETER, producer.kind, value, partial=False)
         share = count / self.folded.kinds[producer.kind].count
         self.parameter_node[producer] = len(self.nodes)
         amounts = share * local_sizes(value.shape, numbers, self.mesh) * self.resident[value.name]
@@ -306,7 +377,7 @@ class _Builder:
     def _add_value(
         self, decision: Decision, kind: int, name: str, value: Value, slot: Slot, *, partial: bool = False
     ) -> int:
-        numbers = all_placements(value.shape, self.meaning.chunks(value.name), self.mesh, partial=partial)
+        numbers = self._placements(decision, kind, value, partial=partial)
         self.nodes.append(Node(decision, kind, name, slot, np.zeros(len(numbers)), 1.0, -1, None, numbers, value))
         return len(self.nodes) - 1
 
@@ -345,7 +416,7 @@ class _Builder:
             self.boundaries.append(Boundary(node, tuple(producers)))
             for producer in producers:
                 kind = self.folded.kinds[producer.kind]
-                slot = _slot(kind.ops[producer.position])
+                slot = _WAIT[_slot(kind.ops[producer.position])]
                 source = self.op_node[producer.kind, producer.position]
                 self._price(source, producer.slot, node, None, value, producer.kind, slot, 1.0, -1)
             for kind_id, arrival in arrivals:
@@ -363,18 +434,19 @@ class _Builder:
         self, node: int, output: int, value: Value, kind: int, slot: Slot, consumers: Sequence[tuple[Consumer, float]]
     ) -> None:
         source = node
+        waiting = _GATHER if self.nodes[node].decision is Decision.PARAMETER else _WAIT
         if len(consumers) > 1:
             name = f"{value.name}@{kind}/{slot.name.lower()}"
             # Between blocks nothing is partial, and nothing becomes partial again.
             partial = self.nodes[node].decision is Decision.OP and self.meaning.reduction(value.name) is not None
             copy = self._add_value(Decision.COPY, kind, name, value, slot, partial=partial)
             share = max(share for _, share in consumers)
-            self._price(node, output, copy, None, value, kind, slot, share, -1)
+            self._price(node, output, copy, None, value, kind, waiting.get(slot, slot), share, -1)
             source, output = copy, 0
         for consumer, share in consumers:
             target = self.op_node[consumer.kind, consumer.position]
             op = self.folded.kinds[consumer.kind].ops[consumer.position]
-            paid = slot
+            paid = waiting.get(slot, slot)
             if any(name in self.written and self.written[name].role is Role.GRADIENT for name in op.outputs):
                 paid = Slot.GRADIENT
             elif op.phase is Phase.UPDATE:
@@ -419,7 +491,8 @@ class _Builder:
             if numbers is None:
                 return
             target = numbers
-        matrix = self.resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
+        resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
+        matrix = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
         table = matrix[np.ix_(source, target)]
         self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
 
@@ -429,9 +502,11 @@ class _Builder:
         return value
 
 
-def build_tables(folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables:
-    """Return the decisions and prices of a folded graph on a mesh."""
-    return _Builder(folded, rules, mesh, costs).build()
+def build_tables(
+    folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, restriction: Restriction | None = None
+) -> Tables:
+    """Return the decisions and prices of a folded graph on a mesh, all of them or as restricted."""
+    return _Builder(folded, rules, mesh, costs, restriction).build()
 
 
 def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
@@ -452,6 +527,53 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
                     if name != sums[output] and all(end.block == op.block for end in ends):
                         resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
+
+
+@lru_cache(maxsize=16)
+def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
+    """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
+    values = folded.graph.values
+    ranks = {name: len(value.shape) for name, value in values.items()}
+    seconds = np.zeros((len(folded.kinds), 2))
+    for kind in folded.kinds:
+        fused = costs.fuse(kind.ops, ranks)
+        for op in kind.ops:
+            if op.phase is not Phase.UPDATE:
+                rank = next((ranks[name] for name in op.inputs if name), 0)
+                column = int(op.phase is Phase.BACKWARD)
+                seconds[kind.id, column] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
+
+
+@lru_cache(maxsize=16)
+def covering_ops(folded: Folded) -> frozenset[str]:
+    """Return the ops of the backward, by name, that only make the gradient of one parameter.
+
+    What they make ends in exactly one sum of gradients and leaves the block nowhere else. Nothing waits for it, so that
+    collectives run beside it.
+    """
+    sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
+    readers = folded.graph.consumers()
+    found = []
+    for kind in folded.kinds:
+        reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block
+        for op in reversed(kind.ops):
+            if op.phase is not Phase.BACKWARD:
+                continue
+            ends: frozenset[str] = frozenset()
+            for name in filter(None, op.outputs):
+                users = readers.get(name, [])
+                if name in sums:
+                    reached[name] = frozenset({name})
+                elif any(user.block != op.block for user in users):
+                    reached[name] = frozenset({name, ""})
+                else:
+                    uses = (reached.get(made, {made, ""}) for user in users for made in user.outputs if made)
+                    reached[name] = frozenset().union(*uses)
+                ends |= reached[name]
+            if len(ends) == 1 and ends <= sums:
+                found.append(op.name)
+    return frozenset(found)
 
 
 def _slot(op: Op) -> Slot:

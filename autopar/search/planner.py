@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autopar.cost import CostModel
+from autopar.cost import CostModel, Overlap
 from autopar.discover import Rules
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import local_sizes
@@ -69,6 +69,9 @@ HEAVY_KINDS = 3
 TRAFFIC_STEPS = 4
 FIRST_TRAFFIC = 0.1
 """Multipliers of gradient traffic that are tried per configuration, and the first one."""
+
+HOPED = 0.001
+"""Where passes take this share longer than if all that can hide did, they are also solved with nothing hidden."""
 
 PRICE_STEPS = 6
 """Prices of memory that are tried per configuration."""
@@ -197,14 +200,20 @@ class Search:
             lowest = min([*bounds, *(entry[0] for entry in pending[done + 1 :])])
             self._tell(outcome, "solve", done + 1, len(pending), lowest, space[index])
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.bound = min(best, *bounds)
+        outcome.bound = min(best, min(bounds) + self.costs.stack["step_seconds"])
         return outcome
 
     def _attempt(self, configuration: Configuration, end: float) -> "Attempt":
         samples = self.global_batch // configuration.num_microbatches
         folded = self.folded(samples)
         tables = build_tables(folded, self.rules(folded), configuration.mesh, self.costs)
-        pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
+        pipeline = Pipeline(
+            configuration.num_stages,
+            configuration.num_microbatches,
+            configuration.schedule,
+            Overlap.of(self.costs.stack),
+            self.costs.stack["step_seconds"],
+        )
         return Attempt(self, configuration, tables, pipeline, end)
 
     def _stops(self, outcome: Outcome, end: float) -> bool:
@@ -265,11 +274,11 @@ class Attempt:
         if min(self.least_bytes) > self.search.memory_limit:
             return math.inf
         solution = self._solve(hidden=self.hidden, recompute=False, bounding=True, cutoff=cutoff)
-        bound = solution.bound
+        bound = max(solution.bound, self._launched())
         if solution.choice is None or bound >= cutoff:
             return bound
         self.relaxed_choice = solution.choice
-        totals = self.tables.kind_totals(solution.choice)
+        totals = self.tables.block_seconds(solution.choice)
         self._consider(solution.choice)
         if one_stage:
             totals, bound = self._share_tail(totals, bound, cutoff)
@@ -288,6 +297,13 @@ class Attempt:
             self._consider(other.choice)
         return max(bound, other.bound)
 
+    def _launched(self) -> float:
+        """Return the bound that sees the host only: it launches the kernels of every block, whatever the choice."""
+        counts = np.array([kind.count for kind in self.tables.folded.kinds])
+        microbatch = float(counts @ self.tables.host_seconds.sum(axis=1))
+        stages = self.pipeline.num_stages
+        return microbatch * (self.pipeline.num_microbatches + stages - 1) / stages
+
     def _undivided(self, totals: FloatArray) -> float:
         """Return the bound that sees that blocks are not divided between stages: each kind at its own least time."""
         counts = np.array([kind.count for kind in self.tables.folded.kinds])
@@ -296,7 +312,8 @@ class Attempt:
         for kind in np.argsort(-inline)[:HEAVY_KINDS]:
             weighting = kind_weights(self.tables, int(kind), self.traffic)
             solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
-            least[kind] = max(0.0, solution.bound)
+            host = float(self.tables.host_seconds[kind].sum())
+            least[kind] = max(0.0, (1 - self.traffic) * host, solution.bound)
         return least_flow(least, self.tables.folded.chain, self.pipeline)
 
     def _share_tail(self, totals: FloatArray, bound: float, cutoff: float) -> tuple[FloatArray, float]:
@@ -323,7 +340,7 @@ class Attempt:
                 bound = max(bound, solution.bound)
                 break
             self._consider(solution.choice)
-            totals = self.tables.kind_totals(solution.choice)
+            totals = self.tables.block_seconds(solution.choice)
             if solution.bound >= bound:
                 bound, best, at = solution.bound, totals, hidden
         self.hidden = at
@@ -349,7 +366,7 @@ class Attempt:
             if solution.choice is None:
                 break
             self._consider(solution.choice)
-            totals = self.tables.kind_totals(solution.choice)
+            totals = self.tables.block_seconds(solution.choice)
         self.traffic = best
         return bound
 
@@ -357,6 +374,10 @@ class Attempt:
         """Look for better plans than the relaxed choice gives, and return the bound, raised where memory binds."""
         if self.pipeline.num_stages > 1 or self.traffic > 0.0:
             solution = self._solve(hidden=1.0, recompute=False, bounding=False)
+            if solution.choice is not None:
+                self._consider(solution.choice)
+        if self.pipeline.num_stages == 1 and self._waits():
+            solution = self._solve(hidden=0.0, recompute=False, bounding=False, early=True)
             if solution.choice is not None:
                 self._consider(solution.choice)
         if self.relaxed_choice is None or (self.best is not None and not any(self.best.split.recompute)):
@@ -374,6 +395,17 @@ class Attempt:
             if solution.choice is not None:
                 self._consider(solution.choice)
         return bound
+
+    def _waits(self) -> bool:
+        """Whether the relaxed choice counted on hiding communication that is not hidden."""
+        if self.relaxed_choice is None:
+            return False
+        raw, whole = self.tables.kind_totals(self.relaxed_choice), self.tables.block_seconds(self.relaxed_choice)
+        hoped = found = 0.0
+        for kind in self.tables.folded.kinds:
+            hoped += kind.count * float((kind_weights(self.tables, kind.id, 0.0).factors * raw).sum())
+            found += kind.count * float(whole[kind.id, Slot.FORWARD] + whole[kind.id, Slot.BACKWARD])
+        return found > (1 + HOPED) * hoped
 
     def _stopped(self) -> bool:
         return self.search.should_stop() or time.monotonic() > self.end
@@ -444,7 +476,7 @@ class Attempt:
 
     def _first_price(self, choice: Choice, means: list[MeanBytes]) -> float:
         """Return the price of a byte at which saving activations costs as much as running the forward again."""
-        totals = self.tables.kind_totals(choice)
+        totals = self.tables.block_seconds(choice)
         counts = np.array([kind.count for kind in self.tables.folded.kinds], dtype=np.float64)
         flow = 1 + (self.pipeline.num_microbatches - 1) / self.pipeline.num_stages
         seconds = float(counts @ totals[:, Slot.FORWARD]) * flow
@@ -514,7 +546,7 @@ class Attempt:
 
     def _consider(self, choice: Choice) -> None:
         """Split the chain for a choice and keep the plan if it is the best of the configuration."""
-        totals = self.tables.kind_totals(choice)
+        totals = self.tables.block_seconds(choice)
         if not np.isfinite(totals).all():
             return
         memory = block_bytes(self.tables, choice)
@@ -525,7 +557,7 @@ class Attempt:
 
     def _mixes(self, choice: Choice, recompute: bool) -> tuple[StageMix, ...]:
         """Return the stages of the split that would be best without memory limits."""
-        totals = self.tables.kind_totals(choice)
+        totals = self.tables.block_seconds(choice)
         chain = self.tables.folded.chain
         memory = block_bytes(self.tables, choice)
         found = best_split(totals, memory, chain, self.pipeline, math.inf, 0.0)

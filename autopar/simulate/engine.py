@@ -14,13 +14,26 @@ from itertools import pairwise
 from math import fsum, inf
 
 from autopar.cluster import Cluster
+from autopar.cost import BUCKET_BYTES, Overlap
 from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
 from autopar.program.verify import verify_program
+from autopar.schedule import SCHEDULES, Pass
+from autopar.simulate.arrays import step_arrays
+from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
-from autopar.simulate.gradients import Boundary, fit_in, gradient_jobs, transfers_by_group, urgent_intervals
+from autopar.simulate.gradients import (
+    Boundary,
+    fit_in,
+    gradient_jobs,
+    stage_traffic,
+    transfers_by_group,
+    urgent_intervals,
+)
 from autopar.simulate.layout import Costs, Resource, lay_out
 from autopar.simulate.memory import StageMoments, stage_moments
+from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
+from autopar.simulate.simulation import EVEN, Simulation, Stragglers
 from autopar.simulate.stages import Layouts, StageLayout, lay_out_stage
 from autopar.simulate.timeline import StageTimeline, Timeline
 
@@ -57,7 +70,7 @@ def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     return boundaries
 
 
-def _stages(program: Program, costs: Costs) -> list[StageLayout]:
+def _stages(program: Program, costs: Costs, bucket: float) -> list[StageLayout]:
     """Return the stages in time; segments are laid out once for all stages that work on equal devices."""
     layouts: dict[Cluster, Layouts] = {}
     stages = []
@@ -65,15 +78,15 @@ def _stages(program: Program, costs: Costs) -> list[StageLayout]:
         view = costs.on(range(*stage.devices))
         if view.cluster not in layouts:
             layouts[view.cluster] = {
-                (segment.kind, segment.phase): lay_out(segment, view) for segment in program.segments
+                (segment.kind, segment.phase): lay_out(segment, view, bucket) for segment in program.segments
             }
         stages.append(lay_out_stage(stage, layouts[view.cluster]))
     return stages
 
 
-def _idle(runs: Sequence[Run]) -> tuple[float, float]:
+def _idle(runs: Sequence[Run], begin: float) -> tuple[float, float]:
     """Return the seconds a stage waits for values on their way, and for its neighbours."""
-    wait = bubble = clock = 0.0
+    wait, bubble, clock = 0.0, 0.0, begin
     for run in runs:
         gap = run.start - clock
         if gap > 0:
@@ -84,32 +97,33 @@ def _idle(runs: Sequence[Run]) -> tuple[float, float]:
     return wait, bubble
 
 
-def _account(
-    chunks: Sequence[StageLayout],
-    runs: Sequence[Run],
-    reduced: float,
-    traffic: float,
-    step: float,
-    moments: StageMoments,
-) -> StageTimeline:
-    """Return where the step of a group of devices goes; its reductions end at `reduced`, all groups at `step`."""
+def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimeline:
+    """Return where the step of a group of devices goes."""
+    chunks, runs = sim.groups[group], sim.runs[group]
     counts = Counter((run.task.chunk, run.task.kind) for run in runs)
     tasks = [(counts[i, kind], task) for i, layout in enumerate(chunks) for kind, task in layout.passes.items()]
-    total = fsum(count * task.seconds for count, task in tasks)
     compute = fsum(count * task.compute_seconds for count, task in tasks)
+    collective = fsum(count * task.collective_seconds for count, task in tasks)
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
-    wait, bubble = _idle(runs)
+    wait, bubble = _idle(runs, sim.begins[group])
+    late = fsum(run.end - run.start for run in runs) - compute - collective
+    late += (sim.slower[group] - 1) * update + sim.fixed
     return StageTimeline(
         index=moments.chunks[0].index,
         compute_seconds=compute,
-        collective_seconds=total - compute,
+        collective_seconds=collective,
         wait_seconds=wait,
-        bubble_seconds=bubble + step - (reduced + update),
-        gradient_seconds=reduced - runs[-1].end,
+        bubble_seconds=bubble
+        + sim.begins[group]
+        + (sim.step - sim.fixed)
+        - (sim.reduced[group] + sim.slower[group] * update),
+        gradient_seconds=sim.reduced[group] - runs[-1].end,
         update_seconds=computing,
         gather_seconds=update - computing,
-        overlapped_seconds=traffic,
+        delay_seconds=late,
+        overlapped_seconds=fsum(job.seconds for job in sim.jobs[group]),
+        link_seconds=fsum(count * task.link_seconds for count, task in tasks),
         memory=moments.peak(),
     )
 
@@ -119,56 +133,116 @@ def _update_seconds(chunks: Sequence[StageLayout]) -> float:
     return fsum(layout.update.seconds for layout in chunks)
 
 
-def simulate(program: Program, costs: Costs, *, trace: bool = False) -> Timeline:
+def run_step(
+    program: Program, costs: Costs, *, bucket: float = BUCKET_BYTES, stragglers: Stragglers = EVEN
+) -> Simulation:
+    """Return one step of a lawful program in time; arguments as of `simulate`."""
+    stages = _stages(program, costs, bucket)
+    placed, stack = program.groups, costs.stack
+    groups = [[stages[stage] for stage in chunks] for chunks in program.chunks]
+    boundaries = _boundaries(program, costs)
+    maker = Pass.WEIGHT if SCHEDULES[program.schedule].splits else Pass.BACKWARD
+    traffic = [stage_traffic(stage, maker, costs, bucket) for stage in stages]
+    slower = [stragglers.slowest(program.stages[chunks[0]].devices) for chunks in program.chunks]
+    turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
+    factors = [slower[group] * turns for group in placed]
+    runs, transfers = run_pipeline(
+        program.orders(),
+        placed,
+        [
+            {
+                kind: factor * (task.seconds + (beside.longer if kind is maker else 0.0))
+                for kind, task in stage.passes.items()
+            }
+            for stage, beside, factor in zip(stages, traffic, factors, strict=True)
+        ],
+        [boundary.forward_seconds for boundary in boundaries],
+        [boundary.backward_seconds for boundary in boundaries],
+        [beside.longest for beside in traffic],
+    )
+    share = Overlap.of(stack).share
+    jobs = [
+        gradient_jobs(done, maker, [traffic[stage] for stage in chunks], share)
+        for done, chunks in zip(runs, program.chunks, strict=True)
+    ]
+    since = min((queue[0].ready for queue in jobs if queue), default=inf)
+    passing = transfers_by_group(transfers, boundaries, placed, since)
+    times = [
+        fit_in(queue, urgent_intervals(chunks, done, passed, queue[0].ready)) if queue else []
+        for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
+    ]
+    reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
+    ends = [
+        start + factor * _update_seconds(chunks) for start, factor, chunks in zip(reduced, slower, groups, strict=True)
+    ]
+    # Where steps overlap, a group's step starts with its first task, and all of them repeat at one and the same pace.
+    overlap = SCHEDULES[program.schedule].steps_overlap
+    begins = [done[0].start if overlap else 0.0 for done in runs]
+    fixed = stack["step_seconds"]
+    step = max(end - begin for end, begin in zip(ends, begins, strict=True)) + fixed
+    return Simulation(groups, boundaries, runs, transfers, jobs, times, reduced, slower, begins, fixed, step)
+
+
+def simulate(
+    program: Program,
+    costs: Costs,
+    *,
+    trace: bool = False,
+    bucket: float = BUCKET_BYTES,
+    stragglers: Stragglers = EVEN,
+) -> Timeline:
     """Return one step of a program in time.
 
     Args:
         program: The lowered plan.
         costs: Seconds of its ops, collectives and transfers.
         trace: Whether to record the bars of a trace and memory over time.
+        bucket: Bytes of gradients that travel together; 0 if every gradient travels alone.
+        stragglers: How much slower than the others devices are.
 
     Raises:
         ProgramError: If the program breaks a law of programs.
     """
     verify_program(program)
-    stages = _stages(program, costs)
-    num_groups = program.num_groups
-    groups = [stages[group::num_groups] for group in range(num_groups)]
-    boundaries = _boundaries(program, costs)
-    runs, transfers = run_pipeline(
-        program.orders(),
-        [{kind: task.seconds for kind, task in stage.passes.items()} for stage in stages],
-        [boundary.forward_seconds for boundary in boundaries],
-        [boundary.backward_seconds for boundary in boundaries],
-    )
-
-    jobs = [gradient_jobs(chunks, done) for chunks, done in zip(groups, runs, strict=True)]
-    since = min((queue[0].ready for queue in jobs if queue), default=inf)
-    passing = transfers_by_group(transfers, boundaries, num_groups, since)
-    times = [
-        fit_in(queue, urgent_intervals(chunks, done, passed, queue[0].ready)) if queue else []
-        for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
-    ]
-    reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
-    step = max(start + _update_seconds(chunks) for start, chunks in zip(reduced, groups, strict=True))
-
+    sim = run_step(program, costs, bucket=bucket, stragglers=stragglers)
+    memories = BlockMemories(program.table(), program.trains)
     moments = [
-        stage_moments(program.stages[group::num_groups], program, done, update_start)
-        for group, (done, update_start) in enumerate(zip(runs, reduced, strict=True))
+        stage_moments([program.stages[stage] for stage in chunks], program, memories, done, update_start)
+        for chunks, done, update_start in zip(program.chunks, sim.runs, sim.reduced, strict=True)
     ]
-    timelines = tuple(
-        _account(groups[i], runs[i], reduced[i], fsum(job.seconds for job in jobs[i]), step, moments[i])
-        for i in range(num_groups)
-    )
+    timelines = tuple(_account(sim, group, moments[group]) for group in range(program.num_groups))
+    error = costs.stack.fit.error if costs.stack.fit else None
     if not trace:
-        return Timeline(step, timelines)
-    events = [transfer_event(transfer, num_groups) for transfer in transfers]
-    for i, chunks in enumerate(groups):
-        events.extend(task_events(i, chunks, runs[i]))
-        events.extend(gradient_events(i, jobs[i], times[i]))
-        start = reduced[i]
+        return Timeline(sim.step, timelines, error)
+    events = [transfer_event(transfer, program.groups) for transfer in sim.transfers]
+    for i, chunks in enumerate(sim.groups):
+        events.extend(task_events(i, chunks, sim.runs[i]))
+        events.extend(gradient_events(i, sim.jobs[i], sim.times[i]))
+        start = sim.reduced[i]
         for layout in chunks:
             events.extend(part_events(i, layout.update.parts, start))
             start += layout.update.seconds
     samples = tuple(sample for stage in moments for sample in stage.samples())
-    return Timeline(step, timelines, tuple(events), samples)
+    arrays = step_arrays(program, sim, samples)
+    return Timeline(sim.step, timelines, error, tuple(events), samples, _path(program, sim), arrays)
+
+
+def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:
+    """Return the critical path of a simulated step."""
+    tracks = []
+    for group, chunks in enumerate(sim.groups):
+        stages = [program.stages[stage] for stage in program.chunks[group]]
+        tracks.append(
+            Track(
+                stages=tuple(stage.index for stage in stages),
+                blocks=tuple(stage.blocks for stage in stages),
+                runs=sim.runs[group],
+                passes=[chunks[run.task.chunk].passes[run.task.kind] for run in sim.runs[group]],
+                jobs=sim.jobs[group],
+                times=sim.times[group],
+                reduced=sim.reduced[group],
+                update=[chunk.update for chunk in chunks],
+                end=sim.reduced[group] + sim.slower[group] * _update_seconds(chunks),
+            )
+        )
+    return critical_path(tracks, sim.transfers, sim.step)

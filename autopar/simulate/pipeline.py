@@ -1,8 +1,8 @@
 """When each stage runs each microbatch: a longest path over stages x microbatches.
 
-Groups of devices run their tasks in the fixed order of the schedule and never wait for anything but their neighbours,
-so no event queue is needed: a group runs on until it needs a value nobody has sent yet, and goes on when its neighbour
-has. From one group to another there is one channel, first in, first out:
+Groups of devices run their tasks in the fixed order of the schedule and never wait for anything but each other, weight
+passes for nobody, so no event queue is needed: a group runs on until it needs a value nobody has sent yet, and goes on
+when its neighbour has. From one group to another there is one channel, first in, first out:
 
     start(task)   = max(end of the group's previous task, arrival of the task's input)
     arrival       = max(end of the sender's task, channel free) + seconds of the transfer
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autopar.schedule import Pass, Task
+from autopar.schedule import Pass, Task, chunks_of
 
 
 class Run(NamedTuple):
@@ -45,38 +45,46 @@ class Transfer(NamedTuple):
 
 def run_pipeline(
     orders: Sequence[Sequence[Task]],
+    groups: Sequence[int],
     seconds: Sequence[Mapping[Pass, float]],
     forward_send: Sequence[float],
     backward_send: Sequence[float],
+    last_backward: Sequence[float] = (),
 ) -> tuple[list[list[Run]], list[Transfer]]:
     """Return what every group of devices does when, and the transfers in between.
 
     Args:
         orders: Tasks of each group in order.
-        seconds: Duration of a forward and of a backward on each stage; stage i belongs to group i % groups.
+        groups: The group of every stage.
+        seconds: Duration of each pass on each stage.
         forward_send: Seconds of a transfer from stage i to i + 1; one less than there are stages.
         backward_send: Seconds of a transfer from stage i + 1 to i.
+        last_backward: By how much the last pass of each stage that makes gradients is longer than the others; nothing
+            if empty.
 
     Returns:
         The runs of each group in order, and the transfers.
     """
-    num_groups, last = len(orders), len(seconds) - 1
+    chunks, last = chunks_of(groups), len(seconds) - 1
     runs: list[list[Run]] = [[] for _ in orders]
     transfers: list[Transfer] = []
     # (finished, arrived) of the input of a task, by receiving group and task; a key is there once the neighbour is done
     sent: list[dict[Task, tuple[float, float]]] = [{} for _ in orders]
     channel_free: dict[tuple[int, int], float] = {}
-    clock = [0.0] * num_groups
-    ready = deque(range(num_groups))
+    final = max((task.microbatch for order in orders for task in order), default=0)
+    made = Pass.WEIGHT if any(task.kind is Pass.WEIGHT for order in orders for task in order) else Pass.BACKWARD
+    longer = last_backward or [0.0] * len(seconds)
+    clock = [0.0] * len(orders)
+    ready = deque(range(len(orders)))
     while ready:
         group = ready.popleft()
         order, done, inbox = orders[group], runs[group], sent[group]
         woken: set[int] = set()
         while len(done) < len(order):
             task = order[len(done)]
-            stage = task.chunk * num_groups + group
-            forward = task.kind is Pass.FORWARD
-            if (stage > 0) if forward else (stage < last):
+            stage = chunks[group][task.chunk]
+            forward, weight = task.kind is Pass.FORWARD, task.kind is Pass.WEIGHT
+            if not weight and ((stage > 0) if forward else (stage < last)):
                 message = inbox.pop(task, None)
                 if message is None:
                     break
@@ -84,12 +92,16 @@ def run_pipeline(
             else:
                 finished = arrived = 0.0
             start = max(clock[group], arrived)
-            clock[group] = end = start + seconds[stage][task.kind]
+            end = start + seconds[stage][task.kind]
+            if task.microbatch == final and task.kind is made:
+                end += longer[stage]
+            clock[group] = end
             done.append(Run(task, start, end, finished))
             receiver = stage + 1 if forward else stage - 1
-            if not 0 <= receiver <= last:
+            if weight or not 0 <= receiver <= last:
                 continue
-            chunk, neighbour = divmod(receiver, num_groups)
+            neighbour = groups[receiver]
+            chunk = chunks[neighbour].index(receiver)
             arrival = end
             if neighbour != group:
                 link = (group, neighbour)

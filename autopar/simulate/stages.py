@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from autopar.program.records import SegmentPhase, StageProgram
+from autopar.recompute import Recompute
 from autopar.schedule import Pass
 from autopar.simulate.layout import Layout
 
@@ -49,13 +50,23 @@ class TaskLayout:
         """The part of it in which kernels run."""
         return fsum(part.layout.compute_seconds for part in self.parts)
 
+    @property
+    def collective_seconds(self) -> float:
+        """The part of it in which kernels wait for collectives."""
+        return fsum(part.layout.collective_seconds for part in self.parts)
+
+    @property
+    def link_seconds(self) -> float:
+        """Link time of what compute waits for, hidden or not."""
+        return fsum(part.layout.link_seconds for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
     """What a stage does in time.
 
     Attributes:
-        passes: A forward and a backward.
+        passes: A forward, a backward, and a weight pass, which takes no time if the backward is not split.
         reduce: Reductions of each block by its index; blocks without any are left out.
         update: The update.
     """
@@ -63,6 +74,10 @@ class StageLayout:
     passes: Mapping[Pass, TaskLayout]
     reduce: Mapping[int, Layout]
     update: TaskLayout
+
+
+_AGAIN = {Recompute.SELECTIVE: SegmentPhase.AGAIN, Recompute.FULL: SegmentPhase.FORWARD}
+"""What runs again before a backward, by flavour."""
 
 
 def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
@@ -74,14 +89,20 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
 
     def backwards() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
         for index, kind in reversed(chain):
-            if stage.recompute:
-                yield index, SegmentPhase.FORWARD, layouts.get((kind, SegmentPhase.FORWARD))
+            again = _AGAIN.get(stage.recompute[index])
+            if again is not None:
+                yield index, again, layouts.get((kind, again))
             yield index, SegmentPhase.BACKWARD, layouts.get((kind, SegmentPhase.BACKWARD))
+
+    def weights() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
+        for index, kind in reversed(chain):
+            yield index, SegmentPhase.WEIGHT, layouts.get((kind, SegmentPhase.WEIGHT))
 
     return StageLayout(
         passes={
             Pass.FORWARD: TaskLayout.of(forwards(SegmentPhase.FORWARD)),
             Pass.BACKWARD: TaskLayout.of(backwards()),
+            Pass.WEIGHT: TaskLayout.of(weights()),
         },
         reduce={index: layout for index, _, layout in forwards(SegmentPhase.REDUCE) if layout is not None},
         update=TaskLayout.of(forwards(SegmentPhase.UPDATE)),
