@@ -301,3 +301,12 @@ def test_a_part_of_a_node_has_no_more_than_a_nic_per_device() -> None:
     """3 of 8 devices with 8 NICs have one each; with 4 NICs they share four, and use three."""
     assert load_cluster("a100").of_job(3).inter.bandwidth == load_cluster("a100").inter.bandwidth
     assert load_cluster("a100-4hdr").of_job(3).inter.bandwidth == load_cluster("a100").inter.bandwidth
+
+
+@pytest.mark.parametrize("cluster", [load_cluster("h100"), load_cluster("a100-pcie"), MIXED], ids=lambda c: c.name)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 12])
+def test_stages_meet_on_the_widest_tier_of_any_pair_of_devices(cluster: Cluster, size: int) -> None:
+    for start in range(0, 48, size):
+        pairs = [cluster.tier(device, device + size) for device in range(start, start + size)]
+
+        assert cluster.boundary_tier(start, size) == max(pairs)

@@ -309,6 +309,22 @@ class Cluster:
         sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
         return sum(first // size != second // size for size in sizes)
 
+    def boundary_tier(self, start: int, size: int) -> int:
+        """Return the widest tier on which a stage of `size` devices from `start` on meets the next one of that size.
+
+        Every device meets its counterpart, `size` devices further on.
+
+        >>> from autopar.cluster import PRESETS
+        >>> [PRESETS["h100"].boundary_tier(4 * stage, 4) for stage in range(4)]
+        [0, 1, 0, 1]
+        """
+        last = start + 2 * size - 1
+        if self.groups:
+            group = self.on(range(start, last + 1))
+            return 1 if group is self else group.boundary_tier(start - self._start(start), size)
+        sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
+        return sum(size >= inner or start // inner != last // inner for inner in sizes)
+
     def to_dict(self) -> dict[str, object]:
         """Return the cluster as the mapping a cluster file holds; `cluster_from_dict` reads it back equal."""
         if self.groups:

@@ -12,6 +12,7 @@ The reported bound is the least over all configurations, searched or not.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -566,7 +567,7 @@ class Attempt:
         return stage_mixes(chain, self.pipeline, split, len(self.tables.folded.kinds))
 
     def _hop(self, choice: Choice) -> float:
-        """Return the seconds of handing one microbatch to the next stage: the largest boundary value counts."""
+        """Return the mean seconds of handing one microbatch to the next stage: the largest boundary value counts."""
         if self.pipeline.num_stages == 1:
             return 0.0
         mesh = self.configuration.mesh
@@ -577,8 +578,10 @@ class Attempt:
                     largest,
                     boundary_bytes(self.tables, node.value.name, node.value.shape, int(node.placements[strategy])),
                 )
-        crosses = mesh.size >= self.search.costs.cluster.devices_per_node
-        return self.search.costs.send_seconds(largest, crosses)
+        costs = self.search.costs
+        boundaries = range(0, (self.pipeline.num_stages - 1) * mesh.size, mesh.size)
+        tiers = Counter(costs.cluster.boundary_tier(start, mesh.size) for start in boundaries)
+        return math.fsum(count * costs.send_seconds(largest, tier) for tier, count in tiers.items()) / len(boundaries)
 
 
 def boundary_bytes(tables: Tables, name: str, shape: tuple[int, ...], placement: int) -> float:
