@@ -25,7 +25,7 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.search.by_degrees import Placed, axes, place, plan_by_degrees
 from autopar.simulate import Timeline, simulate
-from autopar.task import MEMORY_SHARE, check_request, rules_for, stored_stack
+from autopar.task import MEMORY_SHARE, check_request, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -96,6 +96,7 @@ class Predictor:
         Raises:
             JobError: If the degrees do not fit the model or the cluster.
         """
+        cluster = job_machine(degrees.gpus, cluster)
         check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
         program, plan = self.lowered(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
         costs = CostModel(cluster, policy, stack)

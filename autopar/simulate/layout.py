@@ -306,7 +306,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
     host = 0.0 if segment.phase is SegmentPhase.UPDATE else max(0.0, launches - busy)
     return Layout(
         compute_seconds=kernels - exchanged,
-        collective_seconds=exchanged + waited + gathered,
+        collective_seconds=float(exchanged + waited + gathered),
         host_seconds=host,
         link_seconds=exchanged + collectives + gathers,
         spans=tuple(_in_place(spans, waits, share)),
