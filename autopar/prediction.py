@@ -114,6 +114,23 @@ class Predictor:
         memory_limit: float | None = None,
     ) -> tuple[Program, Plan]:
         """Return the plan of degrees and its program; arguments and errors as of `predict`."""
+        folded = self._folded(degrees)
+        plan = self.planned(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
+        program = lower(plan, folded, CostModel(cluster, policy))
+        if self.verify:
+            verify_program(program, folded, self._rules_of(degrees.samples, folded))
+        return program, plan
+
+    def planned(
+        self,
+        degrees: Degrees,
+        cluster: Cluster,
+        stack: Stack = DEFAULT,
+        *,
+        policy: DtypePolicy = MIXED,
+        memory_limit: float | None = None,
+    ) -> Plan:
+        """Return the plan of degrees; arguments and errors as of `predict`."""
         folded, costs = self._folded(degrees), CostModel(cluster, policy)
         key = (degrees.samples, *axes(degrees), cluster, policy)
         rules = self._rules_of(degrees.samples, folded)
@@ -130,11 +147,7 @@ class Predictor:
             self.workload.optimizer,
             stored_stack(stack),
         )
-        plan = plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
-        program = lower(plan, folded, costs)
-        if self.verify:
-            verify_program(program, folded, rules)
-        return program, plan
+        return plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
 
     def _folded(self, degrees: Degrees) -> Folded:
         fixed = self.workload.fixed_batch
