@@ -146,6 +146,19 @@ def solved_plan(
     costs: CostModel = COSTS,
 ) -> Plan:
     """Return the best plan of one configuration under a limit of bytes per device."""
+    candidate = solved_candidate(folded, rules, configuration, samples, limit, costs)
+    return written(candidate, samples * configuration.num_microbatches, True)
+
+
+def solved_candidate(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float = 1e12,
+    costs: CostModel = COSTS,
+) -> Candidate:
+    """Return the same before it is written down."""
     batch = samples * configuration.num_microbatches
     search = Search(
         folded=lambda _: folded,
@@ -162,7 +175,7 @@ def solved_plan(
     )
     candidates = search.run([configuration]).candidates
     assert candidates, f"nothing fits {limit} bytes"
-    return written(candidates[0], batch, True)
+    return candidates[0]
 
 
 def written(candidate: Candidate, batch: int, train: bool) -> Plan:

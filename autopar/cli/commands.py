@@ -28,6 +28,7 @@ from autopar.cli.options import (
     solver_names,
 )
 from autopar.cli.predicting import predict
+from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
 from autopar.cli.validating import calibrate, validate
 from autopar.units import format_bytes
@@ -54,6 +55,7 @@ def app() -> None:
 
 app.add_command(select)
 app.add_command(predict)
+app.add_command(schedules)
 app.add_command(validate)
 app.add_command(calibrate)
 
