@@ -12,8 +12,7 @@ from pathlib import Path
 
 from autopar import solvers
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, CostModel, Stack, load_stack
-from autopar.cost.policy import MIXED, DtypePolicy
+from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, load_policy, load_stack
 from autopar.degrees import Degrees
 from autopar.discover import Rules, discover
 from autopar.errors import JobError
@@ -25,7 +24,7 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.search.by_degrees import Placed, axes, place, plan_by_degrees
 from autopar.simulate import Timeline, simulate
-from autopar.task import MEMORY_SHARE, check_request, rules_for, stored_stack
+from autopar.task import check_request, default_limit, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -123,11 +122,12 @@ class Predictor:
             self.workload.mode,
             degrees.gpus,
             degrees.global_batch,
-            memory_limit or MEMORY_SHARE * cluster.device.memory,
+            memory_limit or default_limit(cluster),
             cluster.to_dict(),
             self.workload.loss,
             self.workload.optimizer,
             stored_stack(stack),
+            policy.name,
         )
         plan = plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
         program = lower(plan, folded, costs)
@@ -171,6 +171,7 @@ def predict(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    precision: str = "mixed",
     cache_dir: Path | None = None,
     trace: bool = False,
 ) -> Prediction:
@@ -188,6 +189,7 @@ def predict(
         memory_limit: Bytes per device; None for most of the device's memory.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         trace: Whether to collect the bars of a trace.
 
@@ -198,4 +200,5 @@ def predict(
     software = stack if isinstance(stack, Stack) else load_stack(stack)
     workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
     predictor = Predictor(workload, cache_dir)
-    return predictor.predict(degrees, machine, software, memory_limit=memory_limit, trace=trace)
+    policy = load_policy(precision)
+    return predictor.predict(degrees, machine, software, policy=policy, memory_limit=memory_limit, trace=trace)

@@ -66,7 +66,7 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
 
 def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, float]]:
     """Return count, FLOPs and bytes of every distinct op that is no view and no update, by name."""
-    element_bytes = costs.policy.graph_element_bytes(folded.graph)
+    element_bytes = costs.policy.graph_read_bytes(folded.graph)
     work = {}
     for kind in folded.kinds:
         for op in kind.ops:
