@@ -196,8 +196,9 @@ class StagePlan:
 
     Attributes:
         blocks: Half-open range in the chain of blocks.
-        devices: Half-open range of device numbers. Interleaved stages take turns: stage i has those of stage i - p,
-            where p is the number of different ranges.
+        devices: Half-open range of device numbers. Stages may take turns as the schedule says: with p different
+            ranges, interleaved stage i has those of stage i - p, and of 2p stages in the shape of a V stages i and
+            2p - 1 - i have the same.
         recompute: "none", "selective" (the ops that `BlockPlan.selective` names run again) or "full" (only block
             inputs are kept, the forward runs again) for all its blocks; or runs of blocks, "full*4 none*2".
     """
@@ -299,7 +300,8 @@ class Plan:
         summary: The plan in one line, in the field's words.
         mesh: Devices of one stage.
         stages: Pipeline stages in order.
-        schedule: "1f1b", "gpipe", "interleaved" or "forward-only".
+        schedule: A key of `autopar.schedule.SCHEDULES`: "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v",
+            "forward-only".
         num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
         blocks: Placements per distinct block.
         objective: Step time in seconds by the planner's formula; of a plan by degrees, simulated.

@@ -1,8 +1,8 @@
 """Plans by degrees and what becomes of them: placed, cut, lowered, verified and simulated, as any other plan.
 
 A `Predictor` keeps what plans of one model share: the graph of each microbatch size, the sharding rules, the placements
-of each mesh. Placements are completed under the default stack, so that they do not change with what a stack says, and
-a prediction is a function of the stack that can be fitted.
+of each mesh. Placements are completed under the default stack with the attention kernels of the stack, so that they do
+not change with its numbers, and a prediction is a function of these that can be fitted.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.search.by_degrees import Placed, axes, place, plan_by_degrees
 from autopar.simulate import Timeline, simulate
-from autopar.task import check_request, default_limit, rules_for, stored_stack
+from autopar.task import check_request, default_limit, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -95,6 +95,7 @@ class Predictor:
         Raises:
             JobError: If the degrees do not fit the model or the cluster.
         """
+        cluster = job_machine(degrees.gpus, cluster)
         check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
         program, plan = self.lowered(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
         costs = CostModel(cluster, policy, stack)
@@ -112,8 +113,25 @@ class Predictor:
         memory_limit: float | None = None,
     ) -> tuple[Program, Plan]:
         """Return the plan of degrees and its program; arguments and errors as of `predict`."""
-        folded, costs = self._folded(degrees), CostModel(cluster, policy)
-        key = (degrees.samples, *axes(degrees), cluster, policy)
+        folded = self._folded(degrees)
+        plan = self.planned(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
+        program = lower(plan, folded, CostModel(cluster, policy, kernels(stack)))
+        if self.verify:
+            verify_program(program, folded, self._rules_of(degrees.samples, folded))
+        return program, plan
+
+    def planned(
+        self,
+        degrees: Degrees,
+        cluster: Cluster,
+        stack: Stack = DEFAULT,
+        *,
+        policy: DtypePolicy = MIXED,
+        memory_limit: float | None = None,
+    ) -> Plan:
+        """Return the plan of degrees; arguments and errors as of `predict`."""
+        folded, costs = self._folded(degrees), CostModel(cluster, policy, kernels(stack))
+        key = (degrees.samples, *axes(degrees), cluster, policy, stack.attention)
         rules = self._rules_of(degrees.samples, folded)
         if key not in self._placed:
             solver = solvers.load("auto")
@@ -129,11 +147,7 @@ class Predictor:
             stored_stack(stack),
             policy.name,
         )
-        plan = plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
-        program = lower(plan, folded, costs)
-        if self.verify:
-            verify_program(program, folded, rules)
-        return program, plan
+        return plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
 
     def _folded(self, degrees: Degrees) -> Folded:
         fixed = self.workload.fixed_batch
@@ -158,6 +172,11 @@ class Predictor:
             dims = batch_dims(values, self.workload.probe.values)
             return dims or batch_dims(values, self.workload.folded(2 * samples).graph.values)
         return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
+
+
+def kernels(stack: Stack) -> Stack:
+    """Return what placements and programs know of a stack: which kernels there are, and none of its numbers."""
+    return replace(DEFAULT, attention=stack.attention)
 
 
 def predict(

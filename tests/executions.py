@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import models, solvers
-from autopar.cluster import PRESETS, Cluster
+from autopar.cluster import PRESETS, Cluster, Link
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.errors import ProgramError
@@ -72,7 +72,7 @@ def _slow_cluster() -> Cluster:
         memory_bandwidth=3e6,
         launch=1e-9,
     )
-    link = replace(h100.intra, latency=1e-7, bandwidth=1e8, ramp=0.0)
+    link = Link("slow", 1e8, 1e-7)
     return replace(h100, device=device, intra=link, inter=link)
 
 
@@ -145,6 +145,19 @@ def solved_plan(
     costs: CostModel = COSTS,
 ) -> Plan:
     """Return the best plan of one configuration under a limit of bytes per device."""
+    candidate = solved_candidate(folded, rules, configuration, samples, limit, costs)
+    return written(candidate, samples * configuration.num_microbatches, True)
+
+
+def solved_candidate(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float = 1e12,
+    costs: CostModel = COSTS,
+) -> Candidate:
+    """Return the same before it is written down."""
     batch = samples * configuration.num_microbatches
     search = Search(
         folded=lambda _: folded,
@@ -161,7 +174,7 @@ def solved_plan(
     )
     candidates = search.run([configuration]).candidates
     assert candidates, f"nothing fits {limit} bytes"
-    return written(candidates[0], batch, True)
+    return candidates[0]
 
 
 def written(candidate: Candidate, batch: int, train: bool) -> Plan:

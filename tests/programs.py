@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from autopar.cluster import PRESETS, Cluster
-from autopar.cost import DEFAULT, Stack
+from autopar.cost import DEFAULT, Fused, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.program.again import run_again
@@ -53,13 +53,27 @@ class ExactCosts:
     cluster: Cluster = PRESETS["a100"]
     stack: Stack = DEFAULT
 
+    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
+        """Return none: every op is a kernel of its own."""
+        return {}
+
     def op_seconds(
-        self, op: Op, inputs: Sequence[Shapes | None], outputs: Sequence[Shapes | None], sizes: Mapping[str, float], /
+        self,
+        op: Op,
+        inputs: Sequence[Shapes | None],
+        outputs: Sequence[Shapes | None],
+        sizes: Mapping[str, float],
+        fused: Fused,
+        /,
     ) -> NDArray[np.float64]:
         """Return the attribute."""
         seconds = op.attr("seconds")
         assert isinstance(seconds, float)
         return np.array([seconds / self.speed])
+
+    def host_seconds(self, op: Op, rank: int, fused: Fused, /) -> float:
+        """Return what the stack says of a kernel."""
+        return self.stack["host_launch"]
 
     def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
         """Return the bytes."""
@@ -69,9 +83,13 @@ class ExactCosts:
         """Return the bytes."""
         return nbytes / self.bandwidth
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
+    def send_seconds(self, nbytes: float, tier: int, /) -> float:
         """Return the latency."""
         return self.latency
+
+    def on(self, devices: range, /) -> "ExactCosts":
+        """Return the same costs: all devices are alike."""
+        return self
 
 
 def value(name: str, size: float = 0.0) -> Operand:

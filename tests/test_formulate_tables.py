@@ -7,7 +7,7 @@ from math import fsum, prod
 import numpy as np
 import pytest
 
-from autopar.cost import Bucketed, Resharder
+from autopar.cost import ALONE, Bucketed, Fused, Resharder
 from autopar.formulate.fold import Producer, Source
 from autopar.formulate.memory import block_bytes
 from autopar.formulate.step import Pipeline, problem, stage_mixes, weights
@@ -135,6 +135,10 @@ class _Unfolded:
         self.boundary = {p: b.node for b in self.found.boundaries for p in b.producers}
         self.states = {state.output: state for state in self.graph.states if state.output != state.input}
         self.home = {name: op for op in self.graph.ops for name in op.outputs if name}
+        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
+        self.fused: dict[str, Fused] = {}
+        for block in range(folded.num_blocks):
+            self.fused |= COSTS.fuse([op for op in self.graph.ops if op.block == block], ranks)
 
     def at(self, node: int) -> int:
         """Return the placement number a node that is no op decides."""
@@ -208,7 +212,8 @@ class _Unfolded:
         def pick(arrays: tuple[IntArray | None, ...]) -> list[IntArray | None]:
             return [None if array is None else array[[strategy]] for array in arrays]
 
-        seconds = COSTS.op_seconds(op, pick(node.options.local_inputs), pick(node.options.local_outputs), self.resident)
+        shapes = pick(node.options.local_inputs), pick(node.options.local_outputs)
+        seconds = COSTS.op_seconds(op, *shapes, self.resident, self.fused.get(op.name, ALONE))
         self.totals[Slot.BACKWARD_WEIGHT if self.covers(op) else _paid(op)].append(float(seconds[0]))
 
     def covers(self, op: Op) -> bool:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import load_cluster
+from autopar.cluster import Cluster, NodeGroup, load_cluster
 from autopar.cost import CostModel
+from autopar.ir.graph import Op
 from autopar.program.records import Collective, Compute, Instruction, Operand, Program, Segment, SegmentPhase, Store
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, Task
@@ -303,7 +304,7 @@ def test_the_costs_of_the_planner_are_those_of_the_simulator() -> None:
     the launch time alone.
     """
     costs = CostModel(load_cluster("h100"))
-    launch = costs.cluster.device.launch
+    launch = costs.launch_seconds(Op("f", "work", (), ()))
 
     first, second = simulate(equal_stages(2, 1, "forward-only", activation=0.0), costs).stages
 
@@ -320,6 +321,31 @@ def test_transfers_between_nodes_take_the_slow_link() -> None:
     near, far = (costs.send_seconds(0.0, crosses) for crosses in (False, True))
     assert near != far
     assert [stage.wait_seconds for stage in stages] == pytest.approx([0, *[near] * 7, far])
+
+
+def test_stages_on_different_devices_take_the_time_of_their_own() -> None:
+    """Stages of one device each: 8 A100 and 8 H100 whose launches differ; only stage 7 to 8 leaves a group."""
+    slow, fast = load_cluster("a100"), load_cluster("h100")
+    between = load_cluster("v100").inter
+    costs = CostModel(Cluster.mixed("mixed", (NodeGroup(1, slow), NodeGroup(1, fast)), between))
+
+    stages = simulate(equal_stages(16, 1, "forward-only", activation=0.0), costs).stages
+
+    first, last = (CostModel(group).launch_seconds(Op("f", "work", (), ())) for group in (slow, fast))
+    assert first != last
+    assert [stage.compute_seconds for stage in stages] == [first] * 8 + [last] * 8
+    near = [CostModel(cluster).send_seconds(0.0, 0) for cluster in (slow, fast)]
+    assert [stage.wait_seconds for stage in stages] == pytest.approx(
+        [0.0] + [near[0]] * 7 + [costs.send_seconds(0.0, 1)] + [near[1]] * 7
+    )
+
+
+def test_a_group_of_its_own_kind_costs_what_a_cluster_of_it_costs() -> None:
+    h100 = load_cluster("h100")
+    mixed = Cluster.mixed("mixed", (NodeGroup(2, h100),), h100.inter)
+    program = equal_stages(8, 4, "1f1b")
+
+    assert simulate(program, CostModel(mixed)) == simulate(program, CostModel(h100))
 
 
 def test_large_pipelines_are_fast() -> None:

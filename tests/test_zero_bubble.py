@@ -4,17 +4,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.cli import main
 from autopar.errors import PlanError, ProgramError
 from autopar.program.lower import lower
 from autopar.program.records import Category, Compute, Operand, Program, Segment, SegmentPhase
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
 from autopar.recompute import Recompute
-from autopar.schedule import SCHEDULES, Pass, Schedule, Task
+from autopar.schedule import SCHEDULES, Pass, Schedule, Task, ZeroBubble
+from autopar.schedule.timing import time_tasks
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import Row, simulate
@@ -77,6 +80,29 @@ def test_passes_that_take_equally_long_leave_a_third_of_the_bubble_or_none(
     assert bubble("zb-v", num_chunks=2) == 0
 
 
+@settings(max_examples=50)
+@given(num_groups=st.integers(1, 6), forward=SECONDS, backward=SECONDS, weight=SECONDS)
+def test_a_schedule_fitted_to_its_passes_has_almost_no_bubble(
+    num_groups: int, forward: float, backward: float, weight: float
+) -> None:
+    """Less than one microbatch takes, on any number of groups, if a backward takes no less than a forward."""
+    backward = max(forward, backward)
+    schedule, count = ZeroBubble.fitted(forward, backward, weight), 80
+    passes = np.array([[forward, backward, weight]] * num_groups)
+    none = np.zeros(num_groups)
+
+    timing = time_tasks(schedule, num_groups, count, passes, none, none)
+
+    bubble = float((timing.ends - timing.begins).max()) - count * (forward + backward + weight)
+    assert 0 <= bubble < forward + backward + weight
+
+
+def test_the_schedules_fitted_to_equal_passes_are_zb_h2() -> None:
+    fitted = ZeroBubble.fitted(2.0, 2.0, 2.0)
+
+    assert fitted.orders(4, 9) == SCHEDULES["zb-h2"].orders(4, 9)
+
+
 @pytest.mark.parametrize("num_groups", [1, 2, 4, 8])
 def test_microbatches_held_are_the_published_ones(num_groups: int) -> None:
     """ZB-H1 holds on its fullest group what 1F1B holds there, ZB-H2 about twice that, ZB-V as much in half stages."""
@@ -104,7 +130,7 @@ def test_memory_is_held_from_the_forward_to_the_weight_pass() -> None:
     assert activations == [[4, 3, 2, 1], [4, 4, 4, 4], [7, 7, 7, 7], [4, 4, 4, 4]]
 
 
-def _freed_by_half(program: Program) -> Program:
+def freed_by_half(program: Program) -> Program:
     """Return the program with 3 bytes saved for the backward alone, and 2 that the backward saves for the weights."""
     changed = []
     extra, late = value("extra", 3), value("late", 2)
@@ -129,7 +155,7 @@ def test_a_weight_pass_keeps_only_what_it_reads() -> None:
     ZB-H1 on 2 groups runs F0 B0 F1 B1 W0 F2 on the second one: in F2 microbatch 1 waits for its weights (3 bytes) and
     microbatch 2 has its 4; in B1 the first has 3, the second 4 and what its backward makes besides, 2.
     """
-    program = _freed_by_half(equal_stages(2, 3, "zb-h1"))
+    program = freed_by_half(equal_stages(2, 3, "zb-h1"))
 
     timeline = simulate(program, ExactCosts(), trace=True)
 
@@ -267,3 +293,36 @@ def test_a_schedule_can_be_added_from_outside(monkeypatch: pytest.MonkeyPatch, c
 
     assert timeline.step_seconds == (4 + 2) * 3 + 4 * 1
     assert SCHEDULES["weights-last"].in_flight(0, 3, 4) == 4
+
+
+def test_the_command_lists_and_draws_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bubble of 1F1B is 3 / 11 of a step on 4 groups and 8 microbatches, that of ZB-H1 3 / 27."""
+    assert main(["schedules"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["1f1b"] == ["1f1b", "F", "B", "1", "27.3", "%", "4"]
+    assert rows["zb-h1"] == ["zb-h1", "F", "B", "W", "1", "11.1", "%", "4"]
+    assert rows["interleaved"][3:] == ["2", "15.8", "%", "5.5"]
+
+    assert main(["schedules", "--microbatches", "7"]) == 0
+    assert "interleaved   -" in capsys.readouterr().out
+
+    assert main(["schedules", "1f1b", "--pp", "2", "--microbatches", "2", "--seconds", "1", "2", "1"]) == 0
+    assert capsys.readouterr().out == "f0f1      b0      b1\n  f0b0    f1b1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["zb-v"], "'zb-v' runs two stages per group of devices, i and 2p - 1 - i of 2p, not 1"),
+        (
+            ["interleaved", "--microbatches", "7", "--interleave", "2"],
+            "in rounds of 4, one per group of devices, and 7",
+        ),
+        (["zb-h9"], "there is no schedule 'zb-h9'"),
+    ],
+)
+def test_schedules_that_do_not_fit_are_told_why(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["schedules", *arguments]) != 0
+    assert message in capsys.readouterr().err

@@ -2,8 +2,8 @@
 
 from autopar.cluster.files import cluster_from_dict, cluster_schema, format_cluster, load_cluster, parse_cluster
 from autopar.cluster.links import OPERATIONS, Link, Nics, Tuning
-from autopar.cluster.presets import PRESETS
-from autopar.cluster.records import Cluster, Device, Domain, Group
+from autopar.cluster.presets import PRESETS, sources
+from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
 
 __all__ = [
     "OPERATIONS",
@@ -11,13 +11,14 @@ __all__ = [
     "Cluster",
     "Device",
     "Domain",
-    "Group",
     "Link",
     "Nics",
+    "NodeGroup",
     "Tuning",
     "cluster_from_dict",
     "cluster_schema",
     "format_cluster",
     "load_cluster",
     "parse_cluster",
+    "sources",
 ]

@@ -12,7 +12,7 @@ import msgspec
 
 from autopar.cluster.links import Link, Nics, Tuning
 from autopar.cluster.presets import PRESETS
-from autopar.cluster.records import Cluster, Device, Domain, Group
+from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
 from autopar.errors import ClusterError
 from autopar.units import parse_quantity
 
@@ -40,6 +40,8 @@ class _DeviceFile(_File, frozen=True):
     gemm_efficiency: float = 0.7
     attention_efficiency: float = 0.4
     bandwidth_efficiency: float = 0.85
+    num_sms: int = 0
+    batched_efficiency: float = 0.4
 
 
 class _TuningFile(_File, frozen=True):
@@ -167,6 +169,8 @@ def _device(field: str, device: _DeviceFile) -> Device:
         gemm_efficiency=device.gemm_efficiency,
         attention_efficiency=device.attention_efficiency,
         bandwidth_efficiency=device.bandwidth_efficiency,
+        num_sms=device.num_sms,
+        batched_efficiency=device.batched_efficiency,
     )
 
 
@@ -210,7 +214,7 @@ def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
         inner = group.cluster
         field = f"{prefix}groups[{index}].cluster"
         cluster = load_cluster(inner) if isinstance(inner, str) else _cluster(f"{field}.", inner)
-        groups.append(Group(group.nodes, cluster))
+        groups.append(NodeGroup(group.nodes, cluster))
     between = _link(
         f"{prefix}between", _given(f"{prefix}between", data.between, hint), groups[0].cluster.devices_per_node
     )

@@ -179,9 +179,10 @@ def _constants(constants: Link | Tuning) -> dict[str, object]:
     data: dict[str, object] = {
         "bandwidth": format_quantity(constants.bandwidth, "B/s"),
         "latency": format_quantity(constants.latency, "s"),
-        "ramp": format_quantity(constants.ramp, "B"),
-        "ramp_exponent": constants.ramp_exponent,
     }
+    if constants.ramp or constants.ramp_exponent != 0.5:
+        data["ramp"] = format_quantity(constants.ramp, "B")
+        data["ramp_exponent"] = constants.ramp_exponent
     if constants.latency_per_member:
         data["latency_per_member"] = format_quantity(constants.latency_per_member, "s")
     return data

@@ -43,7 +43,7 @@ _RINGS = ("all_reduce", "all_gather", "reduce_scatter")
 def _tunings(operations: tuple[str, ...], *rows: tuple[int, float, float, float, float]) -> tuple[Tuning, ...]:
     """Return tunings of operations alike from rows of members, microseconds, GB/s, ramp in MB and exponent."""
     return tuple(
-        Tuning(operation, members, rate * 1e9, latency * 1e-6, ramp * 1e6, exponent)
+        Tuning(operation, members, rate * 1e9, latency / 1e6, ramp * 1e6, exponent)
         for operation in operations
         for members, latency, rate, ramp, exponent in rows
     )
@@ -261,15 +261,15 @@ def efa(count: int, gigabits: float, devices: int) -> Link:
 EFA_SOURCE = "fit: all-reduces of 4 nodes of 8 B200 (stas00/ml-engineering)"
 
 
-def racks() -> Link:
-    """Return the link between NVL72 racks with a NIC of 400 Gb/s per device.
+def racks(tier: str, gigabits: float) -> Link:
+    """Return the link between NVL72 racks with a NIC of `gigabits` Gb/s per device.
 
     Large groups reach an eighth of the NICs' rate: NCCL's rings leave a rack on a few of its 72 NICs.
     """
-    cards = Nics(72, 50e9, NIC_EFFICIENCY)
+    cards = Nics(72, gigabits / 8 * 1e9, NIC_EFFICIENCY)
     share = cards.share(72)
     return Link(
-        "InfiniBand NDR",
+        tier,
         share,
         NIC_LATENCY,
         latency_per_member=NIC_LATENCY_PER_NODE,
@@ -280,7 +280,7 @@ def racks() -> Link:
                 for operation, rounds in (("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1))
                 for tuning in (
                     Tuning(operation, 2, share, rounds * 219e-6, latency_per_member=rounds * 87e-6),
-                    Tuning(operation, 20, 453.2e9 / 72, rounds * 222e-6, 32e6 / 72, 0.45, rounds * 87e-6),
+                    Tuning(operation, 20, 6.294e9, rounds * 222e-6, 0.444e6, 0.45, rounds * 87e-6),
                 )
             ),
             Tuning("send", 2, share * SEND_EFFICIENCY / NIC_EFFICIENCY, SEND_LATENCY),

@@ -2,8 +2,8 @@
 
 `SOURCES` says it of every preset for users; `autopar.cluster.networks` of the links.
 *Fit*: a constant of a formula in docs/cost_model.md, fitted to published measurements.
-GEMM fits are of the roofline with launch time to the kernel times of microsoft/vidur (A100: 702 shapes, error 7.6 %;
-H100: 621 shapes, 8.4 %).
+GEMM fits are of launch, efficiency and bandwidth in `autopar.cost.gemm` to the kernel times of microsoft/vidur;
+`autopar.cost.accuracy.gemm_report` prints the errors.
 *Hand-set*: chosen between published values or after a similar device, not fitted.
 """
 
@@ -15,7 +15,7 @@ from autopar.cluster.links import Link
 from autopar.cluster.networks import Known
 from autopar.cluster.records import Cluster, Device, Domain
 
-# Hand-set: fused Adam and activations reach 0.8 to 1 of the data sheet, the GEMM fit on H100 0.87, layer norm 0.4.
+# Hand-set: additions and fused Adam reach 0.8 to 1 of the data sheet; A100 and H100 have the figure of their GEMM fit.
 BANDWIDTH_EFFICIENCY = 0.85
 
 
@@ -25,10 +25,12 @@ def _a100(memory: float, memory_bandwidth: float) -> Device:
         peaks=(("half", 312e12), ("tf32", 156e12), ("single", 19.5e12)),  # NVIDIA A100 data sheet, dense
         memory=memory,
         memory_bandwidth=memory_bandwidth,
-        launch=8e-6,  # GEMM fit
-        gemm_efficiency=0.735,  # GEMM fit: 0.725 with 8 us, 0.742 with 10 us on large shapes
+        launch=4.2e-6,  # GEMM fit
+        gemm_efficiency=0.763,  # GEMM fit
         attention_efficiency=0.45,  # hand-set between 0.36 (llm-foundry step times) and 0.6 (FlashAttention-2, causal)
-        bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+        bandwidth_efficiency=0.8,  # GEMM fit
+        num_sms=108,  # NVIDIA A100 data sheet
+        batched_efficiency=0.5,  # hand-set: with memory 0.3 to 0.4 of the peak, layer times of Korthikanti et al. 2022
     )
 
 
@@ -39,10 +41,12 @@ def _hopper(name: str, memory: float, memory_bandwidth: float) -> Device:
         peaks=(("half", 989e12), ("tf32", 494.5e12), ("single", 67e12), ("fp8", 1979e12)),
         memory=memory,
         memory_bandwidth=memory_bandwidth,
-        launch=6.7e-6,  # GEMM fit
-        gemm_efficiency=0.732,  # GEMM fit
+        launch=5.3e-6,  # GEMM fit
+        gemm_efficiency=0.762,  # GEMM fit
         attention_efficiency=0.4,  # hand-set between 0.2 (llm-foundry step times) and 0.6 (FlashAttention-3, causal)
-        bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+        bandwidth_efficiency=0.88,  # GEMM fit
+        num_sms=132,  # NVIDIA H100 data sheet (SXM)
+        batched_efficiency=0.45,  # hand-set
     )
 
 
@@ -51,10 +55,11 @@ _V100 = Device(
     peaks=(("half", 125e12), ("single", 15.7e12)),  # NVIDIA V100 data sheet (SXM2); float16 only, no bfloat16 or TF32
     memory=32e9,
     memory_bandwidth=900e9,
-    launch=8e-6,  # hand-set to the A100's
+    launch=4.2e-6,  # hand-set to the A100's
     gemm_efficiency=0.7,  # hand-set
     attention_efficiency=0.3,  # hand-set: FlashAttention-2 does not run on it
     bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=80,  # NVIDIA V100 data sheet
 )
 _A100_80 = _a100(80e9, 2.039e12)  # NVIDIA A100 data sheet (SXM)
 _A100_40 = _a100(40e9, 1.555e12)
@@ -74,10 +79,11 @@ def _blackwell(name: str, half: float, memory: float) -> Device:
         peaks=(("half", half), ("tf32", half / 2), ("single", 80e12), ("fp8", 2 * half)),
         memory=memory,
         memory_bandwidth=8e12,  # NVIDIA data sheets
-        launch=7e-6,  # hand-set to the H100's
+        launch=5.3e-6,  # hand-set to the H100's
         gemm_efficiency=0.68,  # hand-set: 0.73 to 0.78 is the best measured (stas00/ml-engineering), times H100's ratio
         attention_efficiency=0.4,  # hand-set to the H100's
         bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+        num_sms=148,  # CUDA device properties of B200; the others are taken to have as many
     )
 
 
@@ -90,10 +96,11 @@ _L4 = Device(
     peaks=(("half", 121e12), ("tf32", 60e12), ("single", 30.3e12), ("fp8", 242.5e12)),  # NVIDIA L4 data sheet, dense
     memory=24e9,
     memory_bandwidth=300e9,
-    launch=8e-6,  # hand-set to the A100's
+    launch=4.2e-6,  # hand-set to the A100's
     gemm_efficiency=0.6,  # hand-set below the A100's: 72 W do not hold the clock of the data sheet
     attention_efficiency=0.4,  # hand-set
     bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=58,  # NVIDIA Ada whitepaper
 )
 _RTX4090 = Device(
     name="RTX-4090-24GB",
@@ -101,10 +108,11 @@ _RTX4090 = Device(
     peaks=(("half", 165.2e12), ("tf32", 82.6e12), ("single", 82.6e12), ("fp8", 330.3e12)),
     memory=24e9,
     memory_bandwidth=1.008e12,
-    launch=8e-6,  # hand-set to the A100's
+    launch=4.2e-6,  # hand-set to the A100's
     gemm_efficiency=0.8,  # hand-set: consumer cards run above the boost clock of the whitepaper
     attention_efficiency=0.5,  # hand-set
     bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=128,  # NVIDIA Ada whitepaper
 )
 
 
@@ -196,8 +204,8 @@ PRESETS: Mapping[str, Cluster] = {
     "b200": _nodes("b200", _B200, networks.NVLINK5, networks.nics(_NDR, 8, 400, 8)),
     "b200-efa": _nodes("b200-efa", _B200, networks.NVLINK5, networks.efa(8, 400, 8)),
     "b300": _nodes("b300", _B300, networks.NVLINK5, networks.nics("InfiniBand XDR", 8, 800, 8)),
-    "gb200": _nodes("gb200", _GB200, networks.NVLINK5_72, networks.racks(), 72),
-    "gb300": _nodes("gb300", _GB300, networks.NVLINK5_72, networks.racks(), 72),
+    "gb200": _nodes("gb200", _GB200, networks.NVLINK5_72, networks.racks(_NDR, 400), 72),
+    "gb300": _nodes("gb300", _GB300, networks.NVLINK5_72, networks.racks("InfiniBand XDR", 800), 72),
     "v100": _nodes("v100", _V100, networks.NVLINK2, networks.nics(_EDR, 4, 100, 8)),
     "v100-aws": _nodes("v100-aws", _V100_16, networks.NVLINK2, networks.nics("Ethernet", 1, 25, 8)),
     "v100-dgx2": _nodes("v100-dgx2", _V100, networks.NVLINK2_SWITCH, networks.nics(_EDR, 8, 100, 16), 16),
@@ -213,21 +221,24 @@ PRESETS: Mapping[str, Cluster] = {
 }
 
 
-def sources(name: str) -> dict[str, str]:
-    """Return where the constants of a preset come from, by the field of its cluster file.
+def sources(cluster: Cluster) -> dict[str, str]:
+    """Return where the constants of a cluster come from by field of its file, as far as they are those of a preset.
 
-    >>> sorted(sources("h100"))
-    ['device', 'inter', 'intra']
+    >>> sorted(sources(PRESETS["h100"])), sources(replace(PRESETS["h100"], intra=Link("mine", 1e9, 1e-6)))["intra"]
+    (['device', 'inter', 'intra'], 'stated by the user')
     """
-    cluster = PRESETS[name]
-    known = [value for value in vars(networks).values() if isinstance(value, Known)]
-    maker = _AMD if name.startswith("mi") else _GOOGLE if name.startswith("tpu") else _NVIDIA
-    found = {"device": maker}
+    found = {"device": next((text for device, text in _DEVICES if device == cluster.device), USER)}
     links = {"intra": cluster.intra, "inter": cluster.inter}
-    links.update({f"domains[{index}]": domain.link for index, domain in enumerate(cluster.domains)})
+    links.update({f"domains[{index}].link": domain.link for index, domain in enumerate(cluster.domains)})
+    known = [(value.link, value.source) for value in vars(networks).values() if isinstance(value, Known)]
+    known += [(link, _link_source(link)) for preset in PRESETS.values() for _, link in preset.tiers]
     for field, link in links.items():
-        found[field] = next((entry.source for entry in known if entry.link is link), _link_source(link))
+        plain = replace(link, torus=())
+        found[field] = next((text for other, text in known if replace(other, torus=()) == plain), USER)
     return found
+
+
+USER = "stated by the user"
 
 
 def _link_source(link: Link) -> str:
@@ -238,3 +249,9 @@ def _link_source(link: Link) -> str:
     if link.tier == "DCN":
         return networks.DATA_CENTER_SOURCE
     return networks.RACKS_SOURCE if link.nics is not None and link.nics.count == 72 else networks.NIC_SOURCE
+
+
+_DEVICES = [
+    (cluster.device, _AMD if name.startswith("mi") else _GOOGLE if name.startswith("tpu") else _NVIDIA)
+    for name, cluster in PRESETS.items()
+]

@@ -27,10 +27,13 @@ class Device:
             (float32), "fp8", ...
         memory: Bytes.
         memory_bandwidth: Bytes/s of the data sheet.
-        launch: Seconds every kernel takes however little it does.
+        launch: Seconds every matrix product takes however small it is.
         gemm_efficiency: Share of the peak that large matrix products and convolutions reach.
         attention_efficiency: Share of the peak that fused attention reaches.
         bandwidth_efficiency: Share of `memory_bandwidth` that memory-bound kernels reach.
+        num_sms: Multiprocessors: as many tiles of a matrix product are computed at a time; 0 if products of all dims
+            reach `gemm_efficiency`.
+        batched_efficiency: Share of the peak that batches of small products reach, those of unfused attention.
     """
 
     name: str
@@ -41,6 +44,8 @@ class Device:
     gemm_efficiency: float
     attention_efficiency: float
     bandwidth_efficiency: float
+    num_sms: int = 0
+    batched_efficiency: float = 0.4
 
     def __post_init__(self) -> None:
         if not self.peaks:
@@ -53,7 +58,10 @@ class Device:
             gemm_efficiency=self.gemm_efficiency,
             attention_efficiency=self.attention_efficiency,
             bandwidth_efficiency=self.bandwidth_efficiency,
+            batched_efficiency=self.batched_efficiency,
         )
+        if self.num_sms < 0:
+            raise ClusterError(f"{owner}: num_sms is {self.num_sms}", hint="num_sms is a whole number, 0 if unknown")
 
     def peak(self, numbers: str) -> float:
         """Return the dense FLOP/s of matrix products of a class of numbers.
@@ -78,6 +86,8 @@ class Device:
             "gemm_efficiency": self.gemm_efficiency,
             "attention_efficiency": self.attention_efficiency,
             "bandwidth_efficiency": self.bandwidth_efficiency,
+            "num_sms": self.num_sms,
+            "batched_efficiency": self.batched_efficiency,
         }
 
 
@@ -99,7 +109,7 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class NodeGroup:
     """Equal nodes of a cluster that has other nodes as well.
 
     Attributes:
@@ -151,7 +161,7 @@ class Cluster:
     intra: Link
     inter: Link
     domains: tuple[Domain, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
     between: Link | None = None
 
     def __post_init__(self) -> None:
@@ -185,7 +195,7 @@ class Cluster:
         return hash(self.name)
 
     @classmethod
-    def mixed(cls, name: str, groups: tuple[Group, ...], between: Link) -> "Cluster":
+    def mixed(cls, name: str, groups: tuple[NodeGroup, ...], between: Link) -> "Cluster":
         """Return the cluster of several groups of nodes that the link `between` connects.
 
         Where devices of several groups work together, the slowest sets the time: the device has the least of every
@@ -253,6 +263,37 @@ class Cluster:
         start = self._start(devices[0])
         return first if first is last and start == self._start(devices[-1]) else self
 
+    def of_job(self, devices: int) -> "Cluster":
+        """Return what a job of so many devices gets: a slice of its size of a torus, or a part of each node.
+
+        A part of one node, where the job would otherwise count as one that straddles nodes; of several nodes, if equal
+        parts of at least 8/9 make up the job: 64 of the 72 devices of a rack are customary.
+
+        >>> from autopar.cluster import PRESETS
+        >>> PRESETS["tpu-v5p"].of_job(256).intra.torus, PRESETS["h100"].of_job(6).devices_per_node
+        ((4, 8, 8), 6)
+        >>> PRESETS["gb200"].of_job(128).devices_per_node
+        64
+        """
+        if self.groups or self.domains or devices % self.devices_per_node == 0 or self.devices_per_node % devices == 0:
+            used = self.devices_per_node if not self.intra.torus else min(devices, self.devices_per_node)
+        elif devices < self.devices_per_node:
+            used = devices
+        else:
+            used = next(part for part in range(self.devices_per_node, 0, -1) if devices % part == 0)
+            if 9 * used < 8 * self.devices_per_node or self.intra.torus:
+                used = self.devices_per_node
+        if used == self.devices_per_node:
+            return self
+        torus = squarest(used, self.intra.torus, self.intra.wraps) if self.intra.torus else ()
+        if torus is None:
+            return self
+        inter = self.inter
+        if inter.nics is not None:  # a device alone does not use the NICs of others
+            most = max(inter.nics.share(inter.nics.count), inter.bandwidth)
+            inter = replace(inter, bandwidth=min(inter.nics.share(used), most), nics=None)
+        return replace(self, devices_per_node=used, intra=replace(self.intra, torus=torus), inter=inter)
+
     def _start(self, device: int) -> int:
         """Return the first device of the group of a device."""
         return max((end for end, _ in self._spans if end <= device), default=0)
@@ -267,6 +308,22 @@ class Cluster:
             return group.tier(first - start, second - start)
         sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
         return sum(first // size != second // size for size in sizes)
+
+    def boundary_tier(self, start: int, size: int) -> int:
+        """Return the widest tier on which a stage of `size` devices from `start` on meets the next one of that size.
+
+        Every device meets its counterpart, `size` devices further on.
+
+        >>> from autopar.cluster import PRESETS
+        >>> [PRESETS["h100"].boundary_tier(4 * stage, 4) for stage in range(4)]
+        [0, 1, 0, 1]
+        """
+        last = start + 2 * size - 1
+        if self.groups:
+            group = self.on(range(start, last + 1))
+            return 1 if group is self else group.boundary_tier(start - self._start(start), size)
+        sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
+        return sum(size >= inner or start // inner != last // inner for inner in sizes)
 
     def to_dict(self) -> dict[str, object]:
         """Return the cluster as the mapping a cluster file holds; `cluster_from_dict` reads it back equal."""
@@ -284,6 +341,33 @@ class Cluster:
         if self.domains:
             data["domains"] = [domain.to_dict() for domain in self.domains]
         return data
+
+
+def squarest(devices: int, largest: tuple[int, ...], wraps: int) -> tuple[int, ...] | None:
+    """Return the shape of a slice of a torus: axes in ascending order, as equal as can be.
+
+    Args:
+        devices: Devices of the slice.
+        largest: Sizes of the axes of the largest slice.
+        wraps: Axes that are multiples of this are closed; of equal sums, more of them are better.
+
+    Returns:
+        None if no slice has so many devices.
+
+    >>> squarest(64, (16, 16, 24), 4), squarest(32, (16, 16, 24), 4), squarest(8, (16, 16), 16), squarest(7, (4, 4), 4)
+    ((4, 4, 4), (2, 4, 4), (2, 4), None)
+    """
+    limits = sorted(largest)
+    shapes: list[tuple[int, ...]] = [()]
+    for limit in limits:
+        shapes = [
+            (*shape, size)
+            for shape in shapes
+            for size in range(shape[-1] if shape else 1, limit + 1)
+            if devices % (math.prod(shape) * size) == 0
+        ]
+    whole = [shape for shape in shapes if math.prod(shape) == devices]
+    return min(whole, key=lambda shape: (sum(shape), -sum(size % wraps == 0 for size in shape)), default=None)
 
 
 def _weakest_device(name: str, devices: list[Device]) -> Device:

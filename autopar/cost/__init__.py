@@ -2,6 +2,7 @@
 
 from autopar.cost.collectives import Collective, devices_in_node
 from autopar.cost.flops import op_flops
+from autopar.cost.fusion import ALONE, Fused
 from autopar.cost.model import CostModel
 from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
 from autopar.cost.policy import FP32, FSDP, MEGATRON_FP16, MIXED, POLICIES, DtypePolicy, load_policy
@@ -11,6 +12,7 @@ from autopar.cost.stack import DEFAULT, SCALARS, Fit, FitSource, Stack, bundled_
 from autopar.cost.traffic import is_view, op_bytes
 
 __all__ = [
+    "ALONE",
     "BUCKET_BYTES",
     "DEFAULT",
     "FP32",
@@ -25,6 +27,7 @@ __all__ = [
     "DtypePolicy",
     "Fit",
     "FitSource",
+    "Fused",
     "Move",
     "Overlap",
     "Resharder",

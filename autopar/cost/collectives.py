@@ -67,6 +67,7 @@ def devices_in_node(axis: Axis, devices_per_node: int) -> int:
     return next((size for size in blocks if devices_per_node % (size * axis.stride) == 0), 1)
 
 
+@lru_cache(maxsize=4096)
 def widest_tier(axis: Axis, cluster: Cluster) -> int:
     """Return the widest tier that the groups of an axis cross: 0 within a node, 1 between nodes, 2 and more beyond."""
     sizes = [size for size, _ in cluster.tiers[1:]]
@@ -163,6 +164,13 @@ def collective_seconds(
     return slowest + start
 
 
+@lru_cache(maxsize=256)
+def _send_constants(cluster: Cluster, tier: int) -> tuple[float, float]:
+    """Return seconds of latency and bytes/s of a send on a tier."""
+    constants = cluster.tiers[tier][1].tuning("send", 2)
+    return constants.latency, constants.bandwidth
+
+
 def send_seconds(nbytes: float, tier: int, cluster: Cluster, slowdowns: tuple[float, float] = (1.0, 1.0)) -> float:
     """Return the seconds of a point-to-point transfer: `latency + S / bandwidth` (the ramp belongs to collectives).
 
@@ -173,8 +181,8 @@ def send_seconds(nbytes: float, tier: int, cluster: Cluster, slowdowns: tuple[fl
         cluster: Where they are.
         slowdowns: Factors on the seconds within nodes and beyond.
     """
-    constants = cluster.tiers[tier][1].tuning("send", 2)
-    return slowdowns[tier > 0] * (constants.latency + nbytes / constants.bandwidth)
+    latency, bandwidth = _send_constants(cluster, tier)
+    return slowdowns[tier > 0] * (latency + nbytes / bandwidth)
 
 
 def exchange_seconds(
@@ -194,6 +202,6 @@ def exchange_seconds(
     if axis.size == 1:
         return np.zeros_like(nbytes)
     tier = widest_tier(axis, cluster)
-    constants = cluster.tiers[tier][1].tuning("send", 2)
-    seconds = slowdowns[tier > 0] * (constants.latency + nbytes / constants.bandwidth)
+    latency, bandwidth = _send_constants(cluster, tier)
+    seconds = slowdowns[tier > 0] * (latency + nbytes / bandwidth)
     return np.where(nbytes > 0, seconds, 0.0)

@@ -147,7 +147,7 @@ class Stack:
 
     name: str
     attention: Attention = "fused"
-    fusion: Fusion = "none"
+    fusion: Fusion = "chains"
     scalars: tuple[tuple[str, float], ...] = ()
     clusters: tuple[str, ...] = ()
     fit: Fit | None = None

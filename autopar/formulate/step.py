@@ -55,6 +55,8 @@ class Pipeline:
         schedule: Their order.
         overlap: How compute and communication share time.
         fixed: Seconds added to every step.
+        num_chunks: Stages per group of devices; above 1 they are interleaved.
+        turns: By what share of itself a pass is longer where a device holds several stages.
     """
 
     num_stages: int
@@ -62,6 +64,8 @@ class Pipeline:
     schedule: str
     overlap: Overlap = HIDING
     fixed: float = 0.0
+    num_chunks: int = 1
+    turns: float = 0.0
 
     def hops(self, hop: float) -> float:
         """Return the seconds of all hops on the way of a step, at `hop` seconds each."""
@@ -94,6 +98,44 @@ class StepTime:
     stage_seconds: FloatArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StageTimes:
+    """Seconds of stages, (stages,) each: the f_s, b_s, g_s, a_s, r_s, u_s and e_s of this module."""
+
+    forward: FloatArray
+    backward: FloatArray
+    gradient: FloatArray
+    gathers: FloatArray
+    reduced: FloatArray
+    update: FloatArray
+    late: FloatArray
+
+
+def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap: Overlap) -> StageTimes:
+    """Return the seconds of the stages of a split; arguments as of `step_time`."""
+    flavours = np.repeat(np.arange(len(split.ranges)), [stop - start for start, stop in split.ranges])
+    blocks = totals[np.asarray(chain)]
+    again, gathers = np.zeros(len(blocks)), np.zeros(len(blocks))
+    for recompute in set(split.recompute):
+        chosen = np.array([flavour == recompute for flavour in split.recompute])[flavours]
+        again[chosen], gathers[chosen] = _again(blocks[chosen], recompute), _gathers(blocks[chosen], recompute)
+    starts = np.array([start for start, _ in split.ranges])
+    backward, reduced = blocks[:, Slot.BACKWARD] + again, (1 - overlap.share) * blocks[:, Slot.REDUCE]
+    spent, due = np.cumsum(backward), np.cumsum(reduced)
+    before, owed = spent - backward, due - reduced  # of the blocks before each
+    late = np.maximum.reduceat(due - before, starts) - owed[starts] + before[starts]
+    sums = np.add.reduceat(blocks, starts)
+    return StageTimes(
+        sums[:, Slot.FORWARD],
+        np.add.reduceat(backward, starts),
+        sums[:, Slot.GRADIENT],
+        np.add.reduceat(gathers, starts),
+        sums[:, Slot.REDUCE],
+        sums[:, Slot.UPDATE],
+        np.maximum(0.0, late),
+    )
+
+
 def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float) -> StepTime:
     """Return the step time of blocks split into stages.
 
@@ -104,28 +146,30 @@ def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, spli
         split: Blocks to stages.
         hop: Seconds of sending one microbatch's boundary from a stage to the next.
     """
-    overlap = pipeline.overlap
-    per_block = totals[np.asarray(chain)]
-    sums = np.array([per_block[start:stop].sum(axis=0) for start, stop in split.ranges])  # (stages, slots)
-    forward = sums[:, Slot.FORWARD]
-    again = np.array([_again(stage, recompute) for stage, recompute in zip(sums, split.recompute, strict=True)])
-    backward = sums[:, Slot.BACKWARD] + again
+    return time_of(stage_times(totals, chain, split, pipeline.overlap), pipeline, hop)
+
+
+def time_of(stages: StageTimes, pipeline: Pipeline, hop: float) -> StepTime:
+    """Return the step time of stages; `hop` as of `step_time`."""
+    overlap, chunks = pipeline.overlap, pipeline.num_chunks
+    backward, late = stages.backward, stages.late
     trains = bool(backward.any())
-    gathers = np.array([_gathers(stage, recompute) for stage, recompute in zip(sums, split.recompute, strict=True)])
-    stage = _stage_seconds(forward + backward, sums[:, Slot.GRADIENT], gathers, overlap)
-    flow = float(stage.sum() + (pipeline.num_microbatches - 1) * stage.max() + pipeline.hops(hop))
-    reduced = (1 - overlap.share) * sums[:, Slot.REDUCE]
-    late = np.zeros(len(reduced))
-    for stage_index, (start, stop) in enumerate(split.ranges):
-        blocks = per_block[start:stop]
-        spent = (blocks[:, Slot.BACKWARD] + _again(blocks, split.recompute[stage_index])).cumsum()
-        due = (1 - overlap.share) * blocks[:, Slot.REDUCE].cumsum() - np.concatenate([[0.0], spent[:-1]])
-        late[stage_index] = max(0.0, due.max())
-    left = np.maximum(late, reduced + sums[:, Slot.GRADIENT] - backward)
-    tail = left + overlap.share * sums[:, Slot.REDUCE] + sums[:, Slot.UPDATE]
+    stage = _stage_seconds(stages.forward + backward, stages.gradient, stages.gathers, overlap)
+    if chunks > 1:
+        stage = stage * (1 + pipeline.turns)
+    # Devices that hold several stages are as busy as all of them; a microbatch fills the pipeline one stage at a time.
+    groups = stage.reshape(chunks, -1).sum(axis=0)
+    busiest = groups.max()
+    flow = float(groups.sum() - busiest) / chunks + pipeline.num_microbatches * float(busiest) + pipeline.hops(hop)
+    reduced = (1 - overlap.share) * stages.reduced
+    left = np.maximum(late, reduced + stages.gradient - backward)
     slow = (overlap.slowdown - 1) * (reduced - late)
-    earlier = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + hop * np.arange(len(backward))
-    ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[::-1])[::-1] + tail + pipeline.fixed
+    # The first chunk of a group is the last to run backwards; what the others reduce has had time until then.
+    first = slice(0, len(groups))
+    once = (overlap.share * stages.reduced + stages.update).reshape(chunks, -1).sum(axis=0)
+    tail = left[first] + once
+    earlier = np.concatenate([[0.0], np.cumsum(backward[first])[:-1]]) + hop * np.arange(len(groups))
+    ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[first][::-1])[::-1] + tail + pipeline.fixed
     slowest = int(ends.argmax())
     return StepTime(float(ends[slowest]), flow, float(tail[slowest]), stage)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import Bucketed, CostModel, DtypePolicy, Overlap, Resharder
+from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
 from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
@@ -239,11 +239,7 @@ class Tables:
     @property
     def host_seconds(self) -> FloatArray:
         """Seconds in which the host launches the kernels of a forward and of a backward, (kinds, 2)."""
-        launches = np.zeros((len(self.folded.kinds), 2))
-        for node in self.nodes:
-            if node.decision is Decision.OP and node.slot is not Slot.UPDATE and node.seconds.max() > 0:
-                launches[node.kind, int(node.slot is not Slot.FORWARD)] += 1
-        return launches * self.costs.stack["host_launch"]
+        return host_seconds(self.folded, self.costs)
 
     @property
     def host_seconds_again(self) -> FloatArray:
@@ -302,6 +298,8 @@ class _Builder:
         self.trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
         self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
+        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
+        self.fused = {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
         self.selective = selective_ops(folded, costs)
 
     def build(self) -> Tables:
@@ -360,13 +358,14 @@ class _Builder:
     def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
         """Return the (S,) seconds of what devices run, rows from neighbours included."""
         sizes = self.resident if op.phase is Phase.UPDATE else self.read
-        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, sizes)
+        fused = self.fused.get(op.name, ALONE)
+        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, sizes, fused)
         for index in set(choices.local_kinds.tolist()) - {-1}:
             local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
             assert local is not None
             part = choices.select(rows)
             other = replace(op, kind=local.kind)
-            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, sizes)
+            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, sizes, fused)
         for halos in choices.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
@@ -603,6 +602,22 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
                     if name != sums[output] and all(end.block == op.block for end in ends):
                         resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
+
+
+@lru_cache(maxsize=16)
+def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
+    """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
+    values = folded.graph.values
+    ranks = {name: len(value.shape) for name, value in values.items()}
+    seconds = np.zeros((len(folded.kinds), 2))
+    for kind in folded.kinds:
+        fused = costs.fuse(kind.ops, ranks)
+        for op in kind.ops:
+            if op.phase is not Phase.UPDATE:
+                rank = next((ranks[name] for name in op.inputs if name), 0)
+                column = int(op.phase is Phase.BACKWARD)
+                seconds[kind.id, column] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
 
 
 @lru_cache(maxsize=16)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
+
 from autopar.cost import Bucketed, CostModel, DtypePolicy, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
@@ -184,7 +186,7 @@ def lower_blocks(
     for block in blocks:
         if not 0 <= block.kind < len(folded.kinds):
             raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
-        lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], reshards, sizes, splits).run()
+        lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], reshards, costs, sizes, splits).run()
     missing = set(folded.chain) - lowered.keys()
     if missing:
         raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
@@ -221,13 +223,14 @@ class _BlockLowering:
         folded: Folded,
         handed: HandOver,
         reshards: _Reshards,
+        costs: CostModel,
         sizes: tuple[Mapping[str, float], Mapping[str, float]],
         splits: bool,
     ) -> None:
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = reshards.alone.mesh
-        self.reshards = reshards
+        self.reshards, self.costs = reshards, costs
         self.late = weight_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
@@ -507,7 +510,16 @@ class _BlockLowering:
             outputs.append(operand)
             if self.roles.get(name) is Role.GRADIENT:
                 self._store(draft, operand, self.states[name])
-        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants, start))
+        kept = self._left_behind(op, inputs, outputs) if op.phase is not Phase.UPDATE else 0.0
+        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants, start, kept))
+
+    def _left_behind(self, op: Op, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> float:
+        """Return the bytes an op's kernel keeps for its gradient besides values."""
+        read, made = (
+            [None if operand is None else np.array([operand.shape], dtype=np.int64) for operand in operands]
+            for operands in (inputs, outputs)
+        )
+        return float(self.costs.kept_bytes(op, read, made, self.wire)[0])
 
     def _segment(
         self, draft: _Draft, inputs: tuple[Operand, ...], saved: tuple[Operand, ...], outputs: tuple[Operand, ...]

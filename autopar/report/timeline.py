@@ -8,6 +8,7 @@ from autopar.report.text import format_entries, format_share, format_table
 from autopar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # the simulator is not needed to read its result
+    from autopar.simulate.flat import Devices
     from autopar.simulate.path import PathStep
     from autopar.simulate.timeline import Timeline
 
@@ -19,6 +20,21 @@ def format_band(timeline: "Timeline") -> str:
         return f"{text} (software stack not calibrated)"
     low, high = timeline.band
     return f"{text}, between {format_seconds(low)} and {format_seconds(high)} (mean error of the stack's calibration)"
+
+
+def format_flat(devices: "Devices", timeline: "Timeline") -> str:
+    """Return what simulating every device apart has given, beside the step of stages."""
+    count = len(devices.ends)
+    apart = devices.step_seconds / timeline.step_seconds - 1
+    entries = [
+        ("every device apart", f"{format_seconds(devices.step_seconds)} on {count} devices, {apart:+.4%}"),
+        (
+            "computing",
+            f"{format_share(devices.compute.min(), devices.step_seconds)} of the step at least, "
+            f"{format_share(devices.compute.max(), devices.step_seconds)} at most",
+        ),
+    ]
+    return "\n".join(format_entries(entries)) + "\n"
 
 
 def format_path(path: "Sequence[PathStep]", limit: int = 20) -> str:

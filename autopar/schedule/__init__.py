@@ -20,14 +20,14 @@ from autopar.schedule.dependencies import follow
 from autopar.schedule.joint import ForwardOnly, GPipe, Interleaved, OneForwardOneBackward
 from autopar.schedule.zero_bubble import ZeroBubble, ZeroBubbleV
 
-__all__ = ["SCHEDULES", "Pass", "Schedule", "Task", "chunks_of", "follow"]
+__all__ = ["SCHEDULES", "Pass", "Schedule", "Task", "ZeroBubble", "chunks_of", "follow"]
 
 SCHEDULES: dict[str, Schedule] = {
     "1f1b": OneForwardOneBackward(),
     "gpipe": GPipe(),
     "interleaved": Interleaved(),
-    "zb-h1": ZeroBubble(stretch=1),
-    "zb-h2": ZeroBubble(stretch=2),
+    "zb-h1": ZeroBubble(ahead=1, late=1),
+    "zb-h2": ZeroBubble(ahead=2, late=2),
     "zb-v": ZeroBubbleV(),
     "forward-only": ForwardOnly(),
 }

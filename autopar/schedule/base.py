@@ -90,7 +90,12 @@ class Schedule(ABC):
 
     def orders(self, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> tuple[Tasks, ...]:
         """Return the tasks of every group."""
-        return tuple(self.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups))
+        return _orders(self, num_groups, num_microbatches, num_chunks)
+
+
+@lru_cache(maxsize=64)
+def _orders(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[Tasks, ...]:
+    return tuple(schedule.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups))
 
 
 @lru_cache(maxsize=4096)

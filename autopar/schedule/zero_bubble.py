@@ -16,36 +16,57 @@ these steps overlap, which takes an optimizer that does not wait for all groups 
 paper: it updates at once, and takes the update back if a norm that arrives later says so).
 """
 
+from math import ceil
 from typing import ClassVar
 
 from autopar.schedule.base import Pass, Schedule, Task, Tasks
+
+_ROUNDING = 1e-9  # a ratio of seconds may come out a little above a whole number
 
 
 class ZeroBubble(Schedule):
     """1F1B with more forwards ahead on early groups, and passes for weights put off on late ones.
 
-    Group g of p runs `stretch` (p - 1 - g) forwards ahead, and puts off a weight pass by `stretch` g backwards. So
-    every group holds up to `stretch` (p - 1) + 1 microbatches.
+    Group g of p runs `ahead` (p - 1 - g) forwards ahead, and puts off a weight pass by `late` g backwards, rounded up.
+    It holds the sum of both and one. ZB-H1 has 1 and 1, ZB-H2 2 and 2.
 
-    >>> " ".join(map(str, ZeroBubble(stretch=1).order(group=1, num_groups=2, num_microbatches=3)))
+    >>> " ".join(map(str, ZeroBubble(ahead=1, late=1).order(group=1, num_groups=2, num_microbatches=3)))
     'F0 B0 F1 B1 W0 F2 B2 W1 W2'
 
     Args:
-        stretch: 1 for ZB-H1, which holds what 1F1B holds at most; 2 for ZB-H2, which has no bubble if all three passes
-            take equally long.
+        ahead: Forwards ahead per later group.
+        late: Weight passes put off per earlier group.
     """
 
     splits: ClassVar[bool] = True
     steps_overlap: ClassVar[bool] = True
 
-    def __init__(self, stretch: int) -> None:
-        self._stretch = stretch
+    def __init__(self, ahead: float, late: float) -> None:
+        self._ahead, self._late = ahead, late
+
+    @classmethod
+    def fitted(cls, forward: float, backward: float, weight: float) -> "ZeroBubble":
+        """Return the one with almost no bubble for passes of these seconds, or seconds in this ratio.
+
+        The first group's backward comes back when F has gone there and B back again over p - 1 groups, which takes
+        1 + B / F forwards per group to fill; the last group ends as much later than its last backward, which takes
+        (F + B) / W weight passes per group. The cheaper the weight pass is, the more is held. What is left of the
+        bubble comes of rounding, and is less than the passes of one microbatch if a backward takes no less than a
+        forward, as backwards do.
+        """
+        assert min(forward, backward, weight) > 0, "passes take time"
+        return cls(ahead=1 + backward / forward, late=(forward + backward) / weight)
+
+    def _counts(self, group: int, num_groups: int, num_microbatches: int) -> tuple[int, int]:
+        """Return the forwards ahead and the weight passes put off."""
+        counts = self._ahead * (num_groups - 1 - group), self._late * group
+        ahead, late = (min(num_microbatches, ceil(count - _ROUNDING)) for count in counts)
+        return ahead, late
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
         """Return forwards ahead, then F, B and the W put off in turn, then the remaining weight passes."""
         assert num_chunks == 1, "not interleaved"
-        ahead = min(num_microbatches, self._stretch * (num_groups - 1 - group))
-        late = min(num_microbatches, self._stretch * group)
+        ahead, late = self._counts(group, num_groups, num_microbatches)
         tasks = [Task(Pass.FORWARD, i) for i in range(ahead)]
         for i in range(num_microbatches):
             if i + ahead < num_microbatches:
@@ -58,7 +79,8 @@ class ZeroBubble(Schedule):
 
     def in_flight(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
         """Return the forwards ahead, the weight passes put off, and one."""
-        return min(num_microbatches, self._stretch * (num_groups - 1) + 1)
+        ahead, late = self._counts(group, num_groups, num_microbatches)
+        return min(num_microbatches, ahead + late + 1)
 
 
 class ZeroBubbleV(Schedule):
@@ -83,7 +105,7 @@ class ZeroBubbleV(Schedule):
         if num_chunks != 2:
             return (
                 f"runs two stages per group of devices, i and 2p - 1 - i of 2p, not {num_chunks}",
-                f"cut the model into {2 * num_groups} stages",
+                f"cut the model into {2 * num_groups} stages: --interleave 2",
             )
         return "", ""
 

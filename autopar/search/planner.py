@@ -12,6 +12,7 @@ The reported bound is the least over all configurations, searched or not.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -615,7 +616,7 @@ class Attempt:
         return Split(found[0].ranges, tuple(recompute for _ in found[0].ranges))
 
     def _hop(self, choice: Choice) -> float:
-        """Return the seconds of handing one microbatch to the next stage: the largest boundary value counts."""
+        """Return the mean seconds of handing one microbatch to the next stage: the largest boundary value counts."""
         if self.pipeline.num_stages == 1:
             return 0.0
         mesh = self.configuration.mesh
@@ -626,8 +627,10 @@ class Attempt:
                     largest,
                     boundary_bytes(self.tables, node.value.name, node.value.shape, int(node.placements[strategy])),
                 )
-        crosses = mesh.size >= self.search.costs.cluster.devices_per_node
-        return self.search.costs.send_seconds(largest, crosses)
+        costs = self.search.costs
+        boundaries = range(0, (self.pipeline.num_stages - 1) * mesh.size, mesh.size)
+        tiers = Counter(costs.cluster.boundary_tier(start, mesh.size) for start in boundaries)
+        return math.fsum(count * costs.send_seconds(largest, tier) for tier, count in tiers.items()) / len(boundaries)
 
 
 def boundary_bytes(tables: Tables, name: str, shape: tuple[int, ...], placement: int) -> float:

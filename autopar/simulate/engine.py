@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import fsum, inf
 
+from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, Overlap
-from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
+from autopar.program.records import Program, StageProgram
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
 from autopar.simulate.arrays import step_arrays
@@ -22,6 +23,7 @@ from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
 from autopar.simulate.gradients import (
     Boundary,
+    StageTraffic,
     fit_in,
     gradient_jobs,
     stage_traffic,
@@ -33,35 +35,64 @@ from autopar.simulate.memory import StageMoments, stage_moments
 from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
 from autopar.simulate.simulation import EVEN, Simulation, Stragglers
-from autopar.simulate.stages import StageLayout, lay_out_stage
+from autopar.simulate.stages import Layouts, StageLayout, counterparts, lay_out_stage, messages
 from autopar.simulate.timeline import StageTimeline, Timeline
 
 
-def _crosses_nodes(sender: StageProgram, receiver: StageProgram, per_node: int) -> bool:
-    """Whether any device has its counterpart in the neighbouring stage on another node."""
-    count = max(sender.num_devices, receiver.num_devices)
-    return any(
-        (sender.devices[0] + i * sender.num_devices // count) // per_node
-        != (receiver.devices[0] + i * receiver.num_devices // count) // per_node
-        for i in range(count)
-    )
+def _tier(sender: StageProgram, receiver: StageProgram, cluster: Cluster) -> int:
+    """Return the widest tier on which any device meets its counterpart in the neighbouring stage."""
+    return max(cluster.tier(first, second) for first, second in counterparts(sender, receiver))
 
 
 def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     """Return what lies between each stage and the next."""
-    table = program.table()
-
-    def seconds(segment: Segment | None, crosses: bool) -> float:
-        size = fsum(operand.bytes for operand in segment.outputs) if segment else 0.0
-        return float(costs.send_seconds(size, crosses))
-
     boundaries = []
     for sender, receiver in pairwise(program.stages):
-        crosses = _crosses_nodes(sender, receiver, costs.cluster.devices_per_node)
-        forward = seconds(table[sender.blocks[-1], SegmentPhase.FORWARD], crosses)
-        backward = seconds(table.get((receiver.blocks[0], SegmentPhase.BACKWARD)), crosses)
-        boundaries.append(Boundary(forward, backward, Resource.INTER if crosses else Resource.INTRA))
+        tier = _tier(sender, receiver, costs.cluster)
+        ends = (*sender.devices, *receiver.devices)
+        view = costs.on(range(min(ends), max(ends)))
+        forward, backward = (float(view.send_seconds(size, tier)) for size in messages(program, sender, receiver))
+        boundaries.append(Boundary(forward, backward, Resource.INTER if tier else Resource.INTRA))
     return boundaries
+
+
+def stages_in_time(program: Program, costs: Costs, bucket: float) -> list[StageLayout]:
+    """Return the stages in time; equal stages on equal devices are one and the same object.
+
+    Segments are laid out once for all stages that work on equal devices.
+    """
+    layouts: dict[Cluster, Layouts] = {}
+    known: dict[object, StageLayout] = {}
+    stages = []
+    for stage in program.stages:
+        view = costs.on(range(*stage.devices))
+        if view.cluster not in layouts:
+            layouts[view.cluster] = {
+                (segment.kind, segment.phase): lay_out(segment, view, bucket) for segment in program.segments
+            }
+        key = (view.cluster, stage.blocks, stage.recompute)
+        if key not in known:
+            known[key] = lay_out_stage(stage, layouts[view.cluster])
+        stages.append(known[key])
+    return stages
+
+
+def traffic_of(
+    stages: Sequence[StageLayout], program: Program, costs: Costs, bucket: float
+) -> tuple[Pass, list[StageTraffic]]:
+    """Return the pass that makes gradients, and the gradient traffic of every stage."""
+    maker = Pass.WEIGHT if SCHEDULES[program.schedule].splits else Pass.BACKWARD
+    known = {
+        id(layout): stage_traffic(layout, maker, costs.on(range(*stage.devices)), bucket)
+        for layout, stage in {
+            id(layout): (layout, stage) for layout, stage in zip(stages, program.stages, strict=True)
+        }.values()
+    }
+    return maker, [known[id(layout)] for layout in stages]
+
+
+_ROUNDING = 1e-12
+"""Share of a step below which a sum of its parts is nothing but rounding."""
 
 
 def _idle(runs: Sequence[Run], begin: float) -> tuple[float, float]:
@@ -89,6 +120,7 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
     wait, bubble = _idle(runs, sim.begins[group])
     late = fsum(run.end - run.start for run in runs) - compute - collective
     late += (sim.slower[group] - 1) * update + sim.fixed
+    late = late if late > _ROUNDING * sim.step else 0.0
     return StageTimeline(
         index=moments.chunks[0].index,
         compute_seconds=compute,
@@ -117,13 +149,11 @@ def run_step(
     program: Program, costs: Costs, *, bucket: float = BUCKET_BYTES, stragglers: Stragglers = EVEN
 ) -> Simulation:
     """Return one step of a lawful program in time; arguments as of `simulate`."""
-    layouts = {(segment.kind, segment.phase): lay_out(segment, costs, bucket) for segment in program.segments}
-    stages = [lay_out_stage(stage, layouts) for stage in program.stages]
+    stages = stages_in_time(program, costs, bucket)
     placed, stack = program.groups, costs.stack
     groups = [[stages[stage] for stage in chunks] for chunks in program.chunks]
     boundaries = _boundaries(program, costs)
-    maker = Pass.WEIGHT if SCHEDULES[program.schedule].splits else Pass.BACKWARD
-    traffic = [stage_traffic(stage, maker, costs, bucket) for stage in stages]
+    maker, traffic = traffic_of(stages, program, costs, bucket)
     slower = [stragglers.slowest(program.stages[chunks[0]].devices) for chunks in program.chunks]
     turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
     factors = [slower[group] * turns for group in placed]

@@ -38,6 +38,7 @@ class Job:
         seconds: Time it needs on the link.
         after: Index of an earlier job that has to be done first; -1 if there is none.
         once: Whether it is a reduction of the step, not of one microbatch.
+        axis: Over which devices; None if each is on its own.
     """
 
     resource: Resource
@@ -46,6 +47,7 @@ class Job:
     seconds: float
     after: int
     once: bool = False
+    axis: Axis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class _Buckets:
         self.jobs: list[Job] = []
         self._costs, self._limit = costs, limit
         self._open: dict[_Key, list[int]] = {}  # numbers of the gradients of a bucket
+        self._full: dict[_Key, float] = {}  # its bytes
         self._gradients: list[tuple[Traffic, float, int, _Key]] = []  # what, ready, number of the one it needs, bucket
         self._job: list[int] = []  # job of every gradient; -1 while its bucket is open
 
@@ -83,7 +86,8 @@ class _Buckets:
             bucket.append(len(self._gradients))
             self._gradients.append((traffic, start + traffic.ready, after, key))
             self._job.append(-1)
-            if fsum(self._gradients[number][0].nbytes for number in bucket) >= self._limit:
+            full = self._full[key] = self._full.get(key, 0.0) + traffic.nbytes
+            if full >= self._limit:
                 self._close(key)
 
     def flush(self) -> tuple[Job, ...]:
@@ -94,18 +98,19 @@ class _Buckets:
 
     def _close(self, key: _Key) -> None:
         collective, axis, once = key
-        numbers = self._open.pop(key)
+        numbers, total = self._open.pop(key), self._full.pop(key)
         members = [self._gradients[number] for number in numbers]
         traffic = members[0][0]
         seconds, name = traffic.seconds, traffic.name
         if len(members) > 1:
-            total = fsum(member.nbytes for member, *_ in members)
             seconds = float(self._costs.collective_seconds(collective, total, axis))
             name = f"{collective}[{axis.name}] of {len(members)} gradients"
         after = max((self._job[needed] for _, _, needed, _ in members if needed >= 0), default=-1)
         for number in numbers:
             self._job[number] = len(self.jobs)
-        self.jobs.append(Job(traffic.resource, name, max(ready for _, ready, *_ in members), seconds, after, once))
+        self.jobs.append(
+            Job(traffic.resource, name, max(ready for _, ready, *_ in members), seconds, after, once, axis)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +189,7 @@ def gradient_jobs(runs: Sequence[Run], maker: Pass, traffic: Sequence[StageTraff
         for job in found.last if run is final[run.task.chunk] else found.every:
             after = base + job.after if job.after >= 0 else -1
             seconds = (1 - share) * job.seconds if job.once else job.seconds
-            jobs.append(Job(job.resource, job.name, run.start + job.ready, seconds, after, job.once))
+            jobs.append(Job(job.resource, job.name, run.start + job.ready, seconds, after, job.once, job.axis))
     if share and backwards:
         for resource in (Resource.INTRA, Resource.INTER):
             left = fsum(job.seconds for each in traffic for job in each.last if job.once and job.resource is resource)
@@ -214,12 +219,7 @@ def urgent_intervals(
     for resource, interval in passing:
         busy[resource].append(interval)
     blocking = {
-        (chunk, kind): [
-            (span.resource, part.offset + span.offset, part.offset + span.offset + span.seconds)
-            for part in task.parts
-            for span in part.layout.spans
-            if span.resource is not Resource.COMPUTE
-        ]
+        (chunk, kind): list(task.on_links())
         for chunk, layout in enumerate(chunks)
         for kind, task in layout.passes.items()
     }
@@ -230,25 +230,23 @@ def urgent_intervals(
     return busy
 
 
-def fit_in(jobs: Sequence[Job], busy: Mapping[Resource, Iterable[Interval]]) -> list[Interval]:
-    """Return when each job runs, from its first to its last moment on the link.
+class Line:
+    """A link on which jobs follow each other, whenever nothing more urgent has it.
 
     Args:
-        jobs: In the order in which they are issued.
-        busy: When each link has something more urgent to do; intervals may overlap.
-
-    >>> fit_in([Job(Resource.INTRA, "a", 1.0, 2.0, -1)], {Resource.INTRA: [(0.0, 1.5), (2.0, 3.0)]})
-    [(1.5, 4.5)]
+        urgent: When something more urgent has it; intervals may overlap.
     """
-    intervals = {resource: sorted(parts) for resource, parts in busy.items()}
-    position = dict.fromkeys(Resource, 0)
-    free = dict.fromkeys(Resource, 0.0)
-    done: list[Interval] = []
-    for job in jobs:
-        urgent = intervals.get(job.resource, [])
-        i = position[job.resource]
-        now = max(job.ready, free[job.resource], done[job.after][1] if job.after >= 0 else 0.0)
-        begin, left = None, job.seconds
+
+    def __init__(self, urgent: Iterable[Interval]) -> None:
+        self.free = 0.0
+        self._urgent = sorted(urgent)
+        self._next = 0
+
+    def fit(self, ready: float, seconds: float) -> Interval:
+        """Return when a job of `seconds` runs that may start at `ready`, from its first to its last moment."""
+        urgent, i = self._urgent, self._next
+        now = max(ready, self.free)
+        begin, left = None, seconds
         while True:
             # everything urgent that has started by now comes first
             while i < len(urgent) and urgent[i][0] <= now:
@@ -261,7 +259,23 @@ def fit_in(jobs: Sequence[Job], busy: Mapping[Resource, Iterable[Interval]]) -> 
                 break
             left -= gap
             now = urgent[i][0]
-        position[job.resource] = i
-        free[job.resource] = now
-        done.append((begin, now))
+        self._next, self.free = i, now
+        return begin, now
+
+
+def fit_in(jobs: Sequence[Job], busy: Mapping[Resource, Iterable[Interval]]) -> list[Interval]:
+    """Return when each job runs, from its first to its last moment on the link.
+
+    Args:
+        jobs: In the order in which they are issued.
+        busy: When each link has something more urgent to do; intervals may overlap.
+
+    >>> fit_in([Job(Resource.INTRA, "a", 1.0, 2.0, -1)], {Resource.INTRA: [(0.0, 1.5), (2.0, 3.0)]})
+    [(1.5, 4.5)]
+    """
+    lines = {resource: Line(busy.get(resource, ())) for resource in Resource}
+    done: list[Interval] = []
+    for job in jobs:
+        ready = max(job.ready, done[job.after][1]) if job.after >= 0 else job.ready
+        done.append(lines[job.resource].fit(ready, job.seconds))
     return done

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
-from autopar.cost import BUCKET_BYTES, Overlap, Stack
+from autopar.cost import ALONE, BUCKET_BYTES, Fused, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import devices_in_node
 from autopar.cost.overlap import WEIGHT_COVER
@@ -47,10 +47,19 @@ class Costs(Protocol):
 
     @property
     def stack(self) -> Stack:
-        """What the software makes of it; the simulator reads the scalars of launches, overlap and the step."""
+        """What the software makes of it; the simulator reads the scalars of overlap and of the step."""
+
+    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
+        """Return by name those of the ops of a segment that are not a kernel of their own."""
 
     def op_seconds(
-        self, op: Op, inputs: Sequence[Shapes | None], outputs: Sequence[Shapes | None], sizes: Mapping[str, float], /
+        self,
+        op: Op,
+        inputs: Sequence[Shapes | None],
+        outputs: Sequence[Shapes | None],
+        sizes: Mapping[str, float],
+        fused: Fused,
+        /,
     ) -> NDArray[np.float64]:
         """Return the seconds of one op, (n,).
 
@@ -59,7 +68,11 @@ class Costs(Protocol):
             inputs: Local shapes (n, rank) of its inputs; None for an absent one.
             outputs: Local shapes (n, rank) of its outputs; None for an unwanted one.
             sizes: Bytes per element by the name the op knows the value by.
+            fused: What is left to the op's own kernel.
         """
+
+    def host_seconds(self, op: Op, rank: int, fused: Fused, /) -> float:
+        """Return the seconds in which the host launches an op whose first input has `rank` dims."""
 
     def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
         """Return the seconds of a collective over an axis; `nbytes` is the larger side on one device."""
@@ -67,8 +80,11 @@ class Costs(Protocol):
     def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
         """Return the seconds of a halo exchange over an axis in which each device sends `nbytes`."""
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
-        """Return the seconds from one device to another."""
+    def send_seconds(self, nbytes: float, tier: int, /) -> float:
+        """Return the seconds from one device to another that it meets on a tier of the cluster."""
+
+    def on(self, devices: range, /) -> "Costs":
+        """Return the costs of work on some devices, where a cluster has several kinds of them."""
 
 
 class Resource(StrEnum):
@@ -115,6 +131,15 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """A collective in line: after so many seconds of kernels devices of an axis meet, and wait for it so long."""
+
+    at: float
+    seconds: float
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """A segment in time.
 
@@ -123,7 +148,9 @@ class Layout:
         collective_seconds: What collectives and gathers add to that.
         host_seconds: What the launching host adds to both.
         link_seconds: Link time of these collectives and gathers, hidden or not.
+        gather_seconds: That of gathers alone.
         spans: Kernels in order, and these collectives and gathers in order.
+        stops: Where devices wait for them.
         traffic: Collectives that overlap whole, in order.
     """
 
@@ -131,7 +158,9 @@ class Layout:
     collective_seconds: float
     host_seconds: float
     link_seconds: float
+    gather_seconds: float
     spans: tuple[Span, ...]
+    stops: tuple[Stop, ...]
     traffic: tuple[Traffic, ...]
 
     @property
@@ -147,14 +176,32 @@ def _shapes(operands: Sequence[Operand | None]) -> list[Shapes | None]:
     ]
 
 
-def _op_seconds(compute: Compute, costs: Costs) -> float:
+def _fused(segment: Segment, costs: Costs) -> Mapping[str, Fused]:
+    computes = [instruction for instruction in segment.instructions if isinstance(instruction, Compute)]
+    ranks = {
+        name: len(operand.shape)
+        for compute in computes
+        for name, operand in zip(
+            (*compute.op.inputs, *compute.op.outputs), (*compute.inputs, *compute.outputs), strict=True
+        )
+        if operand is not None
+    }
+    return costs.fuse([compute.op for compute in computes], ranks)
+
+
+def _op_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
     op = compute.op
     sizes = {
         name: operand.bytes / max(1, prod(operand.shape))
         for name, operand in zip((*op.inputs, *op.outputs), (*compute.inputs, *compute.outputs), strict=True)
         if operand is not None
     }
-    return float(costs.op_seconds(op, _shapes(compute.inputs), _shapes(compute.outputs), sizes)[0])
+    return float(costs.op_seconds(op, _shapes(compute.inputs), _shapes(compute.outputs), sizes, fused)[0])
+
+
+def _host_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
+    first = next((operand for operand in compute.inputs if operand is not None), None)
+    return float(costs.host_seconds(compute.op, 0 if first is None else len(first.shape), fused))
 
 
 def _link(axis: Axis, costs: Costs) -> Resource:
@@ -172,6 +219,7 @@ class _Wait:
     at: float
     seconds: float
     gathers: bool
+    axis: Axis
 
 
 def _covering(segment: Segment) -> set[int]:
@@ -203,21 +251,22 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         bucket: Bytes of new parameters that travel together; 0 if every tensor travels alone.
     """
     covering = _covering(segment) if segment.phase is SegmentPhase.BACKWARD else set()
-    kernels, weight, exchanged, launches = 0.0, 0.0, 0.0, 0
+    kernels, weight, exchanged, launches = 0.0, 0.0, 0.0, 0.0
     spans: list[Span] = []
     waits: list[_Wait] = []
     traffic: list[Traffic] = []
+    fused = _fused(segment, costs)
     origin: dict[str, int] = {}  # value -> index of the traffic it comes from
     there = {operand.value for operand in segment.external}  # what is known before the pass, at any placement
     for position, instruction in enumerate(segment.instructions):
         after = max((origin.get(operand.value, -1) for operand in reads(instruction)), default=-1)
         match instruction:
             case Compute():
-                seconds = _op_seconds(instruction, costs)
+                seconds = _op_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
                 spans.append(Span(Resource.COMPUTE, instruction.op.name, kernels, seconds))
                 kernels += seconds
                 weight += seconds if position in covering else 0.0
-                launches += seconds > 0
+                launches += _host_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
             case Collective():
                 axis, kind, link = instruction.axis, instruction.kind, _link(instruction.axis, costs)
                 seconds = float(costs.collective_seconds(kind, instruction.bytes, axis))
@@ -227,10 +276,10 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                     after = len(traffic) - 1
                 elif segment.phase is SegmentPhase.UPDATE:
                     if bucket:
-                        seconds = instruction.bytes / bucket * costs.collective_seconds(kind, bucket, axis)
-                    waits.append(_Wait(link, name, kernels, seconds, gathers=False))
+                        seconds = instruction.bytes / bucket * float(costs.collective_seconds(kind, bucket, axis))
+                    waits.append(_Wait(link, name, kernels, seconds, False, axis))
                 else:
-                    waits.append(_Wait(link, name, kernels, seconds, instruction.operand.value in there))
+                    waits.append(_Wait(link, name, kernels, seconds, instruction.operand.value in there, axis))
             case Exchange(axis=axis, operand=operand):
                 # It belongs to the op that follows, which needs it at once.
                 seconds = float(costs.exchange_seconds(instruction.bytes, axis))
@@ -252,17 +301,19 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
     gathers = fsum(wait.seconds for wait in waits if wait.gathers)
     waited, gathered = collectives, gathers
     if segment.phase is not SegmentPhase.UPDATE:
-        waited = overlap.waited(collectives, weight) if collectives else 0.0
-        gathered = overlap.gathered(gathers, kernels - WEIGHT_COVER * weight) if gathers else 0.0
+        waited = float(overlap.waited(collectives, weight)) if collectives else 0.0
+        gathered = float(overlap.gathered(gathers, kernels - WEIGHT_COVER * weight)) if gathers else 0.0
     share = {False: waited / collectives if collectives else 0.0, True: gathered / gathers if gathers else 0.0}
     busy = kernels + waited + gathered
-    host = 0.0 if segment.phase is SegmentPhase.UPDATE else max(0.0, launches * costs.stack["host_launch"] - busy)
+    host = 0.0 if segment.phase is SegmentPhase.UPDATE else max(0.0, launches - busy)
     return Layout(
         compute_seconds=kernels - exchanged,
-        collective_seconds=exchanged + waited + gathered,
+        collective_seconds=float(exchanged + waited + gathered),
         host_seconds=host,
         link_seconds=exchanged + collectives + gathers,
+        gather_seconds=gathers,
         spans=tuple(_in_place(spans, waits, share)),
+        stops=tuple(Stop(wait.at, wait.seconds * share[wait.gathers], wait.axis) for wait in waits),
         traffic=tuple(traffic),
     )
 

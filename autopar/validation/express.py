@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 
 from autopar.cluster import PRESETS, Cluster, networks
+from autopar.cost import Stack
 from autopar.cost.policy import POLICIES, DtypePolicy
 from autopar.degrees import Degrees
 from autopar.errors import AutoparError
@@ -18,7 +19,7 @@ from autopar.models.mixtral import MixtralConfig
 from autopar.models.spec import Config
 from autopar.schedule import SCHEDULES
 from autopar.validation.records import Row
-from autopar.validation.stacks import stack_name
+from autopar.validation.stacks import stack_for
 
 Model = tuple[str, Config]
 """Family and configuration."""
@@ -35,7 +36,7 @@ class Case:
         degrees: The plan.
         cluster: The hardware.
         policy: Bytes per element, and the numbers of matrix products.
-        stack: Name of the software stack.
+        stack: The software stack.
         seconds: Measured seconds of a step.
         assumptions: What the row does not state and was assumed.
         lighter: Recompute flavours to try in order until the plan fits; empty if the row says which.
@@ -47,7 +48,7 @@ class Case:
     degrees: Degrees
     cluster: Cluster
     policy: DtypePolicy
-    stack: str
+    stack: Stack
     seconds: float
     assumptions: tuple[str, ...] = ()
     lighter: tuple[str, ...] = ()
@@ -79,7 +80,7 @@ def express(row: Row) -> Case:
     policy = _policy(row)
     degrees, lighter = _degrees(row, notes)
     family, config = _model(row, degrees, notes)
-    stack = stack_name(row.framework or "", row.gpu or "")
+    stack = stack_for(row.framework or "", row.gpu or "")
     return Case(row, family, config, degrees, cluster, policy, stack, seconds, tuple(notes.made), lighter)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from autopar import models
-from autopar.cost import Stack, load_stack
+from autopar.cost import Stack
 from autopar.errors import AutoparError
 from autopar.models.spec import Config
 from autopar.prediction import Prediction, Predictor
@@ -85,14 +85,14 @@ def predict_row(row: Row, cache_dir: Path | None = None, stacks: Sequence[Stack]
     """
     try:
         case = express(row)
-        stack = next((own for own in stacks if own.name == case.stack), None) or load_stack(case.stack)
+        stack = next((own for own in stacks if own.name == case.stack.name), case.stack)
         _, found = predict_case(case, stack, cache_dir)
     except InexpressibleError as why:
         return Outcome(row, str(why))
     except AutoparError as error:
         return Outcome(row, str(error.args[0]))
     return Outcome(
-        row, "", found.timeline.step_seconds, case.seconds, case.stack, case.assumptions, found.timeline.peak_bytes,
+        row, "", found.timeline.step_seconds, case.seconds, stack.name, case.assumptions, found.timeline.peak_bytes,
         found.fits,
     )  # fmt: skip
 
