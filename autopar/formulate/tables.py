@@ -244,10 +244,14 @@ class Tables:
     @property
     def host_seconds_again(self) -> FloatArray:
         """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
-        launches = np.zeros(len(self.folded.kinds))
-        for node in (self.nodes[index] for index in self.again_nodes):
-            launches[node.kind] += node.seconds.max() > 0
-        return launches * self.costs.stack["host_launch"]
+        ranks = {name: len(value.shape) for name, value in self.folded.graph.values.items()}
+        seconds = np.zeros(len(self.folded.kinds))
+        for kind, positions in zip(self.folded.kinds, self.selective, strict=True):
+            fused = self.costs.fuse(kind.ops, ranks)
+            for op in (kind.ops[position] for position in positions):
+                rank = next((ranks[name] for name in op.inputs if name), 0)
+                seconds[kind.id] += self.costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+        return seconds
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
         """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
