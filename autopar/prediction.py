@@ -25,7 +25,7 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.search.by_degrees import Placed, axes, place, plan_by_degrees
 from autopar.simulate import Timeline, simulate
-from autopar.task import MEMORY_SHARE, check_request, rules_for, stored_stack
+from autopar.task import MEMORY_SHARE, check_request, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -96,6 +96,7 @@ class Predictor:
         Raises:
             JobError: If the degrees do not fit the model or the cluster.
         """
+        cluster = job_machine(degrees.gpus, cluster)
         check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
         program, plan = self.lowered(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
         costs = CostModel(cluster, policy, stack)
@@ -113,6 +114,23 @@ class Predictor:
         memory_limit: float | None = None,
     ) -> tuple[Program, Plan]:
         """Return the plan of degrees and its program; arguments and errors as of `predict`."""
+        folded = self._folded(degrees)
+        plan = self.planned(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
+        program = lower(plan, folded, CostModel(cluster, policy))
+        if self.verify:
+            verify_program(program, folded, self._rules_of(degrees.samples, folded))
+        return program, plan
+
+    def planned(
+        self,
+        degrees: Degrees,
+        cluster: Cluster,
+        stack: Stack = DEFAULT,
+        *,
+        policy: DtypePolicy = MIXED,
+        memory_limit: float | None = None,
+    ) -> Plan:
+        """Return the plan of degrees; arguments and errors as of `predict`."""
         folded, costs = self._folded(degrees), CostModel(cluster, policy)
         key = (degrees.samples, *axes(degrees), cluster, policy)
         rules = self._rules_of(degrees.samples, folded)
@@ -129,11 +147,7 @@ class Predictor:
             self.workload.optimizer,
             stored_stack(stack),
         )
-        plan = plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
-        program = lower(plan, folded, costs)
-        if self.verify:
-            verify_program(program, folded, rules)
-        return program, plan
+        return plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
 
     def _folded(self, degrees: Degrees) -> Folded:
         fixed = self.workload.fixed_batch

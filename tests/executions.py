@@ -16,7 +16,8 @@ from autopar.discover import Rules, discover
 from autopar.errors import ProgramError
 from autopar.execute import Executor, run_graph
 from autopar.formulate.fold import Folded, fold
-from autopar.formulate.step import Split, StepTime, block_bytes
+from autopar.formulate.selective import is_forward
+from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables, build_tables
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
@@ -27,6 +28,7 @@ from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import never, silent
+from autopar.recompute import Recompute, format_recompute
 from autopar.runtime import StepResult, run_step
 from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble
@@ -110,11 +112,28 @@ def random_plan(
     count, blocks = configuration.num_stages, folded.num_blocks
     cuts = [0, *sorted(rng.choice(np.arange(1, blocks), count - 1, replace=False).tolist()), blocks]
     ranges = tuple((cuts[i], cuts[i + 1]) for i in range(count))
-    split = Split(ranges, tuple(bool(redo) and train for redo in rng.integers(0, 2, count)))
+    flavours = list(Recompute) if train else [Recompute.NONE]
+    split = Split(ranges, tuple(flavours[number] for number in rng.integers(0, len(flavours), count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
-    candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
-    plan = written(candidate, samples * configuration.num_microbatches, train)
+    candidate = Candidate(configuration, tables, choice, split, seconds)
+    plan = _any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
     return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
+
+
+def _any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:
+    """Return a plan in which selective recompute runs any ops again, and sometimes every block has its own flavour."""
+    blocks = []
+    for block in plan.blocks:
+        names = [op.name for op in folded.kinds[block.kind].ops if is_forward(op)]
+        share = rng.choice([0.3, 0.8])
+        blocks.append(replace(block, selective=tuple(name for name in names if rng.random() < share)))
+    stages = []
+    for stage in plan.stages:
+        flavours = stage.flavours
+        if set(flavours) != {Recompute.NONE} and rng.random() < 0.3:
+            flavours = tuple(list(Recompute)[number] for number in rng.integers(0, 3, len(flavours)))
+        stages.append(replace(stage, recompute=format_recompute(flavours)))
+    return replace(plan, blocks=tuple(blocks), stages=tuple(stages))
 
 
 def solved_plan(

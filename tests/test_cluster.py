@@ -129,6 +129,14 @@ def test_the_example_of_the_docs_is_a_cluster() -> None:
     assert [group.devices for group in mixed.groups] == [32, 64]
 
 
+def test_files_without_newer_fields_stay_readable() -> None:
+    """The cluster of the published runs on a CPU states bandwidths per device and no tunings."""
+    cluster = load_cluster(DOCS.parent / "benchmarks" / "cpu2.yaml")
+
+    assert cluster.devices_per_node == 2
+    assert not cluster.intra.tunings
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -257,3 +265,48 @@ def test_the_schema_lists_the_fields_of_a_cluster_file() -> None:
 
     assert isinstance(definitions, dict)
     assert {"name", "intra", "inter", "domains", "groups", "between"} <= set(definitions["_ClusterFile"]["properties"])
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "per_node", "torus"),
+    [
+        ("tpu-v5p", 128, 128, (4, 4, 8)),
+        ("tpu-v5p", 4096, 4096, (16, 16, 16)),
+        ("tpu-v5e", 16, 16, (4, 4)),
+        ("tpu-v5p", 7, 7, (1, 1, 7)),
+        ("tpu-v5p", 10_000, 6144, (16, 16, 24)),
+        ("h100", 6, 6, ()),
+        ("h100", 4, 8, ()),
+        ("h100", 64, 8, ()),
+        ("gb200", 64, 64, ()),
+        ("gb200", 128, 64, ()),
+        ("gb200", 144, 72, ()),
+        ("gb200", 36, 72, ()),
+        ("h100", 12, 8, ()),
+        ("a100-4hdr", 3, 3, ()),
+    ],
+)
+def test_a_job_gets_a_slice_of_its_size_or_part_of_a_node(
+    name: str, devices: int, per_node: int, torus: tuple[int, ...]
+) -> None:
+    """Slices are as close to cubes of whole rings as can be; 4 devices divide a node of 8, 6 do not."""
+    cluster = load_cluster(name).of_job(devices)
+
+    assert (cluster.devices_per_node, cluster.intra.torus) == (per_node, torus)
+    assert cluster_from_dict(cluster.to_dict()) == cluster
+    assert MIXED.of_job(6) is MIXED
+
+
+def test_a_part_of_a_node_has_no_more_than_a_nic_per_device() -> None:
+    """3 of 8 devices with 8 NICs have one each; with 4 NICs they share four, and use three."""
+    assert load_cluster("a100").of_job(3).inter.bandwidth == load_cluster("a100").inter.bandwidth
+    assert load_cluster("a100-4hdr").of_job(3).inter.bandwidth == load_cluster("a100").inter.bandwidth
+
+
+@pytest.mark.parametrize("cluster", [load_cluster("h100"), load_cluster("a100-pcie"), MIXED], ids=lambda c: c.name)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 12])
+def test_stages_meet_on_the_widest_tier_of_any_pair_of_devices(cluster: Cluster, size: int) -> None:
+    for start in range(0, 48, size):
+        pairs = [cluster.tier(device, device + size) for device in range(start, start + size)]
+
+        assert cluster.boundary_tier(start, size) == max(pairs)

@@ -9,12 +9,14 @@ import pytest
 
 from autopar.cost import ALONE, Bucketed, Fused, Resharder
 from autopar.formulate.fold import Producer, Source
-from autopar.formulate.step import Pipeline, block_bytes, problem, stage_mixes, weights
+from autopar.formulate.memory import block_bytes
+from autopar.formulate.step import Pipeline, problem, stage_mixes, weights
 from autopar.formulate.step import Split as Cut
 from autopar.formulate.tables import Decision, IntArray, Slot, Tables, element_bytes
 from autopar.ir.graph import Op, Phase, Role
+from autopar.recompute import Recompute
 from autopar.sharding import Placements, Replicate, local_shape
-from tests.formulations import COSTS, good_choice, random_choice, stage_peak, tables
+from tests.formulations import COSTS, good_choice, random_choice, tables
 
 NAMES = ("gpt2", "mixtral-8x7b", "mlp-xs")
 CASES = [("gpt2", "train"), ("gpt2", "infer"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("resnet50", "infer")]
@@ -258,7 +260,7 @@ def _paid(op: Op) -> Slot:
 def test_folded_seconds_are_those_of_the_whole_graph(name: str, mode: str) -> None:
     """Instances times seconds per kind and slot is what walking every op and every value of the graph adds up to."""
     found = tables(name, mode)
-    weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=False, hidden=1.0, bounding=False)
+    weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=Recompute.NONE, hidden=1.0, bounding=False)
     choice = random_choice(problem(found, weighting), np.random.default_rng(1), near=good_choice(name, mode))
     counts = np.array([kind.count for kind in found.folded.kinds])
 
@@ -278,7 +280,7 @@ def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
 
     for pipeline in (Pipeline(1, 1, schedule), Pipeline(1, 4, schedule), Pipeline(3, 4, schedule)):
         for bounding in (False, True):
-            weighting = weights(found, pipeline, recompute=False, hidden=0.5, bounding=bounding)
+            weighting = weights(found, pipeline, recompute=Recompute.NONE, hidden=0.5, bounding=bounding)
             instance = problem(found, weighting)
             for _ in range(2):
                 choice = random_choice(instance, rng, near=near)
@@ -288,8 +290,8 @@ def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-@pytest.mark.parametrize("recompute", [False, True])
-def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", Recompute)
+def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, recompute: Recompute) -> None:
     """The peak use of a stage in the problem, with buffers, is `stage_bytes`, so that what fits fits."""
     found = tables(name, mode)
     chain = found.folded.chain
@@ -305,7 +307,8 @@ def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, reco
         if mixes:
             instance = problem(found, weighting, mixes, 1e15)
             peak = instance.peak_usage(choice) + memory.buffers
-            assert peak == pytest.approx(stage_peak(memory, chain, pipeline, cut, stage), rel=1e-9)
+            expected = memory.stage_bytes(np.array(counts), pipeline.in_flight(stage), recompute)
+            assert peak == pytest.approx(expected, rel=1e-9)
 
 
 def test_parameters_gradients_and_moments_by_hand() -> None:

@@ -43,6 +43,7 @@ from autopar.ranks.order import Run, Start, Wait, order
 from autopar.ranks.records import RunReport, RunRequest
 from autopar.ranks.routes import groups_of, refreshes
 from autopar.ranks.table import format_run
+from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
@@ -343,7 +344,9 @@ def test_pipelines_with_tied_embeddings_train_for_several_steps(schedule: str, c
     """The last stage reads the embedding that the first one updates: its copy follows, step by step."""
     configuration = replace(PIPELINE, schedule=schedule)
 
-    lowered = _check(tiny_plan("gpt2", configuration, cache_dir, recipe="megatron", recompute=True), num_steps=3)
+    lowered = _check(
+        tiny_plan("gpt2", configuration, cache_dir, recipe="megatron", recompute=Recompute.FULL), num_steps=3
+    )
 
     assert "embed.tokens.weight" in {refresh.tensor for refresh in refreshes(lowered)}
 

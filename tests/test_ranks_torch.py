@@ -11,6 +11,7 @@ import pytest
 
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest
+from autopar.recompute import Recompute
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import interleave
@@ -28,23 +29,26 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rules")
 
 
+NONE, SELECTIVE, FULL = Recompute
+
+
 @pytest.mark.parametrize(
     ("name", "configuration", "recipe", "recompute"),
     [
-        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "data", False),
-        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "megatron", False),
-        ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "1f1b"), "", True),
-        ("llama3-8b", Configuration(1, FOUR, 2, "1f1b"), "data+zero-1 × megatron+sequence", False),
-        ("gpt2", Configuration(2, TWO, 3, "gpipe"), "data+zero-1", True),
-        ("gpt2", Configuration(2, TWO, 3, "zb-h1"), "data+zero-1", True),
-        ("llama3-8b", Configuration(4, Mesh.of(inner=1), 6, "zb-h1"), "", False),
-        ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "zb-h2"), "", False),
-        ("mixtral-8x7b", Configuration(1, FOUR, 2, "1f1b"), "", False),
-        ("vit-b16", Configuration(2, TWO, 2, "1f1b"), "", False),
+        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "data", NONE),
+        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "megatron", NONE),
+        ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "1f1b"), "", SELECTIVE),
+        ("llama3-8b", Configuration(1, FOUR, 2, "1f1b"), "data+zero-1 × megatron+sequence", NONE),
+        ("gpt2", Configuration(2, TWO, 3, "gpipe"), "data+zero-1", FULL),
+        ("gpt2", Configuration(2, TWO, 3, "zb-h1"), "data+zero-1", FULL),
+        ("llama3-8b", Configuration(4, Mesh.of(inner=1), 6, "zb-h1"), "", NONE),
+        ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "zb-h2"), "", NONE),
+        ("mixtral-8x7b", Configuration(1, FOUR, 2, "1f1b"), "", NONE),
+        ("vit-b16", Configuration(2, TWO, 2, "1f1b"), "", NONE),
     ],
 )
 def test_processes_train_like_the_model(
-    name: str, configuration: Configuration, recipe: str, recompute: bool, cache_dir: Path, tmp_path: Path
+    name: str, configuration: Configuration, recipe: str, recompute: Recompute, cache_dir: Path, tmp_path: Path
 ) -> None:
     """Data, tensor and pipeline parallelism, ZeRO, recompute and random placements, on 2 and 4 ranks."""
     plan = tiny_plan(name, configuration, cache_dir, recipe=recipe, recompute=recompute, seed=5)

@@ -101,13 +101,13 @@ def test_solved_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
     "name", ["llama3-8b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert-base", "resnet50"))]
 )
 def test_solved_plans_with_little_memory_train_like_the_model(name: str, cache_dir: Path) -> None:
-    """With three quarters of the memory the fastest plan takes, stages recompute and parameters are split."""
+    """With four fifths of the memory the fastest plan takes, stages recompute and parameters are split."""
     execution = Execution.of(name, 4, 3)
     rules = model_rules(name, cache_dir)
     fastest = solved_plan(execution.folded, rules, SPACE[4], 4)
     peak = simulate(execution.program(fastest), COSTS).peak_bytes
 
-    plan = solved_plan(execution.folded, rules, SPACE[4], 4, 0.75 * peak)
+    plan = solved_plan(execution.folded, rules, SPACE[4], 4, 0.8 * peak)
 
     assert any(stage.recompute == "full" for stage in plan.stages)
     execution.check(plan)

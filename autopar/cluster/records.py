@@ -263,6 +263,37 @@ class Cluster:
         start = self._start(devices[0])
         return first if first is last and start == self._start(devices[-1]) else self
 
+    def of_job(self, devices: int) -> "Cluster":
+        """Return what a job of so many devices gets: a slice of its size of a torus, or a part of each node.
+
+        A part of one node, where the job would otherwise count as one that straddles nodes; of several nodes, if equal
+        parts of at least 8/9 make up the job: 64 of the 72 devices of a rack are customary.
+
+        >>> from autopar.cluster import PRESETS
+        >>> PRESETS["tpu-v5p"].of_job(256).intra.torus, PRESETS["h100"].of_job(6).devices_per_node
+        ((4, 8, 8), 6)
+        >>> PRESETS["gb200"].of_job(128).devices_per_node
+        64
+        """
+        if self.groups or self.domains or devices % self.devices_per_node == 0 or self.devices_per_node % devices == 0:
+            used = self.devices_per_node if not self.intra.torus else min(devices, self.devices_per_node)
+        elif devices < self.devices_per_node:
+            used = devices
+        else:
+            used = next(part for part in range(self.devices_per_node, 0, -1) if devices % part == 0)
+            if 9 * used < 8 * self.devices_per_node or self.intra.torus:
+                used = self.devices_per_node
+        if used == self.devices_per_node:
+            return self
+        torus = squarest(used, self.intra.torus, self.intra.wraps) if self.intra.torus else ()
+        if torus is None:
+            return self
+        inter = self.inter
+        if inter.nics is not None:  # a device alone does not use the NICs of others
+            most = max(inter.nics.share(inter.nics.count), inter.bandwidth)
+            inter = replace(inter, bandwidth=min(inter.nics.share(used), most), nics=None)
+        return replace(self, devices_per_node=used, intra=replace(self.intra, torus=torus), inter=inter)
+
     def _start(self, device: int) -> int:
         """Return the first device of the group of a device."""
         return max((end for end, _ in self._spans if end <= device), default=0)
@@ -277,6 +308,22 @@ class Cluster:
             return group.tier(first - start, second - start)
         sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
         return sum(first // size != second // size for size in sizes)
+
+    def boundary_tier(self, start: int, size: int) -> int:
+        """Return the widest tier on which a stage of `size` devices from `start` on meets the next one of that size.
+
+        Every device meets its counterpart, `size` devices further on.
+
+        >>> from autopar.cluster import PRESETS
+        >>> [PRESETS["h100"].boundary_tier(4 * stage, 4) for stage in range(4)]
+        [0, 1, 0, 1]
+        """
+        last = start + 2 * size - 1
+        if self.groups:
+            group = self.on(range(start, last + 1))
+            return 1 if group is self else group.boundary_tier(start - self._start(start), size)
+        sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
+        return sum(size >= inner or start // inner != last // inner for inner in sizes)
 
     def to_dict(self) -> dict[str, object]:
         """Return the cluster as the mapping a cluster file holds; `cluster_from_dict` reads it back equal."""
@@ -294,6 +341,33 @@ class Cluster:
         if self.domains:
             data["domains"] = [domain.to_dict() for domain in self.domains]
         return data
+
+
+def squarest(devices: int, largest: tuple[int, ...], wraps: int) -> tuple[int, ...] | None:
+    """Return the shape of a slice of a torus: axes in ascending order, as equal as can be.
+
+    Args:
+        devices: Devices of the slice.
+        largest: Sizes of the axes of the largest slice.
+        wraps: Axes that are multiples of this are closed; of equal sums, more of them are better.
+
+    Returns:
+        None if no slice has so many devices.
+
+    >>> squarest(64, (16, 16, 24), 4), squarest(32, (16, 16, 24), 4), squarest(8, (16, 16), 16), squarest(7, (4, 4), 4)
+    ((4, 4, 4), (2, 4, 4), (2, 4), None)
+    """
+    limits = sorted(largest)
+    shapes: list[tuple[int, ...]] = [()]
+    for limit in limits:
+        shapes = [
+            (*shape, size)
+            for shape in shapes
+            for size in range(shape[-1] if shape else 1, limit + 1)
+            if devices % (math.prod(shape) * size) == 0
+        ]
+    whole = [shape for shape in shapes if math.prod(shape) == devices]
+    return min(whole, key=lambda shape: (sum(shape), -sum(size % wraps == 0 for size in shape)), default=None)
 
 
 def _weakest_device(name: str, devices: list[Device]) -> Device:

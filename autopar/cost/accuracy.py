@@ -6,7 +6,7 @@ is false; the shapes for which it is true share no (N, K) with them.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ import numpy as np
 from autopar.cluster import PRESETS, Cluster, Device
 from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.model import CostModel
-from autopar.errors import JobError
+from autopar.errors import DataError
 from autopar.ir.graph import Op
 
 # A device that is no preset, measured by the same authors: it shows what the shared constants are worth elsewhere.
@@ -64,7 +64,9 @@ class KernelError:
     bias: float
 
 
-class _Gemm(msgspec.Struct, frozen=True):
+class Gemm(msgspec.Struct, frozen=True):
+    """A published time of a product of (m, k) by (k, n)."""
+
     source: str
     gpu: str
     m: int
@@ -85,6 +87,15 @@ def is_held_out(n: int, k: int) -> bool:
     return int(hashlib.sha256(f"{n}x{k}".encode()).hexdigest(), 16) % 3 == 0
 
 
+def read_gemms(path: str | Path) -> list[Gemm]:
+    """Return the records of single products; best shapes of a sweep and tables of other sources are left out.
+
+    Raises:
+        DataError: If the file cannot be read or holds other records.
+    """
+    return [record for record in _read(path, Gemm) if VIDUR in record.source and record.time_us]
+
+
 def gemm_report(path: str | Path) -> tuple[KernelError, ...]:
     """Return the errors of matrix products by device, least M and part of the data.
 
@@ -92,10 +103,10 @@ def gemm_report(path: str | Path) -> tuple[KernelError, ...]:
         path: File of records: source, gpu, m, n, k, time_us.
 
     Raises:
-        JobError: If the file cannot be read or holds other records.
+        DataError: If the file cannot be read or holds other records.
     """
     found = []
-    records = [record for record in _read(path, _Gemm) if VIDUR in record.source and record.time_us]
+    records = read_gemms(path)
     for gpu, cluster in CLUSTERS.items():
         rows = [record for record in records if record.gpu == gpu]
         if not rows:
@@ -105,7 +116,8 @@ def gemm_report(path: str | Path) -> tuple[KernelError, ...]:
         held = np.array([is_held_out(row.n, row.k) for row in rows])
         for least in (64, 1024):
             for part, chosen in (("fitted", ~held), ("held out", held), ("all", held | True)):
-                found.append(_error(f"{gpu}, M >= {least}, {part}", errors[chosen & (m >= least)]))
+                if (chosen & (m >= least)).any():
+                    found.append(_error(f"{gpu}, M >= {least}, {part}", errors[chosen & (m >= least)]))
     return tuple(found)
 
 
@@ -116,7 +128,7 @@ def memory_report(path: str | Path) -> tuple[KernelError, ...]:
         path: File of records: gpu, op, min_bytes, time_us.
 
     Raises:
-        JobError: If the file cannot be read or holds other records.
+        DataError: If the file cannot be read or holds other records.
     """
     found = []
     records = _read(path, _MemoryOp)
@@ -133,23 +145,14 @@ def memory_report(path: str | Path) -> tuple[KernelError, ...]:
     return tuple(found)
 
 
-def format_errors(errors: Sequence[KernelError]) -> str:
-    """Return the errors as a table, in percent."""
-    lines = [f"{'kernels':36}{'number':>8}{'mean':>8}{'median':>8}{'p90':>8}{'bias':>8}"]
-    for error in errors:
-        shares = (error.mean, error.median, error.p90, error.bias)
-        lines.append(f"{error.group:36}{error.kernels:8d}" + "".join(f"{100 * share:7.1f}%" for share in shares))
-    return "\n".join(lines) + "\n"
-
-
-_Record = TypeVar("_Record", _Gemm, _MemoryOp)
+_Record = TypeVar("_Record", Gemm, _MemoryOp)
 
 
 def _read(path: str | Path, kind: type[_Record]) -> list[_Record]:
     try:
         return msgspec.convert(msgspec.json.decode(Path(path).read_bytes()), list[kind])  # type: ignore[valid-type]
     except (OSError, msgspec.MsgspecError) as error:
-        raise JobError(f"{path}: {error}", hint="give a file of published kernel times, as documented") from error
+        raise DataError(f"{path}: {error}", hint="give a file of published kernel times, as documented") from error
 
 
 def _product_seconds(costs: CostModel, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:

@@ -29,6 +29,10 @@ POINTWISE = frozenset(
 """Kinds that compute each element of their result from the elements at the same place."""
 
 
+OPTIMIZER = "optimizer"
+"""Name of the kernel that updates all parameters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fused:
     """What of an op is left to its own kernel.
@@ -36,12 +40,17 @@ class Fused:
     Attributes:
         unread: Inputs, by index, that do not come from memory.
         unwritten: Outputs, by index, that do not go to memory.
-        launches: Whether the op starts a kernel.
+        kernel: Name of the op in whose kernel it runs; empty if it starts one of its own.
     """
 
     unread: frozenset[int] = frozenset()
     unwritten: frozenset[int] = frozenset()
-    launches: bool = True
+    kernel: str = ""
+
+    @property
+    def launches(self) -> bool:
+        """Whether the op starts a kernel."""
+        return not self.kernel
 
 
 ALONE = Fused()
@@ -69,7 +78,8 @@ def fuse(ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion) -> dict[st
     backward = [op for op in ops if op.phase is Phase.BACKWARD]
     for phase in (forward, backward):
         found |= _fuse_phase(phase, ranks, fusion)
-    found |= {op.name: Fused(launches=False) for op in ops if op.phase is Phase.UPDATE}
+    updates = [op.name for op in ops if op.phase is Phase.UPDATE]
+    found |= {name: Fused(kernel=OPTIMIZER) for name in updates}
     return found
 
 
@@ -83,7 +93,7 @@ def _fuse_phase(ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion) -> 
         return origin.get(name, name)
 
     uses: dict[str, int] = {}
-    products = {op.outputs[0] for op in ops if op.kind in PRODUCT_KINDS}
+    products = {op.outputs[0]: op.name for op in ops if op.kind in PRODUCT_KINDS}
     for op in ops:
         for name in op.inputs:
             uses[name] = uses.get(name, 0) + 1
@@ -94,7 +104,7 @@ def _fuse_phase(ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion) -> 
         into = _epilogue_of(op, products, uses, ranks, fusion)
         if into is not None:
             everything = frozenset(range(len(op.inputs)))
-            found[op.name] = Fused(everything, frozenset(range(len(op.outputs))), launches=False)
+            found[op.name] = Fused(everything, frozenset(range(len(op.outputs))), products[into])
             origin[op.outputs[0]] = source(into)
             continue
         for name in dict.fromkeys(op.inputs):
@@ -106,7 +116,7 @@ def _fuse_phase(ops: Sequence[Op], ranks: Mapping[str, int], fusion: Fusion) -> 
 
 
 def _epilogue_of(
-    op: Op, products: set[str], uses: Mapping[str, int], ranks: Mapping[str, int], fusion: Fusion
+    op: Op, products: Mapping[str, str], uses: Mapping[str, int], ranks: Mapping[str, int], fusion: Fusion
 ) -> str | None:
     """Return the product that an addition is made by; None if it is a kernel of its own."""
     if op.kind != "Add":
@@ -144,7 +154,8 @@ def _chains(ops: Sequence[Op], readers: Mapping[str, Sequence[int]], source: Cal
     for chain in {id(chain): chain for chain in chain_of.values()}.values():
         members = set(chain.members)
         seen: set[str] = set()
-        for number, position in enumerate(sorted(members)):
+        first = min(members)
+        for position in sorted(members):
             op = ops[position]
             unread = set()
             for index, name in enumerate(op.inputs):
@@ -157,6 +168,7 @@ def _chains(ops: Sequence[Op], readers: Mapping[str, Sequence[int]], source: Cal
                 for index, name in enumerate(op.outputs)
                 if readers.get(name) and members.issuperset(readers[name])
             }
-            if unread or unwritten or number:
-                found[op.name] = Fused(frozenset(unread), frozenset(unwritten), launches=number == 0)
+            if unread or unwritten or position > first:
+                kernel = ops[first].name if position > first else ""
+                found[op.name] = Fused(frozenset(unread), frozenset(unwritten), kernel)
     return found

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
 from autopar.discover import Rules, Strategy
-from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
+from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
 from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
+from autopar.formulate.selective import selective_ops
 from autopar.ir.graph import Graph, Op, Phase, Role, Value
 from autopar.sharding import Mesh
 
@@ -34,7 +35,8 @@ class Slot(IntEnum):
     (gradients reduced before they are summed over microbatches); `REDUCE` once per step beside the last backward;
     `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
     parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
-    beside which collectives of the backward run.
+    beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
+    recomputes selectively.
     """
 
     FORWARD = 0
@@ -47,19 +49,34 @@ class Slot(IntEnum):
     BACKWARD_WEIGHT = 7
     BACKWARD_WAIT = 8
     BACKWARD_GATHER = 9
+    SELECTIVE = 10
+    SELECTIVE_WAIT = 11
+    SELECTIVE_GATHER = 12
+
+
+AGAIN = {
+    Slot.FORWARD: Slot.SELECTIVE,
+    Slot.FORWARD_WAIT: Slot.SELECTIVE_WAIT,
+    Slot.FORWARD_GATHER: Slot.SELECTIVE_GATHER,
+}
+"""Slots of the forward, and what they are where it runs again in part."""
 
 
 class Memory(StrEnum):
     """What bytes are for.
 
-    `SAVED` and `ARRIVED` exist once per microbatch in flight, `TRANSIENT` while the neighbours of its op run.
+    `SAVED`, `DROPPED`, `ARRIVED` and `HANDED` exist once per microbatch in flight: `DROPPED` without recompute only,
+    `SAVED` with selective recompute too, `ARRIVED` always, `HANDED` with full recompute only (else the block before has
+    it). `TRANSIENT` is there while the neighbours of its op run.
     """
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer"
     SAVED = "saved"
+    DROPPED = "dropped"
     ARRIVED = "arrived"
+    HANDED = "handed"
     TRANSIENT = "transient"
 
 
@@ -169,7 +186,22 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """Everything the placement problem of one (microbatch size, mesh) is made of."""
+    """Everything the placement problem of one (microbatch size, mesh) is made of.
+
+    Attributes:
+        folded: The graph.
+        meaning: What placements stand for.
+        mesh: The devices of a stage.
+        costs: What things cost.
+        resharder: Changes of placement.
+        nodes: The decisions.
+        edges: What they cost in pairs.
+        bytes: The memory they take.
+        boundaries: The decisions about values that pass between blocks.
+        selective: By kind, positions of the ops that selective recompute runs again.
+        again_nodes: Their nodes.
+        again_edges: The edges that are paid again with them.
+    """
 
     folded: Folded
     meaning: Meaning
@@ -180,12 +212,15 @@ class Tables:
     edges: tuple[Edge, ...]
     bytes: tuple[Bytes, ...]
     boundaries: tuple[Boundary, ...]
+    selective: tuple[frozenset[int], ...]
+    again_nodes: tuple[int, ...]
+    again_edges: tuple[int, ...]
 
     def block_seconds(self, choice: Sequence[int]) -> FloatArray:
         """Return the seconds of one instance by kind and slot, (kinds, slots), with whole passes.
 
-        `FORWARD` and `BACKWARD` are what the passes take, by the formulas of `autopar.cost.overlap`, and never less
-        than the host needs to launch them; the other slots are those of `kind_totals`.
+        `FORWARD`, `BACKWARD` and `SELECTIVE` are what the passes take, by the formulas of `autopar.cost.overlap`, and
+        never less than the host needs to launch them; the other slots are those of `kind_totals`.
         """
         totals = self.kind_totals(choice)
         overlap = Overlap.of(self.costs.stack)
@@ -194,6 +229,8 @@ class Tables:
         backward = overlap.backward(
             totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
         )
+        again = (totals[:, slot] for slot in AGAIN.values())
+        totals[:, Slot.SELECTIVE] = np.maximum(self.host_seconds_again, overlap.forward(*again))
         host = self.host_seconds
         totals[:, Slot.FORWARD] = np.maximum(host[:, 0], forward)
         totals[:, Slot.BACKWARD] = np.maximum(host[:, 1], backward)
@@ -204,6 +241,14 @@ class Tables:
         """Seconds in which the host launches the kernels of a forward and of a backward, (kinds, 2)."""
         return host_seconds(self.folded, self.costs)
 
+    @property
+    def host_seconds_again(self) -> FloatArray:
+        """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
+        launches = np.zeros(len(self.folded.kinds))
+        for node in (self.nodes[index] for index in self.again_nodes):
+            launches[node.kind] += node.seconds.max() > 0
+        return launches * self.costs.stack["host_launch"]
+
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
         """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
         totals = np.zeros((len(self.folded.kinds), len(Slot)))
@@ -212,6 +257,12 @@ class Tables:
         for edge in self.edges:
             if edge.share:
                 totals[edge.kind, edge.slot] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+        for index in self.again_nodes:
+            node = self.nodes[index]
+            totals[node.kind, AGAIN[node.slot]] += node.share * node.seconds[choice[index]]
+        for index in self.again_edges:
+            edge = self.edges[index]
+            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
         return totals
 
 
@@ -242,11 +293,12 @@ class _Builder:
         self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
         self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
-        trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
-        self.results = frozenset() if trains else frozenset(self.graph.outputs)
+        self.trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
+        self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
         ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
         self.fused = {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
+        self.selective = selective_ops(folded, costs)
 
     def build(self) -> Tables:
         for kind in self.folded.kinds:
@@ -260,7 +312,16 @@ class _Builder:
         return Tables(
             self.folded, self.meaning, self.mesh, self.costs, self.resharder,
             tuple(self.nodes), tuple(self.edges), tuple(self.bytes), tuple(self.boundaries),
+            self.selective, *self._again(),
         )  # fmt: skip
+
+    def _again(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the nodes and the edges that are paid again under selective recompute."""
+        nodes = {self.op_node[kind, position] for kind, ops in enumerate(self.selective) for position in ops}
+        read = {edge.first for edge in self.edges if edge.second in nodes}
+        copies = {index for index in read if self.nodes[index].decision is Decision.COPY}
+        edges = (index for index, edge in enumerate(self.edges) if edge.second in nodes or edge.second in copies)
+        return tuple(sorted(nodes)), tuple(edges)
 
     # Nodes.
 
@@ -336,6 +397,10 @@ class _Builder:
                 with_rows |= (halos.elements > 0) & (halos.input == index)
             amounts = np.where(with_rows, local.prod(axis=1, dtype=np.float64) * self.resident[op.inputs[index]], 0.0)
             self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))
+        behind = self.costs.kept_bytes(op, choices.local_inputs, choices.local_outputs, self.resident)
+        if behind.any() and self.trains:
+            memory = Memory.DROPPED if position in self.selective[kind] else Memory.SAVED
+            self.bytes.append(Bytes(node, kind, memory, behind))
         for slot, name in enumerate(op.outputs):
             local = choices.local_outputs[slot]
             if not name or local is None:
@@ -347,7 +412,8 @@ class _Builder:
                     self.bytes.append(Bytes(node, kind, _STATE_MEMORY[state.role], amounts))
                 continue
             if block.saved[position][slot]:
-                self.bytes.append(Bytes(node, kind, Memory.SAVED, amounts))
+                memory = Memory.DROPPED if position in self.selective[kind] else Memory.SAVED
+                self.bytes.append(Bytes(node, kind, memory, amounts))
             elif block.last_use[position][slot] > position:
                 self.bytes.append(
                     Bytes(node, kind, Memory.TRANSIENT, amounts, position, block.last_use[position][slot])
@@ -422,13 +488,19 @@ class _Builder:
             for kind_id, arrival in arrivals:
                 if arrival.saved:
                     sizes = local_sizes(value.shape, self.nodes[node].outputs(0), self.mesh)
-                    self.bytes.append(Bytes(node, kind_id, Memory.ARRIVED, sizes * self.resident[value.name]))
+                    memory = Memory.HANDED if self._is_saved(arrival) else Memory.ARRIVED
+                    self.bytes.append(Bytes(node, kind_id, memory, sizes * self.resident[value.name]))
                 by_slot: dict[Slot, list[tuple[Consumer, float]]] = {}
                 for consumer in arrival.uses:
                     slot = _slot(self.folded.kinds[kind_id].ops[consumer.position])
                     by_slot.setdefault(slot, []).append((consumer, 1.0))
                 for slot, consumers in by_slot.items():
                     self._fan_out(node, 0, self.graph.values[arrival.value], kind_id, slot, consumers)
+
+    def _is_saved(self, arrival: Arrival) -> bool:
+        """Whether the blocks that a value comes from save it themselves."""
+        makers = (producer for producer, _ in arrival.producers)
+        return all(self.folded.kinds[made.kind].saved[made.position][made.slot] for made in makers)
 
     def _fan_out(
         self, node: int, output: int, value: Value, kind: int, slot: Slot, consumers: Sequence[tuple[Consumer, float]]

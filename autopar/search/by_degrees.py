@@ -21,7 +21,7 @@ from autopar.plan import Job, ModelInfo, Plan, StagePlan
 from autopar.problem import Choice
 from autopar.recompute import Recompute, format_recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.assemble import assemble_blocks
+from autopar.search.blocks import assemble_blocks
 from autopar.search.summary import summarise
 from autopar.sharding import Mesh
 from autopar.solvers import Solver
@@ -66,7 +66,7 @@ def place(folded: Folded, rules: Rules, dims: BatchDims, degrees: Degrees, costs
     """
     mesh, tasks = axes(degrees)
     tables = build_tables(folded, rules, mesh, costs, Following(folded, rules, dims, tasks))
-    weighting = weights(tables, _PRICED, recompute=False, hidden=1.0, bounding=False, traffic=None)
+    weighting = weights(tables, _PRICED, recompute=Recompute.NONE, hidden=1.0, bounding=False, traffic=None)
     solution = solver.solve(problem(tables, weighting, name=str(degrees)), time_limit=_SECONDS)
     if solution.choice is None:
         raise JobError(

@@ -148,6 +148,7 @@ class Layout:
         collective_seconds: What collectives and gathers add to that.
         host_seconds: What the launching host adds to both.
         link_seconds: Link time of these collectives and gathers, hidden or not.
+        gather_seconds: That of gathers alone.
         spans: Kernels in order, and these collectives and gathers in order.
         stops: Where devices wait for them.
         traffic: Collectives that overlap whole, in order.
@@ -157,6 +158,7 @@ class Layout:
     collective_seconds: float
     host_seconds: float
     link_seconds: float
+    gather_seconds: float
     spans: tuple[Span, ...]
     stops: tuple[Stop, ...]
     traffic: tuple[Traffic, ...]
@@ -306,9 +308,10 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
     host = 0.0 if segment.phase is SegmentPhase.UPDATE else max(0.0, launches - busy)
     return Layout(
         compute_seconds=kernels - exchanged,
-        collective_seconds=exchanged + waited + gathered,
+        collective_seconds=float(exchanged + waited + gathered),
         host_seconds=host,
         link_seconds=exchanged + collectives + gathers,
+        gather_seconds=gathers,
         spans=tuple(_in_place(spans, waits, share)),
         stops=tuple(Stop(wait.at, wait.seconds * share[wait.gathers], wait.axis) for wait in waits),
         traffic=tuple(traffic),
