@@ -594,6 +594,22 @@ def clusters(name: str | None, as_json: bool) -> None:
     click.echo("\n".join(format_table(("name", "node", "memory", "inside a node", "between nodes"), rows)))
 
 
+@app.command()
+@json_option
+def stacks(as_json: bool) -> None:
+    """List the software stacks known by name.
+
+    A YAML file with the fields that --json prints describes any other.
+    """
+    from autopar.cost import bundled_stacks
+    from autopar.report.stacks import format_stacks
+
+    if as_json:
+        _echo_json({name: stack.to_dict() for name, stack in bundled_stacks().items()})
+    else:
+        click.echo(format_stacks(bundled_stacks()), nl=False)
+
+
 def _echo_json(value: Any) -> None:
     import msgspec
 
