@@ -28,7 +28,7 @@ from autopar.formulate.fold import Folded
 from autopar.formulate.step import Pipeline, Split, StageTimes, stage_times, time_of
 from autopar.formulate.tables import Slot
 from autopar.ir.graph import Op, Phase
-from autopar.prediction import Predictor
+from autopar.prediction import Predictor, kernels
 from autopar.program.lower import LoweredKind, lower_blocks
 from autopar.program.records import Category, Segment, SegmentPhase
 from autopar.recompute import Recompute
@@ -341,7 +341,7 @@ class Estimator:
         )
         plan = self.predictor.planned(small, self.cluster, self.stack, policy=self.policy)
         folded = self.predictor.workload.folded(small.samples)
-        resharder = Resharder(plan.device_mesh, CostModel(self.cluster, self.policy))
+        resharder = Resharder(plan.device_mesh, CostModel(self.cluster, self.policy, kernels(self.stack)))
         kinds = lower_blocks(plan.blocks, folded, resharder)
         return _Table(folded, kinds, CostModel(self.cluster, self.policy, self.stack), degrees.zero, reference)
 

@@ -72,23 +72,34 @@ def test_one_stage_with_gradient_traffic_by_hand() -> None:
 def test_two_stages_by_hand() -> None:
     """Stages of 1 + 2 s and 2 + 4 s, four microbatches, hops of 0.5 s.
 
-    Flow: 3 + 6 + 2 · 0.5 for the first microbatch, and for the others 3 · (6 + 2 · 0.5 / 2): 29.5. The reduction of a
-    block starts when its backward ends, and each stage has one: stage 0 ends at 29.5 + 3 = 32.5. Stage 1 ends its last
-    backward 2 + 0.5 s earlier: 29.5 - 2.5 + 9 = 36, the step.
+    Flow: 3 + 6 + 3 · 6 + 2 · 0.5 = 28. The reduction of a block starts when its backward ends, and each stage has one:
+    stage 0 ends at 28 + 3 = 31. Stage 1 ends its last backward 2 + 0.5 s earlier: 28 - 2.5 + 9 = 34.5, the step.
     """
     totals = _totals((1, 2, 0, 3, 0), (2, 4, 0, 9, 0))
 
     time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (NONE, NONE)), hop=0.5)
 
-    assert (time.seconds, time.flow, time.tail) == (36.0, 29.5, 9.0)
+    assert (time.seconds, time.flow, time.tail) == (34.5, 28.0, 9.0)
     assert time.stage_seconds.tolist() == [3.0, 6.0]
+
+
+def test_hops_slow_the_pace_of_equal_stages() -> None:
+    """Stages of 3 s, hops of 0.5 s: two microbatches at a time pass 3 + 3 s and a hop there and back in 7 s.
+
+    Flow: 3 + 3 + 1 for the first and 3 · 3.5 for the others. With GPipe only the first one waits for hops.
+    """
+    totals, split = _totals((1, 2, 0, 0, 0)), Split(((0, 1), (1, 2)), (NONE, NONE))
+
+    one, gpipe = (step_time(totals, (0, 0), Pipeline(2, 4, name), split, hop=0.5) for name in ("1f1b", "gpipe"))
+
+    assert (one.flow, gpipe.flow) == (17.5, 16.0)
 
 
 def test_recompute_by_hand() -> None:
     """A stage that recomputes adds its forward to its backward, which then hides more of the reduction.
 
-    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 1 + 3 · 8.5 = 37.5. Its reductions of 4.5 s start when the
-    backward of its second block ends, 3 s before that of its first: 37.5 - 2.5 + (9 - 3) = 41; stage 0: 37.5 + 3.
+    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 3 · 8 + 1 = 36. Its reductions of 4.5 s start when the
+    backward of its second block ends, 3 s before that of its first: 36 - 2.5 + (9 - 3) = 39.5; stage 0: 36 + 3 = 39.
     """
     totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0))
 
@@ -96,20 +107,20 @@ def test_recompute_by_hand() -> None:
         totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 3)), (NONE, Recompute.FULL)), hop=0.5
     )
 
-    assert (time.seconds, time.flow) == (41.0, 37.5)
+    assert (time.seconds, time.flow) == (39.5, 36.0)
 
 
 def test_selective_recompute_by_hand() -> None:
-    """As above with half the forward running again: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7.5 + 1 = 33.5.
+    """As above with half the forward running again: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7 + 1 = 32.
 
-    Its reductions start 2.5 s before the end: 33.5 - 2.5 + (9 - 2.5) = 37.5.
+    Its reductions start 2.5 s before the end: 32 - 2.5 + (9 - 2.5) = 36.
     """
     totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0), selective=0.5)
     split = Split(((0, 1), (1, 3)), (NONE, Recompute.SELECTIVE))
 
     time = step_time(totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), split, hop=0.5)
 
-    assert (time.seconds, time.flow) == (37.5, 33.5)
+    assert (time.seconds, time.flow) == (36.0, 32.0)
 
 
 def test_inference_by_hand() -> None:
@@ -202,11 +213,17 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, RangeBytes, tuple[int, ...], P
 def test_best_split_is_best(
     case: tuple[FloatArray, RangeBytes, tuple[int, ...], Pipeline, float, float],
 ) -> None:
-    """No split that fits takes less time; where none fits there is no answer."""
+    """No split that fits takes less time; where none fits there is no answer.
+
+    Where hops make the pace slower the one that is found may be worse, by no more than that.
+    """
+    pipeline, hop = case[3], case[5]
     found = best_split(*case)
 
     expected = best_by_enumeration(*case)
-    assert (np.inf if found is None else found[1].seconds) == pytest.approx(expected, rel=TOLERANCE)
+    seconds = np.inf if found is None else found[1].seconds
+    slack = 2 * (pipeline.num_microbatches - 1) * hop if pipeline.schedule == "1f1b" else 0.0
+    assert expected * (1 - TOLERANCE) <= seconds <= (expected + slack) * (1 + TOLERANCE)
 
 
 @given(_chains())

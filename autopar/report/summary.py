@@ -15,7 +15,7 @@ from autopar.report.text import (
     heading,
 )
 from autopar.schedule import SCHEDULES
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.units import format_bytes, format_count, format_seconds, parse_quantity
 
 WHY_STOPPED: Mapping[str, str] = {
     "optimal": "optimal: the gap is proven to be within tolerance",
@@ -164,10 +164,21 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
     ]
     return [
         *heading(f"Memory per device, limit {format_bytes(limit)}"),
+        *_reserve(plan),
         *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
         "",
         *memory_breakdown(simulated),
     ]
+
+
+def _reserve(plan: Plan) -> list[str]:
+    """Return what the device has besides the limit, which no plan counts on."""
+    whole = plan.job.cluster.get("device", {}).get("memory")
+    if not isinstance(whole, str):
+        return []
+    memory = parse_quantity(whole, "B")
+    left = format_bytes(max(0.0, memory - plan.job.memory_limit))
+    return [f"{format_bytes(memory)} less a reserve of {left} for context, libraries and fragmentation", ""]
 
 
 def _search(search: SearchReport) -> list[str]:
