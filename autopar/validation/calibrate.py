@@ -203,7 +203,7 @@ def _ranges(prepared: Sequence[Prepared]) -> list[Range]:
     for name in _VALID:
         values = [value for one in prepared if isinstance(value := getattr(one.case.row, name), int)]
         if values:
-            found.append(Range(name, min(values), max(values)))
+            found.append(Range(name, float(min(values)), float(max(values))))
     return found
 
 
