@@ -18,7 +18,7 @@ from autopar.prediction import Predictor
 from autopar.program.records import Collective, SegmentPhase
 from autopar.search.by_degrees import axes, cut, place, plan_by_degrees
 from autopar.workload import open_workload
-from tests.executions import COSTS, TINY, Execution, model_graph, model_rules
+from tests.executions import COSTS, QUICK_MEMORY, TINY, Execution, model_graph, model_rules
 
 _CASES = {
     "data": ("gpt2", Degrees(dp=4, global_batch=8)),
@@ -85,14 +85,9 @@ def test_plans_are_what_their_degrees_say(case: str, summary: str, cache_dir: Pa
 def test_a_layer_has_the_collectives_of_megatron(
     sequence: bool, forward: dict[str, int], backward: dict[str, int], cache_dir: Path
 ) -> None:
-    """Shoeybi et al. 2019, section 3: two all-reduces per layer and direction; Korthikanti et al. 2022, figure 5.
-
-    Memory is faster than links, as it is everywhere but on the cluster of these tests.
-    """
+    """Shoeybi et al. 2019, section 3: two all-reduces per layer and direction; Korthikanti et al. 2022, figure 5."""
     degrees = Degrees(tp=2, sequence_parallel=sequence, microbatch=2, global_batch=2)
-    device = replace(COSTS.cluster.device, memory_bandwidth=3e9)
-    costs = replace(COSTS, cluster=replace(COSTS.cluster, device=device))
-    execution, plan = _plan("gpt2", degrees, cache_dir, costs)
+    execution, plan = _plan("gpt2", degrees, cache_dir, QUICK_MEMORY)
     layer = next(kind.id for kind in execution.folded.kinds if kind.count > 1)
 
     segments = {segment.phase: segment for segment in execution.program(plan).segments if segment.kind == layer}
