@@ -14,6 +14,7 @@ from autopar.report.text import (
     format_table,
     heading,
 )
+from autopar.schedule import SCHEDULES
 from autopar.units import format_bytes, format_count, format_seconds, parse_quantity
 
 WHY_STOPPED: Mapping[str, str] = {
@@ -86,6 +87,7 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
             ("spent on", _spent(simulated)),
             ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
             ("MFU", f"{100 * simulated.mfu:.1f} %"),
+            *assumptions(plan),
         ]
     search = plan.search
     if search is not None:
@@ -95,6 +97,14 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
             ("stopped", WHY_STOPPED.get(search.termination, search.termination)),
         ]
     return entries
+
+
+def assumptions(plan: Plan) -> list[tuple[str, str]]:
+    """Return what the simulated time of a plan takes for granted beyond its program."""
+    schedule = SCHEDULES.get(plan.schedule)
+    if schedule is None or not schedule.steps_overlap or len(plan.stages) == 1:
+        return []
+    return [("assumes", "a group of devices starts its next step while others finish: no norm of all gradients first")]
 
 
 def time_parts(simulated: Simulated) -> list[tuple[str, float]]:
