@@ -13,14 +13,14 @@ full, traffic that waits for other traffic, uneven waits in a pipeline. The test
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Fused, Overlap, Resharder, Stack
-from autopar.cost.collectives import Collective
+from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.degrees import Degrees
 from autopar.errors import JobError
@@ -30,21 +30,23 @@ from autopar.formulate.tables import Slot
 from autopar.ir.graph import Op, Phase
 from autopar.prediction import Predictor, kernels
 from autopar.program.lower import LoweredKind, lower_blocks
-from autopar.program.records import Category, Segment, SegmentPhase
+from autopar.program.records import Category, Collective, Segment, SegmentPhase
 from autopar.recompute import Recompute
-from autopar.schedule import SCHEDULES
+from autopar.schedule import SCHEDULES, Pass
 from autopar.search.by_degrees import cut
 from autopar.sharding import Axis
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.layout import Layout, Shapes, lay_out
-from autopar.simulate.memory import memory_over_time, received_bytes, stage_memory
+from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 _REFERENCE = 2  # data-parallel devices of a table
 _SHARED_FROM = {Category.OPTIMIZER: 1, Category.GRADIENTS: 2, Category.PARAMETERS: 3}
 """ZeRO stage from which on data-parallel devices share what a category holds."""
-_ROUNDS = 3
+_ROUNDS = 2
+_PASSES = (Pass.FORWARD, Pass.BACKWARD)
 _FORMULA = ("1f1b", "gpipe", "interleaved", "forward-only")
 
 
@@ -105,7 +107,7 @@ class _Scaled:
             self.known[op.name] = self.costs.op_seconds(op, inputs, outputs, sizes, fused)
         return self.known[op.name]
 
-    def collective_seconds(self, collective: Collective, nbytes: float, axis: Axis, /) -> float:
+    def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
         return self.costs.collective_seconds(collective, nbytes, self.axis(axis))
 
     def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
@@ -147,6 +149,8 @@ class _Table:
     reference: int
     _ops: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     _seconds: dict[int, FloatArray] = field(default_factory=dict)
+    _layouts: dict[tuple[int, SegmentPhase], Layout] = field(default_factory=dict)
+    _memory: dict[object, StageMemory] = field(default_factory=dict)
     _stages: dict[object, StageTimes] = field(default_factory=dict)
     _live: dict[object, FloatArray] = field(default_factory=dict)
     _resident: dict[object, FloatArray] = field(default_factory=dict)
@@ -174,15 +178,27 @@ class _Table:
             view = _Scaled(self.costs, degree, share, self._ops)
             found = np.zeros((len(self.folded.kinds), len(Slot)))
             for (kind, phase), segment in self.segments.items():
-                self._add(found[kind], phase, lay_out(segment, view), view)
+                if (kind, phase) not in self._layouts:
+                    layout = lay_out(segment, view)
+                    if not self._depends(segment):
+                        self._layouts[kind, phase] = layout
+                else:
+                    layout = self._layouts[kind, phase]
+                self._add(found[kind], phase, layout, view)
             self._seconds[degree] = found
         return self._seconds[degree]
 
+    def _depends(self, segment: Segment) -> bool:
+        """Whether what a segment takes depends on the data-parallel degree."""
+        if segment.phase is SegmentPhase.UPDATE and self.zero:
+            return True
+        return any(isinstance(part, Collective) and part.axis.name == "dp" for part in segment.instructions)
+
     def _add(self, row: FloatArray, phase: SegmentPhase, layout: Layout, view: _Scaled) -> None:
-        traffic = sum(
-            item.nbytes / BUCKET_BYTES * view.collective_seconds(item.collective, BUCKET_BYTES, item.axis)
-            for item in layout.traffic
-        )
+        traffic = 0.0
+        for item in layout.traffic:
+            whole = max(item.nbytes, BUCKET_BYTES)
+            traffic += item.nbytes / whole * view.collective_seconds(item.collective, whole, item.axis)
         match phase:
             case SegmentPhase.FORWARD:
                 row[Slot.FORWARD], row[Slot.FORWARD_GATHER] = layout.seconds, layout.gather_seconds
@@ -254,19 +270,31 @@ class _Table:
     def _live_bytes(self, degrees: Degrees, count: int) -> FloatArray:
         """Return the bytes that come and go at the fullest moment of each group of devices, (groups,)."""
         ranges = self.ranges(degrees)
-        stages = []
-        for index, (start, stop) in enumerate(ranges):
-            kinds = self.folded.chain[start:stop]
-            flavours = [
-                Recompute(degrees.recompute) if self.folded.kinds[kind].count > 1 else Recompute.NONE for kind in kinds
-            ]
-            receiving = received_bytes(self.segments, kinds, index == 0, index == len(ranges) - 1)
-            stages.append(stage_memory(self.memories.walk(kinds, flavours), receiving))
-        orders = SCHEDULES[_schedule(degrees)].orders(degrees.pp, count, degrees.interleave)
-        moments = [
-            memory_over_time(stages[group :: degrees.pp], order, self.trains) for group, order in enumerate(orders)
+        last = len(ranges) - 1
+        stages = [
+            self._stage(self.folded.chain[start:stop], degrees.recompute, index == 0, index == last)
+            for index, (start, stop) in enumerate(ranges)
         ]
-        return np.array([max(moment.bytes for moment in each) for each in moments])
+        fullest = []
+        for group, held in enumerate(_held(_schedule(degrees), degrees.pp, count, degrees.interleave)):
+            chunks = stages[group :: degrees.pp]
+            left = np.array([memory.left[Pass.FORWARD] for memory in chunks])
+            running = np.array([[memory.passes[kind].bytes for kind in _PASSES] for memory in chunks])
+            most = (held[:, 2:] @ left + running[held[:, 0], held[:, 1]]).max()
+            beside = max(memory.gathered + memory.reducing for memory in chunks)
+            beside += sum(memory.receiving for memory in chunks)
+            update = max(memory.update for memory in chunks) if self.trains else 0.0
+            fullest.append(max(most + beside, update))
+        return np.array(fullest)
+
+    def _stage(self, kinds: tuple[int, ...], recompute: str, first: bool, last: bool) -> StageMemory:
+        """Return what the tasks of a stage need, the first or the last of the pipeline or one in between."""
+        key = (kinds, recompute, first, last)
+        if key not in self._memory:
+            flavours = [Recompute(recompute) if self.folded.kinds[kind].count > 1 else Recompute.NONE for kind in kinds]
+            receiving = received_bytes(self.segments, kinds, first, last)
+            self._memory[key] = stage_memory(self.memories.walk(kinds, flavours), receiving)
+        return self._memory[key]
 
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""
@@ -287,6 +315,25 @@ def _schedule(degrees: Degrees) -> str:
     return "interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule
 
 
+@lru_cache(maxsize=4096)
+def _held(schedule: str, groups: int, microbatches: int, chunks: int) -> tuple[IntArray, ...]:
+    """Return what each group holds while it runs: distinct rows of chunk and pass that run, then held by chunk.
+
+    A microbatch is held by a chunk from its forward to its backward, while neither runs.
+    """
+    found = []
+    trains = SCHEDULES[schedule].trains
+    for order in SCHEDULES[schedule].orders(groups, microbatches, chunks):
+        held, rows = [0] * chunks, set()
+        for task in order:
+            backward = task.kind is Pass.BACKWARD
+            held[task.chunk] -= backward
+            rows.add((task.chunk, int(backward), *held))
+            held[task.chunk] += trains and not backward
+        found.append(np.array(sorted(rows), dtype=np.int64))
+    return tuple(found)
+
+
 @dataclass(eq=False)
 class Estimator:
     """Estimates for one model on one cluster.
@@ -296,13 +343,14 @@ class Estimator:
         cluster: The hardware.
         stack: The software.
         policy: Bytes per element.
+        tables: Those that have been made.
     """
 
     predictor: Predictor
     cluster: Cluster
     stack: Stack = DEFAULT
     policy: DtypePolicy = MIXED
-    _tables: dict[object, _Table] = field(default_factory=dict, repr=False)
+    tables: dict[object, _Table] = field(default_factory=dict, repr=False)
 
     def estimate(self, plans: Sequence[Degrees]) -> Estimates:
         """Return what plans come to; the tables that are missing are made first.
@@ -322,10 +370,10 @@ class Estimator:
             JobError: As of `estimate`.
         """
         key = (degrees.tp, degrees.cp, degrees.zero, degrees.sequence_parallel, degrees.microbatch, degrees.dp > 1)
-        if key not in self._tables:
+        if key not in self.tables:
             _check(degrees)
-            self._tables[key] = self._make(degrees)
-        return self._tables[key]
+            self.tables[key] = self._make(degrees)
+        return self.tables[key]
 
     def _make(self, degrees: Degrees) -> _Table:
         reference = min(degrees.dp, _REFERENCE)

@@ -98,9 +98,9 @@ HIDING = Overlap()
 
 @dataclass(frozen=True, slots=True)
 class Bucketed:
-    """A cost model for tensors that travel in buckets with others: each pays its share of a full bucket.
+    """A cost model for tensors that travel in buckets with others: small ones pay their share of a full bucket.
 
-    So a hundred gradients of a megabyte cost as much as one of a hundred, not a hundred latencies more.
+    So a hundred gradients of a quarter of a megabyte cost as much as one bucket, not a hundred latencies more.
 
     Attributes:
         costs: What a bucket costs.
@@ -114,4 +114,5 @@ class Bucketed:
         """Return the seconds of collectives of `nbytes`, as `CostModel.collective_seconds` does of lonely ones."""
         if not self.nbytes:
             return self.costs.collective_seconds(collective, nbytes, axis)
-        return nbytes / self.nbytes * self.costs.collective_seconds(collective, self.nbytes, axis)
+        whole = np.maximum(nbytes, self.nbytes)
+        return nbytes / whole * self.costs.collective_seconds(collective, whole, axis)

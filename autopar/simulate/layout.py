@@ -275,7 +275,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                     traffic.append(Traffic(link, name, kernels, seconds, after, kind, axis, instruction.bytes))
                     after = len(traffic) - 1
                 elif segment.phase is SegmentPhase.UPDATE:
-                    if bucket:
+                    if 0 < instruction.bytes < bucket:
                         seconds = instruction.bytes / bucket * float(costs.collective_seconds(kind, bucket, axis))
                     waits.append(_Wait(link, name, kernels, seconds, False, axis))
                 else:
