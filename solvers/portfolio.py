@@ -19,6 +19,7 @@ import numpy as np
 from autopar.problem import Problem
 from autopar.solvers.auto import exact
 from autopar.solvers.base import Budget, Solver
+from autopar.solvers.components import settle, solve_apart
 from autopar.solvers.dominance import undominated
 from autopar.solvers.field import Ints, Prepared, prepare
 from autopar.solvers.flat import Flat, FlatMemory
@@ -100,7 +101,9 @@ class _Run:
             self._exact(self._merged)
         if self._budget.spent():
             return
-        merged = self._merged.restrict(undominated(self._merged.field, self._merged.memory))
+        merged = settle(self._merged.restrict(undominated(self._merged.field, self._merged.memory)))
+        if solve_apart(self._prepared, merged, self._budget, self._options.run):
+            return
         flat = Flat.of(merged.field.softened())
         relaxation = Relaxation(flat, FlatMemory.of(merged.memory, flat.offsets))
         best = self._bound(merged, relaxation)
@@ -165,9 +168,7 @@ class _Run:
             if relaxation.bound > self._budget.bound:
                 self._budget.raise_bound(math.inf if relaxation.bound > highest else relaxation.bound, 0.0)
                 budget.adopt(self._budget)
-        if best is not None:
-            self._offer(merged, best)
-        return best
+        return best if best is not None and self._offer(merged, best) else None
 
     def _known(self, merged: Merged) -> Ints | None:
         """Return the budget's choice in labels of `merged`, None if it has none there."""
