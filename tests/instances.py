@@ -139,6 +139,15 @@ def training_step(
     return Problem.build(costs, edges, usages=usages, limit=limit, name=f"training-step-{layers}")
 
 
+def knapsack() -> Problem:
+    """Return three nodes, worked out by hand: dear (10) without use, or free with use 2, 2 and 3 of a limit of 4.
+
+    The relaxation takes a quarter of one node off; only two of the three can use anything, so the optimum is 10.
+    """
+    usages = [Usage(node, 0, 1, np.array([0, use])) for node, use in enumerate((2, 2, 3))]
+    return Problem.build([[10, 0]] * 3, usages=usages, limit=4)
+
+
 FAMILY = tuple(
     (nodes, width, tightness) for width, tightness in ((2, 0.9), (2, 0.3), (4, 0.3)) for nodes in (100, 1000, 10_000)
 )

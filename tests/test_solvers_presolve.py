@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from autopar.problem import FORBIDDEN, Limit, Problem, Termination, Usage
@@ -21,6 +21,7 @@ from autopar.solvers.merge import merge
 from autopar.solvers.portfolio import Portfolio
 from autopar.solvers.presolve import Size, presolve
 from tests.checks import check_solution, choices, close
+from tests.instances import knapsack
 from tests.strategies import problems, tied_problems
 
 
@@ -222,6 +223,7 @@ def test_parts_that_share_no_table_and_no_time_are_solved_apart(
 
     @settings(max_examples=60)
     @given(parts=st.lists(problems(max_nodes=4, limited=True), min_size=2, max_size=3))
+    @example(parts=[knapsack(), knapsack()])
     def law(parts: list[Problem]) -> None:
         whole = strung(parts)
         best = sum(min((p.cost(c) for c in choices(p) if p.fits(c)), default=math.inf) for p in parts)
