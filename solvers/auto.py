@@ -13,15 +13,15 @@ left is branched on.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.solvers import highs, lazy
-from autopar.solvers.base import EXACT, Budget, Solver, Watch
+from autopar.solvers.base import EXACT, Budget, Solver
 from autopar.solvers.coordinate_descent import greedy
 from autopar.solvers.dominance import undominated
 from autopar.solvers.eliminate import Marginals, Reduced, eliminate, eliminate_all, order_of, thin
@@ -61,28 +61,14 @@ class Known:
 class Auto(Solver):
     """Exact; the method is described at the top of the module."""
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit: float = math.inf,
-        start: Sequence[int] | None = None,
-        cutoff: float = math.inf,
-        gap: float = OPTIMALITY_TOLERANCE,
-        should_stop: Callable[[], bool] | None = None,
-        threads: int = 1,
-        seed: int = 0,
-        watch: Watch | None = None,
-    ) -> Solution:
-        """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
+    def run(self, problem: Problem, budget: Budget) -> None:
+        """See `Solver.run`."""
         prepared = prepare(problem)
         merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
         if prepared is None or merged is None:
             budget.raise_bound(math.inf)
-            return budget.solution()
+            return
         exact(prepared, merged, budget)
-        return budget.solution()
 
 
 def exact(prepared: Prepared, merged: Merged, budget: Budget) -> None:

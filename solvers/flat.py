@@ -1,23 +1,13 @@
 """A field and its limits as flat arrays, the form compiled code works on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.memory import Memory
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(function: F) -> F:
-    """Return `function` compiled on its first call; later processes find the machine code in a cache."""
-    result: F = numba.njit(cache=True, nogil=True)(function)
-    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)

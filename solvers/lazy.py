@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
-from autopar.solvers.base import EXACT, Budget, Solver, Watch
+from autopar.problem import Problem
+from autopar.solvers.base import EXACT, Budget, Solver
 from autopar.solvers.field import Field, Floats, prepare
 from autopar.solvers.memory import Memory
 from autopar.solvers.polytope import LinearProgram, linear_program, scale_of
@@ -50,33 +50,19 @@ class MipSolver(Solver):
             SolverError: If the code refuses it.
         """
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit: float = math.inf,
-        start: Sequence[int] | None = None,
-        cutoff: float = math.inf,
-        gap: float = OPTIMALITY_TOLERANCE,
-        should_stop: Callable[[], bool] | None = None,
-        threads: int = 1,
-        seed: int = 0,
-        watch: Watch | None = None,
-    ) -> Solution:
-        """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
+    def run(self, problem: Problem, budget: Budget) -> None:
+        """See `Solver.run`."""
         prepared = prepare(problem)
         memory = Memory.of(problem, prepared.labels) if prepared is not None else None
         if prepared is None or memory is None or memory.hopeless():
             budget.raise_bound(math.inf)
-            return budget.solution()
+            return
         budget.raise_bound(prepared.field.lowest_cost(), EXACT)  # a code's bound of 0 may come out a little below
 
         def offer(labels: Sequence[int]) -> bool:
             return budget.offer(prepared.strategies(labels))
 
         minimise(prepared.field, memory, budget, self.code, offer, relax=self.relaxes)
-        return budget.solution()
 
 
 def minimise(

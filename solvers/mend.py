@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from autopar.solvers.compiled import compiled
 from autopar.solvers.field import Floats, Ints
-from autopar.solvers.flat import Flat, FlatMemory, compiled, indicator
+from autopar.solvers.flat import Flat, FlatMemory, indicator
 
 
 def mend(flat: Flat, memory: FlatMemory, labels: Ints, most_moves: int) -> Ints | None:

@@ -11,15 +11,14 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
+from autopar.problem import Problem
 from autopar.solvers.auto import exact
-from autopar.solvers.base import Budget, Solver, Watch
+from autopar.solvers.base import Budget, Solver
 from autopar.solvers.dominance import undominated
 from autopar.solvers.field import Ints, Prepared, prepare
 from autopar.solvers.flat import Flat, FlatMemory
@@ -65,32 +64,18 @@ class Portfolio(Solver):
     max_rounds: int | None = None
     max_parts: int | None = None
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit: float = math.inf,
-        start: Sequence[int] | None = None,
-        cutoff: float = math.inf,
-        gap: float = OPTIMALITY_TOLERANCE,
-        should_stop: Callable[[], bool] | None = None,
-        threads: int = 1,
-        seed: int = 0,
-        watch: Watch | None = None,
-    ) -> Solution:
-        """See `Solver.solve`.
+    def run(self, problem: Problem, budget: Budget) -> None:
+        """See `Solver.run`.
 
         `should_stop` may be called from several threads, `watch` is called from the caller's only. The search draws
         from `seed`.
         """
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
         prepared = prepare(problem)
         merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
         if prepared is None or merged is None or merged.memory.hopeless():
             budget.raise_bound(math.inf)
-            return budget.solution()
+            return
         _Run(self, prepared, merged, budget).run()
-        return budget.solution()
 
 
 class _Run:
