@@ -4,6 +4,7 @@ Neighbouring iterates of the dual choose differently where labels are almost tie
 """
 
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,9 +12,11 @@ import numpy as np
 from autopar.solvers.field import Floats, Ints
 from autopar.solvers.flat import Flat, FlatMemory, indicator
 from autopar.solvers.mend import mend
-from autopar.solvers.relaxation import PEAKS, peaks
+from autopar.solvers.relaxation import PEAKS, Relaxation, peaks
 from autopar.solvers.trees import LOOKS, Trees
 
+FIRST_ROUND = 3
+"""Rounds before the dual's choices are looked at."""
 NODES = 100
 """Nodes of a tree."""
 CHUNK = 200
@@ -30,11 +33,13 @@ class Polisher:
     Attributes:
         labels: The choice, which fits; None before the first.
         cost: Its cost; infinity before the first.
+        seconds: Seconds spent in `look`.
     """
 
     def __init__(self, flat: Flat, memory: FlatMemory, seed: int) -> None:
         self.labels: Ints | None = None
         self.cost = math.inf
+        self.seconds = 0.0
         self._flat = flat
         self._memory = memory
         self._trees = Trees(flat, memory)
@@ -64,16 +69,31 @@ class Polisher:
             prices: Of use, to begin a repair with.
             stop: Polled; what fits is taken even then.
         """
+        began = time.monotonic()
+        self._look(labels, prices, stop)
+        self.seconds += time.monotonic() - began
+
+    def _look(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> None:
         found = mend(self._flat, self._memory, labels, FEW_MOVES)
         if found is None:
             found = labels.copy()
             if not self._repair(found, prices, stop):
                 return
-        self._descend(self._flat.unary, found, self._all_open(), stop)
         best = self.labels
+        self._descend(self._flat.unary, found, self._all_open(), stop, offering=True)
         self.offer(found)
         if best is not None and not stop():
             self._mix(best, found, stop)
+
+    def follow(self, relaxation: Relaxation, stop: Callable[[], bool]) -> None:
+        """Look at what the dual chooses while another thread improves it."""
+        seen = 0
+        while not stop():
+            if relaxation.rounds == seen or relaxation.rounds < FIRST_ROUND:
+                time.sleep(0.01)
+                continue
+            seen = relaxation.rounds
+            self.look(relaxation.labels.copy(), relaxation.prices, stop)
 
     def _mix(self, first: Ints, second: Ints, stop: Callable[[], bool]) -> None:
         """Take, in each part where two choices differ, the better one; go on from there."""
@@ -96,7 +116,9 @@ class Polisher:
     def _all_open(self) -> Ints:
         return np.full(self._flat.num_nodes, LOOKS)
 
-    def _descend(self, unary: Floats, labels: Ints, opened: Ints, stop: Callable[[], bool]) -> None:
+    def _descend(
+        self, unary: Floats, labels: Ints, opened: Ints, stop: Callable[[], bool], *, offering: bool = False
+    ) -> None:
         """Make a choice cheaper, limits kept that are, until no tree around an open node does."""
         while not stop():
             seeds = np.flatnonzero(opened)
@@ -104,6 +126,8 @@ class Polisher:
                 return
             chosen = self._random.permutation(seeds)[:CHUNK]
             self._trees.descend(unary, labels, opened, chosen, NODES, int(self._random.integers(1 << 30)))
+            if offering:
+                self.offer(labels)
 
     def _repair(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> bool:
         """Make the limits that are broken dearer until none is; return whether that came about."""

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopar.solvers.compiled import compiled
 from autopar.solvers.field import Floats, Ints
-from autopar.solvers.flat import Flat, FlatMemory, compiled, indicator
+from autopar.solvers.flat import Flat, FlatMemory, indicator
 
 TRIALS = 6
 """How often a tree is solved, with prices, until its labels fit."""
@@ -109,7 +110,7 @@ class Trees:
             np.concatenate([second, first])[order],
             np.concatenate([flat.at, turned])[order],
             np.concatenate([turned, flat.at])[order],
-            np.concatenate([flat.tables, flat.turned]),
+            flat.entries,
         )
         self._use = _Use(
             memory.limits, memory.scales, memory.node_at, memory.first, memory.last, memory.amount_at, memory.amounts
@@ -234,7 +235,9 @@ def _kick(
         for _ in range(FOLLOWING):
             seed = desk.log[2 * _draw(desk, entries)]
             if _draw(desk, 2) == 0:
-                seed = graph.other[graph.at[seed] + _draw(desk, graph.at[seed + 1] - graph.at[seed])] if graph.at[seed + 1] > graph.at[seed] else seed
+                links = graph.at[seed + 1] - graph.at[seed]
+                if links > 0:
+                    seed = graph.other[graph.at[seed] + _draw(desk, links)]
             count = _grow(graph, desk, seed, most)
             more = _take(graph, use, desk, unary, limits, labels, profile, count, -1, prices, priced, entries)
             if more > 0.0:
