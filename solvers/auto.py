@@ -22,6 +22,7 @@ import numpy as np
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.solvers import highs, lazy
 from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.components import settle, solve_apart
 from autopar.solvers.coordinate_descent import greedy
 from autopar.solvers.dominance import undominated
 from autopar.solvers.eliminate import Marginals, Reduced, eliminate, eliminate_all, order_of, thin
@@ -101,9 +102,10 @@ class _Search:
         self._budget.raise_bound(bound, EXACT)
         if self._offer(labels) or self._budget.spent():
             return
-        kept = undominated(self._field, self._memory)
-        self._merged = self._merged.restrict(kept)
+        self._merged = settle(self._merged.restrict(undominated(self._field, self._memory)))
         self._field, self._memory = self._merged.field, self._merged.memory
+        if solve_apart(self._prepared, self._merged, self._budget, Auto().run):
+            return
         reduced = eliminate(self._field, keep=self._memory.users())
         if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:
             known = self._price(reduced.field)

@@ -127,6 +127,11 @@ class Budget:
         result._end = min(self._end, time.monotonic() + seconds)
         return result
 
+    def apart(self, problem: Problem, seconds: float, start: Sequence[int] | None, watch: Watch) -> "Budget":
+        """Return a budget for another problem, of so many seconds, that ends when the caller wants an end of this."""
+        limit = min(seconds, self.remaining)
+        return Budget(problem, limit, start, math.inf, self._gap, self.stopped, self.threads, self.seed, watch)
+
     def adopt(self, part: "Budget") -> None:
         """Take what was found under a part of this budget."""
         if part.cost < self.cost:

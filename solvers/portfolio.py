@@ -21,6 +21,7 @@ import numpy as np
 from autopar.problem import Problem
 from autopar.solvers.auto import exact
 from autopar.solvers.base import Budget, Solver
+from autopar.solvers.components import settle, solve_apart
 from autopar.solvers.dominance import undominated
 from autopar.solvers.field import Ints, Prepared, prepare
 from autopar.solvers.flat import Flat, FlatMemory
@@ -102,15 +103,18 @@ class _Run:
             self._exact(self._merged)
         if self._budget.spent():
             return
-        merged = self._merged.restrict(undominated(self._merged.field, self._merged.memory))
+        merged = settle(self._merged.restrict(undominated(self._merged.field, self._merged.memory)))
+        if solve_apart(self._prepared, merged, self._budget, self._options.run):
+            return
         flat = Flat.of(merged.field.softened())
         relaxation = Relaxation(flat, FlatMemory.of(merged.memory, flat.offsets))
         polisher = Polisher(flat, relaxation.memory, self._budget.seed)
         self._bound(merged, relaxation, polisher)
         if math.isinf(self._budget.cost) and not self._budget.spent():
             self._fit(merged, relaxation, polisher)
-        known = self._known(merged)
-        best = known if known is not None or math.isinf(self._budget.cost) else polisher.labels
+        best = self._known(merged)
+        if best is None and polisher.labels is not None and self._offer(merged, polisher.labels):
+            best = polisher.labels
         guide = Guide(*relaxation.rises())
         if not small and not self._budget.spent():
             unending = math.isinf(self._budget.remaining) and self._options.max_parts is None
@@ -147,7 +151,7 @@ class _Run:
         return merged.restrict(kept)
 
     def _bound(self, merged: Merged, relaxation: Relaxation, polisher: Polisher) -> None:
-        """Raise the dual bound, and polish what it chooses on the way: beside it, or in turns if there is one thread."""
+        """Raise the dual bound, and polish what it chooses on the way: beside it, or in turns with one thread."""
         budget = self._budget.part(DUAL_SHARE * self._budget.remaining)
         highest = merged.field.highest_cost()
         highest += 1e-9 * abs(highest)  # no permitted choice costs more

@@ -273,14 +273,10 @@ def _take(
     priced: Ints,
     entries: int,
 ) -> float:
-    """Give the tree on the desk its best labels that fit, if they are cheaper, and return by how much.
+    """Give the tree on the desk its best labels that fit, if they are cheaper, and return by how much; 0 if none are.
 
-    Args:
-        forced: Label that its root must take, whatever it costs; -1 for any.
-        entries: Where to write changes in the log; -1 for nowhere.
-
-    Returns:
-        What is gained; 0 if nothing, minus infinity if nothing fits with the label forced.
+    If `forced` is a label, not -1, the root takes it whatever it costs; minus infinity is returned if nothing fits then.
+    What changes is written into the log from `entries` on.
     """
     _price(graph, desk, unary, labels, count)
     present = _value(graph, desk, labels, count, True)
@@ -300,13 +296,11 @@ def _take(
             for p in range(count):
                 node = desk.nodes[p]
                 if labels[node] != desk.taken[p]:
-                    if entries >= 0:
-                        desk.log[2 * entries] = node
-                        desk.log[2 * entries + 1] = labels[node]
-                        entries += 1
+                    desk.log[2 * entries] = node
+                    desk.log[2 * entries + 1] = labels[node]
+                    entries += 1
                     labels[node] = desk.taken[p]
-            if entries >= 0:
-                desk.log[2 * entries] = -1
+            desk.log[2 * entries] = -1
             return gain
         excess = desk.change[len(limits)]
         desk.change[len(limits)] = 0.0
