@@ -18,6 +18,7 @@ class Flat:
         offsets: Where each node's labels begin, shape (num_nodes + 1,).
         unary: Cost of each label.
         edges: Nodes of each edge, shape (num_edges, 2), sorted.
+        entries: `tables` and `turned`, one after the other.
         tables: Entries of all distinct tables, each row-major with the labels of the smaller node first.
         turned: The same with each table transposed.
         at: Where the table of each edge begins in `tables` and `turned`.
@@ -33,6 +34,7 @@ class Flat:
     offsets: Ints
     unary: Floats
     edges: Ints
+    entries: Floats
     tables: Floats
     turned: Floats
     at: Ints
@@ -63,12 +65,14 @@ class Flat:
                 position += table.size
             at[e] = known[id(table)]
         count = len(sizes)
+        entries = np.concatenate([np.zeros(0), *(t.ravel() for t in distinct), *(t.T.ravel() for t in distinct)])
         return cls(
             offsets,
             np.concatenate([np.zeros(0), *field.unary]),
             edges,
-            np.concatenate([np.zeros(0), *(t.ravel() for t in distinct)]),
-            np.concatenate([np.zeros(0), *(t.T.ravel() for t in distinct)]),
+            entries,
+            entries[:position],
+            entries[position:],
             at,
             _starts(sizes[edges[:, 0]]),
             _starts(sizes[edges[:, 1]]),

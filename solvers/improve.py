@@ -17,6 +17,7 @@ from autopar.solvers.base import Budget
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.flat import Flat, FlatMemory, indicator
 from autopar.solvers.neighbourhood import carve, solve
+from autopar.solvers.trees import Trees
 
 Bools = NDArray[np.bool_]
 T = TypeVar("T")
@@ -34,6 +35,12 @@ LONGEST = 3.0
 """What a part may take, in parts of what it should."""
 JOIN_SECONDS = 2.0
 """What mixing two choices may take."""
+KICKS, KICK_NODES = 100, 100
+"""Labels forced in one go, and nodes of a tree that follows."""
+CURIOSITY = 0.3
+"""Part of searches whose way is drawn."""
+FORGETTING = 0.8
+"""Weight of the past in what a way has gained."""
 SEEDS = (1, 1, 3, 10)
 """Nodes that a part grows from at once; each part draws one. Far ones can trade what a limit leaves."""
 MOST_SEEDS = 1000
@@ -52,6 +59,27 @@ class Guide:
 
     bound: float
     rises: Floats
+
+
+class _Way:
+    """A way to search, and what it has gained per second of late.
+
+    Attributes:
+        search: Does it once.
+    """
+
+    def __init__(self, search: Callable[[Callable[[float], Budget]], bool]) -> None:
+        self.search = search
+        self._gained = self._seconds = 0.0
+
+    def note(self, gain: float, seconds: float) -> None:
+        """Take note of what one search has brought."""
+        self._gained = FORGETTING * self._gained + gain
+        self._seconds = FORGETTING * self._seconds + seconds
+
+    def rate(self) -> float:
+        """Return the gain per second; infinity before the first search."""
+        return self._gained / self._seconds if self._seconds > 0 else math.inf
 
 
 class Improver:
@@ -75,6 +103,9 @@ class Improver:
         self._random = np.random.default_rng(seed)
         self._profile = memory.profile(indicator(flat.offsets, labels))
         self._sizes: dict[tuple[float, float], float] = {}
+        self._trees = Trees(flat, memory)
+        self._owners = np.repeat(np.arange(flat.num_nodes), np.diff(flat.offsets))
+        self._ways = [_Way(self._part), _Way(self._kicks)]
 
     def adopt(self, labels: Ints) -> None:
         """Go on from another choice that fits."""
@@ -83,12 +114,37 @@ class Improver:
         self._profile = self._memory.profile(indicator(self._flat.offsets, labels))
 
     def step(self, part_budget: Callable[[float], Budget]) -> bool:
-        """Solve one part; return whether the choice has become cheaper.
+        """Search on in the way that has gained most per second of late; return whether the choice has become cheaper.
 
         Args:
-            part_budget: Gives a budget of so many seconds. If it has no end, parts keep their first size.
+            part_budget: Gives a budget of so many seconds. If it has no end, all that depends on time is drawn instead.
         """
         self.parts += 1
+        timed = math.isfinite(part_budget(0.0).remaining)
+        way = self._draw(self._ways)
+        if timed and self._random.random() > CURIOSITY:
+            way = max(self._ways, key=_Way.rate)
+        before, begin = self.cost, time.monotonic()
+        gained = way.search(part_budget)
+        way.note(before - self.cost, time.monotonic() - begin)
+        return gained
+
+    def _kicks(self, _part_budget: Callable[[float], Budget]) -> bool:
+        """Force labels that the bound leaves open, and let the nodes around follow."""
+        room = self._draw(SHARES) * (self.cost - self.guide.bound)
+        permitted = np.flatnonzero(self.guide.rises <= room)
+        if len(permitted) == 0:
+            return False
+        chosen = self._random.choice(permitted, KICKS)
+        seeds = self._owners[chosen]
+        labels = self.labels.copy()
+        random = int(self._random.integers(1 << 30))
+        self._trees.kick(self._flat.unary, labels, seeds, chosen - self._flat.offsets[seeds], KICK_NODES, random)
+        changed = np.flatnonzero(labels != self.labels)
+        return len(changed) > 0 and self._take(changed, labels[changed])
+
+    def _part(self, part_budget: Callable[[float], Budget]) -> bool:
+        """Solve one part exactly."""
         share, seconds = self._draw(SHARES), self._draw(SECONDS)
         size = self._sizes.get((share, seconds), FIRST_SIZE * seconds)
         guide = self.guide
