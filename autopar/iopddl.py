@@ -80,7 +80,9 @@ def load(path: str | Path) -> Problem:
             f"{path} is not whole: {error}", hint="copy the file again; `gzip -t` says whether it is whole"
         ) from error
     except OSError as error:
-        raise ProblemError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ProblemError(
+            f"cannot read {path}: {error.strerror or error}", hint="give an IOPDDL file, .json or .json.gz"
+        ) from error
     try:
         return _problem(msgspec.json.decode(text, type=_File).problem)
     except msgspec.ValidationError as error:

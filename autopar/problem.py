@@ -11,7 +11,7 @@ A solver knows nothing else of neural nets.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -379,6 +379,29 @@ def check(problem: Problem, solution: Solution) -> None:
         raise ProblemError(f"the solution claims bound {solution.bound}, above its own cost {cost}")
     if claim is Termination.OPTIMAL and solution.gap > OPTIMALITY_TOLERANCE:
         raise ProblemError(f"the solution claims to be optimal with a gap of {solution.gap:.2%}")
+
+
+def check_together(problem: Problem, solutions: Mapping[str, Solution]) -> None:
+    """Recompute everything that several solvers claim, and hold their claims against each other.
+
+    Args:
+        problem: What they solved.
+        solutions: By the name of the solver.
+
+    Raises:
+        ProblemError: As `check`, or if the bound of one is above the cost of another.
+    """
+    for name, solution in solutions.items():
+        try:
+            check(problem, solution)
+        except ProblemError as error:
+            raise ProblemError(f"solver {name!r}: {error.args[0]}") from error
+    for name, solution in solutions.items():
+        for other, found in solutions.items():
+            if found.choice is not None and solution.bound > found.cost + OPTIMALITY_TOLERANCE * abs(found.cost):
+                raise ProblemError(
+                    f"solver {name!r} claims bound {solution.bound}, solver {other!r} has a choice of cost {found.cost}"
+                )
 
 
 def _frozen(array: Numbers, dtype: Any) -> Numbers:

@@ -17,7 +17,7 @@ from autopar.bench.problems import ProblemRun, problem_files, run_problems, time
 from autopar.bench.problems_report import format_page, format_run, write_page
 from autopar.bench.svg import Axis, Curve, chart
 from autopar.cli import main
-from autopar.errors import JobError
+from autopar.errors import JobError, ProblemError
 from autopar.problem import Problem, Solution, Termination
 from autopar.selection import Known, Selection
 from autopar.solvers.presolve import Size, Step
@@ -96,7 +96,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has(folder: Path) -> None:
 
     def run(path: Path, *, solver: str, **request: Any) -> Selection:
         calls.append(solver)
-        return selection(solver, WORSE)
+        return selection(solver, NOTHING)
 
     runs = list(
         run_problems(
@@ -106,6 +106,17 @@ def test_a_run_that_is_stopped_keeps_what_it_has(folder: Path) -> None:
 
     assert calls == ["auto"]
     assert [len(each.selections) for each in runs] == [1]
+
+
+def test_claims_are_recomputed_from_the_file(folder: Path) -> None:
+    """A solver that claims what does not hold is named; (1, 1) costs 2."""
+
+    def run(path: Path, *, solver: str, **request: Any) -> Selection:
+        cost = 2 if solver == "auto" else 1
+        return selection(solver, Solution(Termination.OPTIMAL, (1, 1), cost, cost))
+
+    with pytest.raises(ProblemError, match="solver 'beam': the solution claims cost 1, its choice costs 2"):
+        list(run_problems([folder / "b.json.gz"], ("auto", "beam"), time_limit=5.0, run=run))
 
 
 def test_text_of_a_run_is_compared_whole() -> None:

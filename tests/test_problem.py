@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autopar import iopddl, solvers
 from autopar.errors import ProblemError
-from autopar.problem import FORBIDDEN, Limit, Problem, Solution, Termination, Usage, check, relative_gap
+from autopar.problem import FORBIDDEN, Limit, Problem, Solution, Termination, Usage, check, check_together, relative_gap
 from tests.checks import close
 from tests.strategies import problems
 
@@ -136,6 +136,16 @@ def test_the_checker_finds_every_false_claim(solution: Solution, message: str) -
 
     with pytest.raises(ProblemError, match=message):
         check(problem, solution)
+
+
+def test_claims_of_several_solvers_are_held_against_each_other() -> None:
+    """Each may be true for all that it says itself: a bound of 3 without a choice, and a choice of cost 2."""
+    problem = small()
+    found = Solution(Termination.FEASIBLE, (1, 1), 2, 1)
+    check_together(problem, {"a": found, "b": Solution(Termination.UNKNOWN, None, math.inf, 2)})
+
+    with pytest.raises(ProblemError, match="solver 'b' claims bound 3, solver 'a' has a choice of cost 2"):
+        check_together(problem, {"a": found, "b": Solution(Termination.UNKNOWN, None, math.inf, 3)})
 
 
 def test_a_gap_is_relative_to_the_cost() -> None:

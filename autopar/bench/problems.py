@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autopar import iopddl
 from autopar.errors import JobError
-from autopar.problem import relative_gap
+from autopar.problem import check_together, relative_gap
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.selection import Known, Selection, select
 from autopar.solvers.presolve import Step, presolve
@@ -118,7 +118,7 @@ def run_problems(
         run: What solves; gets the arguments of `select`.
 
     Raises:
-        ProblemError: If a file is not a problem.
+        ProblemError: If a file is not a problem, or what a solver claims does not hold.
         SolverError: If a solver refuses a problem, or dies with empty hands.
     """
     total = len(files) * len(solvers)
@@ -137,4 +137,5 @@ def run_problems(
             selections.append(
                 run(path, time_limit=time_limit, solver=name, threads=threads, seed=seed, should_stop=should_stop)
             )
+        check_together(iopddl.load(path), {each.solver: each.solution for each in selections})
         yield ProblemRun(path.name, *size, steps, tuple(selections))
