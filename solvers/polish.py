@@ -11,7 +11,6 @@ import numpy as np
 
 from autopar.solvers.field import Floats, Ints
 from autopar.solvers.flat import Flat, FlatMemory, indicator
-from autopar.solvers.mend import mend
 from autopar.solvers.relaxation import PEAKS, Relaxation, peaks
 from autopar.solvers.trees import LOOKS, Trees
 
@@ -21,10 +20,8 @@ NODES = 100
 """Nodes of a tree."""
 CHUNK = 200
 """Trees between two looks at the clock."""
-FEW_MOVES = 300
-"""Changes of single nodes in one attempt to repair."""
 FIRST_RISE, RISE_GROWTH, RISES = 1e-3, 1.5, 40
-"""What is added to the price of a broken limit, in parts of the cost: at first, its growth, and how often."""
+"""What is added to the price of a broken limit, in parts of the cost: first, its growth, and how often."""
 
 
 class Polisher:
@@ -44,6 +41,8 @@ class Polisher:
         self._memory = memory
         self._trees = Trees(flat, memory)
         self._random = np.random.default_rng(seed)
+        costs = np.abs(np.concatenate([flat.unary, flat.tables]))
+        self._usual = float(np.median(costs[costs > 0])) if costs.any() else 1.0  # a choice may cost nothing
         self._owners = np.repeat(np.arange(flat.num_nodes), np.diff(flat.offsets))
 
     def thrifty(self) -> Ints:
@@ -74,11 +73,9 @@ class Polisher:
         self.seconds += time.monotonic() - began
 
     def _look(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> None:
-        found = mend(self._flat, self._memory, labels, FEW_MOVES)
-        if found is None:
-            found = labels.copy()
-            if not self._repair(found, prices, stop):
-                return
+        found = labels.copy()
+        if not self._repair(found, prices, stop):
+            return
         best = self.labels
         self._descend(self._flat.unary, found, self._all_open(), stop, offering=True)
         self.offer(found)
@@ -132,8 +129,7 @@ class Polisher:
     def _repair(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> bool:
         """Make the limits that are broken dearer until none is; return whether that came about."""
         prices = prices.copy()
-        size = abs(self._flat.cost(labels) - self._flat.constant) + 1e-300
-        rise = FIRST_RISE * size
+        rise = FIRST_RISE * (abs(self._flat.cost(labels) - self._flat.constant) + self._usual)
         for _ in range(RISES):
             if stop():
                 return False

@@ -172,9 +172,14 @@ class _Run:
                     rounds += 1
                     if not beside and self._due(rounds, polisher.seconds, time.monotonic() - began):
                         polisher.look(relaxation.labels.copy(), relaxation.prices, budget.spent)
-                    if polisher.cost < offered and (math.isinf(offered) or time.monotonic() - last >= OFFER_SECONDS):
+                    found = polisher.labels
+                    if (
+                        found is not None
+                        and polisher.cost < offered
+                        and (math.isinf(offered) or time.monotonic() - last >= OFFER_SECONDS)
+                    ):
                         offered, last = polisher.cost, time.monotonic()
-                        self._offer(merged, polisher.labels)
+                        self._offer(merged, found)
                     if relaxation.bound > self._budget.bound:
                         self._budget.raise_bound(math.inf if relaxation.bound > highest else relaxation.bound, 0.0)
                         budget.adopt(self._budget)

@@ -20,6 +20,8 @@ LOOKS = 4
 """Trees that look at a node, without a gain, before it is left alone."""
 FOLLOWING = 8
 """Trees that follow a kick."""
+ROUNDING = 1e-6
+"""What sums of many numbers may be wrong by, in parts of a limit."""
 TINY = 1e-12
 """Gains below this part of what is compared are rounding."""
 
@@ -73,7 +75,7 @@ class _Desk(NamedTuple):
         taken: Per place the label it takes.
         change: Change of use, per segment.
         log: Nodes that have changed since a kick, and the labels they had.
-        count: Number of trees so far; state of the random numbers.
+        tally: Number of trees so far; state of the random numbers.
     """
 
     stamp: Ints
@@ -89,7 +91,7 @@ class _Desk(NamedTuple):
     taken: Ints
     change: Floats
     log: Ints
-    count: Ints
+    tally: Ints
 
 
 class Trees:
@@ -145,27 +147,33 @@ class Trees:
             most: Nodes of a tree at most.
             random: Seed of how they grow.
         """
-        profile = self._memory.profile(indicator(self._flat.offsets, labels))
-        limits = np.maximum(self._memory.limits, profile)
-        self._desk.count[1] = random
+        profile, limits = self._begin(labels, random)
         before = labels.copy()
         gains = int(_descend(self._graph, self._use, self._desk, unary, limits, labels, profile, open_, seeds, most))
-        if (self._memory.profile(indicator(self._flat.offsets, labels)) > limits).any():  # rounding
-            labels[:] = before
-            return 0
-        return gains
+        return gains if self._end(before, labels, profile, limits) else 0
 
     def kick(self, unary: Floats, labels: Ints, seeds: Ints, forced: Ints, most: int, random: int) -> float:
         """Force a label on each of some nodes in turn, keep what becomes cheaper; return by how much it has."""
-        profile = self._memory.profile(indicator(self._flat.offsets, labels))
-        limits = np.maximum(self._memory.limits, profile)
-        self._desk.count[1] = random
+        profile, limits = self._begin(labels, random)
         before = labels.copy()
         gain = float(_kick(self._graph, self._use, self._desk, unary, limits, labels, profile, seeds, forced, most))
-        if (self._memory.profile(indicator(self._flat.offsets, labels)) > limits).any():  # rounding
+        return gain if self._end(before, labels, profile, limits) else 0.0
+
+    def _begin(self, labels: Ints, random: int) -> tuple[Floats, Floats]:
+        """Return the use of a choice and the limits it must keep: those of the problem, or what it uses already."""
+        self._desk.tally[1] = random
+        profile = self._memory.profile(indicator(self._flat.offsets, labels))
+        return profile, np.maximum(self._memory.limits, profile)
+
+    def _end(self, before: Ints, labels: Ints, profile: Floats, limits: Floats) -> bool:
+        """Take changes back if rounding has hidden that they break a limit; return whether they stay."""
+        used = self._memory.profile(indicator(self._flat.offsets, labels))
+        room = ROUNDING * (np.abs(limits) + self._memory.scales)
+        assert (np.abs(used - profile) <= room).all(), "the profile follows the labels"
+        broken = bool((used > limits).any())
+        if broken:
             labels[:] = before
-            return 0.0
-        return gain
+        return not broken
 
 
 @compiled
@@ -275,7 +283,7 @@ def _take(
 ) -> float:
     """Give the tree on the desk its best labels that fit, if they are cheaper, and return by how much; 0 if none are.
 
-    If `forced` is a label, not -1, the root takes it whatever it costs; minus infinity is returned if nothing fits then.
+    If `forced` is a label, not -1, the root takes it whatever it costs; minus infinity if nothing fits then.
     What changes is written into the log from `entries` on.
     """
     _price(graph, desk, unary, labels, count)
@@ -320,15 +328,16 @@ def _take(
 @compiled
 def _draw(desk: _Desk, below: int) -> int:
     """Return a random number from 0 to below - 1 (a linear congruential generator modulo 2^31)."""
-    desk.count[1] = (desk.count[1] * 1103515245 + 12345) % 2147483648
-    return (desk.count[1] >> 8) % below
+    desk.tally[1] = (desk.tally[1] * 1103515245 + 12345) % 2147483648
+    drawn: int = (desk.tally[1] >> 8) % below
+    return drawn
 
 
 @compiled
 def _grow(graph: _Graph, desk: _Desk, seed: int, most: int) -> int:
     """Grow a tree from a node; return how many nodes it has."""
-    desk.count[0] += 1
-    number = desk.count[0]
+    desk.tally[0] += 1
+    number = desk.tally[0]
     count = 0
     waiting = 0
     node, parent, link = seed, -1, -1
@@ -371,7 +380,7 @@ def _grow(graph: _Graph, desk: _Desk, seed: int, most: int) -> int:
 @compiled
 def _price(graph: _Graph, desk: _Desk, unary: Floats, labels: Ints, count: int) -> None:
     """Set `base`: what the labels of the tree cost given the nodes outside."""
-    number = desk.count[0]
+    number = desk.tally[0]
     position = 0
     for p in range(count):
         node = desk.nodes[p]
@@ -481,6 +490,7 @@ def _fit(use: _Use, desk: _Desk, limits: Floats, profile: Floats, labels: Ints, 
         desk.change[t] = 0.0
         if worst < 0:
             profile[t] += more
+    desk.change[high] = 0.0
     if worst >= 0:
         desk.change[len(limits)] = highest * use.scales[worst]
     return worst
