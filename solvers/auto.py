@@ -102,9 +102,9 @@ class _Search:
         self._budget.raise_bound(bound, EXACT)
         if self._offer(labels) or self._budget.spent():
             return
-        self._merged = settle(self._merged.restrict(undominated(self._field, self._memory)))
+        self._merged, parts = settle(self._merged.restrict(undominated(self._field, self._memory)))
         self._field, self._memory = self._merged.field, self._merged.memory
-        if solve_apart(self._prepared, self._merged, self._budget, Auto().run):
+        if parts > 1 and solve_apart(self._prepared, self._merged, self._budget, Auto().run):
             return
         reduced = eliminate(self._field, keep=self._memory.users())
         if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:

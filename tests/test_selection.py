@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from autopar import api, iopddl, solvers
+from autopar import iopddl, solvers
 from autopar.cli import main
 from autopar.cli.invocation import Invocation
 from autopar.cli.selecting import _Report
@@ -309,13 +309,12 @@ def test_a_dumped_problem_has_the_optimum_of_the_planner_s(
     Every cost is rounded to half a unit, so the optima differ by half a unit per node and edge at most.
     """
     dumped: list[Problem] = []
-    original = api.save
 
     def save(problem: Problem, path: Path) -> None:
         dumped.append(problem)
-        original(problem, path)
+        iopddl.save(problem, path)
 
-    monkeypatch.setattr(api, "save", save)
+    monkeypatch.setattr("autopar.api.save", save)
     path = tmp_path / "problem.json.gz"
     arguments = ["solve", "zoo:mlp-xs", "--gpus", "4", "--global-batch", "64", "--dump-problem", str(path)]
     assert main([*arguments, "--cache-dir", str(tmp_path)]) == 0

@@ -63,7 +63,7 @@ def test_components_are_apart_and_their_optima_add_up(first: Problem, second: Pr
             field.add(a + shift, b + shift, rng.integers(0, 9, (2, 2)).astype(float))
     usages = [Usage(n, t, t + 2, rng.integers(0, 9, 2)) for n, t in enumerate(rng.integers(0, 12, len(sizes)))]
     flat = Problem.build([[0, 0] for _ in sizes], usages=usages, limit=12)
-    memory = Memory.of(flat, [np.arange(2) for _ in sizes])
+    memory = Memory.of(flat, [np.arange(2) for _ in sizes]).restrict([np.arange(2) for _ in sizes])
     whole = best_of(Part(np.arange(len(sizes)), field, memory))
 
     parts = split(field, memory)
@@ -251,9 +251,10 @@ def test_deciding_what_no_limit_binds_keeps_an_optimum(problem: Problem) -> None
     assert merged is not None
     best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
 
-    settled = settle(merged)
+    settled, parts = settle(merged.restrict([np.arange(len(unary)) for unary in merged.field.unary]))
 
     found = best_of(Part(np.arange(len(settled.field.unary)), settled.field, settled.memory))
+    assert parts <= len(settled.field.unary)
     assert len(settled.field.unary) + len(settled.decided - merged.decided) >= len(merged.field.unary)
     if best == math.inf:
         assert found is None
