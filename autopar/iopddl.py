@@ -18,6 +18,7 @@ written.
 """
 
 import gzip
+import hashlib
 import math
 import re
 import zlib
@@ -137,8 +138,9 @@ class _Lists:
         Raises:
             ProblemError: If it is not a list of whole numbers of at most 64 bits.
         """
-        text = bytes(raw)
-        known = self._known.get(text)
+        text = memoryview(raw)
+        digest = hashlib.blake2b(text, digest_size=16).digest()  # the texts themselves would take half of the memory
+        known = self._known.get(digest)
         if known is None:
             try:
                 known = np.array(msgspec.json.decode(text, type=list[int]), np.int64)
@@ -150,7 +152,7 @@ class _Lists:
                     f"{where} have a number of more than 64 bits", hint=f"write {FORBIDDEN} for what is forbidden"
                 ) from error
             known.flags.writeable = False
-            self._known[text] = known
+            self._known[digest] = known
         return known
 
 

@@ -138,6 +138,21 @@ def test_the_checker_finds_every_false_claim(solution: Solution, message: str) -
         check(problem, solution)
 
 
+def test_what_somebody_can_still_write_to_is_copied() -> None:
+    """A view that cannot be written to may show an array that can; frozen arrays and their views are shared."""
+    open_, shut = np.arange(4), np.arange(4)
+    shut.flags.writeable = False
+    views = [array.reshape(2, 2) for array in (open_, shut)]
+    views[0].flags.writeable = False
+    problem = Problem.build([[0, 0], [0, 0], [0, 0]], [(0, 1, views[0]), (1, 2, views[1] + 0), (0, 2, views[1])])
+
+    open_[:] = 9
+
+    assert problem.edge_tables[0].tolist() == [[0, 1], [2, 3]]
+    (table,) = Problem.build([[0, 0], [0, 0]], [(0, 1, views[1])]).edge_tables
+    assert np.shares_memory(table, shut)
+
+
 def test_claims_of_several_solvers_are_held_against_each_other() -> None:
     """Each may be true for all that it says itself: a bound of 3 without a choice, and a choice of cost 2."""
     problem = small()
