@@ -80,7 +80,7 @@ def test_the_family_is_written_as_problem_files(tmp_path: Path, monkeypatch: pyt
 @given(nodes=st.integers(1, 60), tied=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 99))
 @settings(max_examples=40)
 def test_layers_have_the_traits_they_are_made_with(nodes: int, tied: float, seed: int) -> None:
-    """Edges reach back less than a layer; followers have one permitted strategy for each of who they follow; some choice exists."""
+    """Edges reach back less than a layer, followers have one permitted strategy each, and some choice exists."""
     problem = layered(nodes, nodes_per_layer=20, max_strategies=5, tied=tied, tightness=None, seed=seed)
 
     assert all(0 < b - a < 20 for a, b in problem.edge_nodes.tolist())
