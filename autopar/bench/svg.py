@@ -58,14 +58,16 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Return the values to be named: powers of ten, or round steps.
+        """Return the values to be named: powers of ten, and 2 and 5 times these if they are few, or round steps.
 
-        >>> Axis("s", 0.5, 200, log=True).ticks(), Axis("s", 0, 60).ticks()
-        ([1.0, 10.0, 100.0], [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0])
+        >>> Axis("s", 0.5, 2000, log=True).ticks(), Axis("s", 50, 800, log=True).ticks(), Axis("s", 0, 60).ticks()[:3]
+        ([1.0, 10.0, 100.0, 1000.0], [50.0, 100.0, 200.0, 500.0], [0.0, 10.0, 20.0])
         """
         if self.log:
-            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            return [10.0**k for k in range(first, last + 1)]
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            parts = (1, 2, 5) if self.high < 1000 * self.low else (1,)
+            ticks = [round(part * 10.0**k, 12) for k in decades for part in parts]
+            return [tick for tick in ticks if self.low <= tick <= self.high]
         step = 10.0 ** math.floor(math.log10((self.high - self.low) / 4))
         step *= next(k for k in (1, 2, 5, 10) if (self.high - self.low) / (k * step) <= 8)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
