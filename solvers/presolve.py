@@ -128,5 +128,5 @@ def presolve(problem: Problem) -> tuple[tuple[Step, ...], Presolved | None]:
     parts = split(reduced.field, merged.memory)
     largest = parts.parts[0] if parts.parts else None
     after = Size(0, 0, 0, 0) if largest is None else Size.of(largest.field, largest.memory.num_rows)
-    clock.step(f"largest of {len(parts.parts)} components", after)
+    clock.step(f"largest of {len(parts.parts)} components" if parts.parts else "no component left", after)
     return tuple(clock.steps), Presolved(parts, prepared, merged, reduced)
