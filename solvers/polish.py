@@ -11,7 +11,7 @@ import numpy as np
 
 from autopar.solvers.field import Floats, Ints
 from autopar.solvers.flat import Flat, FlatMemory, indicator
-from autopar.solvers.relaxation import PEAKS, Relaxation, peaks
+from autopar.solvers.relaxation import Relaxation, peaks
 from autopar.solvers.trees import LOOKS, Trees
 
 FIRST_ROUND = 3
@@ -134,7 +134,7 @@ class Polisher:
             if stop():
                 return False
             excess = (self._profile(labels) - self._memory.limits) / self._memory.scales
-            broken = peaks(excess, PEAKS)
+            broken = peaks(excess, len(excess))
             if len(broken) == 0:
                 return True
             prices[broken] += rise / self._memory.scales[broken]
@@ -148,11 +148,11 @@ class Polisher:
     def _users(self, segments: Ints) -> Ints:
         """Return the nodes with a usage in some of the segments."""
         memory = self._memory
+        before = np.zeros(len(memory.limits) + 1, np.int64)
+        before[segments + 1] = 1
+        np.cumsum(before, out=before)
         owners = np.repeat(np.arange(self._flat.num_nodes), np.diff(memory.node_at))
-        inside = np.zeros(len(owners), bool)
-        for t in segments.tolist():
-            inside |= (memory.first <= t) & (t < memory.last)
-        return np.unique(owners[inside])
+        return np.unique(owners[before[memory.last] > before[memory.first]])
 
     def _profile(self, labels: Ints) -> Floats:
         return self._memory.profile(indicator(self._flat.offsets, labels))
