@@ -18,6 +18,7 @@ written.
 """
 
 import gzip
+import hashlib
 import math
 import re
 import zlib
@@ -80,7 +81,9 @@ def load(path: str | Path) -> Problem:
             f"{path} is not whole: {error}", hint="copy the file again; `gzip -t` says whether it is whole"
         ) from error
     except OSError as error:
-        raise ProblemError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ProblemError(
+            f"cannot read {path}: {error.strerror or error}", hint="give an IOPDDL file, .json or .json.gz"
+        ) from error
     try:
         return _problem(msgspec.json.decode(text, type=_File).problem)
     except msgspec.ValidationError as error:
@@ -135,8 +138,9 @@ class _Lists:
         Raises:
             ProblemError: If it is not a list of whole numbers of at most 64 bits.
         """
-        text = bytes(raw)
-        known = self._known.get(text)
+        text = memoryview(raw)
+        digest = hashlib.blake2b(text, digest_size=16).digest()  # the texts themselves would take half of the memory
+        known = self._known.get(digest)
         if known is None:
             try:
                 known = np.array(msgspec.json.decode(text, type=list[int]), np.int64)
@@ -148,7 +152,7 @@ class _Lists:
                     f"{where} have a number of more than 64 bits", hint=f"write {FORBIDDEN} for what is forbidden"
                 ) from error
             known.flags.writeable = False
-            self._known[text] = known
+            self._known[digest] = known
         return known
 
 

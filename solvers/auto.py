@@ -102,9 +102,9 @@ class _Search:
         self._budget.raise_bound(bound, EXACT)
         if self._offer(labels) or self._budget.spent():
             return
-        self._merged = settle(self._merged.restrict(undominated(self._field, self._memory)))
+        self._merged, parts = settle(self._merged.restrict(undominated(self._field, self._memory)))
         self._field, self._memory = self._merged.field, self._merged.memory
-        if solve_apart(self._prepared, self._merged, self._budget, Auto().run):
+        if parts > 1 and solve_apart(self._prepared, self._merged, self._budget, Auto().run):
             return
         reduced = eliminate(self._field, keep=self._memory.users())
         if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:
@@ -172,12 +172,12 @@ class _Search:
 
     def _relax(self, field: Field) -> Known | None:
         """As `_price`, by the linear program with limits: for fields too wide to eliminate."""
-        program, outcome = lazy.relax(field, self._memory, self._budget, highs.run, self._broken)
-        self._budget.raise_bound(outcome.bound)
-        if outcome.duals is None or self._budget.spent():
+        relaxed = lazy.relaxation(field, self._memory, self._budget, highs.run, self._broken)
+        program, outcome, duals = relaxed.plain, relaxed.outcome, relaxed.plain_outcome.duals
+        if outcome.duals is None or duals is None or self._budget.spent():
             return None
         prices = np.zeros(self._memory.num_rows)
-        prices[list(program.limits)] = program.prices(outcome.duals) / self._memory.scales[list(program.limits)]
+        prices[list(program.limits)] = program.prices(duals) / self._memory.scales[list(program.limits)]
         for factor in DEARER:
             answer = self._minimise(self._priced(factor * prices), rounded=True)
             if answer is None:
@@ -185,7 +185,7 @@ class _Search:
             self._improve(answer[0])
             if self._offer(answer[0]):
                 break
-        thinned, order = thin(program.residual(outcome.duals), MAX_ENTRIES // 4, MAX_WORK // 4)
+        thinned, order = thin(relaxed.program.residual(outcome.duals), MAX_ENTRIES // 4, MAX_WORK // 4)
         eliminated = eliminate_all(thinned, order, self._budget)
         return None if eliminated is None else Known(eliminated.marginals(), outcome.bound)
 
@@ -252,4 +252,5 @@ class _Search:
             offer,
             report=lambda bound: self._budget.raise_bound(min(bound, ceiling)),
             broken_before=self._broken,
+            cover_rounds=lazy.COVER_ROUNDS,
         )

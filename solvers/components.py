@@ -100,15 +100,23 @@ class Parts:
         return result
 
 
-def settle(merged: Merged) -> Merged:
+def settle(merged: Merged) -> tuple[Merged, int]:
     """Return a reduction without the nodes of parts that no limit binds and that are eliminated quickly.
 
     These nodes have their best labels from now on, whatever the others take.
+
+    Args:
+        merged: The reduction, its memory as `Memory.restrict` returns it.
+
+    Returns:
+        What is left, and in how many parts.
     """
     parts = split(merged.field, merged.memory)
     decided: dict[int, int] = {}
+    left = 0
     for part in parts.parts:
         if part.memory.num_rows:
+            left += 1
             continue
         if len(part.nodes) == 1:
             decided[int(part.nodes[0])] = int(part.field.unary[0].argmin())
@@ -119,9 +127,11 @@ def settle(merged: Merged) -> Merged:
         if eliminated is not None:
             labels = reduced.invert(eliminated.choice())
             decided.update(zip(part.nodes.tolist(), labels, strict=True))
+        else:
+            left += 1
     if len(decided) == len(merged.field.unary):
         del decided[next(reversed(decided))]  # the others have to follow somebody
-    return merged.decide(decided)
+    return merged.decide(decided), left
 
 
 def solve_apart(prepared: Prepared, merged: Merged, budget: Budget, solve: Callable[[Problem, Budget], None]) -> bool:
@@ -235,8 +245,12 @@ class _Apart:
 
 
 def split(field: Field, memory: Memory) -> Parts:
-    """Return the connected parts of what is left of a field under limits."""
-    memory = memory.restrict([np.arange(max(1, len(u))) for u in field.unary])
+    """Return the connected parts of a field under limits.
+
+    Args:
+        field: Costs; nodes that are gone have no labels.
+        memory: Limits without constant use, as `Memory.restrict` returns them: a use that does not matter joins nobody.
+    """
     count = len(field.unary)
     runs = _runs(memory)
     root = list(range(count + int(runs.max(initial=-1)) + 1))  # a node per run of rows stands for what binds its users

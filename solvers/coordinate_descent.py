@@ -37,7 +37,7 @@ def search(problem: Problem, budget: Budget, *, allowed: Sequence[Sequence[int]]
     if allowed is None:
         budget.raise_bound(prepared.field.lowest_cost(), EXACT)
     soft = prepared.field.softened()
-    starts = [greedy(soft), _frugal(soft, memory)]
+    starts = [greedy(soft), frugal(soft, memory)]
     if budget.start is not None and (labels := prepared.choice(budget.start)) is not None:
         starts.insert(0, labels)
     for labels in starts:
@@ -61,7 +61,7 @@ def greedy(field: Field) -> list[int]:
     return labels
 
 
-def _frugal(field: Field, memory: Memory) -> list[int]:
+def frugal(field: Field, memory: Memory) -> list[int]:
     """Return the choice of least use, each node's summed over its segments."""
     use = memory.prices(np.ones(memory.num_rows), [len(u) for u in field.unary])
     return [int(np.lexsort((u, amounts))[0]) if len(u) else 0 for u, amounts in zip(field.unary, use, strict=True)]

@@ -86,7 +86,9 @@ class Merged:
             else:
                 field.add(int(place[a]), int(place[b]), table)
         kept = [np.array([labels[node]]) if node in labels else whole[node] for node in range(count)]
-        memory = self.memory.restrict(kept)
+        memory = self.memory
+        if set(memory.nodes.tolist()) & labels.keys():
+            memory = memory.restrict(kept)
         memory = replace(memory, nodes=place[memory.nodes])
         return _compose(self, Merged(field, memory, place, tuple(whole), frozenset(labels)))
 

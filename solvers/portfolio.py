@@ -22,6 +22,7 @@ from autopar.problem import Problem
 from autopar.solvers.auto import exact
 from autopar.solvers.base import Budget, Solver
 from autopar.solvers.components import settle, solve_apart
+from autopar.solvers.coordinate_descent import frugal
 from autopar.solvers.dominance import undominated
 from autopar.solvers.field import Ints, Prepared, prepare
 from autopar.solvers.flat import Flat, FlatMemory
@@ -36,6 +37,8 @@ SMALL = 150_000
 """Entries of all tables up to which the exact method is tried first; without limits four times as many."""
 MIDDLING = 700_000
 """Entries of all tables up to which it is tried once labels have gone."""
+SHORT = 20.0
+"""Seconds below which the choice of least use is offered before anything else, lest there be none in the end."""
 FIRST_SEARCH_SHARE = 0.2
 """Part of the time that is left for the search before that."""
 DUAL_SHARE = 0.25
@@ -103,8 +106,10 @@ class _Run:
             self._exact(self._merged)
         if self._budget.spent():
             return
-        merged = settle(self._merged.restrict(undominated(self._merged.field, self._merged.memory)))
-        if solve_apart(self._prepared, merged, self._budget, self._options.run):
+        if not small and self._budget.remaining < SHORT:
+            self._offer(self._merged, np.array(frugal(self._merged.field, self._merged.memory)))
+        merged, parts = settle(self._merged.restrict(undominated(self._merged.field, self._merged.memory)))
+        if parts > 1 and solve_apart(self._prepared, merged, self._budget, self._options.run):
             return
         flat = Flat.of(merged.field.softened())
         relaxation = Relaxation(flat, FlatMemory.of(merged.memory, flat.offsets))

@@ -1,6 +1,7 @@
 """Synthetic problems: the sharding of a training step, and a family of any size, tree-width and tightness.
 
-`python -m tests.instances DIR` writes problems of the family as files, for `autopar benchmark --problems DIR`.
+`python -m tests.instances DIR` writes problems of the family as files, for `autopar benchmark --problems DIR`;
+`python -m tests.instances DIR large` writes two of 65,000 nodes, in one of which no two tables are alike.
 """
 
 import sys
@@ -139,6 +140,15 @@ def training_step(
     return Problem.build(costs, edges, usages=usages, limit=limit, name=f"training-step-{layers}")
 
 
+def knapsack() -> Problem:
+    """Return three nodes, worked out by hand: dear (10) without use, or free with use 2, 2 and 3 of a limit of 4.
+
+    The relaxation takes a quarter of one node off; only two of the three can use anything, so the optimum is 10.
+    """
+    usages = [Usage(node, 0, 1, np.array([0, use])) for node, use in enumerate((2, 2, 3))]
+    return Problem.build([[10, 0]] * 3, usages=usages, limit=4)
+
+
 FAMILY = tuple(
     (nodes, width, tightness) for width, tightness in ((2, 0.9), (2, 0.3), (4, 0.3)) for nodes in (100, 1000, 10_000)
 )
@@ -200,13 +210,13 @@ def layered(
     """Return whole-number costs of equal layers one after another, where most nodes follow others.
 
     It has the traits of the contest's files: few distinct tables, forbidden pairs in tables that tie two nodes, uses
-    that live for a while, and a few strategies or dozens. Every node but the first is joined to an earlier one of its
-    layer or of the layer before.
+    that live for a while, and a few strategies or dozens. A node is joined to an earlier one of its layer or
+    of the layer before, unless that would come before the first.
 
     Args:
         num_nodes: Nodes.
         nodes_per_layer: Nodes of a layer; the last one may have fewer.
-        num_edges: Edges; three for every two nodes by default, and no fewer than join all nodes.
+        num_edges: Edges, about; three for every two nodes by default, one for each node at least.
         max_strategies: Strategies of a node at most; at least half of that.
         tied: Share of the nodes that follow an earlier one.
         distinct: Share of the tables that are like no other one.
@@ -273,5 +283,13 @@ def write_family(folder: Path) -> None:
         iopddl.save(k_tree(nodes, width=width, tightness=tightness), folder / name)
 
 
+def write_large(folder: Path, *, num_nodes: int = 65_000) -> None:
+    """Write layered problems as large as the contest's largest, or larger, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, distinct in (("equal", 0.0), ("distinct", 1.0)):
+        problem = layered(num_nodes, nodes_per_layer=max(1, num_nodes // 100), distinct=distinct)
+        iopddl.save(problem, folder / f"layers-{name}.json.gz")
+
+
 if __name__ == "__main__":
-    write_family(Path(sys.argv[1]))
+    (write_large if sys.argv[2:] == ["large"] else write_family)(Path(sys.argv[1]))

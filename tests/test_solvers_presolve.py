@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from autopar.problem import FORBIDDEN, Limit, Problem, Termination, Usage
@@ -21,6 +21,7 @@ from autopar.solvers.merge import merge
 from autopar.solvers.portfolio import Portfolio
 from autopar.solvers.presolve import Size, presolve
 from tests.checks import check_solution, choices, close
+from tests.instances import knapsack
 from tests.strategies import problems, tied_problems
 
 
@@ -62,7 +63,7 @@ def test_components_are_apart_and_their_optima_add_up(first: Problem, second: Pr
             field.add(a + shift, b + shift, rng.integers(0, 9, (2, 2)).astype(float))
     usages = [Usage(n, t, t + 2, rng.integers(0, 9, 2)) for n, t in enumerate(rng.integers(0, 12, len(sizes)))]
     flat = Problem.build([[0, 0] for _ in sizes], usages=usages, limit=12)
-    memory = Memory.of(flat, [np.arange(2) for _ in sizes])
+    memory = Memory.of(flat, [np.arange(2) for _ in sizes]).restrict([np.arange(2) for _ in sizes])
     whole = best_of(Part(np.arange(len(sizes)), field, memory))
 
     parts = split(field, memory)
@@ -222,6 +223,7 @@ def test_parts_that_share_no_table_and_no_time_are_solved_apart(
 
     @settings(max_examples=60)
     @given(parts=st.lists(problems(max_nodes=4, limited=True), min_size=2, max_size=3))
+    @example(parts=[knapsack(), knapsack()])
     def law(parts: list[Problem]) -> None:
         whole = strung(parts)
         best = sum(min((p.cost(c) for c in choices(p) if p.fits(c)), default=math.inf) for p in parts)
@@ -249,9 +251,10 @@ def test_deciding_what_no_limit_binds_keeps_an_optimum(problem: Problem) -> None
     assert merged is not None
     best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
 
-    settled = settle(merged)
+    settled, parts = settle(merged.restrict([np.arange(len(unary)) for unary in merged.field.unary]))
 
     found = best_of(Part(np.arange(len(settled.field.unary)), settled.field, settled.memory))
+    assert parts <= len(settled.field.unary)
     assert len(settled.field.unary) + len(settled.decided - merged.decided) >= len(merged.field.unary)
     if best == math.inf:
         assert found is None
