@@ -18,8 +18,8 @@ FIRST_ROUND = 3
 """Rounds before the dual's choices are looked at."""
 NODES = 100
 """Nodes of a tree."""
-CHUNK = 200
-"""Trees between two looks at the clock."""
+CHUNK, CHUNK_SHARE = 200, 1 / 40
+"""Trees between two looks at the clock, at least, and in parts of the nodes, as such a look goes over all of them."""
 FIRST_RISE, RISE_GROWTH, RISES = 1e-3, 1.5, 40
 """What is added to the price of a broken limit, in parts of the cost: first, its growth, and how often."""
 
@@ -40,6 +40,7 @@ class Polisher:
         self._flat = flat
         self._memory = memory
         self._trees = Trees(flat, memory)
+        self._chunk = max(CHUNK, int(CHUNK_SHARE * flat.num_nodes))
         self._random = np.random.default_rng(seed)
         costs = np.abs(np.concatenate([flat.unary, flat.tables]))
         self._usual = float(np.median(costs[costs > 0])) if costs.any() else 1.0  # a choice may cost nothing
@@ -121,7 +122,7 @@ class Polisher:
             seeds = np.flatnonzero(opened)
             if len(seeds) == 0:
                 return
-            chosen = self._random.permutation(seeds)[:CHUNK]
+            chosen = self._random.permutation(seeds)[: self._chunk]
             self._trees.descend(unary, labels, opened, chosen, NODES, int(self._random.integers(1 << 30)))
             if offering:
                 self.offer(labels)
