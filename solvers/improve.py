@@ -43,6 +43,8 @@ FORGETTING = 0.8
 """Weight of the past in what a way has gained."""
 SEEDS = (1, 1, 3, 10)
 """Nodes that a part grows from at once; each part draws one. Far ones can trade what a limit leaves."""
+WINDOWS = 0.5
+"""Share of parts whose seeds all use what is scarce at one time, so that they can trade it."""
 MOST_SEEDS = 1000
 SEED_FLOOR = 1e-4
 """Weight of a node as a seed whose label does not cost more than the bound, in parts of the gap."""
@@ -55,10 +57,12 @@ class Guide:
     Attributes:
         bound: A lower bound on the optimum.
         rises: Per label, a lower bound on how far above `bound` a choice with it costs.
+        prices: Per segment, the price of use that proves this.
     """
 
     bound: float
     rises: Floats
+    prices: Floats
 
 
 class _Way:
@@ -94,7 +98,7 @@ class Improver:
 
     def __init__(self, field: Field, flat: Flat, memory: FlatMemory, labels: Ints, guide: Guide, seed: int) -> None:
         self.labels = labels.copy()
-        self.cost = field.cost(labels.tolist())
+        self.cost = flat.cost(labels)
         self.parts = 0
         self._field = field
         self._flat = flat
@@ -105,12 +109,13 @@ class Improver:
         self._sizes: dict[tuple[float, float], float] = {}
         self._trees = Trees(flat, memory)
         self._owners = np.repeat(np.arange(flat.num_nodes), np.diff(flat.offsets))
+        self._users = np.repeat(np.arange(flat.num_nodes), np.diff(memory.node_at))
         self._ways = [_Way(self._part), _Way(self._kicks)]
 
     def adopt(self, labels: Ints) -> None:
         """Go on from another choice that fits."""
         self.labels = labels.copy()
-        self.cost = self._field.cost(labels.tolist())
+        self.cost = self._flat.cost(labels)
         self._profile = self._memory.profile(indicator(self._flat.offsets, labels))
 
     def step(self, part_budget: Callable[[float], Budget]) -> bool:
@@ -189,6 +194,8 @@ class Improver:
         free = np.flatnonzero(counts > 1)
         if len(free) == 0:
             return free
+        if self._random.random() < WINDOWS:
+            free = self._together(guide, free)
         weights = guide.rises[self._flat.offsets[free] + self.labels[free]]
         weights = weights + SEED_FLOOR * max(self.cost - guide.bound, 1e-300)
         seeds = self._random.choice(free, min(len(free), MOST_SEEDS), replace=False, p=weights / weights.sum()).tolist()
@@ -216,11 +223,22 @@ class Improver:
                     frontier.append(other)
         return np.array(nodes, np.int64)
 
+    def _together(self, guide: Guide, free: Ints) -> Ints:
+        """Return those of some nodes that use what is scarce at one time, drawn by its price; all if there are none."""
+        worth = guide.prices * self._memory.scales
+        if not worth.any():
+            return free
+        t = int(self._random.choice(len(worth), p=worth / worth.sum()))
+        memory = self._memory
+        users = np.zeros(self._flat.num_nodes, bool)
+        users[self._users[(memory.first <= t) & (t < memory.last)]] = True
+        return free[users[free]] if users[free].any() else free
+
     def _take(self, nodes: Ints, found: Ints) -> bool:
         """Adopt labels of `nodes` unless rounding hid that they are worse; return whether they are cheaper."""
         labels = self.labels.copy()
         labels[nodes] = found
-        cost = self._field.cost(labels.tolist())
+        cost = self._flat.cost(labels)
         profile = self._memory.profile(indicator(self._flat.offsets, labels))
         if cost > self.cost or (profile > self._memory.limits).any():
             return False

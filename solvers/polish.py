@@ -11,15 +11,15 @@ import numpy as np
 
 from autopar.solvers.field import Floats, Ints
 from autopar.solvers.flat import Flat, FlatMemory, indicator
-from autopar.solvers.relaxation import PEAKS, Relaxation, peaks
+from autopar.solvers.relaxation import Relaxation, peaks
 from autopar.solvers.trees import LOOKS, Trees
 
 FIRST_ROUND = 3
 """Rounds before the dual's choices are looked at."""
 NODES = 100
 """Nodes of a tree."""
-CHUNK = 200
-"""Trees between two looks at the clock."""
+CHUNK, CHUNK_SHARE = 200, 1 / 40
+"""Trees between two looks at the clock, at least, and in parts of the nodes, as such a look goes over all of them."""
 FIRST_RISE, RISE_GROWTH, RISES = 1e-3, 1.5, 40
 """What is added to the price of a broken limit, in parts of the cost: first, its growth, and how often."""
 
@@ -40,6 +40,7 @@ class Polisher:
         self._flat = flat
         self._memory = memory
         self._trees = Trees(flat, memory)
+        self._chunk = max(CHUNK, int(CHUNK_SHARE * flat.num_nodes))
         self._random = np.random.default_rng(seed)
         costs = np.abs(np.concatenate([flat.unary, flat.tables]))
         self._usual = float(np.median(costs[costs > 0])) if costs.any() else 1.0  # a choice may cost nothing
@@ -121,7 +122,7 @@ class Polisher:
             seeds = np.flatnonzero(opened)
             if len(seeds) == 0:
                 return
-            chosen = self._random.permutation(seeds)[:CHUNK]
+            chosen = self._random.permutation(seeds)[: self._chunk]
             self._trees.descend(unary, labels, opened, chosen, NODES, int(self._random.integers(1 << 30)))
             if offering:
                 self.offer(labels)
@@ -134,7 +135,7 @@ class Polisher:
             if stop():
                 return False
             excess = (self._profile(labels) - self._memory.limits) / self._memory.scales
-            broken = peaks(excess, PEAKS)
+            broken = peaks(excess, len(excess))
             if len(broken) == 0:
                 return True
             prices[broken] += rise / self._memory.scales[broken]
@@ -148,11 +149,11 @@ class Polisher:
     def _users(self, segments: Ints) -> Ints:
         """Return the nodes with a usage in some of the segments."""
         memory = self._memory
+        before = np.zeros(len(memory.limits) + 1, np.int64)
+        before[segments + 1] = 1
+        np.cumsum(before, out=before)
         owners = np.repeat(np.arange(self._flat.num_nodes), np.diff(memory.node_at))
-        inside = np.zeros(len(owners), bool)
-        for t in segments.tolist():
-            inside |= (memory.first <= t) & (t < memory.last)
-        return np.unique(owners[inside])
+        return np.unique(owners[before[memory.last] > before[memory.first]])
 
     def _profile(self, labels: Ints) -> Floats:
         return self._memory.profile(indicator(self._flat.offsets, labels))

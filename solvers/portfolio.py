@@ -120,7 +120,7 @@ class _Run:
         best = self._known(merged)
         if best is None and polisher.labels is not None and self._offer(merged, polisher.labels):
             best = polisher.labels
-        guide = Guide(*relaxation.rises())
+        guide = Guide(*relaxation.rises(), relaxation.best_prices)
         if not small and not self._budget.spent():
             unending = math.isinf(self._budget.remaining) and self._options.max_parts is None
             if best is not None and not unending and _entries(merged) <= MIDDLING:
@@ -250,7 +250,7 @@ class _Run:
             if not relaxation.finished and self._options.max_rounds is None:
                 self._go_on(relaxation, time.monotonic() - reported)
                 if relaxation.finished:
-                    better = Guide(*relaxation.rises())
+                    better = Guide(*relaxation.rises(), relaxation.best_prices)
                     for improver in improvers:
                         improver.guide = better
                 if polisher.seconds <= LOOK_SHARE * (time.monotonic() - began):

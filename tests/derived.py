@@ -19,9 +19,6 @@ from autopar.problem import FORBIDDEN, Limit, Problem, Usage
 
 Entry = tuple[int, int, Any, float]
 
-MOST_TABLES = 50_000_000
-"""Entries of the distinct tables of a variant at most."""
-
 
 def least_peak(problem: Problem) -> float:
     """Return the largest sum of the least uses at any time, which no choice undercuts."""
