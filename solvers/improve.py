@@ -1,7 +1,9 @@
-"""Large-neighbourhood search: free a part of a choice that fits, solve it exactly, keep what is not worse.
+"""Search from a choice that fits: free a part and solve it exactly, or force a label and let trees of nodes follow.
 
+The way that has gained most per second of late gets most of the time.
 Which labels a free node may take, and where a part is looked for, is read off the dual: labels that cost much above the
-bound are left out, and a part grows, edge by edge, from a node whose present label costs most above it.
+bound are left out, and a part grows, edge by edge, from a node whose present label costs most above it. Parts that grow
+from several nodes grow from such as use what is scarce at one time, which only they can trade.
 """
 
 import math

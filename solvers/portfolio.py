@@ -2,11 +2,12 @@
 
 1. Forbidden strategies go, parallel edges merge, nodes that follow others are folded into them.
 2. Small problems: the exact method of `auto` gets half of the time.
-3. Messages and prices (`relaxation`) give a bound, and choices: those that fit on the way, or once the limits are made
-   dearer and single nodes are changed (`mend`).
+3. Messages and prices (`relaxation`) give a bound, and choices, which are made to fit and made cheap while the bound
+   rises (`polish`); a second thread does that if there is one.
 4. Labels that provably cost more than the best choice go; if no more than a middling problem is left, the exact
    method gets half of the time that is left.
-5. Large-neighbourhood search until the time is up; while the dual is not finished, one thread gives it half its time.
+5. Search until the time is up (`improve`), in the way that gains most; while the dual is not finished, one thread gives
+   it half its time, and polishes what it chooses.
 """
 
 import math
