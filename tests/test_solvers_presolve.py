@@ -155,6 +155,7 @@ def test_every_step_says_what_it_removed() -> None:
         ("times that cannot bind", Size(4, 8, 2, 1)),
         ("followers", Size(3, 6, 1, 1)),
         ("dominated strategies", Size(2, 4, 1, 1)),
+        ("parts no limit binds", Size(2, 4, 1, 1)),
         ("degree at most 2", Size(2, 4, 1, 1)),
         ("largest of 1 components", Size(2, 4, 1, 1)),
     ]
