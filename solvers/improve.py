@@ -1,4 +1,4 @@
-"""Search from a choice that fits: free a part and solve it exactly, or force a label and let trees of nodes follow.
+"""Search from a choice that fits: parts are freed and solved exactly, labels forced, or the dual chooses afresh.
 
 The way that has gained most per second of late gets most of the time.
 Which labels a free node may take, and where a part is looked for, is read off the dual: labels that cost much above the
