@@ -1,4 +1,4 @@
-"""Search from a choice that fits: free a part and solve it exactly, or force a label and let trees of nodes follow.
+"""Search from a choice that fits: parts are freed and solved exactly, labels forced, or the dual chooses afresh.
 
 The way that has gained most per second of late gets most of the time.
 Which labels a free node may take, and where a part is looked for, is read off the dual: labels that cost much above the
@@ -19,7 +19,8 @@ from autopar.solvers.base import Budget
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.flat import Flat, FlatMemory, indicator
 from autopar.solvers.neighbourhood import carve, solve
-from autopar.solvers.trees import Trees
+from autopar.solvers.polish import Polisher
+from autopar.solvers.relaxation import Relaxation
 
 Bools = NDArray[np.bool_]
 T = TypeVar("T")
@@ -39,6 +40,12 @@ JOIN_SECONDS = 2.0
 """What mixing two choices may take."""
 KICKS, KICK_NODES = 100, 100
 """Labels forced in one go, and nodes of a tree that follows."""
+OFF = (0.001, 0.01, 0.1, 0.3)
+"""By how much costs and prices are off, relatively, when the dual chooses afresh; each time draws one."""
+SETTLING_ROUNDS = 5
+"""Sweeps before that choice."""
+AFRESH_SECONDS = 5.0
+"""What polishing it may take."""
 CURIOSITY = 0.3
 """Part of searches whose way is drawn."""
 FORGETTING = 0.8
@@ -98,7 +105,16 @@ class Improver:
         guide: What the dual says; a better one may be put in its place at any time.
     """
 
-    def __init__(self, field: Field, flat: Flat, memory: FlatMemory, labels: Ints, guide: Guide, seed: int) -> None:
+    def __init__(
+        self,
+        field: Field,
+        flat: Flat,
+        memory: FlatMemory,
+        labels: Ints,
+        guide: Guide,
+        seed: int,
+        relaxation: Relaxation | None = None,
+    ) -> None:
         self.labels = labels.copy()
         self.cost = flat.cost(labels)
         self.parts = 0
@@ -109,10 +125,13 @@ class Improver:
         self._random = np.random.default_rng(seed)
         self._profile = memory.profile(indicator(flat.offsets, labels))
         self._sizes: dict[tuple[float, float], float] = {}
-        self._trees = Trees(flat, memory)
+        self._relaxation = relaxation
+        self._polisher = Polisher(flat, memory, seed)
         self._owners = np.repeat(np.arange(flat.num_nodes), np.diff(flat.offsets))
         self._users = np.repeat(np.arange(flat.num_nodes), np.diff(memory.node_at))
         self._ways = [_Way(self._part), _Way(self._kicks)]
+        if relaxation is not None:
+            self._ways.append(_Way(self._afresh))
 
     def adopt(self, labels: Ints) -> None:
         """Go on from another choice that fits."""
@@ -146,9 +165,25 @@ class Improver:
         seeds = self._owners[chosen]
         labels = self.labels.copy()
         random = int(self._random.integers(1 << 30))
-        self._trees.kick(self._flat.unary, labels, seeds, chosen - self._flat.offsets[seeds], KICK_NODES, random)
+        self._polisher.trees.kick(
+            self._flat.unary, labels, seeds, chosen - self._flat.offsets[seeds], KICK_NODES, random
+        )
         changed = np.flatnonzero(labels != self.labels)
         return len(changed) > 0 and self._take(changed, labels[changed])
+
+    def _afresh(self, part_budget: Callable[[float], Budget]) -> bool:
+        """Polish what the dual chooses at costs and prices that are a little off, and mix it with the choice."""
+        assert self._relaxation is not None, "it is a way only if there is a dual"
+        off = self._draw(OFF)
+        prices = self.guide.prices * np.exp(off * self._random.normal(size=len(self.guide.prices)))
+        costs = self._flat.unary * np.exp(off * self._random.normal(size=len(self._flat.unary)))
+        labels = self._relaxation.settle(prices, SETTLING_ROUNDS, costs)
+        self._polisher.offer(self.labels)
+        self._polisher.look(labels, prices, part_budget(AFRESH_SECONDS).spent)
+        if self._polisher.labels is None or self._polisher.cost >= self.cost:
+            return False
+        self.adopt(self._polisher.labels)
+        return True
 
     def _part(self, part_budget: Callable[[float], Budget]) -> bool:
         """Solve one part exactly."""

@@ -31,6 +31,7 @@ class Polisher:
         labels: The choice, which fits; None before the first.
         cost: Its cost; infinity before the first.
         seconds: Seconds spent in `look`.
+        trees: What it descends over.
     """
 
     def __init__(self, flat: Flat, memory: FlatMemory, seed: int) -> None:
@@ -39,7 +40,7 @@ class Polisher:
         self.seconds = 0.0
         self._flat = flat
         self._memory = memory
-        self._trees = Trees(flat, memory)
+        self.trees = Trees(flat, memory)
         self._chunk = max(CHUNK, int(CHUNK_SHARE * flat.num_nodes))
         self._random = np.random.default_rng(seed)
         costs = np.abs(np.concatenate([flat.unary, flat.tables]))
@@ -123,7 +124,7 @@ class Polisher:
             if len(seeds) == 0:
                 return
             chosen = self._random.permutation(seeds)[: self._chunk]
-            self._trees.descend(unary, labels, opened, chosen, NODES, int(self._random.integers(1 << 30)))
+            self.trees.descend(unary, labels, opened, chosen, NODES, int(self._random.integers(1 << 30)))
             if offering:
                 self.offer(labels)
 

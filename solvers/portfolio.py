@@ -237,7 +237,7 @@ class _Run:
         budget = self._budget.part(share * self._budget.remaining) if share < 1 else self._budget
         flat, memory = relaxation.flat, relaxation.memory
         improvers = [
-            Improver(merged.field, flat, memory, best, guide, self._budget.seed + k)
+            Improver(merged.field, flat, memory, best, guide, self._budget.seed + k, relaxation)
             for k in range(max(1, self._budget.threads))
         ]
         offered, last = improvers[0].cost, time.monotonic()

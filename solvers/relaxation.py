@@ -80,10 +80,10 @@ class Relaxation:
         """Return use less limit in each segment, in its scale."""
         return (self.memory.profile(indicator(self.flat.offsets, labels)) - self.memory.limits) / self.memory.scales
 
-    def settle(self, prices: Floats, rounds: int) -> Ints:
-        """Sweep at fixed prices, which are not kept, and return the labels chosen last."""
+    def settle(self, prices: Floats, rounds: int, unary: Floats | None = None) -> Ints:
+        """Sweep at fixed prices, and costs of labels, which are not kept; return the labels chosen last."""
         messages = self._messages.copy()
-        unary = self.flat.unary + self.memory.priced(prices, len(self.flat.unary))
+        unary = (self.flat.unary if unary is None else unary) + self.memory.priced(prices, len(self.flat.unary))
         for _ in range(rounds):
             messages.sweep(self.flat, unary)
         return messages.labels

@@ -192,10 +192,11 @@ def test_improving_never_makes_a_choice_dearer_or_too_large(problem: Problem, da
     flat, memory = _flat(merged)
     present = np.array(data.draw(st.sampled_from(sorted(costs))), np.int64)
     everything = Guide(-1e9, np.zeros(len(flat.unary)), np.ones(merged.memory.num_rows))
-    improver = Improver(merged.field, flat, memory, present, everything, seed=0)
+    relaxation = Relaxation(flat, memory)
+    improver = Improver(merged.field, flat, memory, present, everything, 0, relaxation)
     whole = Budget(problem, math.inf, None, math.inf, 0.0, None)
 
-    for _ in range(8):
+    for _ in range(12):
         before = improver.cost
         improver.step(whole.part)
         assert improver.cost <= before
