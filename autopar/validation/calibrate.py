@@ -25,7 +25,7 @@ from autopar.progress import Progress, ProgressCallback, silent
 from autopar.simulate.engine import run_step
 from autopar.validation.express import Case, InexpressibleError, express
 from autopar.validation.records import Row
-from autopar.validation.run import batches, predictor
+from autopar.validation.run import batches, predict_case, predictor
 from autopar.validation.score import Errors, errors
 from autopar.validation.stacks import STACKS
 
@@ -77,7 +77,7 @@ class Calibration:
 def prepare(
     rows: Sequence[Row], name: str, cache_dir: Path | None = None, progress: ProgressCallback = silent
 ) -> list[Prepared]:
-    """Return the rows that a stack is for, lowered, at most `_MOST`; rows with assumptions on the plan are left out."""
+    """Return the rows that a stack is for, lowered, at most `_MOST` of them."""
     cases = []
     for group in batches(rows):
         for row in group:
@@ -85,7 +85,7 @@ def prepare(
                 case = express(row)
             except InexpressibleError:
                 continue
-            if case.stack.name == name and not case.lighter:
+            if case.stack.name == name:
                 cases.append(case)
     if len(cases) > _MOST:
         cases = [cases[index * len(cases) // _MOST] for index in range(_MOST)]
@@ -94,6 +94,8 @@ def prepare(
         progress(Progress("lower", done, len(cases), detail=case.row.id))
         machine = predictor(case.family, case.config, cache_dir)  # type: ignore[arg-type]  # frozen
         try:
+            if case.lighter:
+                case, _ = predict_case(case, case.stack, cache_dir)
             program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy)
         except AutoparError:
             continue
