@@ -43,16 +43,16 @@ class Merged:
 
     def choice(self, labels: Sequence[int]) -> list[int] | None:
         """Return the labels of the roots that stand for labels of all nodes but those decided, None if some do not."""
-        result = [-1] * len(self.field.unary)
+        # Several labels of a root can mean one label of a node that follows it: all that follow must agree on one.
+        fitting: list[Ints | None] = [None] * len(self.field.unary)
         for node, (root, mine, label) in enumerate(zip(self.roots.tolist(), self.labels, labels, strict=True)):
             if node in self.decided:
                 continue
-            if result[root] < 0 or mine[result[root]] != label:
-                fitting = np.flatnonzero(mine == label)
-                if result[root] >= 0 or len(fitting) == 0:
-                    return None
-                result[root] = int(fitting[0])
-        return result
+            left = fitting[root]
+            fitting[root] = left = np.flatnonzero(mine == label) if left is None else left[mine[left] == label]
+            if len(left) == 0:
+                return None
+        return [-1 if left is None else int(left[0]) for left in fitting]
 
     def restrict(self, kept: Sequence[Ints]) -> "Merged":
         """Return the reduction to the labels `kept` of each node of `field`."""

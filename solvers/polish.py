@@ -11,11 +11,11 @@ import numpy as np
 
 from autopar.solvers.field import Floats, Ints
 from autopar.solvers.flat import Flat, FlatMemory, indicator
-from autopar.solvers.relaxation import Relaxation, peaks
+from autopar.solvers.relaxation import UNPRICED_ROUNDS, WINDOW, Relaxation, peaks
 from autopar.solvers.trees import LOOKS, Trees
 
-FIRST_ROUND = 3
-"""Rounds before the dual's choices are looked at."""
+FIRST_ROUND = UNPRICED_ROUNDS + WINDOW
+"""Rounds before the dual's choices are looked at: without prices they are far from what fits."""
 NODES = 100
 """Nodes of a tree."""
 CHUNK, CHUNK_SHARE = 200, 1 / 40
@@ -84,8 +84,15 @@ class Polisher:
         if best is not None and not stop():
             self._mix(best, found, stop)
 
+    def start(self, stop: Callable[[], bool]) -> None:
+        """Look at the labels of least use, if they fit: something to have until the dual knows more."""
+        labels = self.thrifty()
+        if self._fits(labels):
+            self.look(labels, np.zeros(len(self._memory.limits)), stop)
+
     def follow(self, relaxation: Relaxation, stop: Callable[[], bool]) -> None:
         """Look at what the dual chooses while another thread improves it."""
+        self.start(stop)
         seen = 0
         while not stop():
             if relaxation.rounds == seen or relaxation.rounds < FIRST_ROUND:

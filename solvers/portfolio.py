@@ -1,7 +1,7 @@
 """Everything together, for problems of any size: exact where that closes, else a bound from the dual and a search.
 
 1. Forbidden strategies go, parallel edges merge, nodes that follow others are folded into them.
-2. Small problems: the exact method of `auto` gets half of the time.
+2. Small problems: after a quick look for a choice the exact method of `auto` gets half of the time.
 3. Messages and prices (`relaxation`) give a bound, and choices, which are made to fit and made cheap while the bound
    rises (`polish`); a second thread does that if there is one.
 4. Labels that provably cost more than the best choice go; if no more than a middling problem is left, the exact
@@ -30,7 +30,7 @@ from autopar.solvers.flat import Flat, FlatMemory
 from autopar.solvers.improve import Guide, Improver
 from autopar.solvers.memory import Memory
 from autopar.solvers.merge import Merged, merge
-from autopar.solvers.polish import Polisher
+from autopar.solvers.polish import FIRST_ROUND, Polisher
 from autopar.solvers.relaxation import PEAKS, WINDOW, Relaxation, peaks
 from autopar.solvers.team import improve_together
 
@@ -46,6 +46,8 @@ DUAL_SHARE = 0.25
 """Part of the time that the dual may take."""
 EXACT_SHARE = 0.5
 """Part of the time that is left that the exact method may take."""
+GLANCE_SECONDS, GLANCE_SHARE = 0.5, 0.02
+"""What looking for a choice may take before the exact method, and the part of the time that it may."""
 OFFER_SECONDS = 1.0
 """How often the search hands over what it has found: pricing a choice of the whole problem exactly takes a while."""
 SETTLING_ROUNDS = 10
@@ -104,7 +106,10 @@ class _Run:
         """Raise the bound and offer choices until the budget is done."""
         small = _entries(self._merged) <= SMALL * (1 if self._merged.memory.num_rows else 4)
         if small:
-            self._exact(self._merged)
+            if self._merged.memory.num_rows and self._options.max_rounds is None:
+                self._glance(self._merged)
+            if not self._budget.spent():
+                self._exact(self._merged)
         if self._budget.spent():
             return
         if not small and self._budget.remaining < SHORT:
@@ -115,7 +120,7 @@ class _Run:
         flat = Flat.of(merged.field.softened())
         relaxation = Relaxation(flat, FlatMemory.of(merged.memory, flat.offsets))
         polisher = Polisher(flat, relaxation.memory, self._budget.seed)
-        self._bound(merged, relaxation, polisher)
+        self._bound(merged, relaxation, polisher, DUAL_SHARE * self._budget.remaining)
         if math.isinf(self._budget.cost) and not self._budget.spent():
             self._fit(merged, relaxation, polisher)
         best = self._known(merged)
@@ -133,6 +138,13 @@ class _Run:
                 best = best if known is None else known
         if best is not None and not self._budget.spent():
             self._improve(merged, relaxation, polisher, guide, best)
+
+    def _glance(self, merged: Merged) -> None:
+        """Look for a choice quickly: the exact method may have none for long, and leaves out more if one is known."""
+        flat = Flat.of(merged.field.softened())
+        relaxation = Relaxation(flat, FlatMemory.of(merged.memory, flat.offsets))
+        seconds = min(GLANCE_SECONDS, GLANCE_SHARE * self._budget.remaining)
+        self._bound(merged, relaxation, Polisher(flat, relaxation.memory, self._budget.seed), seconds)
 
     def _exact(self, merged: Merged) -> None:
         part = self._budget.part(EXACT_SHARE * self._budget.remaining)
@@ -156,9 +168,9 @@ class _Run:
             return None
         return merged.restrict(kept)
 
-    def _bound(self, merged: Merged, relaxation: Relaxation, polisher: Polisher) -> None:
+    def _bound(self, merged: Merged, relaxation: Relaxation, polisher: Polisher, seconds: float) -> None:
         """Raise the dual bound, and polish what it chooses on the way: beside it, or in turns with one thread."""
-        budget = self._budget.part(DUAL_SHARE * self._budget.remaining)
+        budget = self._budget.part(seconds)
         highest = merged.field.highest_cost()
         highest += 1e-9 * abs(highest)  # no permitted choice costs more
         self._begin(merged, polisher)
@@ -171,6 +183,8 @@ class _Run:
                 pool.submit(polisher.follow, relaxation, lambda: over.is_set() or budget.spent()) if beside else None
             )
             try:
+                if not beside:
+                    polisher.start(budget.spent)
                 while rounds < WINDOW or not (
                     relaxation.finished or budget.spent() or rounds == self._options.max_rounds
                 ):
@@ -200,7 +214,7 @@ class _Run:
         """Return whether it is the turn of polishing: by rounds if those are limited, else by time."""
         if self._options.max_rounds is not None:
             return rounds % LOOK_ROUNDS == 1
-        return rounds >= WINDOW and polished <= LOOK_SHARE * elapsed
+        return rounds >= FIRST_ROUND and polished <= LOOK_SHARE * elapsed
 
     def _begin(self, merged: Merged, polisher: Polisher) -> None:
         """Offer a choice at once, where the labels that use least fit together, or one is known."""

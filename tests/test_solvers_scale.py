@@ -360,6 +360,21 @@ def test_the_dual_goes_on_beside_the_search(monkeypatch: pytest.MonkeyPatch) -> 
     assert solution.bound >= 0.999 * relaxation.bound
 
 
+def test_there_is_a_choice_before_the_exact_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick look at a small problem finds one that costs well below that of least use."""
+    known: list[float] = []
+    monkeypatch.setattr(portfolio, "exact", lambda _prepared, _merged, part: known.append(part.cost))
+    monkeypatch.setattr(portfolio, "GLANCE_SHARE", 1.0)
+    monkeypatch.setattr(portfolio, "GLANCE_SECONDS", 3.0)
+    problem = k_tree(300, width=2, tightness=0.3)
+    least = problem.cost([int(u.amounts.argmin()) for u in problem.usages])
+
+    solution = Portfolio().solve(problem, time_limit=60.0, should_stop=lambda: bool(known))
+
+    check_solution(problem, solution)
+    assert known[0] < 0.9 * least
+
+
 @pytest.mark.parametrize("fixing", [False, True])
 def test_the_portfolio_is_exact_without_a_limit_of_time(monkeypatch: pytest.MonkeyPatch, fixing: bool) -> None:
     """Also where the exact method comes last, on what the bound leaves of the problem."""
