@@ -6,7 +6,7 @@ read these inputs: if one of them needs the reduced value, reducing it once serv
 """
 
 from autopar.ir.graph import Phase
-from autopar.tactics.state import OpKey, State, is_partial
+from autopar.tactics.state import PINNED, OpKey, State, is_partial
 
 
 def passes_terms(state: State, axis: int) -> dict[OpKey, int]:
@@ -30,7 +30,8 @@ def passes_terms(state: State, axis: int) -> dict[OpKey, int]:
 def _passing(state: State, key: OpKey, axis: int) -> int | None:
     """Return the strategy by which an op takes terms and leaves terms, if its output is not split by the axis."""
     topology, op = state.topology, state.topology.ops[key]
-    if any(state.split(name, axis) is not None for name in op.outputs if name):
+    decided = [state.split(name, axis) for name in op.outputs if name]
+    if any(item is not None and item.dim != PINNED for item in decided):
         return None
     strategies = topology.strategies(key)
     for number in topology.possible(key, state.chosen.get(key, {}), axis):

@@ -1,0 +1,283 @@
+"""What each tactic decides: the classes it splits or pins, found from the structure of the graph."""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import assert_never
+
+from autopar.errors import TacticError
+from autopar.ir.graph import Phase, Role, Value
+from autopar.tactics.propagate import Conflict, propagate
+from autopar.tactics.records import (
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    Megatron,
+    Pattern,
+    Replicate,
+    SequenceParallel,
+    Shard,
+    ZeRO,
+)
+from autopar.tactics.state import PINNED, State, is_partial, sharded_dim
+
+Splitting = Shard | Replicate | DataParallel | Megatron | SequenceParallel | ContextParallel | ExpertParallel | ZeRO
+"""Tactics that decide where values lie."""
+
+
+class Applier:
+    """Applies tactics to a state.
+
+    Attributes:
+        state: What has been decided.
+        batch: The batch dim of every value that has one.
+    """
+
+    def __init__(self, state: State, batch: Mapping[str, int]) -> None:
+        self.state, self.batch = state, batch
+        self.topology = state.topology
+        self.graph = self.topology.folded.graph
+        self._axes = {axis.name: index for index, axis in enumerate(self.topology.mesh.axes)}
+        self._representatives = self._find_representatives()
+
+    def apply(self, tactic: Splitting, number: int) -> list[Conflict]:
+        """Apply a tactic and return the conflicts met.
+
+        Args:
+            tactic: What to do.
+            number: How many tactics came before it.
+
+        Raises:
+            TacticError: If it speaks of an axis or a value that is not there, or splits nothing.
+        """
+        match tactic:
+            case Shard(inputs, axis):
+                return self._shard(inputs, self.axis(axis), number)
+            case Replicate(pattern, axis):
+                return self._pin(pattern, range(len(self._axes)) if axis is None else [self.axis(axis)], number)
+            case DataParallel(axis):
+                return self._shard_all(self._data(0), self.axis(axis), number)
+            case ContextParallel(axis):
+                return self._shard_all(self._data(1), self.axis(axis), number)
+            case Megatron(axis, vocabulary):
+                return self._megatron(self.axis(axis), number, vocabulary=vocabulary)
+            case SequenceParallel(axis):
+                return self._sequence(self.axis(axis), number)
+            case ExpertParallel(axis):
+                return self._shard_all(self._experts(self.axis(axis)), self.axis(axis), number)
+            case ZeRO():
+                return self._zero(tactic, self.axis(tactic.axis), number)
+            case _:
+                assert_never(tactic)
+
+    def axis(self, name: str) -> int:
+        """Return the index of a mesh axis.
+
+        Raises:
+            TacticError: If there is none of that name.
+        """
+        if name not in self._axes:
+            raise TacticError(f"there is no mesh axis {name!r}", hint=f"axes are {', '.join(self._axes)}")
+        return self._axes[name]
+
+    def matches(self, pattern: Pattern) -> list[str]:
+        """Return the values a pattern speaks of, by the names of the representatives.
+
+        Raises:
+            TacticError: If there is none, or only some of several equal blocks are spoken of.
+        """
+        values = self.graph.values
+        if callable(pattern):
+            found = [name for name in self._representatives if pattern(values[name])]
+        else:
+            found = [name for name in self._representatives if name == pattern or fnmatchcase(name, pattern)]
+        if not found:
+            raise TacticError(
+                f"no value is called {pattern!r}" if isinstance(pattern, str) else "no value satisfies the predicate",
+                hint="`autopar rules MODEL` lists ops and values; * stands for any letters",
+            )
+        spoken = dict.fromkeys(self._representatives[name] for name in found)
+        every = set(found)
+        for name, representative in self._representatives.items():
+            if representative in spoken and name not in every:
+                raise TacticError(
+                    f"{pattern!r} speaks of {found[0]!r}, but not of {name!r} of an equal block",
+                    hint="equal blocks are split alike: widen the pattern",
+                )
+        return list(spoken)
+
+    def _find_representatives(self) -> dict[str, str]:
+        """Return for every value of the graph the one that stands for it in the folded graph."""
+        folded, graph = self.topology.folded, self.graph
+        names = {parameter.producer: parameter.value.name for parameter in folded.parameters}
+        found: dict[str, str] = {name: name for name in graph.inputs}
+        for name, producer in folded.by_value.items():
+            own = names.get(producer)
+            if own is None:
+                own = folded.kinds[producer.kind].ops[producer.position].outputs[producer.slot]
+            found[name] = own
+        by_owner = {(state.owner, state.role, _suffix(state.input, state.owner)): state.input for state in graph.states}
+        for state in graph.states:
+            owner = found.get(state.owner)
+            if state.role in (Role.GRADIENT, Role.MOMENT) and owner is not None:
+                key = (owner, state.role, _suffix(state.input, state.owner))
+                found[state.input] = by_owner.get(key, state.input)
+        return found
+
+    # What tactics split.
+
+    def _shard(self, inputs: Mapping[Pattern, int], axis: int, number: int) -> list[Conflict]:
+        wanted = []
+        for pattern, dim in inputs.items():
+            names = self.matches(pattern)
+            for name in names:
+                rank = self.topology.rank(name)
+                if not -rank <= dim < rank:
+                    raise TacticError(f"{name!r} has no dim {dim}: it has {rank}", hint="dims count from 0")
+            wanted += [(name, dim % self.topology.rank(name)) for name in names]
+        return self._shard_all(wanted, axis, number)
+
+    def _shard_all(self, wanted: Iterable[tuple[str, int]], axis: int, number: int) -> list[Conflict]:
+        changed = [name for name, dim in wanted if self.state.decide(name, axis, dim, number)]
+        return propagate(self.state, axis, changed, number)
+
+    def _pin(self, pattern: Pattern, axes: Iterable[int], number: int) -> list[Conflict]:
+        for axis in axes:
+            for name in self.matches(pattern):
+                self.state.decide(name, axis, PINNED, number)
+        return []
+
+    def _data(self, offset: int) -> list[tuple[str, int]]:
+        """Return the data inputs that have a batch, with the dim so many after it."""
+        found = []
+        for name in self.graph.inputs:
+            dim = self.batch.get(name)
+            if dim is not None and dim + offset < self.topology.rank(name):
+                found.append((name, dim + offset))
+        if not found:
+            what = "batch" if offset == 0 else "sequence"
+            raise TacticError(f"no input of the model has a {what} dim", hint="name the inputs with Shard")
+        return found
+
+    def _experts(self, axis: int) -> list[tuple[str, int]]:
+        """Return the parameters of one matrix per expert: split along the first dim, what they are used in is, too."""
+        found = []
+        for parameter in self.topology.folded.parameters:
+            name = parameter.value.name
+            for key, slot in self.topology.readers.get(name, ()):
+                op = self.topology.ops[key]
+                if op.phase is not Phase.FORWARD or len(parameter.value.shape) != 3:
+                    continue
+                if any(
+                    sharded_dim(strategy.inputs[slot]) == 0 and sharded_dim(strategy.outputs[0]) is not None
+                    for strategy in self.topology.strategies(key)
+                ):
+                    found.append((name, 0))
+        if not found:
+            raise TacticError("no parameter holds one matrix per expert", hint="leave ExpertParallel out")
+        return found
+
+    def _zero(self, tactic: ZeRO, axis: int, number: int) -> list[Conflict]:
+        if tactic.stage not in (1, 2, 3):
+            raise TacticError(f"ZeRO has no stage {tactic.stage}", hint="it has 1, 2 and 3")
+        states: dict[str, dict[Role, list[str]]] = {}
+        for state in self.graph.states:
+            states.setdefault(state.owner, {}).setdefault(state.role, []).append(state.input)
+        conflicts: list[Conflict] = []
+        for parameter in self.topology.folded.parameters:
+            name = parameter.value.name
+            own = states.get(name, {})
+            dim = self._free_dim(parameter.value, axis)
+            if len(parameter.value.shape) < tactic.min_dims or dim is None:
+                continue
+            sums = own.get(Role.GRADIENT, [])
+            wanted = [*own.get(Role.MOMENT, []), *([name] if tactic.stage == 3 else [])]
+            if tactic.stage == 1:
+                for total in sums:
+                    self.state.decide(total, axis, PINNED, number)
+            else:
+                wanted = [*sums, *wanted]
+            conflicts += self._shard_all([(value, dim) for value in wanted], axis, number)
+        return conflicts
+
+    def _free_dim(self, value: Value, axis: int) -> int | None:
+        """Return the first dim that an axis can split and no other axis does; else the first it can split."""
+        taken = {decided.dim for decided in self.state.splits.get(self.topology.of(value.name), {}).values()}
+        dims = [dim for dim in range(len(value.shape)) if self.state.divides(value.name, dim, axis)]
+        return next((dim for dim in dims if dim not in taken), dims[0] if dims else None)
+
+    def _megatron(self, axis: int, number: int, *, vocabulary: bool) -> list[Conflict]:
+        conflicts: list[Conflict] = []
+        split = 0
+        for name in self._matrices():
+            if self.state.split(name, axis) is not None:
+                continue
+            dim = self.topology.rank(name) - 1
+            trial = self.state.copy()
+            if not trial.decide(name, axis, dim, number):
+                continue
+            propagate(trial, axis, [name], number)
+            if self._is_pair(trial, axis, number):
+                conflicts += self._shard_all([(name, dim)], axis, number)
+                split += 1
+        if vocabulary:
+            conflicts += self._shard_all([(name, 0) for name in self._tables()], axis, number)
+        if not split and not vocabulary:
+            raise TacticError(
+                f"no pair of products can be split over {self.topology.mesh.axes[axis].name}",
+                hint="heads and hidden widths have to be divisible by the size of the axis",
+            )
+        return conflicts
+
+    def _matrices(self) -> list[str]:
+        """Return the parameters that forward products read, in the order of the graph."""
+        found: dict[str, None] = {}
+        for op in self.topology.ops.values():
+            if op.phase is Phase.FORWARD and op.kind in ("MatMul", "Gemm", "Einsum"):
+                for name in op.inputs[1:]:
+                    if name and self.topology.of(name) in self.topology.trained and self.topology.rank(name) == 2:
+                        found[self.topology.of(name)] = None
+        return list(found)
+
+    def _tables(self) -> list[str]:
+        """Return the parameters that are looked up by row."""
+        found: dict[str, None] = {}
+        for op in self.topology.ops.values():
+            if (
+                op.phase is Phase.FORWARD
+                and op.kind == "Gather"
+                and self.topology.of(op.inputs[0]) in self.topology.trained
+            ):
+                found[self.topology.of(op.inputs[0])] = None
+        return list(found)
+
+    def _is_pair(self, trial: State, axis: int, number: int) -> bool:
+        """Whether what a trial has split is summed up again by a product with a parameter, within its blocks."""
+        for cls in self.topology.boundaries:
+            decided = trial.split(cls, axis)
+            if decided is not None and decided.tactic == number and self.state.split(cls, axis) is None:
+                return False
+        for key, chosen in trial.chosen.items():
+            if axis in chosen and axis not in self.state.chosen.get(key, {}):
+                op = self.topology.ops[key]
+                strategy = self.topology.strategies(key)[chosen[axis]]
+                if op.phase is Phase.FORWARD and is_partial(strategy.outputs[0]):
+                    return any(self.topology.of(name) in self.topology.trained for name in op.inputs if name)
+        return False
+
+    def _sequence(self, axis: int, number: int) -> list[Conflict]:
+        """Split what passes between blocks along the dim after the batch."""
+        wanted = []
+        for cls in self.topology.boundaries:
+            dim = self.batch.get(cls)
+            if dim is not None and self.topology.rank(cls) > dim + 2 and self.state.split(cls, axis) is None:
+                wanted.append((cls, dim + 1))
+        if not wanted:
+            raise TacticError(
+                "nothing that passes between blocks has a sequence dim", hint="leave SequenceParallel out"
+            )
+        return self._shard_all(wanted, axis, number)
+
+
+def _suffix(name: str, owner: str) -> str:
+    """Return what a state's name has after that of its parameter."""
+    return name.removeprefix(owner)
