@@ -93,12 +93,18 @@ class Meaning:
         return _times(strategy, factor) if strategy.cyclic else None
 
 
-def meaning(folded: Folded, rules: Rules) -> Meaning:
+def meaning(folded: Folded, rules: Rules, *, terms_cross: bool = False) -> Meaning:
     """Decide what the placements of all values stand for.
+
+    Args:
+        folded: The graph.
+        rules: What its ops can do.
+        terms_cross: Whether values may be partial on their way between blocks.
 
     Reductions are decided in the order of the graph: the first op that can leave terms of a value, given what the terms
     of its own inputs are, decides, and prefers sums. Values that no op leaves terms of are never partial, nor are
-    parameters, moments and what arrives from another block: what reads terms of them is not offered.
+    parameters, moments and, unless told otherwise, what arrives from another block: what reads terms of them is not
+    offered.
 
     Chunks are found in two steps. Strategies that hold block-cyclic too tie the dims they shard; tied dims have one
     count. Then the strategies that ask for chunks, the fewest chunks first, get them where no strategy before them asks
@@ -110,7 +116,9 @@ def meaning(folded: Folded, rules: Rules) -> Meaning:
     ops = sorted((op for kind in folded.kinds for op in kind.ops), key=lambda op: order[op.name])
     classes = _Classes(folded)
     reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
-    arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
+    arriving: set[tuple[int, str]] = set()
+    if not terms_cross:
+        arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
     return Meaning(folded, rules, classes, reductions, chunks, frozenset(arriving))
 
 

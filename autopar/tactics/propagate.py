@@ -10,13 +10,14 @@ alone that lies in shards is gathered before use, as in ZeRO.
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.discover import Strategy
 from autopar.ir.graph import Op
 from autopar.sharding import Placement, Shard
 from autopar.tactics.state import PINNED, Decided, OpKey, State, is_partial, is_whole, sharded_dim
+from autopar.tactics.terms import leaves_terms, passes_terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,13 @@ def propagate(state: State, axis: int, changed: Iterable[str], tactic: int) -> l
                 listed.add(key)
                 heapq.heappush(waiting, key)
 
+    passing = passes_terms(state, axis)
     for name in changed:
         wake(name)
     while waiting:
         key = heapq.heappop(waiting)
         listed.discard(key)
-        follow = _follow(state, key, axis)
+        follow = _follow(state, key, axis, passing)
         if follow is None:
             continue
         number, conflict = follow
@@ -120,10 +122,12 @@ def _known(state: State, key: OpKey, axis: int) -> list[_Known]:
     return sorted(found, key=lambda known: known.decided.order)
 
 
-def _follow(state: State, key: OpKey, axis: int) -> tuple[int | None, Conflict | None] | None:
+def _follow(
+    state: State, key: OpKey, axis: int, passing: Mapping[OpKey, int]
+) -> tuple[int | None, Conflict | None] | None:
     """Return the strategy an op has to follow, if there is exactly one, and the conflict that was met on the way."""
     known = _known(state, key, axis)
-    if all(item.decided.dim == PINNED for item in known):
+    if all(item.decided.dim == PINNED for item in known) or _adds_terms(state, key, axis, known, passing):
         return None
     strategies = state.topology.strategies(key)
     possible = [
@@ -154,6 +158,21 @@ def _follow(state: State, key: OpKey, axis: int) -> tuple[int | None, Conflict |
         possible = [number for number in possible if not _leaves_terms(strategies[number])]
     possible = _plainest(strategies, possible)
     return (int(possible[0]) if len(possible) == 1 else None), conflict
+
+
+def _adds_terms(state: State, key: OpKey, axis: int, known: list[_Known], passing: Mapping[OpKey, int]) -> bool:
+    """Whether an op reads nothing but terms, which it can add before they are reduced to what its output is split to."""
+    topology, op = state.topology, state.topology.ops[key]
+    if any(item.tensor < len(op.inputs) for item in known):
+        return False
+    inputs = [name for name in op.inputs if name and topology.is_placed(op, name)]
+    if len(inputs) < 2:
+        return False
+    for name in inputs:
+        makers = topology.makers.get(topology.of(name), ())
+        if not makers or not all(leaves_terms(state, maker, slot, axis, passing) for maker, slot in makers):
+            return False
+    return True
 
 
 def _follows(strategy: Strategy) -> bool:

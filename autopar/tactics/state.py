@@ -55,7 +55,7 @@ class Topology:
 
     def __init__(self, folded: Folded, rules: Rules, mesh: Mesh) -> None:
         self.folded, self.mesh = folded, mesh
-        self.meaning: Meaning = meaning(folded, rules)
+        self.meaning: Meaning = meaning(folded, rules, terms_cross=True)
         graph = folded.graph
         self.ops: dict[OpKey, Op] = {
             (kind.id, position): op for kind in folded.kinds for position, op in enumerate(kind.ops)

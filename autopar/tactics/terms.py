@@ -5,8 +5,10 @@ microbatches before they are. An op passes terms on if it can, has nothing but t
 read these inputs: if one of them needs the reduced value, reducing it once serves all.
 """
 
+from collections.abc import Mapping
+
 from autopar.ir.graph import Phase
-from autopar.tactics.state import PINNED, OpKey, State, is_partial
+from autopar.tactics.state import OpKey, State, is_partial
 
 
 def passes_terms(state: State, axis: int) -> dict[OpKey, int]:
@@ -28,11 +30,8 @@ def passes_terms(state: State, axis: int) -> dict[OpKey, int]:
 
 
 def _passing(state: State, key: OpKey, axis: int) -> int | None:
-    """Return the strategy by which an op takes terms and leaves terms, if its output is not split by the axis."""
+    """Return the strategy by which an op takes nothing but terms and leaves terms."""
     topology, op = state.topology, state.topology.ops[key]
-    decided = [state.split(name, axis) for name in op.outputs if name]
-    if any(item is not None and item.dim != PINNED for item in decided):
-        return None
     strategies = topology.strategies(key)
     for number in topology.possible(key, state.chosen.get(key, {}), axis):
         strategy = strategies[number]
@@ -55,11 +54,7 @@ def _stands(state: State, key: OpKey, axis: int, candidates: dict[OpKey, int]) -
             continue  # the sum so far is what the op itself made of the microbatch before
         cls = topology.of(name)
         makers = topology.makers.get(cls, [])
-        if (
-            cls in topology.boundary_set
-            or not makers
-            or not all(leaves_terms(state, m, s, axis, candidates) for m, s in makers)
-        ):
+        if not makers or not all(leaves_terms(state, m, s, axis, candidates) for m, s in makers):
             return False
         if any(
             reader not in candidates
@@ -70,7 +65,7 @@ def _stands(state: State, key: OpKey, axis: int, candidates: dict[OpKey, int]) -
     return True
 
 
-def leaves_terms(state: State, key: OpKey, slot: int, axis: int, passing: dict[OpKey, int]) -> bool:
+def leaves_terms(state: State, key: OpKey, slot: int, axis: int, passing: Mapping[OpKey, int]) -> bool:
     """Whether an op leaves terms as an output on an axis."""
     number = state.chosen.get(key, {}).get(axis, passing.get(key))
     return number is not None and is_partial(state.topology.strategies(key)[number].outputs[slot])

@@ -11,7 +11,7 @@ from autopar.formulate.fold import BlockKind, Source
 from autopar.formulate.placing import op_placement
 from autopar.ir.graph import Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, ValuePlacement
-from autopar.sharding import Placement, Placements, Replicate, Shard, format_placements
+from autopar.sharding import Partial, Placement, Placements, Replicate, Shard, format_placements
 from autopar.tactics.state import OpKey, State, is_partial
 from autopar.tactics.terms import passes_terms
 
@@ -43,13 +43,13 @@ class Writer:
         return tuple(strategies[chosen.get(axis, passing.get(key, 0))] for axis, passing in enumerate(self.passing))
 
     def of_class(self, name: str) -> Placements:
-        """Return how a class lies where no op says otherwise: split or whole, never in terms."""
+        """Return how a class lies where no op says otherwise: split, whole, or in terms that all its readers take."""
         found: list[Placement] = []
         chunks = self.topology.meaning.chunks(name)
-        for axis in range(len(self.topology.mesh.axes)):
+        for axis, passed in enumerate(self._passed(name)):
             decided = self.state.split(name, axis)
             if decided is None or decided.dim < 0:
-                found.append(Replicate())
+                found.append(Partial(self.topology.meaning.reduction(name) or "sum") if passed else Replicate())
             else:
                 found.append(Shard(decided.dim, chunks[decided.dim]))
         return tuple(found)
@@ -62,14 +62,15 @@ class Writer:
         """Return how an output lies once the terms nobody passes on are reduced."""
         name = self.topology.ops[key].outputs[slot]
         home, whole = self.home(key, slot), self.of_class(name)
-        passed = [
-            any(reader in passing for reader, _ in self.topology.readers.get(self.topology.of(name), ()))
-            for passing in self.passing
-        ]
         return tuple(
-            whole[axis] if is_partial(placement) and not passed[axis] else placement
-            for axis, placement in enumerate(home)
+            whole[axis] if is_partial(placement) and not passed else placement
+            for axis, (placement, passed) in enumerate(zip(home, self._passed(name), strict=True))
         )
+
+    def _passed(self, name: str) -> list[bool]:
+        """Return for each axis whether those who read a value take it in terms."""
+        readers = self.topology.readers.get(self.topology.of(name), ())
+        return [any(reader in passing for reader, _ in readers) for passing in self.passing]
 
     def blocks(self) -> tuple[BlockPlan, ...]:
         """Return the placements of every distinct block."""
