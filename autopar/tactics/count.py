@@ -1,35 +1,109 @@
-"""Collectives that the decisions ask for, counted where they are asked for: per use and per parameter, before any
-bucket, and before the lowering shares a gathered copy between uses or finds a cheaper way round."""
+"""Collectives that the decisions ask for, counted where they are asked for.
 
-from collections import Counter
-from collections.abc import Iterator
+Per use and per parameter, before any bucket, and before the lowering shares a gathered copy between uses or finds a
+cheaper way round: what PartIR counts.
+"""
 
-from autopar.cost import Collective
-from autopar.formulate.fold import Source
-from autopar.ir.graph import Phase, Role
-from autopar.sharding import Placement, Placements, Shard
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autopar.cost import Collective, DtypePolicy
+from autopar.formulate.tables import element_bytes
+from autopar.ir.graph import Role
+from autopar.sharding import Placement, Placements, Shard, local_shape
 from autopar.tactics.state import is_partial, is_whole
 from autopar.tactics.write import Writer
 
-Counts = Counter[tuple[Collective, str]]
-"""How many of each collective, by mesh axis."""
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Collectives of one kind over one mesh axis.
+
+    Attributes:
+        collective: What is done.
+        axis: Name of the mesh axis.
+        count: How often.
+        bytes: Bytes of the larger side on one device, added up.
+    """
+
+    collective: Collective
+    axis: str
+    count: int
+    bytes: float
 
 
-def count(writer: Writer) -> Counts:
-    """Return the collectives of one microbatch and the update after it, over all blocks of the model."""
-    topology, found = writer.topology, Counts()
-    for kind in topology.folded.kinds:
-        for collective, axis in _of_kind(writer, kind.id):
-            found[collective, topology.mesh.axes[axis].name] += kind.count
-    return found
+class Counter:
+    """Counts the collectives of a graph; what does not depend on decisions is gathered once."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer, self.topology = writer, writer.topology
+        graph = self.topology.folded.graph
+        self._values = graph.values
+        self._parameters = {state.output: state.input for state in graph.states if state.role is Role.PARAMETER}
+        self._sums = {state.output for state in graph.states if state.role is Role.GRADIENT}
+        self._kept = {state.input for state in graph.states if state.role is not Role.PARAMETER}
+        self._free = self.topology.folded.free
+
+    def traffic(self, wire: Mapping[str, float]) -> tuple[Traffic, ...]:
+        """Return the collectives of one microbatch and the update after it, over all blocks of the model.
+
+        Args:
+            wire: Bytes per element on the wire, by value.
+        """
+        found: dict[tuple[Collective, int], tuple[int, float]] = {}
+        for kind in self.topology.folded.kinds:
+            for name, source, target in self._changes(kind.id):
+                for collective, axis, held in moves(source, target):
+                    size = wire[name]
+                    for dim in local_shape(self._values[name].shape, held, self.topology.mesh):
+                        size *= dim
+                    count, total = found.get((collective, axis), (0, 0.0))
+                    found[collective, axis] = count + kind.count, total + size * kind.count
+        names = [axis.name for axis in self.topology.mesh.axes]
+        return tuple(Traffic(kind, names[axis], *found[kind, axis]) for kind, axis in sorted(found))
+
+    def _changes(self, kind_id: int) -> Iterator[tuple[str, Placements, Placements]]:
+        """Yield value, placement before and placement after of every change in one instance of a block."""
+        writer, topology = self.writer, self.topology
+        here: dict[str, Placements] = {}
+        for position, op in enumerate(topology.folded.kinds[kind_id].ops):
+            key = (kind_id, position)
+            needs = zip(*(strategy.inputs for strategy in writer.by_axis(key)), strict=True)
+            for name, need in zip(op.inputs, needs, strict=True):
+                # Data lies where it is needed; sums and moments where the op that writes them runs.
+                if name and topology.is_placed(op, name) and name not in self._free and name not in self._kept:
+                    yield name, here.get(name) or writer.of_class(name), need
+            for slot, name in enumerate(op.outputs):
+                if not name:
+                    continue
+                home = writer.home(key, slot)
+                if name in self._sums:
+                    here[name] = home  # the update takes it as it needs it
+                elif name in self._parameters:
+                    yield name, home, writer.of_class(self._parameters[name])
+                else:
+                    here[name] = reduced = writer.reduced(key, slot)
+                    yield name, home, reduced
+                    if topology.of(name) in topology.boundary_set:
+                        yield name, reduced, writer.of_class(name)
 
 
-def moves(source: Placements, target: Placements) -> Iterator[tuple[Collective, int]]:
-    """Yield what takes a tensor from one placement to another, axis by axis."""
+def traffic(writer: Writer, policy: DtypePolicy) -> tuple[Traffic, ...]:
+    """Return the collectives that a state asks for."""
+    return Counter(writer).traffic(element_bytes(writer.topology.folded.graph, policy)[1])
+
+
+def moves(source: Placements, target: Placements) -> Iterator[tuple[Collective, int, Placements]]:
+    """Yield what takes a tensor from one placement to another, axis by axis, with the placement of the larger side."""
+    current = list(source)
     for axis, (before, after) in enumerate(zip(source, target, strict=True)):
         collective = _move(before, after)
         if collective is not None:
-            yield collective, axis
+            larger = list(current)
+            if collective is Collective.ALL_GATHER:
+                larger[axis] = after
+            yield collective, axis, tuple(larger)
+        current[axis] = after
 
 
 def _move(before: Placement, after: Placement) -> Collective | None:
@@ -38,35 +112,3 @@ def _move(before: Placement, after: Placement) -> Collective | None:
     if is_partial(before):
         return Collective.REDUCE_SCATTER if isinstance(after, Shard) else Collective.ALL_REDUCE
     return Collective.ALL_TO_ALL if isinstance(after, Shard) else Collective.ALL_GATHER
-
-
-def _of_kind(writer: Writer, kind_id: int) -> Iterator[tuple[Collective, int]]:
-    topology, graph = writer.topology, writer.topology.folded.graph
-    kind = topology.folded.kinds[kind_id]
-    parameters = {state.output: state.input for state in graph.states if state.role is Role.PARAMETER}
-    sums = {state.output for state in graph.states if state.role is Role.GRADIENT}
-    here: dict[str, Placements] = {}
-    for position, op in enumerate(kind.ops):
-        key = (kind_id, position)
-        needs = zip(*(strategy.inputs for strategy in writer.by_axis(key)), strict=True)
-        for name, need in zip(op.inputs, needs, strict=True):
-            if name and topology.is_placed(op, name) and not (name in graph.inputs and name in topology.folded.free):
-                if name in {state.input for state in graph.states if state.role is not Role.PARAMETER}:
-                    continue  # sums and moments lie where the op that writes them runs
-                yield from moves(here.get(name, writer.of_class(name)), need)
-        for slot, name in enumerate(op.outputs):
-            if not name:
-                continue
-            home, reduced = writer.home(key, slot), writer.reduced(key, slot)
-            if name in sums:
-                here[name] = home  # the update takes it as it needs it
-            elif name in parameters:
-                yield from moves(home, writer.of_class(parameters[name]))
-            else:
-                here[name] = reduced
-                yield from moves(home, reduced)
-                if topology.of(name) in topology.boundary_set:
-                    yield from moves(reduced, writer.of_class(name))
-
-
-_ = (Phase, Source)

@@ -1,0 +1,195 @@
+"""A plan in the making: tactics are applied one after the other, and each says what it added."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.cost import CostModel
+from autopar.discover import Rules
+from autopar.errors import TacticError
+from autopar.formulate.fold import Folded
+from autopar.plan import Job, ModelInfo, Plan, StagePlan
+from autopar.program.lower import lower
+from autopar.schedule import SCHEDULES
+from autopar.sharding import Mesh
+from autopar.simulate import simulate
+from autopar.tactics.apply import Applier
+from autopar.tactics.count import Traffic, traffic
+from autopar.tactics.propagate import Conflict
+from autopar.tactics.reasons import Unsplit, unsplit
+from autopar.tactics.records import Automatic, Pipeline, Recompute, Tactic
+from autopar.tactics.state import State, Topology
+from autopar.tactics.write import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a tactic did.
+
+    Attributes:
+        tactic: The tactic.
+        traffic: All collectives asked for so far, this tactic's included.
+        seconds: Simulated step time.
+        peak_bytes: Bytes on the fullest device.
+        split: Values it split, with mesh axis and dim, those that propagation reached included.
+        conflicts: Decisions that did not go together.
+        unsplit: Parameters that still lie whole on every device, and why.
+    """
+
+    tactic: Tactic
+    traffic: tuple[Traffic, ...]
+    seconds: float
+    peak_bytes: float
+    split: tuple[tuple[str, str, int], ...]
+    conflicts: tuple[Conflict, ...]
+    unsplit: tuple[Unsplit, ...]
+
+
+class Draft:
+    """A plan in the making.
+
+    Attributes:
+        state: Where values lie.
+        steps: What has been applied.
+    """
+
+    def __init__(
+        self,
+        folded: Folded,
+        rules: Rules,
+        mesh: Mesh,
+        costs: CostModel,
+        *,
+        model: ModelInfo,
+        job: Job,
+        batch: Mapping[str, int],
+        num_microbatches: int,
+    ) -> None:
+        """Start with everything replicated on one stage.
+
+        Args:
+            folded: The graph of one microbatch.
+            rules: What its ops can do.
+            mesh: The devices of one stage.
+            costs: What things cost.
+            model: What the plan records of the model.
+            job: What it records of the request.
+            batch: The batch dim of every value that has one.
+            num_microbatches: Microbatches per step.
+        """
+        self.folded, self.costs, self.model, self.job = folded, costs, model, job
+        self.num_microbatches = num_microbatches
+        self.state = State(Topology(folded, rules, mesh))
+        self._applier = Applier(self.state, batch)
+        self._pipeline = Pipeline(1, "1f1b" if job.mode == "train" else "forward-only")
+        self._recompute: dict[int | None, str] = {None: "none"}
+        self.steps: list[Step] = []
+
+    def apply(self, tactic: Tactic) -> Step:
+        """Apply a tactic and return what it did.
+
+        Raises:
+            TacticError: If it cannot be applied; nothing has changed then.
+        """
+        before = {(name, axis) for name, axes in self.state.splits.items() for axis in axes}
+        conflicts: list[Conflict] = []
+        match tactic:
+            case Pipeline():
+                self._pipeline = self._checked(tactic)
+            case Recompute():
+                self._recompute_stages(tactic)
+            case Automatic():
+                raise TacticError("Automatic is not there yet", hint="leave it out")
+            case _:
+                conflicts = self._applier.apply(tactic, len(self.steps))
+        axes = [axis.name for axis in self.state.topology.mesh.axes]
+        split = tuple(
+            (name, axes[axis], decided.dim)
+            for name, found in self.state.splits.items()
+            for axis, decided in found.items()
+            if (name, axis) not in before and decided.dim >= 0
+        )
+        writer = Writer(self.state)
+        timeline = simulate(lower(self._plan(writer), self.folded, self.costs), self.costs)
+        step = Step(
+            tactic,
+            traffic(writer, self.costs.policy),
+            timeline.step_seconds,
+            timeline.peak_bytes,
+            split,
+            tuple(conflicts),
+            unsplit(self.state),
+        )
+        self.steps.append(step)
+        return step
+
+    def plan(self) -> Plan:
+        """Return the plan as it stands."""
+        return self._plan(Writer(self.state))
+
+    def _plan(self, writer: Writer) -> Plan:
+        return Plan(
+            model=self.model,
+            job=self.job,
+            summary="",
+            mesh=self.state.topology.mesh.axes,
+            stages=self._stages(),
+            schedule=self._pipeline.schedule,
+            num_microbatches=self.num_microbatches,
+            blocks=writer.blocks(),
+            objective=0.0,
+        )
+
+    def _stages(self) -> tuple[StagePlan, ...]:
+        size, groups = self.state.topology.mesh.size, len(self._counts()) // self._pipeline.chunks
+        stages, first = [], 0
+        for index, count in enumerate(self._counts()):
+            group = index % groups
+            recompute = self._recompute.get(index, self._recompute[None])
+            stages.append(StagePlan((first, first + count), (group * size, (group + 1) * size), recompute))
+            first += count
+        return tuple(stages)
+
+    def _counts(self) -> tuple[int, ...]:
+        """Return the number of blocks of each stage; equal numbers, the first and last block not counted."""
+        stages = self._pipeline.stages
+        if isinstance(stages, tuple):
+            return stages
+        count, blocks = stages * self._pipeline.chunks, self.folded.num_blocks
+        inner = max(blocks - 2, 0)
+        if inner >= count:
+            cuts = [round(index * inner / count) for index in range(count + 1)]
+            sizes = [end - start for start, end in zip(cuts, cuts[1:], strict=False)]
+            sizes[0] += 1
+            sizes[-1] += blocks - inner - 1
+            return tuple(sizes)
+        cuts = [round(index * blocks / count) for index in range(count + 1)]
+        return tuple(end - start for start, end in zip(cuts, cuts[1:], strict=False))
+
+    def _checked(self, tactic: Pipeline) -> Pipeline:
+        blocks = self.folded.num_blocks
+        sizes = tactic.stages if isinstance(tactic.stages, tuple) else (1,) * (tactic.stages * tactic.chunks)
+        if tactic.schedule not in SCHEDULES:
+            raise TacticError(f"there is no schedule {tactic.schedule!r}", hint=f"there are {', '.join(SCHEDULES)}")
+        if not sizes or min(sizes) < 1 or (isinstance(tactic.stages, tuple) and sum(sizes) != blocks):
+            raise TacticError(
+                f"stages of {', '.join(map(str, sizes))} blocks do not make the {blocks} blocks of the model",
+                hint="give a number of stages, or sizes that add up",
+            )
+        if len(sizes) > blocks:
+            raise TacticError(f"{len(sizes)} stages for {blocks} blocks", hint="use fewer stages")
+        if tactic.microbatches not in (None, self.num_microbatches):
+            raise TacticError(
+                f"{tactic.microbatches} microbatches, after {self.num_microbatches} were settled",
+                hint="say it once, in the last Pipeline of the schedule",
+            )
+        return tactic
+
+    def _recompute_stages(self, tactic: Recompute) -> None:
+        if tactic.what not in ("none", "selective", "full"):
+            raise TacticError(f"recompute {tactic.what!r}", hint="it is none, selective or full")
+        count = len(self._counts())
+        for stage in tactic.stages or ():
+            if not 0 <= stage < count:
+                raise TacticError(f"there is no stage {stage}", hint=f"stages are 0 to {count - 1}")
+        for index in (None,) if tactic.stages is None else tactic.stages:
+            self._recompute[index] = tactic.what
