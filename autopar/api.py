@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from autopar.cluster import Cluster, cluster_from_dict
-from autopar.cost import CostModel
+from autopar.cluster import Cluster
+from autopar.cost import DEFAULT, Stack, load_stack
 from autopar.discover import Rules, discover
 from autopar.iopddl import save
 from autopar.plan import Plan
@@ -14,7 +14,7 @@ from autopar.program.verify import verify_program
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.explain import explain_infeasible
 from autopar.simulate import Timeline, simulate
-from autopar.task import Effort, PhaseClock, Task, prepare, rules_for
+from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
 from autopar.verdict import conclude
 from autopar.workload import open_plan, open_workload
 
@@ -33,6 +33,7 @@ def solve(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    stack: str | Path | Stack = DEFAULT,
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
@@ -53,6 +54,7 @@ def solve(
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
         optimizer: "adam" or "sgd".
+        stack: What the software makes of the hardware: name, YAML file or record.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         progress: Told how far the search is.
         should_stop: Polled; once true the best plan so far is returned with `termination` "interrupted".
@@ -74,6 +76,7 @@ def solve(
         memory_limit=memory_limit,
         loss=loss,
         optimizer=optimizer,
+        stack=stack,
         cache_dir=cache_dir,
         progress=progress,
     )
@@ -108,24 +111,31 @@ def plan_task(
 
 
 def simulate_plan(
-    plan: Plan, *, model: str | Path | None = None, trace: bool = True, cache_dir: Path | None = None
+    plan: Plan,
+    *,
+    model: str | Path | None = None,
+    stack: str | Path | Stack | None = None,
+    trace: bool = True,
+    cache_dir: Path | None = None,
 ) -> Timeline:
     """Return the simulated timeline of a plan: time and memory of every stage, with the bars of a trace.
 
     Args:
         plan: A plan, solved or read from a file.
         model: Where the model is now; None for where it was.
+        stack: Name, YAML file or record of a software stack; None for the one it was planned for.
         trace: Whether to collect the bars of the trace.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
     Raises:
         PlanError: If the plan does not fit the model.
+        StackError: If there is no such stack.
         ProgramError: If the plan does not compute the model: an op is placed as no discovered rule allows, a collective
             is missing.
     """
     workload = open_plan(plan, model)
     folded = workload.folded(plan.microbatch)
-    costs = CostModel(cluster_from_dict(plan.job.cluster))
+    costs = job_costs(plan.job, stack if stack is None or isinstance(stack, Stack) else load_stack(stack))
     program = lower(plan, folded, costs)
     verify_program(program, folded, rules_for(folded, discover(workload.probe, cache_dir=cache_dir)))
     return simulate(program, costs, trace=trace)

@@ -45,6 +45,10 @@ class ClusterError(AutoparError, ValueError):
     """A cluster description is wrong; the message names the field and the unit."""
 
 
+class StackError(AutoparError, ValueError):
+    """A software stack is unknown or its description wrong; the message names the field, the hint its bounds."""
+
+
 class ProblemError(AutoparError, ValueError):
     """A strategy-selection problem is malformed."""
 

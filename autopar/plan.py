@@ -50,6 +50,7 @@ class Job:
         cluster: Description of the cluster, as `autopar.cluster` writes it.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        stack: Software stack, as `autopar.cost.stack` writes it; empty for the default one.
     """
 
     mode: str
@@ -59,6 +60,7 @@ class Job:
     cluster: Mapping[str, Any]
     loss: str = "auto"
     optimizer: str = "adam"
+    stack: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,7 @@ class Plan:
         schedule: "1f1b", "gpipe", "interleaved" or "forward-only".
         num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
         blocks: Placements per distinct block.
-        objective: Step time in seconds by the planner's formula.
+        objective: Step time in seconds by the planner's formula; of a plan by degrees, simulated.
         simulated: The simulator's verdict.
         search: How it was found; None on alternatives.
         alternatives: Runners-up in order of simulated time.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar import solvers
-from autopar.cluster import Cluster, load_cluster
-from autopar.cost import CostModel
+from autopar.cluster import Cluster, cluster_from_dict, load_cluster
+from autopar.cost import DEFAULT, CostModel, Stack, load_stack, stack_from_dict
 from autopar.discover import Rules, discover
 from autopar.errors import JobError
 from autopar.formulate.fold import Folded
@@ -128,6 +128,7 @@ def prepare(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    stack: str | Path | Stack = DEFAULT,
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
 ) -> Task:
@@ -137,7 +138,8 @@ def prepare(
         AutoparError: If the model, cluster or request is wrong.
     """
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    _check_request(gpus, machine, global_batch, memory_limit)
+    software = stack if isinstance(stack, Stack) else load_stack(stack)
+    check_request(gpus, machine, global_batch, memory_limit)
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
@@ -146,8 +148,32 @@ def prepare(
     with clock("discover"):
         found = discover(workload.probe, cache_dir=cache_dir, progress=progress)
     limit = memory_limit or MEMORY_SHARE * machine.device.memory
-    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer)
-    return Task(job, workload, found, CostModel(machine), space, clock.times)
+    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software))
+    return Task(job, workload, found, CostModel(machine, stack=software), space, clock.times)
+
+
+def stored_stack(stack: Stack) -> dict[str, object]:
+    """Return what a job holds of a stack: nothing of the default one, as in plans that know of none."""
+    return {} if stack == DEFAULT else stack.to_dict()
+
+
+def job_stack(job: Job) -> Stack:
+    """Return the software stack a job was planned for.
+
+    Raises:
+        StackError: If what the job holds is none.
+    """
+    return stack_from_dict(job.stack, "job.stack") if job.stack else DEFAULT
+
+
+def job_costs(job: Job, stack: Stack | None = None) -> CostModel:
+    """Return the cost model of a job: its cluster under the stack it was planned for, or under another one.
+
+    Raises:
+        ClusterError: If what the job holds is no cluster.
+        StackError: If it holds no stack.
+    """
+    return CostModel(cluster_from_dict(job.cluster), stack=job_stack(job) if stack is None else stack)
 
 
 def rules_for(folded: Folded, rules: Rules) -> Rules:
@@ -170,7 +196,12 @@ def rules_for(folded: Folded, rules: Rules) -> Rules:
     return replace(rules, by_op={**rules.by_op, **found.by_op})
 
 
-def _check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
+def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
+    """Check the numbers of a request.
+
+    Raises:
+        JobError: If one is not positive, devices do not fill nodes, or the limit is above the device's memory.
+    """
     if gpus < 1:
         raise JobError(f"{gpus} GPUs", hint="--gpus takes a whole number from 1 on")
     per_node = machine.devices_per_node

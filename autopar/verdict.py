@@ -4,7 +4,9 @@ import math
 from dataclasses import replace
 from itertools import islice
 
+from autopar.cost import CostModel
 from autopar.errors import InfeasibleError, InterruptedSearchError
+from autopar.formulate.fold import Folded
 from autopar.formulate.step import model_flops
 from autopar.plan import PhaseTime, Plan, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -13,7 +15,7 @@ from autopar.program.verify import verify_program
 from autopar.search.assemble import assemble
 from autopar.search.planner import Outcome
 from autopar.search.space import Configuration, describe
-from autopar.simulate import simulate
+from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
 
 VERIFY = 3  # candidates simulated per plan asked for: the simulator, not the formula, ranks the plans that are returned
@@ -65,6 +67,11 @@ def _verify(plan: Plan, task: Task) -> Plan | None:
     timeline = simulate(program, costs)
     if timeline.peak_bytes > plan.job.memory_limit:
         return None
+    return simulated(plan, timeline, folded, costs)
+
+
+def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) -> Plan:
+    """Return a plan with what the simulator found for it."""
     busiest = timeline.busiest
     peak = costs.cluster.device.peak(costs.policy.numbers)
     flops = model_flops(folded) * plan.num_microbatches

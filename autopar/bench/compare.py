@@ -11,6 +11,7 @@ from pathlib import Path
 from autopar.api import plan_task
 from autopar.bench.records import GRID, Comparison, Result, planner
 from autopar.cluster import Cluster
+from autopar.cost import DEFAULT, Stack
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.plan import PhaseTime
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -34,6 +35,7 @@ def compare(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    stack: str | Path | Stack = DEFAULT,
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
@@ -54,6 +56,7 @@ def compare(
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
         optimizer: "adam" or "sgd".
+        stack: What the software makes of the hardware: name, YAML file or record.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         progress: Told how far each method is; phases of others than ours start with the name of the method.
         should_stop: Polled; once true the method at work ends with its best plan and no other is begun.
@@ -73,6 +76,7 @@ def compare(
         memory_limit=memory_limit,
         loss=loss,
         optimizer=optimizer,
+        stack=stack,
         cache_dir=cache_dir,
         progress=progress,
     )

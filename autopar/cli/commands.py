@@ -27,6 +27,7 @@ from autopar.cli.options import (
     resolve_cache_dir,
     solver_names,
 )
+from autopar.cli.predicting import predict
 from autopar.cli.selecting import select
 from autopar.units import format_bytes
 
@@ -51,6 +52,7 @@ def app() -> None:
 
 
 app.add_command(select)
+app.add_command(predict)
 
 
 @app.command()
@@ -123,11 +125,18 @@ def _write_folder(plan: "Plan", folder: Path, cache: Path | None) -> None:
 @app.command()
 @click.argument("plan_file", metavar="PLAN", type=file_path())
 @click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
+@click.option("--stack", metavar="NAME|FILE", help="Another software stack than the one the plan was made for.")
 @click.option("--trace", type=file_path(), metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
 @cache_options
 @json_option
 def simulate(
-    plan_file: Path, model: str | None, trace: Path | None, cache_dir: Path | None, no_cache: bool, as_json: bool
+    plan_file: Path,
+    model: str | None,
+    stack: str | None,
+    trace: Path | None,
+    cache_dir: Path | None,
+    no_cache: bool,
+    as_json: bool,
 ) -> None:
     """Simulate one step of a plan.
 
@@ -142,7 +151,7 @@ def simulate(
     if trace is not None:
         prepare_file(trace)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
-    timeline = api.simulate_plan(plan, model=model, trace=trace is not None, cache_dir=cache)
+    timeline = api.simulate_plan(plan, model=model, stack=stack, trace=trace is not None, cache_dir=cache)
     if trace is not None:
         write_chrome_trace(timeline, trace)
     if as_json:
@@ -523,6 +532,22 @@ def clusters(as_json: bool) -> None:
         for name, cluster in PRESETS.items()
     ]
     click.echo("\n".join(format_table(("name", "node", "memory", "inside a node", "between nodes"), rows)))
+
+
+@app.command()
+@json_option
+def stacks(as_json: bool) -> None:
+    """List the software stacks known by name.
+
+    A YAML file with the fields that --json prints describes any other.
+    """
+    from autopar.cost import bundled_stacks
+    from autopar.report.stacks import format_stacks
+
+    if as_json:
+        _echo_json({name: stack.to_dict() for name, stack in bundled_stacks().items()})
+    else:
+        click.echo(format_stacks(bundled_stacks()), nl=False)
 
 
 def _echo_json(value: Any) -> None:

@@ -107,6 +107,33 @@ def model_options(function: Command) -> Command:
     return function
 
 
+def stack_option(function: Command) -> Command:
+    """Add the option for the software stack."""
+    return click.option(
+        "--stack",
+        default="default",
+        show_default=True,
+        metavar="NAME|FILE",
+        help="Software that runs the plan: one of `autopar stacks`, or a YAML file.",
+    )(function)
+
+
+def positive_whole() -> click.IntRange:
+    """Return the type of a whole number from 1 on."""
+    return click.IntRange(min=1)
+
+
+def memory_limit_option(function: Command) -> Command:
+    """Add the option for the memory a plan may use."""
+    return click.option(
+        "--memory-limit",
+        type=positive_number,
+        callback=_in_bytes,
+        metavar="GB",
+        help="Memory a plan may use per device, in 1e9 bytes; default: what the device has, less a reserve.",
+    )(function)
+
+
 def job_options(*, gpus_required: bool = True) -> Callable[[Command], Command]:
     """Return what adds the options that say what is to be planned, and how hard to look for it."""
     gpus = click.option(
@@ -121,19 +148,14 @@ def _other_job_options(function: Command) -> Command:
             click.option(
                 "--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file."
             ),
+            stack_option,
             click.option(
                 "--global-batch",
                 type=click.IntRange(min=1),
                 metavar="B",
                 help="Samples per step; default: the model's own.",
             ),
-            click.option(
-                "--memory-limit",
-                type=positive_number,
-                callback=_in_bytes,
-                metavar="GB",
-                help="Memory a plan may use per device, in 1e9 bytes; default: what the device has, less a reserve.",
-            ),
+            memory_limit_option,
             click.option(
                 "--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."
             ),

@@ -5,21 +5,30 @@ from autopar.cost.flops import op_flops
 from autopar.cost.model import CostModel
 from autopar.cost.policy import FP32, MIXED, POLICIES, DtypePolicy
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
+from autopar.cost.stack import DEFAULT, SCALARS, Fit, FitSource, Stack, bundled_stacks, load_stack, stack_from_dict
 from autopar.cost.traffic import is_view, op_bytes
 
 __all__ = [
+    "DEFAULT",
     "FP32",
     "MIXED",
     "POLICIES",
+    "SCALARS",
     "Collective",
     "CostModel",
     "DtypePolicy",
+    "Fit",
+    "FitSource",
     "Move",
     "Resharder",
     "Reshards",
+    "Stack",
+    "bundled_stacks",
     "devices_in_node",
     "is_view",
+    "load_stack",
     "op_bytes",
     "op_flops",
     "reshards",
+    "stack_from_dict",
 ]

@@ -15,6 +15,7 @@ from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.collectives import Collective
 from autopar.cost.flops import op_flops
 from autopar.cost.policy import MIXED, DtypePolicy
+from autopar.cost.stack import DEFAULT, Stack
 from autopar.cost.traffic import is_view, op_bytes
 from autopar.ir.graph import Op
 from autopar.sharding import Axis
@@ -38,10 +39,12 @@ class CostModel:
     Attributes:
         cluster: The hardware.
         policy: Bytes per element and the class of numbers matrix products run in.
+        stack: What the software makes of the hardware.
     """
 
     cluster: Cluster
     policy: DtypePolicy = MIXED
+    stack: Stack = DEFAULT
 
     def __post_init__(self) -> None:
         self.cluster.device.peak(self.policy.numbers)

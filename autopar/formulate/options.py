@@ -101,10 +101,25 @@ class Options:
         )
 
 
-def options(graph: Graph, op: Op, strategies: Sequence[Strategy], mesh: Mesh, free: frozenset[str]) -> Options:
+def options(
+    graph: Graph,
+    op: Op,
+    strategies: Sequence[Strategy],
+    mesh: Mesh,
+    free: frozenset[str],
+    allowed: Sequence[NDArray[np.bool_]] | None = None,
+) -> Options:
     """Return what an op can do on a mesh, given what it can do on one axis.
 
     Strategies that place every tensor alike are listed once.
+
+    Args:
+        graph: The graph of the op.
+        op: The op.
+        strategies: What it can do on one axis.
+        mesh: The devices.
+        free: Values that lie wherever they are needed.
+        allowed: Per axis, which of the strategies it may take; None for all. An axis that may take none is free.
     """
     names = (*op.inputs, *op.outputs)
     shapes = [graph.values[name].shape if name else () for name in names]
@@ -114,7 +129,7 @@ def options(graph: Graph, op: Op, strategies: Sequence[Strategy], mesh: Mesh, fr
     codes_PT = np.array([[encode(placement) for placement in row] for row in placed_PT], dtype=np.int64)
 
     num_axes = len(mesh.axes)
-    combos_SA = np.array(list(product(range(len(strategies)), repeat=num_axes)), dtype=np.int64)
+    combos_SA = np.array(list(product(*_by_axis(len(strategies), mesh, allowed))), dtype=np.int64)
     digits_SAT = codes_PT[combos_SA]  # S strategies, A axes, T tensors
     divisors_SD = np.ones((len(combos_SA), offsets[-1]), dtype=np.int64)  # D dims of all tensors
     for tensor, shape in enumerate(shapes):
@@ -250,7 +265,14 @@ def _number(graph: Graph, op: Op, number: Scaled) -> int:
     return entry
 
 
-def all_placements(shape: Sequence[int], chunks: Sequence[int], mesh: Mesh, *, partial: bool) -> IntArray:
+def all_placements(
+    shape: Sequence[int],
+    chunks: Sequence[int],
+    mesh: Mesh,
+    *,
+    partial: bool,
+    allowed: Sequence[NDArray[np.bool_]] | None = None,
+) -> IntArray:
     """Return the numbers of all placements of a tensor that divide evenly, with or without partial ones.
 
     Args:
@@ -258,10 +280,11 @@ def all_placements(shape: Sequence[int], chunks: Sequence[int], mesh: Mesh, *, p
         chunks: Per dim, in how many chunks it is cut before it is sharded.
         mesh: The devices.
         partial: Whether to list partial ones.
+        allowed: Per axis, which codes it may have; None for all. An axis that may have none is free.
     """
     rank = len(shape)
     numbers = []
-    for digits in product(range(rank + 2), repeat=len(mesh.axes)):
+    for digits in product(*_by_axis(rank + 2, mesh, allowed)):
         if not partial and 1 in digits:
             continue
         left = list(shape)
@@ -275,6 +298,14 @@ def all_placements(shape: Sequence[int], chunks: Sequence[int], mesh: Mesh, *, p
         else:
             numbers.append(number)
     return np.array(numbers, dtype=np.int64)
+
+
+def _by_axis(count: int, mesh: Mesh, allowed: Sequence[NDArray[np.bool_]] | None) -> list[Sequence[int]]:
+    """Return which of `count` things each axis may take: those allowed, all if none is or nothing is said."""
+    every: Sequence[int] = range(count)
+    if allowed is None:
+        return [every] * len(mesh.axes)
+    return [np.flatnonzero(own).tolist() or every for own in allowed]
 
 
 def is_partial(numbers: IntArray, rank: int, num_axes: int) -> NDArray[np.bool_]:

@@ -9,12 +9,13 @@ paid depends on the schedule, which only `step.py` knows.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import CostModel, DtypePolicy, Resharder
-from autopar.discover import Rules
+from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
 from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
@@ -179,11 +180,23 @@ class Tables:
         return totals
 
 
+class Restriction(Protocol):
+    """What each mesh axis may do, asked for decision by decision; masks are over what one axis could do."""
+
+    def of_op(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> Sequence[NDArray[np.bool_]]:
+        """Return by axis which of an op's strategies on one axis it may take; none if the op is free on that axis."""
+
+    def of_value(self, decision: Decision, kind: int, value: Value) -> Sequence[NDArray[np.bool_]]:
+        """Return by axis which codes of a placement a value may have; none if it is free on that axis."""
+
+
 class _Builder:
     """Collects nodes and edges of one folded graph."""
 
-    def __init__(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> None:
-        self.folded, self.mesh, self.costs = folded, mesh, costs
+    def __init__(
+        self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, restriction: Restriction | None = None
+    ) -> None:
+        self.folded, self.mesh, self.costs, self.restriction = folded, mesh, costs, restriction
         self.graph, self.meaning = folded.graph, meaning(folded, rules)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
@@ -214,13 +227,32 @@ class _Builder:
     # Nodes.
 
     def _add_op(self, kind: int, position: int, op: Op) -> None:
-        choices = options(self.graph, op, self.meaning.strategies(op), self.mesh, self.folded.free)
-        choices = self._in_place(op, choices)
+        choices = self._in_place(op, self._options(kind, op))
         slot = _slot(op)
         seconds = self._op_seconds(op, choices)
         self.op_node[kind, position] = len(self.nodes)
         self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, choices, None, None))
         self._op_bytes(kind, position, op, choices)
+
+    def _options(self, kind: int, op: Op) -> Options:
+        """Return what an op can do, as restricted; what no restricted axis can do with the others is free on all."""
+        strategies = self.meaning.strategies(op)
+        if self.restriction is not None:
+            allowed = self.restriction.of_op(kind, op, strategies)
+            choices = options(self.graph, op, strategies, self.mesh, self.folded.free, allowed)
+            if choices.count:
+                return choices
+        return options(self.graph, op, strategies, self.mesh, self.folded.free)
+
+    def _placements(self, decision: Decision, kind: int, value: Value, *, partial: bool) -> IntArray:
+        """Return the placement numbers of a value, as restricted; free on all axes if it can have none of them."""
+        chunks = self.meaning.chunks(value.name)
+        if self.restriction is not None:
+            allowed = self.restriction.of_value(decision, kind, value)
+            numbers = all_placements(value.shape, chunks, self.mesh, partial=partial, allowed=allowed)
+            if len(numbers):
+                return numbers
+        return all_placements(value.shape, chunks, self.mesh, partial=partial)
 
     def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
         """Return the (S,) seconds of what devices run, rows from neighbours included."""
@@ -283,7 +315,7 @@ class _Builder:
                 )
 
     def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
-        numbers = all_placements(value.shape, self.meaning.chunks(value.name), self.mesh, partial=False)
+        numbers = self._placements(Decision.PARAMETER, producer.kind, value, partial=False)
         share = count / self.folded.kinds[producer.kind].count
         self.parameter_node[producer] = len(self.nodes)
         amounts = share * local_sizes(value.shape, numbers, self.mesh) * self.resident[value.name]
@@ -306,7 +338,7 @@ class _Builder:
     def _add_value(
         self, decision: Decision, kind: int, name: str, value: Value, slot: Slot, *, partial: bool = False
     ) -> int:
-        numbers = all_placements(value.shape, self.meaning.chunks(value.name), self.mesh, partial=partial)
+        numbers = self._placements(decision, kind, value, partial=partial)
         self.nodes.append(Node(decision, kind, name, slot, np.zeros(len(numbers)), 1.0, -1, None, numbers, value))
         return len(self.nodes) - 1
 
@@ -429,9 +461,11 @@ class _Builder:
         return value
 
 
-def build_tables(folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables:
-    """Return the decisions and prices of a folded graph on a mesh."""
-    return _Builder(folded, rules, mesh, costs).build()
+def build_tables(
+    folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, restriction: Restriction | None = None
+) -> Tables:
+    """Return the decisions and prices of a folded graph on a mesh, all of them or as restricted."""
+    return _Builder(folded, rules, mesh, costs, restriction).build()
 
 
 def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:

@@ -54,10 +54,11 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     mesh = plan.device_mesh
     _check_mesh(plan)
     resharder, handed, lowered = Resharder(mesh, costs), hand_overs(folded), {}
+    sizes = element_bytes(folded.graph, costs.policy)
     for block in plan.blocks:
         if not 0 <= block.kind < len(folded.kinds):
             raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
-        lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], resharder).run()
+        lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], resharder, sizes).run()
     missing = set(folded.chain) - lowered.keys()
     if missing:
         raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
@@ -98,12 +99,20 @@ class _Draft:
 class _BlockLowering:
     """Writes the segments of one kind of block."""
 
-    def __init__(self, plan: Plan, block: BlockPlan, folded: Folded, handed: HandOver, resharder: Resharder) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        block: BlockPlan,
+        folded: Folded,
+        handed: HandOver,
+        resharder: Resharder,
+        sizes: tuple[dict[str, float], dict[str, float]],
+    ) -> None:
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = plan.device_mesh
         self.resharder = resharder
-        self.resident, self.wire = element_bytes(self.graph, resharder.cost.policy)
+        self.resident, self.wire = sizes
         # Moments never travel: the optimizer reads and writes all they weigh, their share of the master copy included.
         moments = [state for state in self.graph.states if state.role is Role.MOMENT]
         self.moments = {name for state in moments for name in (state.input, state.output)}

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cluster import cluster_from_dict
 from autopar.errors import JobError
 from autopar.ir.graph import Role
 from autopar.plan import Plan
@@ -84,7 +83,7 @@ def prepare_job(request: RunRequest) -> Job:
     plan = check_request(request)
     workload = open_plan(plan, request.model)
     folded = workload.folded(plan.microbatch)
-    program = lower(plan, folded, run_costs(cluster_from_dict(plan.job.cluster)))
+    program = lower(plan, folded, run_costs(plan.job))
     verify_program(program, folded)
     check_stages(program)
     return Job(request, plan, workload, Lowered(program, folded))
@@ -229,7 +228,7 @@ def run_rank(
         comparison, alone = _compare(job, weights, batches, single, steps.pop(0))
         compared.append(comparison)
         progress(Progress("compare", len(compared), total))
-    timeline, predicted = predict(lowered.program, run_costs(cluster_from_dict(job.plan.job.cluster)))
+    timeline, predicted = predict(lowered.program, run_costs(job.plan.job))
     steady = [clocks[1:] or clocks for clocks in seconds]
     return RunReport(
         summary=job.plan.summary,

@@ -1,19 +1,22 @@
 """What the simulator says of a program, in the phases a rank's clock knows."""
 
-from autopar.cluster import Cluster
+from autopar.cluster import cluster_from_dict
 from autopar.cost import CostModel
 from autopar.cost.policy import POLICIES
+from autopar.plan import Job
 from autopar.program.records import Program
 from autopar.schedule import Pass
 from autopar.simulate import Timeline, simulate
 from autopar.simulate.layout import lay_out
 from autopar.simulate.stages import lay_out_stage
+from autopar.task import job_stack
 
 
-def run_costs(cluster: Cluster) -> CostModel:
+def run_costs(job: Job) -> CostModel:
     """Return the costs of a run in the numbers of the graph, float32, if the cluster states what it makes of them."""
+    cluster = cluster_from_dict(job.cluster)
     knows = any(name == POLICIES["fp32"].numbers for name, _ in cluster.device.peaks)
-    return CostModel(cluster, POLICIES["fp32" if knows else "mixed"])
+    return CostModel(cluster, POLICIES["fp32" if knows else "mixed"], job_stack(job))
 
 
 def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[str, float], ...]]:

@@ -60,7 +60,8 @@ def describe_model(plan: Planned) -> str:
     device = cluster.get("device", {}).get("name", "device")
     name = cluster.get("name", "cluster")
     parameters = format_count(plan.model.num_parameters)
-    return f"{plan.model.name} ({parameters} parameters) on {plan.job.gpus} × {device} ({name})"
+    software = f", software {plan.job.stack['name']}" if plan.job.stack else ""
+    return f"{plan.model.name} ({parameters} parameters) on {plan.job.gpus} × {device} ({name}){software}"
 
 
 def describe_job(plan: Planned) -> str:

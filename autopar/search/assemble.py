@@ -27,7 +27,7 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
         StagePlan(blocks, (index * devices, (index + 1) * devices), "full" if redo else "none")
         for index, (blocks, redo) in enumerate(zip(candidate.split.ranges, candidate.split.recompute, strict=True))
     )
-    blocks = _blocks(candidate.tables, candidate.choice)
+    blocks = assemble_blocks(candidate.tables, candidate.choice)
     plan = Plan(
         model=model,
         job=job,
@@ -42,7 +42,7 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
     return summarise(plan, candidate.tables, candidate.choice)
 
 
-def _blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
+def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
     """Return the decisions by distinct block."""
     folded = tables.folded
     ops: dict[int, dict[str, OpPlacement]] = {kind.id: {} for kind in folded.kinds}

@@ -1,0 +1,407 @@
+"""Software stacks: what a framework makes of the hardware, as two choices and at most ten bounded numbers.
+
+A cluster says what devices and links can do; a stack says what a training framework gets out of them. Its scalars are
+the only numbers that calibration may change, and each is bounded, so that a fit cannot buy accuracy on its data with
+numbers that no machine has.
+
+`SCALARS` is the table of them: default, bounds, unit and meaning. With all defaults nothing but the cluster counts.
+A stack is bundled by name (`stacks/*.yaml`) or a YAML file; docs/cost_model.md has the schema.
+"""
+
+import datetime
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from autopar.cluster.records import format_quantity
+from autopar.errors import StackError
+from autopar.units import parse_quantity
+
+Attention = Literal["fused", "unfused"]
+"""Kernels of attention: one that keeps no scores (flash), or two batched products with a softmax between them."""
+
+Fusion = Literal["chains", "none"]
+"""Whether neighbouring element-wise ops are one kernel, or one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number of a stack that calibration may change.
+
+    Attributes:
+        default: Value of the stack that knows nothing but the cluster.
+        low: Least value a stack may have.
+        high: Greatest value a stack may have.
+        unit: "s" for seconds, "" for a factor or a share.
+        meaning: What it does.
+    """
+
+    default: float
+    low: float
+    high: float
+    unit: str
+    meaning: str
+
+
+SCALARS: Mapping[str, Scalar] = {
+    "gemm_efficiency": Scalar(1.0, 0.5, 1.3, "", "factor on the device's gemm_efficiency"),
+    "attention_efficiency": Scalar(
+        1.0, 0.3, 2.0, "", "factor on the share of the peak that attention reaches, fused or as batched products"
+    ),
+    "memory_traffic": Scalar(1.0, 0.7, 3.0, "", "factor on the bytes of kernels bound by memory"),
+    # PyTorch's eager mode spends 5 to 30 us of Python and dispatch per kernel; CUDA graphs next to nothing.
+    "host_launch": Scalar(0.0, 0.0, 60e-6, "s", "seconds of the host per kernel; a block cannot be faster"),
+    "intra_slowdown": Scalar(1.0, 0.7, 2.0, "", "factor on the seconds of transfers inside a node"),
+    "inter_slowdown": Scalar(1.0, 0.5, 3.0, "", "factor on the seconds of transfers between nodes"),
+    # 1.13 was measured by Hetu-Galvatron; bounded by running one after the other.
+    "overlap_slowdown": Scalar(1.0, 1.0, 2.0, "", "factor on compute and on communication while both run"),
+    "exposed_share": Scalar(0.0, 0.0, 1.0, "", "share of communication that could overlap and does not"),
+    "interleave_overhead": Scalar(
+        0.0, 0.0, 0.2, "", "share of a pass added per pass when a device holds several stages"
+    ),
+    "step_seconds": Scalar(0.0, 0.0, 1.0, "s", "seconds added to every step"),
+}
+"""Every scalar of a stack by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitSource:
+    """Measurements that went into a fit: where they were published and how many rows of them."""
+
+    source: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Range of a property of the measurements ("gpus", "hidden size"): outside it the fit extrapolates."""
+
+    name: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How the scalars of a stack were found.
+
+    Attributes:
+        date: Day of the fit.
+        error: Mean absolute error of step times on the rows of the fit, as a share of the measured time.
+        p90: The error that 90 % of them do not exceed.
+        fitted: Names of the scalars that were free.
+        data: What they were fitted to.
+        valid: Ranges the rows cover.
+        held_out: Mean absolute error on rows that the fit did not see; None if there were none.
+    """
+
+    date: datetime.date
+    error: float
+    p90: float
+    fitted: tuple[str, ...]
+    data: tuple[FitSource, ...]
+    valid: tuple[Range, ...] = ()
+    held_out: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.fitted:
+            if name not in SCALARS:
+                raise StackError(f"fit.fitted names the scalar {name!r}", hint=f"there are {', '.join(SCALARS)}")
+        errors = {"error": self.error, "p90": self.p90, "held_out": 0.0 if self.held_out is None else self.held_out}
+        for name, error in errors.items():
+            if not (math.isfinite(error) and error >= 0):
+                raise StackError(f"fit.{name} is {error:g}", hint="it is a share: 0.04 for 4 %")
+        for source in self.data:
+            if source.rows < 1:
+                raise StackError(f"fit.data: {source.source!r} has {source.rows} rows", hint="rows is 1 or more")
+        for valid in self.valid:
+            if not valid.low <= valid.high:
+                raise StackError(
+                    f"fit.valid.{valid.name} is from {valid.low:g} to {valid.high:g}", hint="write [lowest, highest]"
+                )
+
+    @property
+    def rows(self) -> int:
+        """Number of measurements."""
+        return sum(source.rows for source in self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A software stack on one kind of device.
+
+    Attributes:
+        name: Its name.
+        attention: Kernels that run an `Attention` op.
+        fusion: Whether chains of element-wise ops are one kernel.
+        scalars: Value by name for those that are not at their default, in the order of `SCALARS`.
+        clusters: Presets it was made for; none if it says nothing of one kind of hardware.
+        fit: How its scalars were found; None if they were not fitted.
+    """
+
+    name: str
+    attention: Attention = "fused"
+    fusion: Fusion = "none"
+    scalars: tuple[tuple[str, float], ...] = ()
+    clusters: tuple[str, ...] = ()
+    fit: Fit | None = None
+
+    def __post_init__(self) -> None:
+        choices: tuple[str, ...]
+        for field, chosen, choices in (
+            ("attention", self.attention, get_args(Attention)),
+            ("fusion", self.fusion, get_args(Fusion)),
+        ):
+            if chosen not in choices:
+                raise StackError(f"stack {self.name!r}: {field} is {chosen!r}", hint=f"it is {' or '.join(choices)}")
+        values = dict(self.scalars)
+        for name, value in values.items():
+            scalar = SCALARS.get(name)
+            if scalar is None:
+                close = get_close_matches(name, SCALARS, n=1, cutoff=0.5)
+                nearest = f"did you mean {close[0]}? " if close else ""
+                raise StackError(
+                    f"stack {self.name!r} has no scalar {name!r}", hint=f"{nearest}there are {', '.join(SCALARS)}"
+                )
+            if not scalar.low <= value <= scalar.high:
+                low, high = (format_scalar(name, bound) for bound in (scalar.low, scalar.high))
+                raise StackError(
+                    f"stack {self.name!r}: {name} is {format_scalar(name, value)}",
+                    hint=f"{name} is from {low} to {high}: {scalar.meaning}",
+                )
+        ordered = tuple(
+            (name, values[name]) for name in SCALARS if values.get(name, SCALARS[name].default) != SCALARS[name].default
+        )
+        object.__setattr__(self, "scalars", ordered)
+
+    def __getitem__(self, name: str) -> float:
+        """Return the value of a scalar, a key of `SCALARS`.
+
+        >>> Stack("mine", scalars=(("memory_traffic", 2.4),))["memory_traffic"], DEFAULT["host_launch"]
+        (2.4, 0.0)
+        """
+        return next((value for known, value in self.scalars if known == name), SCALARS[name].default)
+
+    def with_scalars(self, **values: float) -> "Stack":
+        """Return the stack with other values of some scalars.
+
+        Raises:
+            StackError: If there is no such scalar, or a value is out of its bounds.
+        """
+        return Stack(
+            self.name,
+            self.attention,
+            self.fusion,
+            tuple({**dict(self.scalars), **values}.items()),
+            self.clusters,
+            self.fit,
+        )
+
+    @property
+    def at_bounds(self) -> tuple[str, ...]:
+        """Fitted scalars that lie on one of their bounds: the data asked for more than is believable."""
+        fitted = () if self.fit is None else self.fit.fitted
+        return tuple(
+            name
+            for name in fitted
+            if min(self[name] - SCALARS[name].low, SCALARS[name].high - self[name])
+            <= 1e-6 * (SCALARS[name].high - SCALARS[name].low)
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the stack as the mapping a stack file holds; `stack_from_dict` reads it back equal."""
+        data: dict[str, object] = {"name": self.name, "attention": self.attention, "fusion": self.fusion}
+        if self.clusters:
+            data["clusters"] = list(self.clusters)
+        if self.scalars:
+            data["scalars"] = {
+                name: format_quantity(value, unit) if (unit := SCALARS[name].unit) else value
+                for name, value in self.scalars
+            }
+        if self.fit is not None:
+            fit = self.fit
+            data["fit"] = {
+                "date": fit.date.isoformat(),
+                "error": fit.error,
+                "p90": fit.p90,
+                **({} if fit.held_out is None else {"held_out": fit.held_out}),
+                "fitted": list(fit.fitted),
+                "data": {source.source: source.rows for source in fit.data},
+                "valid": {valid.name: [valid.low, valid.high] for valid in fit.valid},
+            }
+        return data
+
+
+DEFAULT = Stack("default")
+"""The stack of a user who names none: what the cluster's description says, and nothing else."""
+
+
+def format_scalar(name: str, value: float) -> str:
+    """Return the value of a scalar for reading.
+
+    >>> format_scalar("host_launch", 12e-6), format_scalar("memory_traffic", 2.4)
+    ('12 us', '2.4')
+    """
+    return format_quantity(float(f"{value:.4g}"), "s") if SCALARS[name].unit == "s" else f"{value:.4g}"
+
+
+_Quantity = str | int | float
+"""A number is accepted by the schema so that the error can ask for its unit."""
+
+
+class _FitFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    date: Any  # YAML reads a day, JSON a text
+    error: float
+    p90: float
+    fitted: tuple[str, ...]
+    data: dict[str, int]
+    valid: dict[str, tuple[float, float]] = {}
+    held_out: float | None = None
+
+
+class _StackFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: str
+    attention: str = DEFAULT.attention
+    fusion: str = DEFAULT.fusion
+    clusters: tuple[str, ...] = ()
+    scalars: dict[str, _Quantity] = {}
+    fit: _FitFile | None = None
+
+
+def _scalar(name: str, value: _Quantity) -> float:
+    scalar = SCALARS.get(name)
+    if scalar is None:  # `Stack` refuses it with the names there are
+        return math.nan
+    if scalar.unit:
+        hint = f"{name} is in {scalar.unit}, written like '12 us'"
+        if not isinstance(value, str):
+            raise StackError(f"scalars.{name}: {value} has no unit", hint=hint)
+        try:
+            return parse_quantity(value, scalar.unit)
+        except ValueError as error:
+            raise StackError(f"scalars.{name}: {error}", hint=hint) from error
+    if isinstance(value, str):
+        raise StackError(f"scalars.{name}: {value!r} is a text", hint=f"{name} is a number without a unit")
+    return float(value)
+
+
+def _day(value: object) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(str(value))
+    except ValueError:
+        raise StackError(f"fit.date is {value!r}", hint="write a day as YYYY-MM-DD") from None
+
+
+def _stack(source: str, data: _StackFile) -> Stack:
+    try:
+        fit = None
+        if data.fit is not None:
+            fit = Fit(
+                date=_day(data.fit.date),
+                error=data.fit.error,
+                p90=data.fit.p90,
+                fitted=data.fit.fitted,
+                data=tuple(FitSource(name, rows) for name, rows in data.fit.data.items()),
+                valid=tuple(Range(name, low, high) for name, (low, high) in data.fit.valid.items()),
+                held_out=data.fit.held_out,
+            )
+        return Stack(
+            name=data.name,
+            attention=data.attention,  # type: ignore[arg-type]  # checked by Stack
+            fusion=data.fusion,  # type: ignore[arg-type]
+            scalars=tuple((name, _scalar(name, value)) for name, value in data.scalars.items()),
+            clusters=data.clusters,
+            fit=fit,
+        )
+    except StackError as error:
+        raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error
+
+
+def _schema_error(source: str, error: msgspec.DecodeError) -> StackError:
+    return StackError(f"{source}: {error}", hint="docs/cost_model.md lists the fields of a stack file, with an example")
+
+
+def stack_from_dict(data: object, source: str = "stack") -> Stack:
+    """Return the stack that `Stack.to_dict` wrote, or that a stack file holds.
+
+    Args:
+        data: The mapping.
+        source: What to call it in errors.
+
+    Raises:
+        StackError: If a field is missing, unknown, of the wrong type or unit, or out of its bounds.
+    """
+    try:
+        parsed = msgspec.convert(data, _StackFile)
+    except msgspec.ValidationError as error:
+        raise _schema_error(source, error) from error
+    return _stack(source, parsed)
+
+
+def parse_stack(text: str, source: str = "stack") -> Stack:
+    """Return the stack a YAML text describes.
+
+    Raises:
+        StackError: If the text is no YAML, or as for `stack_from_dict`.
+    """
+    try:
+        parsed = msgspec.yaml.decode(text, type=_StackFile)
+    except msgspec.DecodeError as error:  # also the base of ValidationError
+        raise _schema_error(source, error) from error
+    return _stack(source, parsed)
+
+
+def format_stack(stack: Stack) -> str:
+    """Return the YAML text of a stack; `parse_stack` reads it back equal."""
+    return msgspec.yaml.encode(stack.to_dict()).decode()
+
+
+@cache
+def bundled_stacks() -> Mapping[str, Stack]:
+    """Return the stacks known by name: the default one, then those that come with the package."""
+    stacks = {DEFAULT.name: DEFAULT}
+    for file in sorted(resources.files("autopar.cost").joinpath("stacks").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".yaml"):
+            stack = parse_stack(file.read_text(encoding="utf-8"), file.name)
+            assert file.name == f"{stack.name}.yaml", f"{file.name} holds the stack {stack.name!r}"
+            stacks[stack.name] = stack
+    return stacks
+
+
+def load_stack(name_or_path: str | Path) -> Stack:
+    """Return a bundled stack by name, or the stack a YAML file describes.
+
+    Args:
+        name_or_path: A key of `bundled_stacks()`, or the path of a `.yaml` or `.yml` file.
+
+    Raises:
+        StackError: If there is no such stack or file, or the file is wrong.
+
+    >>> load_stack("default") == DEFAULT
+    True
+    """
+    path = Path(name_or_path)
+    known = bundled_stacks()
+    if path.suffix not in (".yaml", ".yml"):
+        name = str(name_or_path)
+        stack = known.get(name.lower())
+        if stack is None:
+            close = get_close_matches(name.lower(), known, n=2, cutoff=0.4)
+            nearest = f"did you mean {' or '.join(close)}? " if close else ""
+            raise StackError(
+                f"there is no stack {name!r}",
+                hint=f"{nearest}known are {', '.join(known)}, or give the path of a .yaml file",
+            )
+        return stack
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StackError(f"{path} cannot be read: {error}", hint=f"known stacks are {', '.join(known)}") from error
+    return parse_stack(text, str(path))

@@ -1,0 +1,114 @@
+"""Degrees of parallelism: a plan in the words in which people state one, and the arithmetic they have to obey.
+
+devices = dp x cp x tp x pp            ep divides dp: the devices of an expert group are taken from data parallelism
+global batch = dp x microbatch x (number of microbatches)
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from autopar.errors import JobError
+from autopar.schedule import SCHEDULES
+
+Recompute = Literal["none", "selective", "full"]
+"""What runs again in the backward pass: nothing, attention, whole layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """A plan stated by degrees.
+
+    Attributes:
+        dp: Data-parallel degree, expert groups included.
+        tp: Tensor-parallel degree.
+        pp: Groups of devices in the pipeline.
+        cp: Context-parallel degree: positions of a sequence are split.
+        ep: Expert-parallel degree, a divisor of `dp`.
+        zero: What data-parallel devices share instead of copying it: 0 nothing, 1 the update and its state, 2 the sums
+            of gradients too, 3 the parameters too.
+        sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
+        recompute: What runs again in the backward pass, on every stage.
+        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
+        interleave: Stages per group of devices.
+        microbatch: Samples of one microbatch per data-parallel device.
+        global_batch: Samples per step.
+        layers: Layers per stage in the order of the chain; empty for an even cut.
+
+    Raises:
+        JobError: If a number is not positive, or does not divide what it has to.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    zero: int = 0
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    schedule: str = "1f1b"
+    interleave: int = 1
+    microbatch: int = 1
+    global_batch: int = 1
+    layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "cp", "ep", "interleave", "microbatch", "global_batch"):
+            if getattr(self, name) < 1:
+                raise JobError(f"{name} is {getattr(self, name)}", hint="degrees and batches are whole numbers from 1")
+        if self.zero not in range(4):
+            raise JobError(f"ZeRO stage {self.zero}", hint="--zero takes 0, 1, 2 or 3")
+        if self.recompute not in get_args(Recompute):
+            raise JobError(f"recompute {self.recompute!r}", hint=f"choose {', '.join(get_args(Recompute))}")
+        if self.schedule not in SCHEDULES:
+            raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
+        self._check_batch()
+        if self.dp % self.ep:
+            raise JobError(
+                f"the expert-parallel degree {self.ep} does not divide the data-parallel degree {self.dp}",
+                hint="expert groups are made of data-parallel devices",
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise JobError("sequence parallelism without tensor parallelism", hint="give --tp 2 or more")
+        if self.layers and len(self.layers) != self.num_stages:
+            raise JobError(
+                f"layers are given for {len(self.layers)} stages, there are {self.num_stages}",
+                hint="there are pp x interleave stages",
+            )
+
+    def _check_batch(self) -> None:
+        share = self.dp * self.microbatch
+        if self.global_batch % share:
+            raise JobError(
+                f"a global batch of {self.global_batch} does not divide by dp {self.dp} x microbatch {self.microbatch}",
+                hint=f"a global batch of {max(1, self.global_batch // share) * share} does",
+            )
+        if self.interleave > 1 and self.num_microbatches % self.pp:
+            raise JobError(
+                f"{self.num_microbatches} microbatches are no whole rounds of {self.pp}, which interleaved stages need",
+                hint="choose a global batch that dp x microbatch x pp divides",
+            )
+
+    @property
+    def gpus(self) -> int:
+        """Number of devices."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the chain."""
+        return self.pp * self.interleave
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches per step."""
+        return self.global_batch // (self.dp * self.microbatch)
+
+    @property
+    def samples(self) -> int:
+        """Samples of one microbatch over all devices of a stage."""
+        return self.dp * self.microbatch
+
+    def __str__(self) -> str:
+        named = {"dp": self.dp, "cp": self.cp, "ep": self.ep, "tp": self.tp, "pp": self.pp}
+        return " ".join(f"{name}={degree}" for name, degree in named.items() if degree > 1 or name == "dp")

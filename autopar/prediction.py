@@ -1,0 +1,199 @@
+"""Plans by degrees and what becomes of them: placed, cut, lowered, verified and simulated, as any other plan.
+
+A `Predictor` keeps what plans of one model share: the graph of each microbatch size, the sharding rules, the placements
+of each mesh. Placements are completed under the default stack, so that they do not change with what a stack says, and
+a prediction is a function of the stack that can be fitted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from autopar import solvers
+from autopar.cluster import Cluster, load_cluster
+from autopar.cost import DEFAULT, CostModel, Stack, load_stack
+from autopar.cost.policy import MIXED, DtypePolicy
+from autopar.degrees import Degrees
+from autopar.discover import Rules, discover
+from autopar.errors import JobError
+from autopar.formulate.fold import Folded
+from autopar.formulate.recipes import BatchDims, batch_dims
+from autopar.plan import Job, Plan
+from autopar.program.lower import lower
+from autopar.program.records import Program
+from autopar.program.verify import verify_program
+from autopar.search.by_degrees import Placed, axes, place, plan_by_degrees
+from autopar.simulate import Timeline, simulate
+from autopar.task import MEMORY_SHARE, check_request, rules_for, stored_stack
+from autopar.verdict import simulated
+from autopar.workload import Workload, open_workload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """What a plan by degrees comes to.
+
+    Attributes:
+        degrees: What was asked for.
+        plan: The plan, with the simulator's verdict.
+        program: The plan lowered.
+        timeline: One simulated step.
+    """
+
+    degrees: Degrees
+    plan: Plan
+    program: Program
+    timeline: Timeline
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage stays within the memory limit."""
+        return self.timeline.peak_bytes <= self.plan.job.memory_limit
+
+
+@dataclass(eq=False)
+class Predictor:
+    """Predictions for one model.
+
+    Attributes:
+        workload: The model.
+        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
+        verify: Whether programs are checked against the graph and the rules.
+    """
+
+    workload: Workload
+    cache_dir: Path | None = None
+    verify: bool = True
+    _placed: dict[object, Placed] = field(default_factory=dict, repr=False)
+    _rules: dict[int, Rules] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def rules(self) -> Rules:
+        """Sharding rules of the model's ops."""
+        return discover(self.workload.probe, cache_dir=self.cache_dir)
+
+    def predict(
+        self,
+        degrees: Degrees,
+        cluster: Cluster,
+        stack: Stack = DEFAULT,
+        *,
+        policy: DtypePolicy = MIXED,
+        memory_limit: float | None = None,
+        trace: bool = False,
+    ) -> Prediction:
+        """Return what a plan by degrees comes to.
+
+        Args:
+            degrees: The plan.
+            cluster: The hardware.
+            stack: The software.
+            policy: Bytes per element.
+            memory_limit: Bytes per device a plan should use; None for most of the device's memory.
+            trace: Whether to collect the bars of a trace.
+
+        Raises:
+            JobError: If the degrees do not fit the model or the cluster.
+        """
+        check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
+        program, plan = self.lowered(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
+        costs = CostModel(cluster, policy, stack)
+        timeline = simulate(program, costs, trace=trace)
+        plan = replace(simulated(plan, timeline, self._folded(degrees), costs), objective=timeline.step_seconds)
+        return Prediction(degrees, plan, program, timeline)
+
+    def lowered(
+        self,
+        degrees: Degrees,
+        cluster: Cluster,
+        stack: Stack = DEFAULT,
+        *,
+        policy: DtypePolicy = MIXED,
+        memory_limit: float | None = None,
+    ) -> tuple[Program, Plan]:
+        """Return the plan of degrees and its program; arguments and errors as of `predict`."""
+        folded, costs = self._folded(degrees), CostModel(cluster, policy)
+        key = (degrees.samples, *axes(degrees), cluster, policy)
+        rules = self._rules_of(degrees.samples, folded)
+        if key not in self._placed:
+            solver = solvers.load("auto")
+            self._placed[key] = place(folded, rules, self._batch_dims(folded), degrees, costs, solver)
+        job = Job(
+            self.workload.mode,
+            degrees.gpus,
+            degrees.global_batch,
+            memory_limit or MEMORY_SHARE * cluster.device.memory,
+            cluster.to_dict(),
+            self.workload.loss,
+            self.workload.optimizer,
+            stored_stack(stack),
+        )
+        plan = plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
+        program = lower(plan, folded, costs)
+        if self.verify:
+            verify_program(program, folded, rules)
+        return program, plan
+
+    def _folded(self, degrees: Degrees) -> Folded:
+        fixed = self.workload.fixed_batch
+        if fixed is not None and fixed != degrees.samples:
+            raise JobError(
+                f"the model works on {fixed} samples at a time, dp {degrees.dp} x microbatch {degrees.microbatch} "
+                f"is {degrees.samples}",
+                hint=f"choose dp x microbatch = {fixed}",
+            )
+        return self.workload.folded(degrees.samples)
+
+    def _rules_of(self, samples: int, folded: Folded) -> Rules:
+        if samples not in self._rules:
+            self._rules[samples] = rules_for(folded, self.rules)
+        return self._rules[samples]
+
+    def _batch_dims(self, folded: Folded) -> BatchDims:
+        fixed = self.workload.fixed_batch
+        values = folded.graph.values
+        if fixed is None:
+            return batch_dims(values, self.workload.probe.values)
+        return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
+
+
+def predict(
+    model: str | Path,
+    degrees: Degrees,
+    *,
+    cluster: str | Path | Cluster = "h100",
+    stack: str | Path | Stack = DEFAULT,
+    mode: str = "train",
+    dims: Mapping[str, int] | None = None,
+    memory_limit: float | None = None,
+    loss: str = "auto",
+    optimizer: str = "adam",
+    cache_dir: Path | None = None,
+    trace: bool = False,
+) -> Prediction:
+    """Return what a plan stated by degrees comes to: time of a step, where it goes, memory of every stage.
+
+    A plan that does not fit into memory is predicted all the same; `Prediction.fits` tells.
+
+    Args:
+        model: Path of an ONNX file, or `zoo:NAME`.
+        degrees: The plan.
+        cluster: Preset name, YAML file or record.
+        stack: What the software makes of the hardware: name, YAML file or record.
+        mode: "train" or "infer".
+        dims: Dynamic dims by name; for zoo models fields of the configuration.
+        memory_limit: Bytes per device; None for most of the device's memory.
+        loss: Loss of the training step.
+        optimizer: Optimizer of the training step.
+        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
+        trace: Whether to collect the bars of a trace.
+
+    Raises:
+        AutoparError: If the model, the cluster, the stack or the degrees are wrong.
+    """
+    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    software = stack if isinstance(stack, Stack) else load_stack(stack)
+    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
+    predictor = Predictor(workload, cache_dir)
+    return predictor.predict(degrees, machine, software, memory_limit=memory_limit, trace=trace)

@@ -1,0 +1,44 @@
+"""A plan stated by degrees as text: what it comes to, and whether it fits."""
+
+from typing import TYPE_CHECKING
+
+from autopar.plan import Plan
+from autopar.report.summary import describe_job, describe_model, time_parts
+from autopar.report.text import format_entries, format_share, format_table, heading
+from autopar.report.timeline import format_timeline
+from autopar.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:  # the simulator is not needed to read its result
+    from autopar.simulate.timeline import Timeline
+
+
+def format_prediction(plan: Plan, timeline: "Timeline") -> str:
+    """Return the report of a plan by degrees and its simulated step."""
+    assert plan.simulated is not None, "a predicted plan is simulated"
+    step, limit = timeline.step_seconds, plan.job.memory_limit
+    spent = ", ".join(f"{name} {format_share(seconds, step)}" for name, seconds in time_parts(plan.simulated))
+    over = [stage for stage in timeline.stages if stage.memory.bytes > limit]
+    fits = f"fits: peak {format_bytes(timeline.peak_bytes)} of {format_bytes(limit)}"
+    if over:
+        fits = (
+            f"does not fit: peak {format_bytes(timeline.peak_bytes)} is over the limit of {format_bytes(limit)} "
+            f"on {len(over)} of {len(timeline.stages)} groups of devices"
+        )
+    entries = [
+        ("plan", plan.summary),
+        ("step time", format_seconds(step)),
+        ("spent on", spent),
+        ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
+        ("MFU", f"{100 * plan.simulated.mfu:.1f} %"),
+        ("memory", fits),
+    ]
+    lines = [describe_model(plan), describe_job(plan), "", *format_entries(entries)]
+    lines += heading("Stages")
+    lines += format_table(
+        ("stage", "devices", "blocks", "recompute"),
+        [
+            (str(n), f"{s.devices[0]}-{s.devices[1] - 1}", f"{s.blocks[0]}-{s.blocks[1] - 1}", s.recompute)
+            for n, s in enumerate(plan.stages)
+        ],
+    )
+    return "\n".join(lines) + "\n\n" + format_timeline(timeline)

@@ -1,0 +1,44 @@
+"""Software stacks for reading."""
+
+from collections.abc import Mapping
+
+from autopar.cost.stack import SCALARS, Stack, format_scalar
+from autopar.report.text import format_table
+
+
+def format_stacks(stacks: Mapping[str, Stack]) -> str:
+    """Return the choices, scalars and fits of stacks as text: a table, then what the scalars mean."""
+    overview = format_table(
+        ("name", "attention", "fusion", "clusters", "fit"),
+        [
+            (name, stack.attention, stack.fusion, ", ".join(stack.clusters) or "any", _fit(stack))
+            for name, stack in stacks.items()
+        ],
+    )
+    lines = overview
+    for name, stack in stacks.items():
+        if stack.scalars:
+            values = ", ".join(f"{scalar} {format_scalar(scalar, value)}" for scalar, value in stack.scalars)
+            lines += ["", f"{name}: {values}"]
+            if stack.at_bounds:
+                lines += [f"  on a bound: {', '.join(stack.at_bounds)}"]
+    rows = [
+        (
+            name,
+            format_scalar(name, scalar.default),
+            format_scalar(name, scalar.low),
+            format_scalar(name, scalar.high),
+            scalar.meaning,
+        )
+        for name, scalar in SCALARS.items()
+    ]
+    lines += ["", *format_table(("scalar", "default", "from", "to", "meaning"), rows, width=100)]
+    return "\n".join(lines) + "\n"
+
+
+def _fit(stack: Stack) -> str:
+    fit = stack.fit
+    if fit is None:
+        return "not fitted"
+    unseen = "" if fit.held_out is None else f", {100 * fit.held_out:.1f} % unseen"
+    return f"{100 * fit.error:.1f} % on {fit.rows} rows{unseen}, {fit.date}"
