@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
@@ -158,12 +159,12 @@ class Draft:
         inner = max(blocks - 2, 0)
         if inner >= count:
             cuts = [round(index * inner / count) for index in range(count + 1)]
-            sizes = [end - start for start, end in zip(cuts, cuts[1:], strict=False)]
+            sizes = [end - start for start, end in pairwise(cuts)]
             sizes[0] += 1
             sizes[-1] += blocks - inner - 1
             return tuple(sizes)
         cuts = [round(index * blocks / count) for index in range(count + 1)]
-        return tuple(end - start for start, end in zip(cuts, cuts[1:], strict=False))
+        return tuple(end - start for start, end in pairwise(cuts))
 
     def _checked(self, tactic: Pipeline) -> Pipeline:
         blocks = self.folded.num_blocks

@@ -161,7 +161,7 @@ def _follow(
 
 
 def _adds_terms(state: State, key: OpKey, axis: int, known: list[_Known], passing: Mapping[OpKey, int]) -> bool:
-    """Whether an op reads nothing but terms, which it can add before they are reduced to what its output is split to."""
+    """Whether an op reads nothing but terms, which it can add before they are reduced."""
     topology, op = state.topology, state.topology.ops[key]
     if any(item.tensor < len(op.inputs) for item in known):
         return False

@@ -1,11 +1,11 @@
 """Tactics: what a user says about how a model is to be split, one statement at a time.
 
-A schedule is a list of them; order matters, and what an earlier one has decided no later one takes back. All of them are
-plain records. What a tactic does is in `apply.py`; all that split something do it by `Shard`.
+A schedule is a list of them; order matters, and what an earlier one has decided no later one takes back. All of them
+are plain records. What a tactic does is in `apply.py`; all that split something do it by `Shard`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from autopar.ir.graph import Value
@@ -139,13 +139,14 @@ class Automatic:
         objective: "time", the only one there is: seconds of a step by the planner's formula.
         time_limit: Seconds; None for no limit.
         method: A solver's name, or "mcts" for the tree search over tactics that PartIR has.
+        seed: Of the tree search.
     """
 
     axes: tuple[str, ...]
     objective: str = "time"
     time_limit: float | None = None
     method: str = "auto"
-    seed: int = field(default=0)
+    seed: int = 0
 
 
 Tactic: TypeAlias = (

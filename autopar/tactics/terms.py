@@ -1,8 +1,8 @@
 """Terms: which ops pass on values that are terms of a sum instead of having them reduced first.
 
 `partial + partial = partial`: the gradients of a tied embedding are added before they are reduced, sums over
-microbatches before they are. An op passes terms on if it can, has nothing but terms as inputs, and so do all others that
-read these inputs: if one of them needs the reduced value, reducing it once serves all.
+microbatches before they are. An op passes terms on if it can, has nothing but terms as inputs, and so do all others
+that read these inputs: if one of them needs the reduced value, reducing it once serves all.
 """
 
 from collections.abc import Mapping

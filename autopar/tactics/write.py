@@ -84,7 +84,8 @@ class Writer:
                 departing[kind_id].append(ValuePlacement(name, format_placements(self.of_class(cls))))
         found = []
         for kind in folded.kinds:
-            states, borrowed = [], []
+            states: list[ValuePlacement] = []
+            borrowed: list[ValuePlacement] = []
             for op in kind.ops:
                 for name in op.inputs:
                     producer = folded.by_value.get(name)
