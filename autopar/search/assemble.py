@@ -39,7 +39,7 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
         blocks=blocks,
         objective=candidate.objective,
     )
-    return summarise(plan, candidate.tables, candidate.choice)
+    return summarise(plan, candidate.tables.folded)
 
 
 def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
