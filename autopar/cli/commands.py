@@ -27,6 +27,7 @@ from autopar.cli.options import (
     resolve_cache_dir,
     solver_names,
 )
+from autopar.cli.partitioning import partition
 from autopar.cli.predicting import predict
 from autopar.cli.selecting import select
 from autopar.units import format_bytes
@@ -52,6 +53,7 @@ def app() -> None:
 
 
 app.add_command(select)
+app.add_command(partition)
 app.add_command(predict)
 
 

@@ -1,10 +1,10 @@
 """Schedules of tactics as YAML: a list with one mapping per tactic, from its name to its fields.
 
-    - data_parallel: {axis: b}
-    - megatron: {axis: m}
-    - shard: {inputs: {"layers.*.mlp.up.weight": 0}, axis: b}
-    - zero: {stage: 3, axis: b}
-    - pipeline: {stages: 4, microbatches: 8}
+- data_parallel: {axis: b}
+- megatron: {axis: m}
+- shard: {inputs: {"layers.*.mlp.up.weight": 0}, axis: b}
+- zero: {stage: 3, axis: b}
+- pipeline: {stages: 4, microbatches: 8}
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,9 @@ def format_schedule(schedule: Sequence[Tactic]) -> str:
     Raises:
         TacticError: If a tactic has a predicate, which has no text.
     """
-    return yaml.safe_dump([_mapping(tactic) for tactic in schedule], default_flow_style=None, sort_keys=False, width=120)
+    return yaml.safe_dump(
+        [_mapping(tactic) for tactic in schedule], default_flow_style=None, sort_keys=False, width=120
+    )
 
 
 def _tactic(item: object, where: str) -> Tactic:
@@ -119,7 +121,7 @@ def _fields(record: type[Tactic]) -> str:
 
 
 @cache
-def _readable(record: type[Tactic]) -> type[Any]:
+def _readable(record: type[Any]) -> type[Any]:
     """Return a record of the same fields in which values are named by patterns only, and other fields are errors."""
     types: dict[str, Any] = {"inputs": dict[str, int], "pattern": str}
     found = []
@@ -146,4 +148,3 @@ def _mapping(tactic: Tactic) -> dict[str, Any]:
             raise TacticError(f"{_NAMES[type(tactic)]} has a predicate, which has no text", hint="use names with *")
         given[field.name] = list(value) if isinstance(value, tuple) else value
     return {_NAMES[type(tactic)]: given}
-
