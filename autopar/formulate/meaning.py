@@ -41,6 +41,7 @@ class Meaning:
     _reductions: Mapping[str, str]  # by class, of those that are ever partial
     _chunks: Mapping[Dim, int]  # of dims that have more than one
     _arriving: frozenset[tuple[int, str]]  # (block, value from another block)
+    _any_terms: bool  # whether values may be terms of anything, between blocks too
 
     def reduction(self, value: str) -> str | None:
         """Return what the terms of a value are put together by when it is partial; None if it never is."""
@@ -78,7 +79,9 @@ class Meaning:
         factors = set()
         for name, placement in chain.from_iterable(_sides(op, strategy, self.folded.free)):
             match placement:
-                case Partial(reduce) if reduce != self.reduction(name) or (op.block, name) in self._arriving:
+                case Partial(reduce) if not self._any_terms and (
+                    reduce != self.reduction(name) or (op.block, name) in self._arriving
+                ):
                     return None
                 case Shard(dim, chunks):
                     whole = self._chunks.get((self._classes.of(name), dim), 1)
@@ -93,13 +96,14 @@ class Meaning:
         return _times(strategy, factor) if strategy.cyclic else None
 
 
-def meaning(folded: Folded, rules: Rules, *, terms_cross: bool = False) -> Meaning:
+def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning:
     """Decide what the placements of all values stand for.
 
     Args:
         folded: The graph.
         rules: What its ops can do.
-        terms_cross: Whether values may be partial on their way between blocks.
+        any_terms: Whether to offer all strategies with terms: of several reductions of one value, and of values on
+            their way between blocks. Whoever asks for it has to fit them together.
 
     Reductions are decided in the order of the graph: the first op that can leave terms of a value, given what the terms
     of its own inputs are, decides, and prefers sums. Values that no op leaves terms of are never partial, nor are
@@ -116,10 +120,8 @@ def meaning(folded: Folded, rules: Rules, *, terms_cross: bool = False) -> Meani
     ops = sorted((op for kind in folded.kinds for op in kind.ops), key=lambda op: order[op.name])
     classes = _Classes(folded)
     reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
-    arriving: set[tuple[int, str]] = set()
-    if not terms_cross:
-        arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
-    return Meaning(folded, rules, classes, reductions, chunks, frozenset(arriving))
+    arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
+    return Meaning(folded, rules, classes, reductions, chunks, frozenset(arriving), any_terms)
 
 
 class _Union(Generic[Key]):

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.discover import Strategy
-from autopar.ir.graph import Op
 from autopar.sharding import Placement, Shard
 from autopar.tactics.state import PINNED, Decided, OpKey, State, is_partial, is_whole, sharded_dim
 from autopar.tactics.terms import leaves_terms, passes_terms
@@ -129,35 +128,43 @@ def _follow(
     known = _known(state, key, axis)
     if all(item.decided.dim == PINNED for item in known) or _adds_terms(state, key, axis, known, passing):
         return None
+    possible, split, conflict = _agree(state, key, axis, known)
+    if split and not possible and all(item.is_parameter for item in split):
+        # What is gathered before use does not stand in the way of anything else.
+        others = [item for item in known if not item.is_parameter]
+        possible, split, conflict = _agree(state, key, axis, others)
+    if not split:
+        return None
+    possible = _plainest(state.topology.strategies(key), possible)
+    return (possible[0] if len(possible) == 1 else None), conflict
+
+
+def _agree(
+    state: State, key: OpKey, axis: int, known: Sequence[_Known]
+) -> tuple[list[int], list[_Known], Conflict | None]:
+    """Return the strategies that go with what is known, what of it they go with, and the first thing they do not."""
     strategies = state.topology.strategies(key)
-    possible = [
-        number
-        for number in state.topology.possible(key, state.chosen.get(key, {}), axis)
-        if _follows(strategies[number])
-    ]
-    agreed: list[_Known] = []
+    chosen = state.chosen.get(key, {})
+    possible = [int(n) for n in state.topology.possible(key, chosen, axis) if _follows(strategies[n])]
+    split: list[_Known] = []
     conflict = None
     for item in known:
         left = [number for number in possible if _agrees(strategies[number], item)]
         if left:
-            possible, agreed = left, [*agreed, item]
-        elif conflict is None and item.decided.dim != PINNED:
-            earlier = next((other for other in agreed if other.decided.dim != PINNED), None)
-            if earlier is not None:
-                conflict = Conflict(
-                    state.topology.ops[key].name,
-                    state.topology.mesh.axes[axis].name,
-                    (earlier.name, earlier.decided.dim),
-                    (item.name, item.decided.dim),
-                )
-    split = [item for item in agreed if item.decided.dim != PINNED]
-    if not split:
-        return None
+            possible = left
+            if item.decided.dim != PINNED:
+                split.append(item)
+        elif conflict is None and split and item.decided.dim != PINNED:
+            conflict = Conflict(
+                state.topology.ops[key].name,
+                state.topology.mesh.axes[axis].name,
+                (split[0].name, split[0].decided.dim),
+                (item.name, item.decided.dim),
+            )
     possible = [number for number in possible if any(_splits(strategies[number], item) for item in split)]
     if all(item.is_parameter for item in split):
         possible = [number for number in possible if not _leaves_terms(strategies[number])]
-    possible = _plainest(strategies, possible)
-    return (int(possible[0]) if len(possible) == 1 else None), conflict
+    return possible, split, conflict
 
 
 def _adds_terms(state: State, key: OpKey, axis: int, known: list[_Known], passing: Mapping[OpKey, int]) -> bool:
@@ -211,8 +218,3 @@ def _plainest(strategies: Sequence[Strategy], possible: Sequence[int]) -> list[i
 def shards(placement: Placement) -> bool:
     """Whether a placement splits a dim."""
     return isinstance(placement, Shard)
-
-
-def describe(op: Op, strategy: Strategy) -> str:
-    """Return an op with a strategy, for reports."""
-    return f"{op.name}: {strategy}"

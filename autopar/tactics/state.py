@@ -55,7 +55,7 @@ class Topology:
 
     def __init__(self, folded: Folded, rules: Rules, mesh: Mesh) -> None:
         self.folded, self.mesh = folded, mesh
-        self.meaning: Meaning = meaning(folded, rules, terms_cross=True)
+        self.meaning: Meaning = meaning(folded, rules, any_terms=True)
         graph = folded.graph
         self.ops: dict[OpKey, Op] = {
             (kind.id, position): op for kind in folded.kinds for position, op in enumerate(kind.ops)
@@ -124,7 +124,7 @@ class Topology:
     def _options(self, key: OpKey) -> Options:
         if key not in self._by_op:
             op = self.ops[key]
-            strategies = sorted(self.meaning.strategies(op), key=lambda strategy: not strategy.is_replicate)
+            strategies = sorted(self.meaning.strategies(op), key=_order)
             self._by_op[key] = options(self.folded.graph, op, strategies, self.mesh, self.folded.free)
         return self._by_op[key]
 
@@ -190,6 +190,12 @@ class State:
         """Return what an op does on an axis; None if that is open."""
         number = self.chosen.get(key, {}).get(axis)
         return None if number is None else self.topology.strategies(key)[number]
+
+
+def _order(strategy: Strategy) -> tuple[bool, bool]:
+    """Return what puts doing everything everywhere first, and sums before other terms of the same values."""
+    terms = [placement for placement in (*strategy.inputs, *strategy.outputs) if isinstance(placement, Partial)]
+    return not strategy.is_replicate, any(placement.reduce != "sum" for placement in terms)
 
 
 def sharded_dim(placement: object) -> int | None:

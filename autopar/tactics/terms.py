@@ -8,6 +8,7 @@ that read these inputs: if one of them needs the reduced value, reducing it once
 from collections.abc import Mapping
 
 from autopar.ir.graph import Phase
+from autopar.sharding import Placement
 from autopar.tactics.state import OpKey, State, is_partial
 
 
@@ -49,12 +50,13 @@ def _stands(state: State, key: OpKey, axis: int, candidates: dict[OpKey, int]) -
     """Whether all inputs of a candidate are terms, wanted as such by all that read them."""
     topology, op = state.topology, state.topology.ops[key]
     own = {topology.of(name) for name in op.outputs if name}
-    for name in op.inputs:
+    for slot, name in enumerate(op.inputs):
         if not name or not topology.is_placed(op, name) or topology.of(name) in own:
             continue  # the sum so far is what the op itself made of the microbatch before
         cls = topology.of(name)
         makers = topology.makers.get(cls, [])
-        if not makers or not all(leaves_terms(state, m, s, axis, candidates) for m, s in makers):
+        taken = topology.strategies(key)[candidates[key]].inputs[slot]
+        if not makers or not all(left(state, maker, output, axis, candidates) == taken for maker, output in makers):
             return False
         if any(
             reader not in candidates
@@ -67,5 +69,10 @@ def _stands(state: State, key: OpKey, axis: int, candidates: dict[OpKey, int]) -
 
 def leaves_terms(state: State, key: OpKey, slot: int, axis: int, passing: Mapping[OpKey, int]) -> bool:
     """Whether an op leaves terms as an output on an axis."""
-    number = state.chosen.get(key, {}).get(axis, passing.get(key))
-    return number is not None and is_partial(state.topology.strategies(key)[number].outputs[slot])
+    return is_partial(left(state, key, slot, axis, passing))
+
+
+def left(state: State, key: OpKey, slot: int, axis: int, passing: Mapping[OpKey, int]) -> Placement:
+    """Return how an op leaves an output on an axis: whole if nothing is decided."""
+    number = state.chosen.get(key, {}).get(axis, passing.get(key, 0))
+    return state.topology.strategies(key)[number].outputs[slot]

@@ -11,9 +11,9 @@ from autopar.formulate.fold import BlockKind, Source
 from autopar.formulate.placing import op_placement
 from autopar.ir.graph import Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, ValuePlacement
-from autopar.sharding import Partial, Placement, Placements, Replicate, Shard, format_placements
+from autopar.sharding import Placement, Placements, Replicate, Shard, format_placements
 from autopar.tactics.state import OpKey, State, is_partial
-from autopar.tactics.terms import passes_terms
+from autopar.tactics.terms import left, passes_terms
 
 _PHASES = {
     Phase.FORWARD: "forward",
@@ -48,8 +48,11 @@ class Writer:
         chunks = self.topology.meaning.chunks(name)
         for axis, passed in enumerate(self._passed(name)):
             decided = self.state.split(name, axis)
-            if decided is None or decided.dim < 0:
-                found.append(Partial(self.topology.meaning.reduction(name) or "sum") if passed else Replicate())
+            if passed:
+                key, slot = self.topology.makers[self.topology.of(name)][0]
+                found.append(left(self.state, key, slot, axis, self.passing[axis]))
+            elif decided is None or decided.dim < 0:
+                found.append(Replicate())
             else:
                 found.append(Shard(decided.dim, chunks[decided.dim]))
         return tuple(found)
