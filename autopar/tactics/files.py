@@ -110,7 +110,7 @@ def _tactic(item: object, where: str) -> Tactic:
     if not isinstance(given, dict):
         raise TacticError(f"{where}: {name} has no fields", hint=f"it has {', '.join(f.name for f in fields(record))}")
     try:
-        read = msgspec.convert(given, _readable(record), strict=True)
+        read = msgspec.convert(given, _readable(name), strict=True)
     except msgspec.ValidationError as error:
         raise TacticError(f"{where}: {name}: {error}", hint=_fields(record)) from None
     return record(**{field.name: getattr(read, field.name) for field in fields(record)})
@@ -121,8 +121,9 @@ def _fields(record: type[Tactic]) -> str:
 
 
 @cache
-def _readable(record: type[Any]) -> type[Any]:
-    """Return a record of the same fields in which values are named by patterns only, and other fields are errors."""
+def _readable(name: str) -> type[Any]:
+    """Return a record of the fields of a tactic in which values are named by patterns only, and other fields are errors."""
+    record = TACTICS[name]
     types: dict[str, Any] = {"inputs": dict[str, int], "pattern": str}
     found = []
     for field in fields(record):
