@@ -1,11 +1,11 @@
 """Models whose collectives can be counted by hand, and drafts of them."""
 
 from collections.abc import Sequence
-from functools import cache
+from pathlib import Path
 
 from autopar.cluster.presets import PRESETS
 from autopar.cost import Collective, CostModel
-from autopar.discover import Rules, discover
+from autopar.discover import discover
 from autopar.formulate.recipes import batch_dims
 from autopar.models import layers
 from autopar.models.builder import Builder
@@ -76,17 +76,10 @@ def chain() -> Workload:
     return Workload(g.name, g.model({"y": ("batch", 8)}), "infer", {}, "auto", "adam")
 
 
-@cache
-def _rules(name: str, num_layers: int, norm: str) -> Rules:
-    workload = chain() if name == "chain" else decoder(num_layers, norm=norm)
-    return discover(workload.probe)
-
-
-def draft(workload: Workload, mesh: Mesh, samples: int, *, norm: str = "layer") -> Draft:
+def draft(workload: Workload, mesh: Mesh, samples: int, cache_dir: Path) -> Draft:
     """Return a draft of a model for a number of samples in one microbatch."""
     folded = workload.folded(samples)
-    name = "chain" if workload.source == "chain" else "decoder"
-    rules = rules_for(folded, _rules(name, 2, norm))
+    rules = rules_for(folded, discover(workload.probe, cache_dir=cache_dir))
     job = Job(workload.mode, mesh.size, samples, 75e9, COSTS.cluster.to_dict())
     dims = batch_dims(folded.graph.values, workload.probe.values)
     return Draft(folded, rules, mesh, COSTS, model=workload.info(), job=job, batch=dims, num_microbatches=1)

@@ -6,6 +6,8 @@ backward. ZeRO-2 turns the sums of the 4L + 1 matrices into reduce-scatters and 
 gathers each matrix of a layer forward and backward, and the embedding at each of its three uses.
 """
 
+from pathlib import Path
+
 import pytest
 
 from autopar.sharding import Mesh
@@ -28,7 +30,7 @@ SCHEDULES: dict[str, tuple[Tactic, ...]] = {
 
 @pytest.mark.parametrize("num_layers", [4, 32, 48])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_decoder_has_the_collectives_partir_counts(num_layers: int, norm: str) -> None:
+def test_decoder_has_the_collectives_partir_counts(num_layers: int, norm: str, cache_dir: Path) -> None:
     n = num_layers
     expected = {
         "BP": (0, 9 * n + 2, 0, 0),
@@ -39,19 +41,19 @@ def test_decoder_has_the_collectives_partir_counts(num_layers: int, norm: str) -
     }
     workload = decoder(n, norm=norm)
 
-    found = {name: counts(draft(workload, MESH, 16, norm=norm), SCHEDULES[name]) for name in expected}
+    found = {name: counts(draft(workload, MESH, 16, cache_dir), SCHEDULES[name]) for name in expected}
 
     assert found == expected
 
 
 @pytest.mark.parametrize("num_layers", [4, 32, 48])
-def test_an_embedding_split_along_its_width_splits_the_residual_stream(num_layers: int) -> None:
+def test_an_embedding_split_along_its_width_splits_the_residual_stream(num_layers: int, cache_dir: Path) -> None:
     """Each of 4 products a layer gathers forward or backward twice; the means of an RMSNorm are summed 4 times."""
     n = num_layers
     workload = decoder(n, norm="rms")
 
-    with_zero = counts(draft(workload, MESH, 16, norm="rms"), SCHEDULES["BP+MP+Z3+EMB"])
-    alone = counts(draft(workload, MESH, 16, norm="rms"), SCHEDULES["MP+EMB"])
+    with_zero = counts(draft(workload, MESH, 16, cache_dir), SCHEDULES["BP+MP+Z3+EMB"])
+    alone = counts(draft(workload, MESH, 16, cache_dir), SCHEDULES["MP+EMB"])
 
     # PartIR's table has the same gathers and scatters; its sums depend on how the norm is written.
     assert with_zero == (16 * n + 3, 9 * n + 2, 8 * n + 1, 0)
@@ -72,14 +74,14 @@ X_ON_B, W1_ON_M, Z3_CHAIN = Shard({"x": 0}, "b"), Shard({"w1": 1}, "m"), Shard({
         ((Z3_CHAIN, X_ON_B, W1_ON_M), (2, 1, 0, 0)),
     ],
 )
-def test_two_products(schedule: tuple[Tactic, ...], expected: tuple[int, int, int, int]) -> None:
-    assert counts(draft(chain(), Mesh.of(b=4, m=2), 256), schedule) == expected
+def test_two_products(schedule: tuple[Tactic, ...], expected: tuple[int, int, int, int], cache_dir: Path) -> None:
+    assert counts(draft(chain(), Mesh.of(b=4, m=2), 256, cache_dir), schedule) == expected
 
 
-def test_the_earlier_tactic_wins() -> None:
-    first = draft(chain(), Mesh.of(b=4, m=2), 256)
+def test_the_earlier_tactic_wins(cache_dir: Path) -> None:
+    first = draft(chain(), Mesh.of(b=4, m=2), 256, cache_dir)
     counts(first, (X_ON_B, W1_ON_M, Z3_CHAIN))
-    second = draft(chain(), Mesh.of(b=4, m=2), 256)
+    second = draft(chain(), Mesh.of(b=4, m=2), 256, cache_dir)
     counts(second, (Z3_CHAIN, X_ON_B, W1_ON_M))
 
     splits = [draft.state.split("y", 0) for draft in (first, second)]

@@ -30,6 +30,7 @@ class Applier:
     Attributes:
         state: What has been decided.
         batch: The batch dim of every value that has one.
+        representatives: For every value of the graph the one that stands for it and its equals.
     """
 
     def __init__(self, state: State, batch: Mapping[str, int]) -> None:
@@ -37,7 +38,7 @@ class Applier:
         self.topology = state.topology
         self.graph = self.topology.folded.graph
         self._axes = {axis.name: index for index, axis in enumerate(self.topology.mesh.axes)}
-        self._representatives = self._find_representatives()
+        self.representatives = self._find_representatives()
 
     def apply(self, tactic: Splitting, number: int) -> list[Conflict]:
         """Apply a tactic and return the conflicts met.
@@ -87,17 +88,17 @@ class Applier:
         """
         values = self.graph.values
         if callable(pattern):
-            found = [name for name in self._representatives if pattern(values[name])]
+            found = [name for name in self.representatives if pattern(values[name])]
         else:
-            found = [name for name in self._representatives if name == pattern or fnmatchcase(name, pattern)]
+            found = [name for name in self.representatives if name == pattern or fnmatchcase(name, pattern)]
         if not found:
             raise TacticError(
                 f"no value is called {pattern!r}" if isinstance(pattern, str) else "no value satisfies the predicate",
                 hint="`autopar rules MODEL` lists ops and values; * stands for any letters",
             )
-        spoken = dict.fromkeys(self._representatives[name] for name in found)
+        spoken = dict.fromkeys(self.representatives[name] for name in found)
         every = set(found)
-        for name, representative in self._representatives.items():
+        for name, representative in self.representatives.items():
             if representative in spoken and name not in every:
                 raise TacticError(
                     f"{pattern!r} speaks of {found[0]!r}, but not of {name!r} of an equal block",

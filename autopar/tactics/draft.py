@@ -50,6 +50,7 @@ class Draft:
 
     Attributes:
         state: Where values lie.
+        applier: What applies tactics to it.
         steps: What has been applied.
     """
 
@@ -80,7 +81,7 @@ class Draft:
         self.folded, self.costs, self.model, self.job = folded, costs, model, job
         self.num_microbatches = num_microbatches
         self.state = State(Topology(folded, rules, mesh))
-        self._applier = Applier(self.state, batch)
+        self.applier = Applier(self.state, batch)
         self._pipeline = Pipeline(1, "1f1b" if job.mode == "train" else "forward-only")
         self._recompute: dict[int | None, str] = {None: "none"}
         self.steps: list[Step] = []
@@ -101,7 +102,7 @@ class Draft:
             case Automatic():
                 raise TacticError("Automatic is not there yet", hint="leave it out")
             case _:
-                conflicts = self._applier.apply(tactic, len(self.steps))
+                conflicts = self.applier.apply(tactic, len(self.steps))
         axes = [axis.name for axis in self.state.topology.mesh.axes]
         split = tuple(
             (name, axes[axis], decided.dim)

@@ -122,7 +122,7 @@ def _fields(record: type[Tactic]) -> str:
 
 @cache
 def _readable(name: str) -> type[Any]:
-    """Return a record of the fields of a tactic in which values are named by patterns only, and other fields are errors."""
+    """Return a record with the fields of a tactic: values are named by patterns only, other fields are errors."""
     record = TACTICS[name]
     types: dict[str, Any] = {"inputs": dict[str, int], "pattern": str}
     found = []
