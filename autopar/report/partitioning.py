@@ -11,7 +11,6 @@ from autopar.units import format_bytes, format_seconds
 if TYPE_CHECKING:  # the engine is not needed to read its result
     from autopar.partitioning import Partition
     from autopar.tactics.draft import Step
-    from autopar.tactics.propagate import Conflict
 
 _MOST = 6
 """Names listed before the rest is counted."""
@@ -59,15 +58,14 @@ def format_step(number: int, step: "Step", before: "Step | None") -> list[str]:
         entries.append(("split", f"{len(step.split)} distinct values: {reached}"))
     lines += ["   " + line for line in format_entries(entries)]
     for conflict in step.conflicts[:_MOST]:
-        lines += wrap(f"conflict: {_conflict(conflict)}", 80, "   ", "     ")
+        lines += wrap(f"conflict: {conflict}", 80, "   ", "     ")
     if len(step.conflicts) > _MOST:
         lines.append(f"   and {len(step.conflicts) - _MOST} more conflicts")
     known = {(item.collective, item.axis): item.count for item in before.traffic} if before is not None else {}
-    rows = [
-        (str(item.collective), item.axis, f"{item.count:,}", _added(item.count - known.get((item.collective, item.axis), 0)),
-         format_bytes(item.bytes))
-        for item in step.traffic
-    ]  # fmt: skip
+    rows = []
+    for item in step.traffic:
+        added = item.count - known.get((item.collective, item.axis), 0)
+        rows.append((str(item.collective), item.axis, f"{item.count:,}", f"{added:+,}", format_bytes(item.bytes)))
     if rows:
         table = format_table(("collective", "axis", "count", "added", "bytes on a device"), rows)
         lines += ["   " + line for line in table]
@@ -79,14 +77,6 @@ def _from(before: "Step | None", name: str) -> str:
         return ""
     old = getattr(before, name)
     return f", before {format_seconds(old) if name == 'seconds' else format_bytes(old)}"
-
-
-def _added(count: int) -> str:
-    return f"{count:+,}" if count else "0"
-
-
-def _conflict(conflict: "Conflict") -> str:
-    return str(conflict)
 
 
 def _unsplit(step: "Step") -> list[str]:
