@@ -1,23 +1,35 @@
 """A plan in the making: tactics are applied one after the other, and each says what it added."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, product
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
 from autopar.errors import TacticError
 from autopar.formulate.fold import Folded
+from autopar.formulate.step import Pipeline as Flow
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
 from autopar.program.lower import lower
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
-from autopar.simulate import simulate
-from autopar.tactics.apply import Applier
+from autopar.simulate import Timeline, simulate
+from autopar.tactics.apply import Applier, Splitting
+from autopar.tactics.automatic import complete
 from autopar.tactics.count import Traffic, traffic
 from autopar.tactics.propagate import Conflict
 from autopar.tactics.reasons import Unsplit, unsplit
-from autopar.tactics.records import Automatic, Pipeline, Recompute, Tactic
+from autopar.tactics.records import (
+    Automatic,
+    DataParallel,
+    Megatron,
+    Pipeline,
+    Recompute,
+    SequenceParallel,
+    Tactic,
+    ZeRO,
+)
 from autopar.tactics.state import State, Topology
 from autopar.tactics.write import Writer
 
@@ -78,7 +90,7 @@ class Draft:
             batch: The batch dim of every value that has one.
             num_microbatches: Microbatches per step.
         """
-        self.folded, self.costs, self.model, self.job = folded, costs, model, job
+        self.folded, self.rules, self.costs, self.model, self.job = folded, rules, costs, model, job
         self.num_microbatches = num_microbatches
         self.state = State(Topology(folded, rules, mesh))
         self.applier = Applier(self.state, batch)
@@ -100,7 +112,7 @@ class Draft:
             case Recompute():
                 self._recompute_stages(tactic)
             case Automatic():
-                raise TacticError("Automatic is not there yet", hint="leave it out")
+                self._complete(tactic)
             case _:
                 conflicts = self.applier.apply(tactic, len(self.steps))
         axes = [axis.name for axis in self.state.topology.mesh.axes]
@@ -111,7 +123,7 @@ class Draft:
             if (name, axis) not in before and decided.dim >= 0
         )
         writer = Writer(self.state)
-        timeline = simulate(lower(self._plan(writer), self.folded, self.costs), self.costs)
+        timeline = self._simulated(writer)
         step = Step(
             tactic,
             traffic(writer, self.costs.policy),
@@ -123,6 +135,54 @@ class Draft:
         )
         self.steps.append(step)
         return step
+
+    def _complete(self, tactic: Automatic) -> None:
+        """Let a solver decide what is open: of the completions it finds good, the fastest that fits is taken."""
+        if tactic.objective != "time":
+            raise TacticError(f"objective {tactic.objective!r}", hint="the only one is time")
+        best, least = self.state.copy(), self._merit(self.state)
+        found = complete(
+            self.state,
+            self.rules,
+            self.costs,
+            frozenset(self.applier.axis(name) for name in tactic.axes),
+            flow=Flow(len(self._counts()), self.num_microbatches, self._pipeline.schedule),
+            global_batch=self.job.global_batch,
+            memory_limit=self.job.memory_limit,
+            solver=tactic.method,
+            time_limit=tactic.time_limit,
+            tactic=len(self.steps),
+        )
+        for state in chain(found, self._by_hand(tactic.axes)):
+            merit = self._merit(state)
+            if merit < least:
+                best, least = state, merit
+        self.state.take(best)
+
+    def _by_hand(self, axes: Sequence[str]) -> Iterator[State]:
+        """Yield what people would do by hand with the axes: each for data or for Megatron, with and without ZeRO."""
+        for roles in product((DataParallel, Megatron), repeat=len(axes)):
+            data = [axis for axis, role in zip(axes, roles, strict=True) if role is DataParallel]
+            tensor = [axis for axis, role in zip(axes, roles, strict=True) if role is Megatron]
+            for stage, sequence in product(range(4) if data else (0,), (False, True) if tensor else (False,)):
+                schedule: list[Splitting] = [DataParallel(axis) for axis in data]
+                schedule += [Megatron(axis) for axis in tensor]
+                schedule += [SequenceParallel(axis) for axis in tensor if sequence]
+                schedule += [ZeRO(stage, axis) for axis in data if stage]
+                state = self.state.copy()
+                applier = Applier(state, self.applier.batch)
+                for tactic in schedule:
+                    with suppress(TacticError):  # the model has nothing left that this could split
+                        applier.apply(tactic, len(self.steps))
+                yield state
+
+    def _merit(self, state: State) -> tuple[float, float]:
+        """Return how many bytes too many a state needs, then its simulated seconds; less is better."""
+        timeline = self._simulated(Writer(state))
+        return max(0.0, timeline.peak_bytes - self.job.memory_limit), timeline.step_seconds
+
+    def _simulated(self, writer: Writer) -> Timeline:
+        return simulate(lower(self._plan(writer), self.folded, self.costs), self.costs)
 
     def plan(self) -> Plan:
         """Return the plan as it stands."""

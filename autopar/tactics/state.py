@@ -163,6 +163,10 @@ class State:
             self.decisions,
         )
 
+    def take(self, other: "State") -> None:
+        """Become what another state of the same graph is."""
+        self.splits, self.chosen, self.decisions = other.splits, other.chosen, other.decisions
+
     def split(self, name: str, axis: int) -> Decided | None:
         """Return what is decided about the class of a value on an axis."""
         return self.splits.get(self.topology.of(name), {}).get(axis)
