@@ -4,16 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autopar.cluster import Cluster
-from autopar.cost import DEFAULT, Stack, load_stack
+from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules, discover
 from autopar.iopddl import save
 from autopar.plan import Plan
 from autopar.problem import Problem
 from autopar.program.lower import lower
+from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.explain import explain_infeasible
-from autopar.simulate import Timeline, simulate
+from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
 from autopar.verdict import conclude
 from autopar.workload import open_plan, open_workload
@@ -116,6 +117,8 @@ def simulate_plan(
     model: str | Path | None = None,
     stack: str | Path | Stack | None = None,
     trace: bool = True,
+    bucket: float = BUCKET_BYTES,
+    stragglers: Stragglers = EVEN,
     cache_dir: Path | None = None,
 ) -> Timeline:
     """Return the simulated timeline of a plan: time and memory of every stage, with the bars of a trace.
@@ -124,7 +127,9 @@ def simulate_plan(
         plan: A plan, solved or read from a file.
         model: Where the model is now; None for where it was.
         stack: Name, YAML file or record of a software stack; None for the one it was planned for.
-        trace: Whether to collect the bars of the trace.
+        trace: Whether to collect the bars of the trace, the critical path, and all of it as arrays.
+        bucket: Bytes of gradients that travel together; 0 if every gradient travels alone.
+        stragglers: How much slower than others devices are.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
 
     Raises:
@@ -133,12 +138,34 @@ def simulate_plan(
         ProgramError: If the plan does not compute the model: an op is placed as no discovered rule allows, a collective
             is missing.
     """
+    program, costs = _lowered(plan, model, stack, cache_dir)
+    return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers)
+
+
+def simulate_devices(
+    plan: Plan,
+    *,
+    model: str | Path | None = None,
+    stack: str | Path | Stack | None = None,
+    bucket: float = BUCKET_BYTES,
+    stragglers: Stragglers = EVEN,
+    cache_dir: Path | None = None,
+) -> Devices:
+    """Return the times of every device in one step of a plan, each simulated apart; arguments as of `simulate_plan`."""
+    program, costs = _lowered(plan, model, stack, cache_dir)
+    return simulate_flat(program, costs, bucket=bucket, stragglers=stragglers)
+
+
+def _lowered(
+    plan: Plan, model: str | Path | None, stack: str | Path | Stack | None, cache_dir: Path | None
+) -> tuple[Program, CostModel]:
+    """Return the verified program of a plan and what it costs."""
     workload = open_plan(plan, model)
     folded = workload.folded(plan.microbatch)
     costs = job_costs(plan.job, stack if stack is None or isinstance(stack, Stack) else load_stack(stack))
     program = lower(plan, folded, costs)
     verify_program(program, folded, rules_for(folded, discover(workload.probe, cache_dir=cache_dir)))
-    return simulate(program, costs, trace=trace)
+    return program, costs
 
 
 def rules(

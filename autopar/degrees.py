@@ -5,13 +5,10 @@ global batch = dp x microbatch x (number of microbatches)
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from autopar.errors import JobError
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-
-Recompute = Literal["none", "selective", "full"]
-"""What runs again in the backward pass: nothing, attention, whole layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class Degrees:
         zero: What data-parallel devices share instead of copying it: 0 nothing, 1 the update and its state, 2 the sums
             of gradients too, 3 the parameters too.
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
-        recompute: What runs again in the backward pass, on every stage.
+        recompute: What layers run again in the backward pass: "none", "selective" or "full".
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
         interleave: Stages per group of devices.
         microbatch: Samples of one microbatch per data-parallel device.
@@ -45,7 +42,7 @@ class Degrees:
     ep: int = 1
     zero: int = 0
     sequence_parallel: bool = False
-    recompute: Recompute = "none"
+    recompute: str = "none"
     schedule: str = "1f1b"
     interleave: int = 1
     microbatch: int = 1
@@ -58,8 +55,8 @@ class Degrees:
                 raise JobError(f"{name} is {getattr(self, name)}", hint="degrees and batches are whole numbers from 1")
         if self.zero not in range(4):
             raise JobError(f"ZeRO stage {self.zero}", hint="--zero takes 0, 1, 2 or 3")
-        if self.recompute not in get_args(Recompute):
-            raise JobError(f"recompute {self.recompute!r}", hint=f"choose {', '.join(get_args(Recompute))}")
+        if self.recompute not in set(Recompute):
+            raise JobError(f"recompute {self.recompute!r}", hint=f"choose {', '.join(Recompute)}")
         if self.schedule not in SCHEDULES:
             raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
         self._check_batch()
@@ -82,11 +79,6 @@ class Degrees:
             raise JobError(
                 f"a global batch of {self.global_batch} does not divide by dp {self.dp} x microbatch {self.microbatch}",
                 hint=f"a global batch of {max(1, self.global_batch // share) * share} does",
-            )
-        if self.interleave > 1 and self.num_microbatches % self.pp:
-            raise JobError(
-                f"{self.num_microbatches} microbatches are no whole rounds of {self.pp}, which interleaved stages need",
-                hint="choose a global batch that dp x microbatch x pp divides",
             )
 
     @property

@@ -77,6 +77,10 @@ class RankError(AutoparError, RuntimeError):
     """A process of a run ended before its time, or cannot reach the others; the message says which one and why."""
 
 
+class DataError(AutoparError, ValueError):
+    """A folder of published measurements is missing, or a file of it is malformed; the message says where."""
+
+
 class InfeasibleError(AutoparError, RuntimeError):
     """No plan or choice fits; the message says what is missing where, the hint the cheapest way out."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from autopar.errors import PlanError
+from autopar.recompute import Recompute, parse_recompute
 from autopar.sharding import Axis, Mesh
 
 PLAN_VERSION = 1
@@ -171,6 +172,8 @@ class BlockPlan:
         arrivals: Values that come from other blocks, as this block receives them.
         departures: Values that go to other blocks, as they leave this one.
         copies: Copies that several ops of a phase share, named `value@kind/phase`.
+        selective: Names of the ops that run again in an instance that recomputes selectively; what they make is not
+            kept.
     """
 
     kind: int
@@ -182,6 +185,7 @@ class BlockPlan:
     arrivals: tuple[ValuePlacement, ...] = ()
     departures: tuple[ValuePlacement, ...] = ()
     copies: tuple[ValuePlacement, ...] = ()
+    selective: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +194,25 @@ class StagePlan:
 
     Attributes:
         blocks: Half-open range in the chain of blocks.
-        devices: Half-open range of device numbers. Interleaved stages take turns: stage i has those of stage i - p,
-            where p is the number of different ranges.
-        recompute: "none", or "full" (only block inputs are kept, the forward runs again).
+        devices: Half-open range of device numbers. Stages may take turns as the schedule says: with p different
+            ranges, interleaved stage i has those of stage i - p, and of 2p stages in the shape of a V stages i and
+            2p - 1 - i have the same.
+        recompute: "none", "selective" (the ops that `BlockPlan.selective` names run again) or "full" (only block
+            inputs are kept, the forward runs again) for all its blocks; or runs of blocks, "full*4 none*2".
     """
 
     blocks: tuple[int, int]
     devices: tuple[int, int]
     recompute: str
+
+    @property
+    def flavours(self) -> tuple[Recompute, ...]:
+        """What each of its blocks keeps.
+
+        Raises:
+            PlanError: If `recompute` does not say.
+        """
+        return parse_recompute(self.recompute, self.blocks[1] - self.blocks[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +298,8 @@ class Plan:
         summary: The plan in one line, in the field's words.
         mesh: Devices of one stage.
         stages: Pipeline stages in order.
-        schedule: "1f1b", "gpipe", "interleaved" or "forward-only".
+        schedule: A key of `autopar.schedule.SCHEDULES`: "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v",
+            "forward-only".
         num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
         blocks: Placements per distinct block.
         objective: Step time in seconds by the planner's formula; of a plan by degrees, simulated.

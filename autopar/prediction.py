@@ -25,7 +25,7 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.search.by_degrees import Placed, axes, place, plan_by_degrees
 from autopar.simulate import Timeline, simulate
-from autopar.task import MEMORY_SHARE, check_request, rules_for, stored_stack
+from autopar.task import MEMORY_SHARE, check_request, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -96,6 +96,7 @@ class Predictor:
         Raises:
             JobError: If the degrees do not fit the model or the cluster.
         """
+        cluster = job_machine(degrees.gpus, cluster)
         check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
         program, plan = self.lowered(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
         costs = CostModel(cluster, policy, stack)
@@ -118,7 +119,7 @@ class Predictor:
         rules = self._rules_of(degrees.samples, folded)
         if key not in self._placed:
             solver = solvers.load("auto")
-            self._placed[key] = place(folded, rules, self._batch_dims(folded), degrees, costs, solver)
+            self._placed[key] = place(folded, rules, self._batch_dims(degrees.samples, folded), degrees, costs, solver)
         job = Job(
             self.workload.mode,
             degrees.gpus,
@@ -150,11 +151,13 @@ class Predictor:
             self._rules[samples] = rules_for(folded, self.rules)
         return self._rules[samples]
 
-    def _batch_dims(self, folded: Folded) -> BatchDims:
+    def _batch_dims(self, samples: int, folded: Folded) -> BatchDims:
         fixed = self.workload.fixed_batch
         values = folded.graph.values
         if fixed is None:
-            return batch_dims(values, self.workload.probe.values)
+            # A microbatch as large as the probe differs from it nowhere, but from one twice as large.
+            dims = batch_dims(values, self.workload.probe.values)
+            return dims or batch_dims(values, self.workload.folded(2 * samples).graph.values)
         return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
 
 

@@ -137,7 +137,7 @@ def prepare(
     Raises:
         AutoparError: If the model, cluster or request is wrong.
     """
-    machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    machine = job_machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
     software = stack if isinstance(stack, Stack) else load_stack(stack)
     check_request(gpus, machine, global_batch, memory_limit)
     clock = PhaseClock(progress)
@@ -196,14 +196,25 @@ def rules_for(folded: Folded, rules: Rules) -> Rules:
     return replace(rules, by_op={**rules.by_op, **found.by_op})
 
 
+def job_machine(gpus: int, cluster: Cluster) -> Cluster:
+    """Return the part of a cluster that a job gets.
+
+    Raises:
+        JobError: If it asks for no GPUs.
+        ClusterError: If the groups of the cluster have fewer.
+    """
+    if gpus < 1:
+        raise JobError(f"{gpus} GPUs", hint="--gpus takes a whole number from 1 on")
+    cluster.group_of(gpus - 1)
+    return cluster.of_job(gpus)
+
+
 def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_limit: float | None) -> None:
     """Check the numbers of a request.
 
     Raises:
-        JobError: If one is not positive, devices do not fill nodes, or the limit is above the device's memory.
+        JobError: If the batch is not positive, devices do not fill nodes, or the limit is above the device's memory.
     """
-    if gpus < 1:
-        raise JobError(f"{gpus} GPUs", hint="--gpus takes a whole number from 1 on")
     per_node = machine.devices_per_node
     if gpus > per_node and gpus % per_node:
         lower_count, upper_count = gpus // per_node * per_node, -(-gpus // per_node) * per_node

@@ -5,6 +5,7 @@ import re
 from decimal import Decimal
 
 _DECIMAL = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_PREFIXES = ("P", "T", "G", "M", "k", "")
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
 
 
@@ -80,3 +81,20 @@ def format_seconds(value: float) -> str:
         if abs(value) >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value * 1e9:.3g} ns"
+
+
+def format_quantity(value: float, unit: str) -> str:
+    """Return the shortest text that `parse_quantity` reads back as exactly `value`.
+
+    >>> format_quantity(3.12e14, "FLOP/s"), format_quantity(8e-06, "s"), format_quantity(0.0, "B")
+    ('312 TFLOP/s', '8 us', '0 B')
+    """
+    if unit == "s":
+        scales = [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)]
+    else:
+        scales = [(f"{prefix}{unit}", 1000.0 ** (5 - power)) for power, prefix in enumerate(_PREFIXES)]
+    for suffix, scale in scales:
+        text = f"{value / scale:.15g} {suffix}"
+        if value >= scale and parse_quantity(text, unit) == value:
+            return text
+    return f"{value!r} {unit}" if value else f"0 {unit}"

@@ -108,7 +108,7 @@ class Workload:
     def info(self) -> ModelInfo:
         """Return what a plan records of the model."""
         graph = next(iter(self._folded.values())).graph
-        dims = tuple(sorted(self.dims.items()))
+        dims = tuple(sorted((name, int(value)) for name, value in self.dims.items()))
         return ModelInfo(graph.name, self.source, graph.metadata["sha256"], graph.num_parameters, dims)
 
 

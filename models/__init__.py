@@ -18,7 +18,7 @@ from autopar.plan import write_atomically
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Config", "ModelSpec", "build", "initial_values", "names", "num_parameters", "save", "spec"]
+__all__ = ["Config", "ModelSpec", "build", "build_config", "initial_values", "names", "num_parameters", "save", "spec"]
 
 FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "gpt": gpt.build,
@@ -87,6 +87,11 @@ def build(name: str, **overrides: Any) -> "onnx.ModelProto":
     for key, value in overrides.items():
         if key not in known:
             raise ModelError(f"{name} has no hyperparameter {key!r}", hint=f"choose from {', '.join(known)}")
+        if isinstance(known[key], bool):
+            if value not in (0, 1):
+                raise ModelError(f"{key}={value!r} of {name} is neither 0 nor 1", hint=f"published: {key}={known[key]}")
+            overrides[key] = bool(value)
+            continue
         if not isinstance(value, type(known[key])) or isinstance(value, bool):
             kind = type(known[key]).__name__
             raise ModelError(f"{key}={value!r} of {name} is not of type {kind}", hint=f"published: {key}={known[key]}")
@@ -94,6 +99,22 @@ def build(name: str, **overrides: Any) -> "onnx.ModelProto":
         if not sizes or min(sizes) <= 0:
             raise ModelError(f"{key}={value} of {name} is not positive", hint=f"published: {key}={known[key]}")
     return FAMILIES[entry.family](name, replace(entry.config, **overrides))
+
+
+def build_config(family: str, config: Config, name: str = "") -> "onnx.ModelProto":
+    """Return the ONNX graph of a configuration that need not be published.
+
+    Args:
+        family: Key of `FAMILIES`.
+        config: The family's own configuration.
+        name: Name of the graph; the family's by default.
+
+    Raises:
+        ModelError: If there is no such family, or the configuration makes no sense.
+    """
+    if family not in FAMILIES:
+        raise ModelError(f"the zoo has no family {family!r}", hint=f"choose from {', '.join(FAMILIES)}")
+    return FAMILIES[family](name or family, config)
 
 
 def save(model: "onnx.ModelProto", path: str | Path) -> None:

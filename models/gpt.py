@@ -27,6 +27,8 @@ class GptConfig:
         heads: Attention heads.
         seq: Tokens per sequence, and rows of the position table.
         vocab: Tokens in the vocabulary.
+        tied: Whether the LM head is the token embedding; a pipeline keeps a copy at either end.
+        bias: Whether projections and normalisations have one (MPT's have none).
     """
 
     num_layers: int
@@ -34,6 +36,8 @@ class GptConfig:
     heads: int
     seq: int
     vocab: int
+    tied: bool = True
+    bias: bool = True
 
     def __post_init__(self) -> None:
         layers.head_size(self.hidden, self.heads)
@@ -47,26 +51,30 @@ class GptConfig:
 def build(name: str, config: GptConfig) -> "onnx.ModelProto":
     """Return the graph from `input_ids` int64 [batch, seq] to `logits` [batch, seq, vocab]."""
     g = Builder(name)
-    hidden, seq = config.hidden, config.seq
+    hidden, seq, bias = config.hidden, config.seq, config.bias
     tokens = g.input("input_ids", ("batch", seq), "int64")
     embedding = g.parameter("embed.tokens.weight", (config.vocab, hidden))
     x = g.op("Gather", embedding, tokens, name="embed.tokens", axis=0)
     x = g.op("Add", x, g.parameter("embed.positions.weight", (seq, hidden)), name="embed")
     for index in range(config.num_layers):
         layer = f"layers.{index}"
-        normed = layers.layer_norm(g, x, f"{layer}.attn_norm", hidden)
+        normed = layers.layer_norm(g, x, f"{layer}.attn_norm", hidden, bias=bias)
         attended = layers.self_attention(
-            g, normed, f"{layer}.attn", seq=seq, hidden=hidden, heads=config.heads, causal=True
+            g, normed, f"{layer}.attn", seq=seq, hidden=hidden, heads=config.heads, causal=True, bias=bias
         )
         x = g.op("Add", x, attended, name=f"{layer}.attn_residual")
-        normed = layers.layer_norm(g, x, f"{layer}.mlp_norm", hidden)
+        normed = layers.layer_norm(g, x, f"{layer}.mlp_norm", hidden, bias=bias)
         x = g.op(
             "Add",
             x,
-            layers.mlp(g, normed, f"{layer}.mlp", hidden, 4 * hidden, approximate="tanh"),
+            layers.mlp(g, normed, f"{layer}.mlp", hidden, 4 * hidden, approximate="tanh", bias=bias),
             name=f"{layer}.mlp_residual",
         )
-    layers.tied_head(g, layers.layer_norm(g, x, "final_norm", hidden), embedding, "logits")
+    normed = layers.layer_norm(g, x, "final_norm", hidden, bias=bias)
+    if config.tied:
+        layers.tied_head(g, normed, embedding, "logits")
+    else:
+        layers.linear(g, normed, "logits", hidden, config.vocab, bias=False)
     return g.model({"logits": ("batch", seq, config.vocab)})
 
 

@@ -32,9 +32,11 @@ def linear(g: Builder, x: str, name: str, num_in: int, num_out: int, *, bias: bo
     return g.op("Add", product, g.parameter(f"{name}.bias", (num_out,), "constant 0"), name=name)
 
 
-def layer_norm(g: Builder, x: str, name: str, hidden: int, *, epsilon: float = 1e-5) -> str:
-    """Return `x` normalised over its last dim, scaled and shifted."""
+def layer_norm(g: Builder, x: str, name: str, hidden: int, *, epsilon: float = 1e-5, bias: bool = True) -> str:
+    """Return `x` normalised over its last dim, scaled and, with bias, shifted."""
     scale = g.parameter(f"{name}.weight", (hidden,), "constant 1")
+    if not bias:
+        return g.op("LayerNormalization", x, scale, name=name, axis=-1, epsilon=epsilon)
     shift = g.parameter(f"{name}.bias", (hidden,), "constant 0")
     return g.op("LayerNormalization", x, scale, shift, name=name, axis=-1, epsilon=epsilon)
 
@@ -57,19 +59,24 @@ def merge_heads(g: Builder, x_BHSD: str, name: str, seq: int, width: int) -> str
     return g.op("Reshape", x_BSHD, g.constant((0, seq, width)), name=f"{name}.merge")
 
 
-def self_attention(g: Builder, x_BSd: str, name: str, *, seq: int, hidden: int, heads: int, causal: bool) -> str:
-    """Return multi-head self-attention of `x`, all projections with bias."""
+def self_attention(
+    g: Builder, x_BSd: str, name: str, *, seq: int, hidden: int, heads: int, causal: bool, bias: bool = True
+) -> str:
+    """Return multi-head self-attention of `x`, all projections with bias or none."""
     size = head_size(hidden, heads)
     q, k, v = (
-        split_heads(g, linear(g, x_BSd, f"{name}.{part}", hidden, hidden), f"{name}.{part}", seq, heads, size)
+        split_heads(
+            g, linear(g, x_BSd, f"{name}.{part}", hidden, hidden, bias=bias), f"{name}.{part}", seq, heads, size
+        )
         for part in ("q", "k", "v")
     )
     y_BHSD = g.op("Attention", q, k, v, name=f"{name}.core", is_causal=int(causal))
-    return linear(g, merge_heads(g, y_BHSD, f"{name}.core", seq, hidden), f"{name}.out", hidden, hidden)
+    merged = merge_heads(g, y_BHSD, f"{name}.core", seq, hidden)
+    return linear(g, merged, f"{name}.out", hidden, hidden, bias=bias)
 
 
-def mlp(g: Builder, x: str, name: str, hidden: int, ffn: int, *, approximate: str) -> str:
-    """Return `down(gelu(up(x)))`, both projections with bias.
+def mlp(g: Builder, x: str, name: str, hidden: int, ffn: int, *, approximate: str, bias: bool = True) -> str:
+    """Return `down(gelu(up(x)))`, both projections with bias or none.
 
     Args:
         g: The graph.
@@ -78,9 +85,11 @@ def mlp(g: Builder, x: str, name: str, hidden: int, ffn: int, *, approximate: st
         hidden: Width outside.
         ffn: Width inside.
         approximate: Form of the GELU: "none" (error function) or "tanh".
+        bias: Whether the projections have one.
     """
-    up = linear(g, x, f"{name}.up", hidden, ffn)
-    return linear(g, g.op("Gelu", up, name=f"{name}.gelu", approximate=approximate), f"{name}.down", ffn, hidden)
+    up = linear(g, x, f"{name}.up", hidden, ffn, bias=bias)
+    active = g.op("Gelu", up, name=f"{name}.gelu", approximate=approximate)
+    return linear(g, active, f"{name}.down", ffn, hidden, bias=bias)
 
 
 def tied_head(g: Builder, x_BSd: str, embedding_Vd: str, name: str) -> str:

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import models, solvers
-from autopar.cluster import PRESETS, Cluster
+from autopar.cluster import PRESETS, Cluster, Link
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.errors import ProgramError
 from autopar.execute import Executor, run_graph
 from autopar.formulate.fold import Folded, fold
-from autopar.formulate.step import Split, StepTime, block_bytes
+from autopar.formulate.selective import is_forward
+from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables, build_tables
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
@@ -27,7 +28,9 @@ from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import never, silent
+from autopar.recompute import Recompute, format_recompute
 from autopar.runtime import StepResult, run_step
+from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble
 from autopar.search.floor import floor
 from autopar.search.planner import Candidate, Search
@@ -69,7 +72,7 @@ def _slow_cluster() -> Cluster:
         memory_bandwidth=3e6,
         launch=1e-9,
     )
-    link = replace(h100.intra, latency=1e-7, bandwidth=1e8, ramp=0.0)
+    link = Link("slow", 1e8, 1e-7)
     return replace(h100, device=device, intra=link, inter=link)
 
 
@@ -102,28 +105,66 @@ def random_choice(tables: Tables, rng: np.random.Generator) -> Choice:
 def random_plan(
     folded: Folded, rules: Rules, configuration: Configuration, samples: int, seed: int, *, train: bool = True
 ) -> Plan:
-    """Return a plan with random placements, stage boundaries and recompute."""
+    """Return a plan with random placements, stage boundaries and recompute; two stages per group with "zb-v"."""
     rng = np.random.default_rng(seed)
     tables = build_tables(folded, rules, configuration.mesh, COSTS)
     choice = random_choice(tables, rng)
     count, blocks = configuration.num_stages, folded.num_blocks
     cuts = [0, *sorted(rng.choice(np.arange(1, blocks), count - 1, replace=False).tolist()), blocks]
     ranges = tuple((cuts[i], cuts[i + 1]) for i in range(count))
-    split = Split(ranges, tuple(bool(redo) and train for redo in rng.integers(0, 2, count)))
+    flavours = list(Recompute) if train else [Recompute.NONE]
+    split = Split(ranges, tuple(flavours[number] for number in rng.integers(0, len(flavours), count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
-    candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
-    return written(candidate, samples * configuration.num_microbatches, train)
+    candidate = Candidate(configuration, tables, choice, split, seconds)
+    plan = _any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
+    return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
 
 
-def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samples: int, limit: float = 1e12) -> Plan:
+def _any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:
+    """Return a plan in which selective recompute runs any ops again, and sometimes every block has its own flavour."""
+    blocks = []
+    for block in plan.blocks:
+        names = [op.name for op in folded.kinds[block.kind].ops if is_forward(op)]
+        share = rng.choice([0.3, 0.8])
+        blocks.append(replace(block, selective=tuple(name for name in names if rng.random() < share)))
+    stages = []
+    for stage in plan.stages:
+        flavours = stage.flavours
+        if set(flavours) != {Recompute.NONE} and rng.random() < 0.3:
+            flavours = tuple(list(Recompute)[number] for number in rng.integers(0, 3, len(flavours)))
+        stages.append(replace(stage, recompute=format_recompute(flavours)))
+    return replace(plan, blocks=tuple(blocks), stages=tuple(stages))
+
+
+def solved_plan(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float = 1e12,
+    costs: CostModel = COSTS,
+) -> Plan:
     """Return the best plan of one configuration under a limit of bytes per device."""
+    candidate = solved_candidate(folded, rules, configuration, samples, limit, costs)
+    return written(candidate, samples * configuration.num_microbatches, True)
+
+
+def solved_candidate(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float = 1e12,
+    costs: CostModel = COSTS,
+) -> Candidate:
+    """Return the same before it is written down."""
     batch = samples * configuration.num_microbatches
     search = Search(
         folded=lambda _: folded,
         rules=lambda _: rules,
-        costs=COSTS,
+        costs=costs,
         solver=solvers.load("auto"),
-        floor=floor(folded, folded, (samples, samples), COSTS),
+        floor=floor(folded, folded, (samples, samples), costs),
         global_batch=batch,
         memory_limit=limit,
         keep=1,
@@ -133,7 +174,7 @@ def solved_plan(folded: Folded, rules: Rules, configuration: Configuration, samp
     )
     candidates = search.run([configuration]).candidates
     assert candidates, f"nothing fits {limit} bytes"
-    return written(candidates[0], batch, True)
+    return candidates[0]
 
 
 def written(candidate: Candidate, batch: int, train: bool) -> Plan:
@@ -144,12 +185,15 @@ def written(candidate: Candidate, batch: int, train: bool) -> Plan:
     return Plan.from_json(assemble(candidate, ModelInfo("tiny", "zoo:tiny", "00", 0), job).to_json())
 
 
-def interleave(plan: Plan, num_groups: int) -> Plan:
-    """Return a plan whose stages take turns on so many groups of devices."""
+def interleave(plan: Plan, num_groups: int, schedule: str = "interleaved") -> Plan:
+    """Return a plan whose stages take turns on so many groups of devices, as a schedule says."""
     size = len({device for stage in plan.stages for device in range(*stage.devices)}) // len(plan.stages)
-    groups = [(index % num_groups * size, (index % num_groups + 1) * size) for index in range(len(plan.stages))]
-    stages = tuple(replace(stage, devices=group) for stage, group in zip(plan.stages, groups, strict=True))
-    return replace(plan, stages=stages, schedule="interleaved", job=replace(plan.job, gpus=num_groups * size))
+    turns = SCHEDULES[schedule].groups(num_groups, len(plan.stages) // num_groups)
+    stages = tuple(
+        replace(stage, devices=(group * size, (group + 1) * size))
+        for stage, group in zip(plan.stages, turns, strict=True)
+    )
+    return replace(plan, stages=stages, schedule=schedule, job=replace(plan.job, gpus=num_groups * size))
 
 
 def model_feeds(name: str, graph: Graph, count: int) -> tuple[list[dict[str, Array]], dict[str, Array]]:

@@ -9,10 +9,16 @@ from autopar.cluster import PRESETS
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.formulate.fold import Folded
-from autopar.formulate.step import BlockBytes, FloatArray, Pipeline, Split, problem, step_time, weights
+from autopar.formulate.memory import BlockBytes, FloatArray, RangeBytes
+from autopar.formulate.step import Pipeline, Split, problem, step_time, weights
 from autopar.formulate.tables import Slot, Tables, build_tables
+from autopar.ir.graph import Phase
 from autopar.problem import Problem
+from autopar.program.lower import lower_blocks
+from autopar.recompute import Recompute
+from autopar.search.blocks import assemble_blocks
 from autopar.sharding import Mesh
+from autopar.simulate.ranges import range_bytes
 from autopar.solvers import load
 from autopar.workload import Workload, open_workload
 from tests.test_models import TINY
@@ -74,7 +80,7 @@ def optimum(problem: Problem) -> tuple[float, tuple[int, ...]]:
 def good_choice(name: str, mode: str) -> tuple[int, ...]:
     """Return the choice that is best on one stage of 2 × 2 devices with two microbatches and no memory limit."""
     found = tables(name, mode)
-    weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=False, hidden=1.0, bounding=True)
+    weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=Recompute.NONE, hidden=1.0, bounding=True)
     return optimum(problem(found, weighting))[1]
 
 
@@ -84,15 +90,37 @@ def splits(num_blocks: int, num_stages: int) -> list[tuple[tuple[int, int], ...]
     return [tuple(zip((0, *cuts), (*cuts, num_blocks), strict=True)) for cuts in inner]
 
 
-def stage_peak(memory: BlockBytes, chain: tuple[int, ...], pipeline: Pipeline, split: Split, stage: int) -> float:
+def stage_peak(memory: RangeBytes, pipeline: Pipeline, split: Split, stage: int) -> float:
     """Return the peak bytes of a stage."""
-    start, stop = split.ranges[stage]
-    counts = np.bincount(np.asarray(chain[start:stop]), minlength=len(memory.resident))
-    return memory.stage_bytes(counts, pipeline.in_flight(stage), split.recompute[stage])
+    return memory.peak(*split.ranges[stage], pipeline.in_flight(stage), split.recompute[stage])
+
+
+def ranges_of(memory: BlockBytes, chain: tuple[int, ...]) -> RangeBytes:
+    """Return what every range of blocks holds if blocks add up as the placement problem counts them."""
+    num_blocks = len(chain)
+    resident = np.zeros((num_blocks, num_blocks + 1))
+    kept = {flavour: np.zeros_like(resident) for flavour in Recompute}
+    running = {flavour: np.zeros_like(resident) for flavour in Recompute}
+    for start in range(num_blocks):
+        for stop in range(start + 1, num_blocks + 1):
+            counts = np.bincount(np.asarray(chain[start:stop]), minlength=len(memory.resident))
+            resident[start, stop] = counts @ memory.resident + memory.buffers
+            for flavour in Recompute:
+                kept[flavour][start, stop] = counts @ memory.kept[flavour]
+                one = memory.stage_bytes(counts, 1, flavour)
+                running[flavour][start, stop] = one - resident[start, stop]
+    return RangeBytes(resident, kept, running, np.zeros_like(resident))
+
+
+def lowered_bytes(tables: Tables, choice: tuple[int, ...]) -> RangeBytes:
+    """Return what every range of blocks holds once lowered."""
+    trains = any(op.phase is Phase.BACKWARD for op in tables.folded.graph.ops)
+    lowered = lower_blocks(assemble_blocks(tables, choice), tables.folded, tables.resharder)
+    return range_bytes(lowered, tables.folded.chain, tables.folded.buffer_bytes, trains=trains)
 
 
 def best_by_enumeration(
-    totals: FloatArray, memory: BlockBytes, chain: tuple[int, ...], pipeline: Pipeline, limit: float, hop: float
+    totals: FloatArray, memory: RangeBytes, chain: tuple[int, ...], pipeline: Pipeline, limit: float, hop: float
 ) -> float:
     """Return the least step seconds over all splits whose stages fit, each with as little recompute as it fits with."""
     best = float("inf")
@@ -100,9 +128,9 @@ def best_by_enumeration(
     for ranges in splits(len(chain), pipeline.num_stages):
         redo = []
         for stage in range(len(ranges)):
-            for recompute in (False, True) if trains else (False,):
+            for recompute in Recompute if trains else (Recompute.NONE,):
                 split = Split(ranges, tuple(recompute for _ in ranges))
-                if stage_peak(memory, chain, pipeline, split, stage) <= limit:
+                if stage_peak(memory, pipeline, split, stage) <= limit:
                     redo.append(recompute)
                     break
         if len(redo) == len(ranges):

@@ -18,11 +18,12 @@ from autopar import solvers
 from autopar.discover import Rules
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import batch_dims
-from autopar.formulate.step import Split, StepTime, block_bytes
+from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Decision, Node, Tables, build_tables
 from autopar.ir.graph import Graph, Op, Phase, Role
 from autopar.plan import Plan
 from autopar.problem import Problem
+from autopar.recompute import Recompute
 from autopar.search.planner import Candidate
 from autopar.search.space import Configuration
 from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placements
@@ -216,7 +217,7 @@ def named_plan(
     samples: int,
     seed: int = 0,
     *,
-    recompute: bool = False,
+    recompute: Recompute = Recompute.NONE,
 ) -> Plan:
     """Return a plan in which every mesh axis has its task.
 
@@ -228,7 +229,7 @@ def named_plan(
         tasks: One per mesh axis.
         samples: Samples per microbatch.
         seed: Of what the tasks leave open.
-        recompute: Whether all stages recompute.
+        recompute: What all stages recompute.
     """
     facts, rng = _facts(model, samples), np.random.default_rng(seed)
     tables = build_tables(folded, rules, configuration.mesh, COSTS)
@@ -248,7 +249,7 @@ def named_plan(
     cuts = [round(folded.num_blocks * stage / count) for stage in range(count + 1)]
     split = Split(tuple(pairwise(cuts)), (recompute,) * count)
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
-    candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
+    candidate = Candidate(configuration, tables, choice, split, seconds)
     return written(candidate, samples * configuration.num_microbatches, True)
 
 

@@ -8,11 +8,12 @@ import numpy as np
 from autopar import solvers
 from autopar.discover import Rules
 from autopar.formulate.fold import Folded
-from autopar.formulate.step import Pipeline, Split, StepTime, block_bytes, problem, weights
+from autopar.formulate.step import Pipeline, Split, StepTime, problem, weights
 from autopar.formulate.tables import Node, Tables, build_tables
 from autopar.ir.graph import Graph, Role
 from autopar.plan import Job, ModelInfo, OpPlacement, Plan
 from autopar.problem import Problem
+from autopar.recompute import Recompute
 from autopar.search.assemble import assemble
 from autopar.search.planner import Candidate
 from autopar.search.space import Configuration
@@ -23,13 +24,11 @@ from tests.executions import COSTS, Execution, random_feeds
 def best_candidate(tables: Tables, configuration: Configuration, limit: Callable[[Problem], Problem]) -> Candidate:
     """Return the best choice on one stage in a problem with fewer strategies."""
     pipeline = Pipeline(1, configuration.num_microbatches, configuration.schedule)
-    weighting = weights(tables, pipeline, recompute=False, hidden=1.0, bounding=True)
+    weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=False, early=True)
     choice = solvers.load("auto").solve(limit(problem(tables, weighting)), time_limit=10.0).choice
     assert choice is not None, "no plan is allowed"
-    whole = Split(((0, tables.folded.num_blocks),), (False,))
-    return Candidate(
-        configuration, tables, choice, whole, StepTime(1.0, 1.0, 0.0, np.ones(1)), block_bytes(tables, choice)
-    )
+    whole = Split(((0, tables.folded.num_blocks),), (Recompute.NONE,))
+    return Candidate(configuration, tables, choice, whole, StepTime(1.0, 1.0, 0.0, np.ones(1)))
 
 
 def pinned_candidate(folded: Folded, rules: Rules, configuration: Configuration, pins: Mapping[str, str]) -> Candidate:

@@ -1,15 +1,17 @@
 """Programs made by hand or at random, and costs that are exact numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from autopar.cluster import PRESETS, Cluster
+from autopar.cost import DEFAULT, Fused, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
+from autopar.program.again import run_again
 from autopar.program.records import (
     Category,
     Collective,
@@ -24,12 +26,15 @@ from autopar.program.records import (
     StageProgram,
     Store,
 )
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
 from autopar.sharding import Axis, Mesh, Partial, Replicate, Shard
 from autopar.simulate.layout import Shapes
 
 OP_PHASE = {
     SegmentPhase.FORWARD: Phase.FORWARD,
     SegmentPhase.BACKWARD: Phase.BACKWARD,
+    SegmentPhase.WEIGHT: Phase.BACKWARD,
     SegmentPhase.REDUCE: Phase.UPDATE,
     SegmentPhase.UPDATE: Phase.UPDATE,
 }
@@ -46,14 +51,29 @@ class ExactCosts:
     bandwidth: float = 1.0
     latency: float = 0.0
     cluster: Cluster = PRESETS["a100"]
+    stack: Stack = DEFAULT
+
+    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
+        """Return none: every op is a kernel of its own."""
+        return {}
 
     def op_seconds(
-        self, op: Op, inputs: Sequence[Shapes | None], outputs: Sequence[Shapes | None], sizes: Mapping[str, float], /
+        self,
+        op: Op,
+        inputs: Sequence[Shapes | None],
+        outputs: Sequence[Shapes | None],
+        sizes: Mapping[str, float],
+        fused: Fused,
+        /,
     ) -> NDArray[np.float64]:
         """Return the attribute."""
         seconds = op.attr("seconds")
         assert isinstance(seconds, float)
         return np.array([seconds / self.speed])
+
+    def host_seconds(self, op: Op, rank: int, fused: Fused, /) -> float:
+        """Return what the stack says of a kernel."""
+        return self.stack["host_launch"]
 
     def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
         """Return the bytes."""
@@ -63,9 +83,13 @@ class ExactCosts:
         """Return the bytes."""
         return nbytes / self.bandwidth
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
+    def send_seconds(self, nbytes: float, tier: int, /) -> float:
         """Return the latency."""
         return self.latency
+
+    def on(self, devices: range, /) -> "ExactCosts":
+        """Return the same costs: all devices are alike."""
+        return self
 
 
 def value(name: str, size: float = 0.0) -> Operand:
@@ -88,6 +112,13 @@ def work(
     return Compute(op, tuple(reads), tuple(makes))
 
 
+def view(operand: Operand, result: str, phase: SegmentPhase = SegmentPhase.FORWARD) -> Compute:
+    """Return an op that shows a value in another form, in the same memory."""
+    made = replace(operand, value=result)
+    op = Op(f"view_{result}", "Reshape", (operand.value,), (result,), (("seconds", 0.0),), OP_PHASE[phase], block=0)
+    return Compute(op, (operand,), (made,))
+
+
 def all_reduce(axis: Axis, operand: Operand, result: str, *, seconds: float, overlaps: bool = False) -> Collective:
     """Return an all_reduce that takes so many seconds at a bandwidth of 1."""
     made = Operand(result, operand.shape, operand.bytes)
@@ -103,17 +134,19 @@ def equal_stages(
     *,
     forward: float = 1.0,
     backward: float = 2.0,
+    weight: float = 1.0,
     activation: float = 1.0,
     blocks_per_stage: int = 1,
-    recompute: bool = False,
+    recompute: Recompute = Recompute.NONE,
     num_chunks: int = 1,
 ) -> Program:
     """Return a pipeline of equal blocks on one device per group, without any communication inside stages.
 
-    A block saves `activation` bytes and nothing else takes memory but 10 bytes of parameters per stage. Stages are
-    interleaved if there are several chunks, that is `num_stages` / `num_chunks` groups.
+    A block saves `activation` bytes and nothing else takes memory but 10 bytes of parameters per stage. With several
+    chunks there are `num_stages` / `num_chunks` groups. A schedule that splits the backward has the passes `backward`
+    and `weight`, which both read what was saved.
     """
-    num_groups = num_stages // num_chunks
+    groups = SCHEDULES[schedule].groups(num_stages // num_chunks, num_chunks)
     trains = schedule != "forward-only"
     x, y, saved, dx, dy = value("x"), value("y"), value("saved", activation), value("dx"), value("dy")
     count = num_stages * blocks_per_stage
@@ -143,14 +176,17 @@ def equal_stages(
                     outputs=() if first else (dx,),
                 )
             )
+            if SCHEDULES[schedule].splits:
+                make = work((saved,), (value("dw"),), weight, SegmentPhase.WEIGHT)
+                segments.append(Segment(kind, SegmentPhase.WEIGHT, (), (), (make,)))
     kinds = [0, *[1] * (count - 2), 2][:count] if count != 2 else [0, 1]
     stages = tuple(
         StageProgram(
             i,
-            (i % num_groups, i % num_groups + 1),
+            (groups[i], groups[i] + 1),
             Mesh.of(tp=1),
             tuple(kinds[i * blocks_per_stage : (i + 1) * blocks_per_stage]),
-            recompute,
+            (recompute,) * blocks_per_stage,
             (Resident(Category.PARAMETERS, 10.0),),
         )
         for i in range(num_stages)
@@ -185,7 +221,7 @@ def two_block_step(mesh: Mesh) -> Program:
         Segment(1, update, (), (v, reduce_v.result), (work((v, reduce_v.result), (part,), 1, update), gather)),
     )
     resident = (Resident(Category.PARAMETERS, 4.0), Resident(Category.GRADIENTS, 8.0))
-    stage = StageProgram(0, (0, mesh.size), mesh, (0, 1), False, resident)
+    stage = StageProgram(0, (0, mesh.size), mesh, (0, 1), (Recompute.NONE,) * 2, resident)
     return Program((stage,), segments, "1f1b", 2)
 
 
@@ -209,8 +245,13 @@ def _segments(draw: st.DrawFn, kind: int, mesh: Mesh, first: bool, last: bool, t
     for i in range(draw(st.integers(1, 3))):
         reads = [operand for operand in known if draw(st.booleans())]
         made = [value(f"{prefix}a{i}", draw(_BYTES))]
-        instructions.append(work([*reads, parameter, None], made, draw(_SECONDS)))
+        made_by = work([*reads, parameter, None], made, draw(_SECONDS))
+        instructions.append(replace(made_by, kept=draw(_BYTES) if trains and draw(st.booleans()) else 0.0))
         known.extend(made)
+        if draw(st.booleans()):
+            seen = draw(st.sampled_from(known))
+            instructions.append(view(seen, f"{prefix}v{i}"))
+            known.append(value(f"{prefix}v{i}", seen.bytes))
         if draw(st.booleans()):
             reduced = all_reduce(tp, made[0], f"{prefix}r{i}", seconds=draw(_SECONDS))
             instructions.append(reduced)
@@ -228,6 +269,9 @@ def _segments(draw: st.DrawFn, kind: int, mesh: Mesh, first: bool, last: bool, t
     segments = [Segment(kind, SegmentPhase.FORWARD, inputs, (parameter,), tuple(instructions), saved, outputs)]
     if not trains:
         return segments
+    again = run_again(segments[0], {i.op.name for i in instructions if isinstance(i, Compute) and draw(st.booleans())})
+    if again is not None:
+        segments.append(again)
 
     incoming = () if last else (value("d", size_x), value("g", size_e))
     total = value(f"{prefix}w.sum", 4)
@@ -320,7 +364,7 @@ def programs(draw: st.DrawFn) -> Program:
                 (index * mesh.size, (index + 1) * mesh.size),
                 mesh,
                 tuple(kinds[start : start + length]),
-                trains and draw(st.booleans()),
+                tuple(draw(st.sampled_from(Recompute if trains else [Recompute.NONE])) for _ in range(length)),
                 (Resident(Category.PARAMETERS, 7.0), Resident(Category.OPTIMIZER, 12.0)),
             )
         )

@@ -13,7 +13,7 @@ from autopar import solvers
 from autopar.discover import Rules, discover
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import batch_dims, recipes, restrict
-from autopar.formulate.step import Split, StepTime, block_bytes
+from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables, build_tables
 from autopar.plan import Job, Plan
 from autopar.problem import Choice, Problem
@@ -21,6 +21,7 @@ from autopar.ranks.clock import Clock
 from autopar.ranks.engine import Engine
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.rank import Rank
+from autopar.recompute import Recompute
 from autopar.search.assemble import assemble
 from autopar.search.planner import Candidate
 from autopar.search.space import Configuration
@@ -64,7 +65,7 @@ def tiny_plan(
     *,
     recipe: str = "",
     seed: int = 0,
-    recompute: bool | None = None,
+    recompute: Recompute | None = None,
     optimizer: str = "adam",
 ) -> Plan:
     """Return a plan that follows a recipe ("solved" for the best one), or a random one, as its file gives it back."""
@@ -78,7 +79,7 @@ def tiny_plan(
     else:
         plan = random_plan(folded, rules, configuration, SAMPLES, seed)
     if recompute is not None:
-        stages = tuple(replace(stage, recompute="full" if recompute else "none") for stage in plan.stages)
+        stages = tuple(replace(stage, recompute=str(recompute)) for stage in plan.stages)
         plan = replace(plan, stages=stages)
     return replace(plan, model=workload.info(), job=replace(plan.job, optimizer=optimizer))
 
@@ -90,9 +91,9 @@ def _recipe_plan(
     choice = chosen(tables, np.random.default_rng(seed), recipe, workload)
     count, blocks = configuration.num_stages, folded.num_blocks
     cuts = [blocks * index // count for index in range(count + 1)]
-    split = Split(tuple((cuts[i], cuts[i + 1]) for i in range(count)), (False,) * count)
+    split = Split(tuple((cuts[i], cuts[i + 1]) for i in range(count)), (Recompute.NONE,) * count)
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
-    candidate = Candidate(configuration, tables, choice, split, seconds, block_bytes(tables, choice))
+    candidate = Candidate(configuration, tables, choice, split, seconds)
     gpus = count * configuration.mesh.size
     job = Job("train", gpus, SAMPLES * configuration.num_microbatches, 1e12, COSTS.cluster.to_dict())
     return Plan.from_json(assemble(candidate, workload.info(), job).to_json())

@@ -9,6 +9,7 @@ import pytest
 
 import autopar
 from autopar import api
+from autopar.cost import Stack
 from autopar.errors import (
     AutoparError,
     ClusterError,
@@ -18,6 +19,7 @@ from autopar.errors import (
     PlanError,
     ProgramError,
     SolverError,
+    StackError,
 )
 from autopar.plan import OpPlacement, Plan
 from tests.formulations import DIMS
@@ -131,9 +133,26 @@ def test_simulating_a_file_gives_what_solving_gave(plan: Plan, tmp_path: Path) -
     assert [stage.memory.bytes for stage in timeline.stages] == [stage.peak for stage in plan.simulated.stages]
 
 
+def test_a_plan_is_simulated_under_the_stack_it_was_made_for(tmp_path: Path) -> None:
+    """And under another one if asked; a plan for the default stack remembers none."""
+    slow = Stack("slow", scalars=(("gemm_efficiency", 0.5), ("memory_traffic", 3.0)))
+    plan = autopar.solve("zoo:mlp-xs", gpus=2, global_batch=65536, top_k=1, stack=slow)
+    plan.save(tmp_path / "plan.json")
+    saved = Plan.load(tmp_path / "plan.json")
+
+    again, fast = api.simulate_plan(saved), api.simulate_plan(saved, stack="default")
+
+    assert saved.job.stack == slow.to_dict()
+    assert plan.simulated is not None
+    assert again.step_seconds == plan.simulated.step_seconds
+    assert fast.step_seconds < 0.7 * again.step_seconds
+    with pytest.raises(StackError, match="no stack 'fast'"):
+        api.simulate_plan(saved, stack="fast")
+
+
 def test_a_plan_that_leaves_a_reduction_out_is_refused() -> None:
     """Terms of a gradient that a hand-edited plan calls copies make a faster plan that computes something else."""
-    plan = autopar.solve("zoo:mlp-xs", gpus=2, global_batch=4096, top_k=1)
+    plan = autopar.solve("zoo:mlp-xs", gpus=2, global_batch=65536, top_k=1)
 
     def copies(op: OpPlacement) -> OpPlacement:
         return replace(op, outputs=tuple(text.replace("P", "R") for text in op.outputs)) if ".vjp." in op.op else op

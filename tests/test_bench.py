@@ -230,6 +230,7 @@ def test_command_passes_on_what_was_asked(recorder: Recorder, capsys: pytest.Cap
         "model": "zoo:gpt2",
         "gpus": 8,
         "cluster": "h100",
+        "stack": "default",
         "mode": "train",
         "global_batch": None,
         "dims": {"seq": 64},

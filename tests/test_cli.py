@@ -33,7 +33,7 @@ Calls = list[dict[str, Any]]
 
 def _timeline() -> Timeline:
     memory = MemoryPeak(3e9, 0.5, "B0", ((Category.PARAMETERS, 1e9), (Category.ACTIVATIONS, 2e9)))
-    return Timeline(1.0, (StageTimeline(0, 0.5, 0.1, 0.0, 0.2, 0.1, 0.05, 0.05, 0.3, memory),))
+    return Timeline(1.0, (StageTimeline(0, 0.5, 0.08, 0.0, 0.2, 0.1, 0.05, 0.05, 0.02, 0.3, 0.2, memory),))
 
 
 class Api(SimpleNamespace):

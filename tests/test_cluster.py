@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cluster import PRESETS, Cluster, cluster_from_dict, format_cluster, load_cluster, parse_cluster
+from autopar.cluster import (
+    PRESETS,
+    Cluster,
+    Nics,
+    NodeGroup,
+    cluster_from_dict,
+    cluster_schema,
+    format_cluster,
+    load_cluster,
+    parse_cluster,
+    sources,
+)
 from autopar.errors import ClusterError
 
 DOCS = Path(__file__).parents[1] / "docs" / "cost_model.md"
@@ -31,6 +42,12 @@ inter: {tier: Ethernet, bandwidth: 1 GB/s, latency: 50 us, ramp: 2 MB}
         ("h100", 989e12, 80e9, 3.35e12),
         ("h200", 989e12, 141e9, 4.8e12),
         ("v100", 125e12, 32e9, 900e9),
+        ("b200", 2.25e15, 180e9, 8e12),
+        ("gb200", 2.5e15, 186e9, 8e12),
+        ("l4", 121e12, 24e9, 300e9),
+        ("rtx4090", 165.2e12, 24e9, 1.008e12),
+        ("mi300x", 1307.4e12, 192e9, 5.3e12),
+        ("tpu-v5p", 459e12, 95 * 2.0**30, 2.765e12),
     ],
 )
 def test_presets_have_the_figures_of_the_data_sheets(
@@ -41,7 +58,42 @@ def test_presets_have_the_figures_of_the_data_sheets(
     assert cluster.device.peak("half") == half
     assert cluster.device.memory == memory
     assert cluster.device.memory_bandwidth == memory_bandwidth
-    assert cluster.devices_per_node == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "count", "rate"),
+    [
+        ("a100", 8, 8, 25e9),
+        ("a100-4hdr", 8, 4, 25e9),
+        ("a100-opa", 8, 4, 12.5e9),
+        ("h100", 8, 8, 50e9),
+        ("b300", 8, 8, 100e9),
+        ("gb200", 72, 72, 50e9),
+        ("v100", 8, 4, 12.5e9),
+        ("v100-aws", 8, 1, 3.125e9),
+    ],
+)
+def test_presets_share_the_nics_of_a_node(name: str, devices: int, count: int, rate: float) -> None:
+    cluster = load_cluster(name)
+
+    assert (cluster.devices_per_node, cluster.inter.nics) == (devices, Nics(count, rate))
+    assert cluster.inter.bandwidth == count * rate * 0.955 / devices
+
+
+@pytest.mark.parametrize("cluster", PRESETS.values(), ids=PRESETS.keys())
+def test_every_part_of_a_preset_has_a_source(cluster: Cluster) -> None:
+    assert "stated by the user" not in sources(cluster).values()
+    assert set(sources(cluster)) >= {"device", "intra", "inter"}
+
+
+def test_slices_of_tpus_are_named_by_their_shape() -> None:
+    cluster = load_cluster("tpu-v5p-4x4x8")
+
+    assert (cluster.devices_per_node, cluster.intra.torus) == (128, (4, 4, 8))
+    with pytest.raises(ClusterError, match="a slice of tpu-v5p has 3 axes"):
+        load_cluster("tpu-v5p-4x4")
+    with pytest.raises(ClusterError, match="no cluster 'h100-2x4'"):
+        load_cluster("h100-2x4")
 
 
 def test_a100_means_the_80_gb_version() -> None:
@@ -66,12 +118,23 @@ def test_files_take_quantities_with_units(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_docs_is_a_cluster() -> None:
-    """The YAML block of docs/cost_model.md states every field, and it is the a100 preset."""
-    example = DOCS.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    """The cluster files of docs/cost_model.md: the first has the NICs of a100-4hdr, the second has groups."""
+    _, first, second = DOCS.read_text(encoding="utf-8").split("```yaml\n# cluster file\n")
 
-    cluster = parse_cluster(example)
+    cluster, mixed = (parse_cluster(text.split("```")[0]) for text in (first, second))
 
-    assert replace(cluster, name="a100") == load_cluster("a100")
+    assert cluster.device == load_cluster("a100-4hdr").device
+    assert cluster.inter.nics == load_cluster("a100-4hdr").inter.nics
+    assert [tuning.operation for tuning in cluster.intra.tunings] == ["all_reduce", "send"]
+    assert [group.devices for group in mixed.groups] == [32, 64]
+
+
+def test_files_without_newer_fields_stay_readable() -> None:
+    """The cluster of the published runs on a CPU states bandwidths per device and no tunings."""
+    cluster = load_cluster(DOCS.parent / "benchmarks" / "cpu2.yaml")
+
+    assert cluster.devices_per_node == 2
+    assert not cluster.intra.tunings
 
 
 @pytest.mark.parametrize(
@@ -85,13 +148,37 @@ def test_the_example_of_the_docs_is_a_cluster() -> None:
         ("1 GB/s", "8 Gb/s", "inter.bandwidth: '8 Gb/s' is not in B/s"),
         ("1 GB/s", "0 GB/s", "link 'Ethernet': bandwidth is 0"),
         ("devices_per_node: 2", "devices_per_node: 0", "cluster 'small': devices_per_node is 0"),
-        ("devices_per_node: 2", "devices_per_node: two", "Expected `int`, got `str` - at `$.devices_per_node`"),
+        ("devices_per_node: 2", "devices_per_node: two", "Expected `int | null`, got `str` - at `$.devices_per_node`"),
         ("  memory: 16 GB\n", "", "missing required field `memory` - at `$.device`"),
         ("memory:", "mem: 1 B\n  memory:", "unknown field `mem` - at `$.device`"),
         ("peaks: {half: 100 TFLOP/s}", "peaks: {}", "device 'card' has no peaks"),
         ("memory: 16 GB", "memory: 16 GB\n  gemm_efficiency: 1.5", "device 'card': gemm_efficiency is 1.5"),
         ("ramp: 2 MB", "ramp_exponent: 1", "link 'Ethernet': ramp_exponent is 1"),
         ("{half", "[half", "small.yaml"),
+        ("ramp: 2 MB", "nics: {count: 2, rate: 100 Gb/s}", "inter states bandwidth and nics"),
+        ("bandwidth: 1 GB/s, ", "", "inter states no bandwidth"),
+        ("bandwidth: 1 GB/s", "nics: {count: 0, rate: 100 Gb/s}", "nics: count is 0"),
+        ("bandwidth: 1 GB/s", "nics: {count: 1, rate: 100 Xb/s}", "inter.nics.rate: '100 Xb/s' has the unknown prefix"),
+        ("bandwidth: 1 GB/s", "nics: {count: 1, rate: 100}", "inter.nics.rate: 100 has no unit"),
+        (
+            "ramp: 2 MB",
+            "tunings: [{operation: reduce, bandwidth: 1 GB/s, latency: 1 us}]",
+            "there is a tuning of 'reduce'",
+        ),
+        (
+            "ramp: 2 MB",
+            "tunings: [{operation: send, bandwidth: 1 GB, latency: 1 us}]",
+            "inter.tunings[0].bandwidth: '1 GB' is not in B/s",
+        ),
+        ("latency: 10 us}", "latency: 10 us, torus: [2, 2]}", "the torus of intra has 4 devices"),
+        ("latency: 10 us}", "latency: 10 us, overlap_slowdown: 0.5}", "overlap_slowdown is 0.5"),
+        (
+            "inter:",
+            "domains: [{devices: 5, link: {tier: WAN, bandwidth: 1 GB/s, latency: 1 ms}}]\ninter:",
+            "a domain of 5 devices does not consist of domains of 2",
+        ),
+        ("device:", "groups: [{nodes: 2, cluster: a100}]\ndevice:", "devices_per_node: the cluster has groups"),
+        ("device:", "between: {tier: WAN, bandwidth: 1 GB/s, latency: 1 ms}\ndevice:", "between: there are no groups"),
     ],
 )
 def test_errors_name_file_field_and_unit(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -124,3 +211,102 @@ def test_a_missing_peak_is_an_error_that_lists_the_others() -> None:
         load_cluster("v100").device.peak("fp8")
 
     assert caught.value.hint == "it has half, single"
+
+
+BETWEEN = load_cluster("v100").inter
+MIXED = Cluster.mixed("mixed", (NodeGroup(4, load_cluster("a100")), NodeGroup(8, load_cluster("h100"))), BETWEEN)
+
+
+def test_mixed_clusters_survive_being_written_and_read() -> None:
+    assert parse_cluster(format_cluster(MIXED)) == MIXED
+    assert cluster_from_dict(MIXED.to_dict()) == MIXED
+
+
+def test_devices_of_a_mixed_cluster_belong_to_their_group() -> None:
+    """4 nodes of 8 A100, then 8 nodes of 8 H100: devices 0 to 31 and 32 to 95."""
+    assert [MIXED.group_of(device).name for device in (0, 31, 32, 95)] == ["a100", "a100", "h100", "h100"]
+    assert [MIXED.on(range(*ends)).name for ends in ((0, 32), (32, 96), (24, 40))] == ["a100", "h100", "mixed"]
+    assert [MIXED.tier(*pair) for pair in ((0, 7), (0, 8), (31, 32), (32, 39), (39, 40))] == [0, 1, 1, 0, 1]
+    with pytest.raises(ClusterError, match="has 96 devices, none with number 96"):
+        MIXED.group_of(96)
+
+
+def test_what_holds_on_all_devices_of_a_mixed_cluster_is_the_least_of_each_figure() -> None:
+    a100, h100 = load_cluster("a100"), load_cluster("h100")
+
+    assert MIXED.device.peaks == a100.device.peaks
+    assert MIXED.device.launch == max(a100.device.launch, h100.device.launch)
+    assert MIXED.device.gemm_efficiency == min(a100.device.gemm_efficiency, h100.device.gemm_efficiency)
+    assert MIXED.intra.bandwidth == a100.intra.bandwidth
+    assert MIXED.inter.bandwidth == BETWEEN.bandwidth
+    assert replace(MIXED, name="other") != MIXED
+
+
+def test_equal_nodes_are_their_own_group() -> None:
+    cluster = load_cluster("h100")
+
+    assert cluster.group_of(10_000) is cluster.on(range(4, 12)) is cluster
+
+
+def test_groups_need_numbers_in_common_and_cannot_be_nested() -> None:
+    single = replace(load_cluster("a100"), device=replace(load_cluster("a100").device, peaks=(("single", 1e12),)))
+    half = replace(single, device=replace(single.device, peaks=(("half", 1e12),)))
+
+    with pytest.raises(ClusterError, match="no class of numbers in common"):
+        Cluster.mixed("mixed", (NodeGroup(1, single), NodeGroup(1, half)), BETWEEN)
+    with pytest.raises(ClusterError, match="has groups of its own"):
+        NodeGroup(1, MIXED)
+    with pytest.raises(ClusterError, match="has no groups"):
+        Cluster.mixed("mixed", (), BETWEEN)
+
+
+def test_the_schema_lists_the_fields_of_a_cluster_file() -> None:
+    definitions = cluster_schema()["$defs"]
+
+    assert isinstance(definitions, dict)
+    assert {"name", "intra", "inter", "domains", "groups", "between"} <= set(definitions["_ClusterFile"]["properties"])
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "per_node", "torus"),
+    [
+        ("tpu-v5p", 128, 128, (4, 4, 8)),
+        ("tpu-v5p", 4096, 4096, (16, 16, 16)),
+        ("tpu-v5e", 16, 16, (4, 4)),
+        ("tpu-v5p", 7, 7, (1, 1, 7)),
+        ("tpu-v5p", 10_000, 6144, (16, 16, 24)),
+        ("h100", 6, 6, ()),
+        ("h100", 4, 8, ()),
+        ("h100", 64, 8, ()),
+        ("gb200", 64, 64, ()),
+        ("gb200", 128, 64, ()),
+        ("gb200", 144, 72, ()),
+        ("gb200", 36, 72, ()),
+        ("h100", 12, 8, ()),
+        ("a100-4hdr", 3, 3, ()),
+    ],
+)
+def test_a_job_gets_a_slice_of_its_size_or_part_of_a_node(
+    name: str, devices: int, per_node: int, torus: tuple[int, ...]
+) -> None:
+    """Slices are as close to cubes of whole rings as can be; 4 devices divide a node of 8, 6 do not."""
+    cluster = load_cluster(name).of_job(devices)
+
+    assert (cluster.devices_per_node, cluster.intra.torus) == (per_node, torus)
+    assert cluster_from_dict(cluster.to_dict()) == cluster
+    assert MIXED.of_job(6) is MIXED
+
+
+def test_a_part_of_a_node_has_no_more_than_a_nic_per_device() -> None:
+    """3 of 8 devices with 8 NICs have one each; with 4 NICs they share four, and use three."""
+    assert load_cluster("a100").of_job(3).inter.bandwidth == load_cluster("a100").inter.bandwidth
+    assert load_cluster("a100-4hdr").of_job(3).inter.bandwidth == load_cluster("a100").inter.bandwidth
+
+
+@pytest.mark.parametrize("cluster", [load_cluster("h100"), load_cluster("a100-pcie"), MIXED], ids=lambda c: c.name)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 12])
+def test_stages_meet_on_the_widest_tier_of_any_pair_of_devices(cluster: Cluster, size: int) -> None:
+    for start in range(0, 48, size):
+        pairs = [cluster.tier(device, device + size) for device in range(start, start + size)]
+
+        assert cluster.boundary_tier(start, size) == max(pairs)

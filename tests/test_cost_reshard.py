@@ -155,8 +155,8 @@ def test_more_bytes_never_cost_less(factor: float, other: tuple[int, ...]) -> No
         (1024, (R, Shard(0)), (R, Shard(1)), ["all_to_all[1] S(0)->S(1)"]),
         (1024, (Shard(0), R), (R, R), ["all_gather[0] S(0)->R"]),
         (1024, (P, P), (R, R), ["all_reduce[0] P->R", "all_reduce[1] P->R"]),
-        # of a large tensor one axis scatters, so that the other has half to reduce
-        (65536, (P, P), (R, R), ["reduce_scatter[1] P->S(0)", "all_reduce[0] P->R", "all_gather[1] S(0)->R"]),
+        # of a large tensor one axis scatters, so that the other has a quarter to reduce
+        (65536, (P, P), (R, R), ["reduce_scatter[0] P->S(0)", "all_reduce[1] P->R", "all_gather[0] S(0)->R"]),
         # the minor axis lets go of the dim before the major one can join it
         (
             64,

@@ -1,16 +1,22 @@
 """Software stacks: bounds hold, files round-trip, errors name the field and what it may be."""
 
 import json
+import re
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cost import DEFAULT, SCALARS, Fit, FitSource, Stack, bundled_stacks, load_stack
+from autopar.cluster import load_cluster
+from autopar.cost import DEFAULT, SCALARS, CostModel, Fit, FitSource, Stack, bundled_stacks, load_stack
 from autopar.cost.stack import Range, format_stack, parse_stack, stack_from_dict
 from autopar.errors import StackError
+from autopar.ir.graph import Op
+
+DOCS = Path(__file__).parents[1] / "docs" / "cost_model.md"
 
 FIT = Fit(
     date(2026, 1, 31),
@@ -128,3 +134,63 @@ def test_an_unknown_stack_or_file_is_refused_with_those_there_are(tmp_path: Path
         load_stack("defualt")
     with pytest.raises(StackError, match="cannot be read"):
         load_stack(tmp_path / "none.yaml")
+
+
+def seconds(stack: Stack, op: Op, *shapes: tuple[int, ...]) -> float:
+    """Return the seconds of an op on an A100; the last shape is that of its output."""
+    arrays = [np.array([shape], np.int64) for shape in shapes]
+    costs = CostModel(load_cluster("a100"), stack=stack)
+    return float(costs.op_seconds(op, arrays[:-1], arrays[-1:], dict.fromkeys((*op.inputs, *op.outputs), 2.0))[0])
+
+
+MATMUL = Op("p", "MatMul", ("a", "b"), ("c",))
+ADD = Op("s", "Add", ("a", "b"), ("c",))
+HEADS = (4, 8, 2048, 96)
+SQUARE = (8192, 8192)
+
+
+def test_each_scalar_changes_the_ops_it_is_about_and_no_others() -> None:
+    """Twice as good or as bad within bounds; the rest to the last digit."""
+    ops: dict[str, tuple[Op, tuple[tuple[int, ...], ...]]] = {
+        "product": (MATMUL, (SQUARE, SQUARE, SQUARE)),
+        "addition": (ADD, (SQUARE, SQUARE, SQUARE)),
+        "attention": (Op("f", "Attention", ("q", "k", "v"), ("y",)), (HEADS,) * 4),
+        "scores": (MATMUL, (HEADS, (4, 8, 96, 2048), (4, 8, 2048, 2048))),
+    }
+
+    def changed(**scalars: float) -> set[str]:
+        stack = DEFAULT.with_scalars(**scalars)
+        return {
+            name for name, (op, shapes) in ops.items() if seconds(stack, op, *shapes) != seconds(DEFAULT, op, *shapes)
+        }
+
+    assert changed(gemm_efficiency=0.9) == {"product"}
+    assert changed(attention_efficiency=0.9) == {"attention", "scores"}
+    assert changed(memory_traffic=2.0) == {"addition"}
+    assert changed(host_launch=1e-5, overlap_slowdown=1.1, step_seconds=0.1) == set()
+
+
+@given(
+    name=st.sampled_from(["gemm_efficiency", "attention_efficiency"]), low=st.floats(0.5, 1.3), high=st.floats(0.5, 1.3)
+)
+def test_a_more_efficient_stack_is_never_slower(name: str, low: float, high: float) -> None:
+    low, high = sorted((low, high))
+    attention = Op("f", "Attention", ("q", "k", "v"), ("y",))
+
+    for mode in ("fused", "unfused"):
+        worse, better = (Stack("x", attention=mode, scalars=((name, value),)) for value in (low, high))
+        assert seconds(better, MATMUL, SQUARE, SQUARE, SQUARE) <= seconds(worse, MATMUL, SQUARE, SQUARE, SQUARE)
+        assert seconds(better, attention, *[HEADS] * 4) <= seconds(worse, attention, *[HEADS] * 4)
+
+
+def test_the_example_of_the_docs_is_a_stack() -> None:
+    """The YAML block of docs/cost_model.md that names scalars states every field of the file."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = [block for block in blocks if "scalars:" in block]
+
+    stack = parse_stack(text)
+
+    assert stack["host_launch"] == 12e-6
+    assert stack.fit is not None
+    assert stack.fit.rows == 49
+    assert set(stack.to_dict()) == {"name", "clusters", "attention", "fusion", "scalars", "fit"}

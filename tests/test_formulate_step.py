@@ -5,13 +5,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from autopar.cost import Overlap
+from autopar.formulate.memory import BlockBytes, FloatArray, RangeBytes
 from autopar.formulate.step import (
-    BlockBytes,
-    FloatArray,
     Pipeline,
     Split,
     best_split,
-    block_bytes,
     busiest_share,
     kind_weights,
     least_bytes,
@@ -22,15 +21,30 @@ from autopar.formulate.step import (
     weights,
 )
 from autopar.formulate.tables import Slot
-from tests.formulations import best_by_enumeration, good_choice, optimum, random_choice, splits, stage_peak, tables
+from autopar.recompute import Recompute
+from tests.formulations import (
+    best_by_enumeration,
+    good_choice,
+    lowered_bytes,
+    optimum,
+    random_choice,
+    ranges_of,
+    splits,
+    stage_peak,
+    tables,
+)
+
+NONE = Recompute.NONE
 
 TOLERANCE = 1e-9
 """Relative; both sides are sums of a few hundred float64 numbers in different order."""
 
 
-def _totals(*rows: tuple[float, float, float, float, float]) -> FloatArray:
-    """Return seconds of kinds: forward, backward, gradient traffic, reduction, update."""
-    return np.array(rows, dtype=np.float64)
+def _totals(*rows: tuple[float, float, float, float, float], selective: float = 0.0) -> FloatArray:
+    """Return seconds of kinds: forward, backward, gradient traffic, reduction, update; and of selective recompute."""
+    totals = np.pad(np.array(rows, dtype=np.float64), ((0, 0), (0, len(Slot) - 5)))
+    totals[:, Slot.SELECTIVE] = selective
+    return totals
 
 
 def test_one_stage_by_hand() -> None:
@@ -41,7 +55,7 @@ def test_one_stage_by_hand() -> None:
     """
     totals = _totals((1, 2, 0, 2.5, 0.25))
 
-    time = step_time(totals, (0, 0), Pipeline(1, 3, "1f1b"), Split(((0, 2),), (False,)), hop=7.0)
+    time = step_time(totals, (0, 0), Pipeline(1, 3, "1f1b"), Split(((0, 2),), (NONE,)), hop=7.0)
 
     assert (time.seconds, time.flow, time.tail) == (21.5, 18.0, 3.5)
 
@@ -50,7 +64,7 @@ def test_one_stage_with_gradient_traffic_by_hand() -> None:
     """Traffic of 8 s beside 6 s of compute sets the pace: 3 · 8, then max(0, 1 + 8 - 4) + 0.5 after the backward."""
     totals = _totals((1, 2, 4, 0.5, 0.25))
 
-    time = step_time(totals, (0, 0), Pipeline(1, 3, "1f1b"), Split(((0, 2),), (False,)), hop=0.0)
+    time = step_time(totals, (0, 0), Pipeline(1, 3, "1f1b"), Split(((0, 2),), (NONE,)), hop=0.0)
 
     assert (time.seconds, time.flow, time.tail) == (29.5, 24.0, 5.5)
 
@@ -58,35 +72,51 @@ def test_one_stage_with_gradient_traffic_by_hand() -> None:
 def test_two_stages_by_hand() -> None:
     """Stages of 1 + 2 s and 2 + 4 s, four microbatches, hops of 0.5 s.
 
-    Flow: 3 + 6 + 3 · 6 + 2 · 0.5 = 28. The reduction of a block starts when its backward ends, and each stage has one:
-    stage 0 ends at 28 + 3 = 31. Stage 1 ends its last backward 2 + 0.5 s earlier: 28 - 2.5 + 9 = 34.5, the step.
+    Flow: 3 + 6 + 2 · 0.5 for the first microbatch, and for the others 3 · (6 + 2 · 0.5 / 2): 29.5. The reduction of a
+    block starts when its backward ends, and each stage has one: stage 0 ends at 29.5 + 3 = 32.5. Stage 1 ends its last
+    backward 2 + 0.5 s earlier: 29.5 - 2.5 + 9 = 36, the step.
     """
     totals = _totals((1, 2, 0, 3, 0), (2, 4, 0, 9, 0))
 
-    time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (False, False)), hop=0.5)
+    time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (NONE, NONE)), hop=0.5)
 
-    assert (time.seconds, time.flow, time.tail) == (34.5, 28.0, 9.0)
+    assert (time.seconds, time.flow, time.tail) == (36.0, 29.5, 9.0)
     assert time.stage_seconds.tolist() == [3.0, 6.0]
 
 
 def test_recompute_by_hand() -> None:
     """A stage that recomputes adds its forward to its backward, which then hides more of the reduction.
 
-    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 3 · 8 + 1 = 36. Its reductions of 4.5 s start when the
-    backward of its second block ends, 3 s before that of its first: 36 - 2.5 + (9 - 3) = 39.5; stage 0: 36 + 3 = 39.
+    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 1 + 3 · 8.5 = 37.5. Its reductions of 4.5 s start when the
+    backward of its second block ends, 3 s before that of its first: 37.5 - 2.5 + (9 - 3) = 41; stage 0: 37.5 + 3.
     """
     totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0))
 
-    time = step_time(totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 3)), (False, True)), hop=0.5)
+    time = step_time(
+        totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 3)), (NONE, Recompute.FULL)), hop=0.5
+    )
 
-    assert (time.seconds, time.flow) == (39.5, 36.0)
+    assert (time.seconds, time.flow) == (41.0, 37.5)
+
+
+def test_selective_recompute_by_hand() -> None:
+    """As above with half the forward running again: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7.5 + 1 = 33.5.
+
+    Its reductions start 2.5 s before the end: 33.5 - 2.5 + (9 - 2.5) = 37.5.
+    """
+    totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0), selective=0.5)
+    split = Split(((0, 1), (1, 3)), (NONE, Recompute.SELECTIVE))
+
+    time = step_time(totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), split, hop=0.5)
+
+    assert (time.seconds, time.flow) == (37.5, 33.5)
 
 
 def test_inference_by_hand() -> None:
     """Nothing runs back: 1 + 2 + 3 · 2 s, and one hop of 0.5 s."""
     totals = _totals((1, 0, 0, 0, 0), (2, 0, 0, 0, 0))
 
-    time = step_time(totals, (0, 1), Pipeline(2, 4, "forward-only"), Split(((0, 1), (1, 2)), (False, False)), hop=0.5)
+    time = step_time(totals, (0, 1), Pipeline(2, 4, "forward-only"), Split(((0, 1), (1, 2)), (NONE, NONE)), hop=0.5)
 
     assert time.seconds == 9.5
 
@@ -95,24 +125,34 @@ def test_stage_bytes_by_hand() -> None:
     """Two microbatches in flight of a stage with one block of kind 0 and two of kind 1.
 
     All kept: 10 + 2 · 20 resident, 2 · (4 + 2 · 6) saved, 3 for the hungrier block, 1 of buffers: 86.
+    Selectively: 50 + 2 · (3 + 2 · 4) kept, 3 + 1 or 2 + 2 for the block that runs, buffers: 77.
     Recomputed: 50 + 2 · (1 + 2 · 2) arrived, block 1 with 2 + (6 - 2), buffers: 67.
     """
     memory = BlockBytes(
         resident=np.array([10.0, 20.0]),
-        saved=np.array([4.0, 6.0]),
-        arrived=np.array([1.0, 2.0]),
+        kept={
+            NONE: np.array([4.0, 6.0]),
+            Recompute.SELECTIVE: np.array([3.0, 4.0]),
+            Recompute.FULL: np.array([1.0, 2.0]),
+        },
+        remade={
+            NONE: np.zeros(2),
+            Recompute.SELECTIVE: np.array([1.0, 2.0]),
+            Recompute.FULL: np.array([3.0, 4.0]),
+        },
         transient=np.array([3.0, 2.0]),
         buffers=1.0,
     )
     counts = np.array([1, 2])
 
-    assert memory.stage_bytes(counts, 2, recompute=False) == 86.0
-    assert memory.stage_bytes(counts, 2, recompute=True) == 67.0
+    assert memory.stage_bytes(counts, 2, NONE) == 86.0
+    assert memory.stage_bytes(counts, 2, Recompute.SELECTIVE) == 77.0
+    assert memory.stage_bytes(counts, 2, Recompute.FULL) == 67.0
 
 
 @st.composite
-def _chains(draw: st.DrawFn) -> tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float]:
-    """Draw block seconds and bytes whose gradient traffic hides behind compute, a pipeline, a limit and a hop."""
+def _chains(draw: st.DrawFn) -> tuple[FloatArray, RangeBytes, tuple[int, ...], Pipeline, float, float]:
+    """Draw block seconds and bytes whose traffic hides behind compute, a pipeline, a limit and a hop."""
     kinds = draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     chain = tuple(sorted(draw(st.lists(st.integers(0, kinds - 1), min_size=1, max_size=7))))
@@ -121,15 +161,27 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, BlockBytes, tuple[int, ...], P
     trains = draw(st.booleans())
     if trains:
         totals[:, Slot.BACKWARD] += 1
-        totals[:, Slot.GRADIENT] = np.minimum(
-            totals[:, Slot.GRADIENT], totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
-        )
+        totals[:, Slot.FORWARD_GATHER] = np.minimum(totals[:, Slot.FORWARD_GATHER], totals[:, Slot.FORWARD])
+        gathers = totals[:, Slot.FORWARD_GATHER] + totals[:, Slot.BACKWARD_GATHER]
+        passes = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
+        totals[:, Slot.GRADIENT] = np.clip(passes - gathers, 0.0, totals[:, Slot.GRADIENT])
     else:
         totals[:, 1:] = 0
-    amounts = rng.integers(0, 5, (4, kinds)).astype(np.float64)
-    memory = BlockBytes(amounts[0], amounts[1] + amounts[2], amounts[1], amounts[3], 1.0)
+    totals[:, Slot.SELECTIVE] = np.minimum(totals[:, Slot.SELECTIVE], totals[:, Slot.FORWARD])
+    amounts = rng.integers(0, 5, (5, kinds)).astype(np.float64)
+    kept = (amounts[1] + amounts[2] + amounts[3], amounts[1] + amounts[2], amounts[1])
+    remade = (np.zeros(kinds), amounts[3], amounts[2] + amounts[3])
+    by_flavour = dict(zip(Recompute, kept, strict=True)), dict(zip(Recompute, remade, strict=True))
+    memory = ranges_of(BlockBytes(amounts[0], by_flavour[0], by_flavour[1], amounts[4], 1.0), chain)
+    overlap = draw(st.sampled_from([Overlap(), Overlap(1.25, 0.0), Overlap(1.5, 0.25)]))
+    if overlap != Overlap():
+        totals[:, Slot.GRADIENT] = 0.0  # traffic that makes passes longer does not hide
     pipeline = Pipeline(
-        draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3, 8])), "1f1b" if trains else "forward-only"
+        draw(st.integers(1, 4)),
+        draw(st.sampled_from([1, 2, 3, 8])),
+        "1f1b" if trains else "forward-only",
+        overlap,
+        draw(st.sampled_from([0.0, 1.0])),
     )
     limit = draw(st.sampled_from([10.0, 15.0, 20.0, 30.0, np.inf]))
     return totals, memory, chain, pipeline, limit, draw(st.sampled_from([0.0, 0.5, 2.0]))
@@ -140,7 +192,7 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, BlockBytes, tuple[int, ...], P
 @example(
     (
         _totals((1, 1, 0, 0, 0), (1, 1, 0, 9, 0)),
-        BlockBytes(np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2), 0.0),
+        RangeBytes.nothing(4),
         (0, 0, 1, 1),
         Pipeline(2, 1, "1f1b"),
         np.inf,
@@ -148,7 +200,7 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, BlockBytes, tuple[int, ...], P
     )
 )
 def test_best_split_is_best(
-    case: tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float],
+    case: tuple[FloatArray, RangeBytes, tuple[int, ...], Pipeline, float, float],
 ) -> None:
     """No split that fits takes less time; where none fits there is no answer."""
     found = best_split(*case)
@@ -160,7 +212,7 @@ def test_best_split_is_best(
 @given(_chains())
 @settings(max_examples=50)
 def test_a_best_split_is_a_split_that_fits(
-    case: tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float],
+    case: tuple[FloatArray, RangeBytes, tuple[int, ...], Pipeline, float, float],
 ) -> None:
     """Stages tile the chain, each under the limit, and the time is that of the formula."""
     totals, memory, chain, pipeline, limit, hop = case
@@ -170,14 +222,14 @@ def test_a_best_split_is_a_split_that_fits(
     if found is not None:
         split, time = found
         assert split.ranges in splits(len(chain), pipeline.num_stages)
-        assert all(stage_peak(memory, chain, pipeline, split, stage) <= limit for stage in range(pipeline.num_stages))
+        assert all(stage_peak(memory, pipeline, split, stage) <= limit for stage in range(pipeline.num_stages))
         assert time.seconds == step_time(totals, chain, pipeline, split, hop).seconds
 
 
 @given(_chains())
 @settings(max_examples=50)
 def test_more_memory_never_hurts_a_split(
-    case: tuple[FloatArray, BlockBytes, tuple[int, ...], Pipeline, float, float],
+    case: tuple[FloatArray, RangeBytes, tuple[int, ...], Pipeline, float, float],
 ) -> None:
     """Less recompute, more splits to choose from."""
     totals, memory, chain, pipeline, limit, hop = case
@@ -193,9 +245,7 @@ def test_more_memory_never_hurts_a_split(
 def test_equal_blocks_split_evenly_however_they_round() -> None:
     """Sums of equal blocks differ by rounding only; 96 blocks of 1/3 s on 8 stages are 12 on each."""
     totals = _totals((0.1, 0.7 / 3, 0, 0, 0))
-    memory = BlockBytes(np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1), 0.0)
-
-    found = best_split(totals, memory, (0,) * 96, Pipeline(8, 64, "1f1b"), np.inf, 0.0)
+    found = best_split(totals, RangeBytes.nothing(96), (0,) * 96, Pipeline(8, 64, "1f1b"), np.inf, 0.0)
 
     assert found is not None
     assert found[0].ranges == tuple((12 * stage, 12 * stage + 12) for stage in range(8))
@@ -219,8 +269,8 @@ def test_bounds_are_below_every_plan(
     found = tables(name)
     chain = found.folded.chain
     near = good_choice(name, "train")
-    share = busiest_share(found, found.kind_totals(near), pipeline.num_stages) if busiest else None
-    weighting = weights(found, pipeline, recompute=False, hidden=hidden, bounding=True, slowest=share, traffic=traffic)
+    share = busiest_share(found, found.block_seconds(near), pipeline.num_stages) if busiest else None
+    weighting = weights(found, pipeline, recompute=NONE, hidden=hidden, bounding=True, slowest=share, traffic=traffic)
     instance = problem(found, weighting)
     rng = np.random.default_rng(0)
     least, best = optimum(instance)
@@ -228,11 +278,11 @@ def test_bounds_are_below_every_plan(
     for start in (near, best):
         choice = start
         for _ in range(4):
-            linear, totals = instance.cost(choice), found.kind_totals(choice)
+            linear, totals = instance.cost(choice), found.block_seconds(choice)
             assert weighting.is_bound
             for ranges in splits(len(chain), pipeline.num_stages):
-                redo = tuple(bool(flag) for flag in rng.integers(2, size=len(ranges)))
-                for recompute in (redo, (False,) * len(ranges)):
+                redo = tuple(list(Recompute)[number] for number in rng.integers(3, size=len(ranges)))
+                for recompute in (redo, (NONE,) * len(ranges)):
                     seconds = step_time(totals, chain, pipeline, Split(ranges, recompute), hop=0.0).seconds
                     assert max(linear, least) <= seconds * (1 + TOLERANCE)
             choice = random_choice(instance, rng, near=choice)
@@ -242,13 +292,13 @@ def test_the_bound_of_one_stage_is_tight() -> None:
     """Where gradients leave no room to hide in, multiplier 1 makes the objective the step time."""
     found = tables("mlp-xs")
     pipeline = Pipeline(1, 1, "1f1b")
-    weighting = weights(found, pipeline, recompute=False, hidden=1.0, bounding=True)
+    weighting = weights(found, pipeline, recompute=NONE, hidden=1.0, bounding=True)
     choice = good_choice("mlp-xs", "train")
-    totals = found.kind_totals(choice)
+    totals = found.block_seconds(choice)
     totals[:, Slot.REDUCE] = 0.0
     totals[:, Slot.GRADIENT] = totals[:, Slot.BACKWARD]  # beside all of it
 
-    time = step_time(totals, found.folded.chain, pipeline, Split(((0, found.folded.num_blocks),), (False,)), 0.0)
+    time = step_time(totals, found.folded.chain, pipeline, Split(((0, found.folded.num_blocks),), (NONE,)), 0.0)
 
     assert time.seconds == pytest.approx(float((weighting.factors * totals).sum()), rel=TOLERANCE)
 
@@ -267,17 +317,18 @@ def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price:
     rng = np.random.default_rng(1)
     hidden = 1.0 if pipeline.num_stages == 1 else 0.0
     choice = good_choice("gpt2", "train")
-    instance = problem(found, weights(found, pipeline, recompute=False, hidden=hidden, bounding=True))
+    instance = problem(found, weights(found, pipeline, recompute=NONE, hidden=hidden, bounding=True))
     for _ in range(8):
-        totals, memory = found.kind_totals(choice), block_bytes(found, choice)
+        totals, memory = found.block_seconds(choice), lowered_bytes(found, choice)
         for ranges in splits(len(chain), pipeline.num_stages):
-            split = Split(ranges, tuple(bool(flag) for flag in rng.integers(0, 2, len(ranges))))
-            limit = max(stage_peak(memory, chain, pipeline, split, stage) for stage in range(len(ranges)))
+            split = Split(ranges, tuple(list(Recompute)[number] for number in rng.integers(0, 3, len(ranges))))
+            limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(len(ranges)))
             seconds = step_time(totals, chain, pipeline, split, hop=0.0).seconds
             values = []
-            for redo in (False, True):
-                again = [kind.id == main and redo for kind in kinds]
-                mean = mean_bytes(found, pipeline, limit, [kind.id == main and not redo for kind in kinds])
+            for flavour in Recompute:
+                again = [flavour if kind.id == main else NONE for kind in kinds]
+                keeps = [flavour if kind.id == main else Recompute.FULL for kind in kinds]
+                mean = mean_bytes(found, pipeline, limit, keeps)
                 weighting = weights(found, pipeline, recompute=again, hidden=hidden, bounding=True)
                 objective = problem(found, weighting).cost(choice)
                 values.append(objective + price * mean.excess(found, choice))
@@ -288,20 +339,20 @@ def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price:
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
-@pytest.mark.parametrize("recompute", [False, True])
-def test_the_mean_stage_is_below_the_fullest(pipeline: Pipeline, recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", Recompute)
+def test_the_mean_stage_is_below_the_fullest(pipeline: Pipeline, recompute: Recompute) -> None:
     """Whatever the choice and the split, at a limit of what the fullest stage needs the mean is not over it."""
     found = tables("gpt2")
     chain, kinds = found.folded.chain, found.folded.kinds
     rng = np.random.default_rng(3)
     choice = good_choice("gpt2", "train")
-    instance = problem(found, weights(found, pipeline, recompute=False, hidden=0.0, bounding=True))
+    instance = problem(found, weights(found, pipeline, recompute=NONE, hidden=0.0, bounding=True))
     for _ in range(6):
-        memory = block_bytes(found, choice)
+        memory = lowered_bytes(found, choice)
         for ranges in splits(len(chain), pipeline.num_stages):
             split = Split(ranges, (recompute,) * len(ranges))
-            limit = max(stage_peak(memory, chain, pipeline, split, stage) for stage in range(len(ranges)))
-            mean = mean_bytes(found, pipeline, limit, [not recompute] * len(kinds))
+            limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(len(ranges)))
+            mean = mean_bytes(found, pipeline, limit, [recompute] * len(kinds))
             assert mean.excess(found, choice) <= limit * TOLERANCE
         choice = random_choice(instance, rng, near=choice)
 
@@ -330,11 +381,11 @@ def test_least_time_of_a_kind_is_below_its_time_in_every_choice() -> None:
     found = tables("gpt2")
     rng = np.random.default_rng(2)
     choice = good_choice("gpt2", "train")
-    instance = problem(found, weights(found, Pipeline(1, 1, "1f1b"), recompute=False, hidden=0.0, bounding=True))
+    instance = problem(found, weights(found, Pipeline(1, 1, "1f1b"), recompute=NONE, hidden=0.0, bounding=True))
     least = [optimum(problem(found, kind_weights(found, kind.id, 0.25)))[0] for kind in found.folded.kinds]
 
     for _ in range(6):
-        totals = found.kind_totals(choice)
+        totals = found.block_seconds(choice)
         inline = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
         shared = 0.75 * inline + 0.25 * totals[:, Slot.GRADIENT]
         assert (np.array(least) <= shared * (1 + TOLERANCE)).all()
@@ -347,17 +398,17 @@ def test_least_bytes_are_below_the_fullest_stage(pipeline: Pipeline) -> None:
     found = tables("gpt2")
     chain = found.folded.chain
     rng = np.random.default_rng(0)
-    instance = problem(found, weights(found, pipeline, recompute=False, hidden=0.0, bounding=True))
+    instance = problem(found, weights(found, pipeline, recompute=NONE, hidden=0.0, bounding=True))
     choice = good_choice("gpt2", "train")
-    kept, redone = least_bytes(found, pipeline)
+    leasts = least_bytes(found, pipeline)
 
-    assert redone <= kept
+    assert leasts[Recompute.FULL] <= leasts[Recompute.SELECTIVE] <= leasts[NONE]
     for _ in range(6):
-        memory = block_bytes(found, choice)
+        memory = lowered_bytes(found, choice)
         for ranges in splits(len(chain), pipeline.num_stages):
-            for recompute, least in ((False, kept), (True, redone)):
+            for recompute, least in leasts.items():
                 split = Split(ranges, (recompute,) * len(ranges))
-                fullest = max(stage_peak(memory, chain, pipeline, split, stage) for stage in range(len(ranges)))
+                fullest = max(stage_peak(memory, pipeline, split, stage) for stage in range(len(ranges)))
                 assert least <= fullest * (1 + TOLERANCE)
         choice = random_choice(instance, rng, near=choice)
 
@@ -379,7 +430,7 @@ def test_no_weight_of_a_bound_is_negative() -> None:
     """
     found = tables("mlp-xs")
 
-    weighting = weights(found, Pipeline(1, 1, "1f1b"), recompute=False, hidden=1.0, bounding=True, traffic=0.75)
+    weighting = weights(found, Pipeline(1, 1, "1f1b"), recompute=NONE, hidden=1.0, bounding=True, traffic=0.75)
 
     assert weighting.factors.min() == 0.0
     assert weighting.factors[:, Slot.REDUCE].tolist() == [0.25 * kind.count for kind in found.folded.kinds]

@@ -7,13 +7,16 @@ from math import fsum, prod
 import numpy as np
 import pytest
 
+from autopar.cost import ALONE, Bucketed, Fused, Resharder
 from autopar.formulate.fold import Producer, Source
-from autopar.formulate.step import Pipeline, block_bytes, problem, stage_mixes, weights
+from autopar.formulate.memory import block_bytes
+from autopar.formulate.step import Pipeline, problem, stage_mixes, weights
 from autopar.formulate.step import Split as Cut
 from autopar.formulate.tables import Decision, IntArray, Slot, Tables, element_bytes
 from autopar.ir.graph import Op, Phase, Role
+from autopar.recompute import Recompute
 from autopar.sharding import Placements, Replicate, local_shape
-from tests.formulations import COSTS, good_choice, random_choice, stage_peak, tables
+from tests.formulations import COSTS, good_choice, random_choice, tables
 
 NAMES = ("gpt2", "mixtral-8x7b", "mlp-xs")
 CASES = [("gpt2", "train"), ("gpt2", "infer"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("resnet50", "infer")]
@@ -78,13 +81,20 @@ def test_edges_price_the_change_of_placement(name: str) -> None:
         source, target = _source(found, edge.first, edge.value), _target(found, edge.second, edge.consumer)
         assert edge.table.shape == (first.count, second.count)
         assert (edge.table[source[:, None] == target[None, :]] == 0).all()
-        reshards = found.resharder.of(shape, wire[edge.value], found.meaning.chunks(edge.value))
+        reshards = _resharder(found, edge.slot).of(shape, wire[edge.value], found.meaning.chunks(edge.value))
         for row, column in zip(rng.integers(first.count, size=4), rng.integers(second.count, size=4), strict=True):
             if np.isfinite(edge.table[row, column]):
                 path = reshards.path(
                     _placements(found, edge.value, source[row]), _placements(found, edge.value, target[column])
                 )
                 assert edge.table[row, column] == pytest.approx(fsum(move.seconds for move in path), rel=1e-12)
+
+
+def _resharder(found: Tables, slot: Slot) -> Resharder:
+    """Return what prices a slot: gradients and new parameters travel in buckets."""
+    if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE):
+        return Resharder(found.mesh, Bucketed(found.costs))
+    return found.resharder
 
 
 def _source(found: Tables, node: int, value: str) -> IntArray:
@@ -101,6 +111,10 @@ def _target(found: Tables, node: int, consumer: int) -> IntArray:
     numbers = item.options.inputs[consumer] if item.options is not None else item.placements
     assert numbers is not None
     return numbers
+
+
+WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
+GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHER}
 
 
 @dataclass
@@ -121,6 +135,10 @@ class _Unfolded:
         self.boundary = {p: b.node for b in self.found.boundaries for p in b.producers}
         self.states = {state.output: state for state in self.graph.states if state.output != state.input}
         self.home = {name: op for op in self.graph.ops for name in op.outputs if name}
+        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
+        self.fused: dict[str, Fused] = {}
+        for block in range(folded.num_blocks):
+            self.fused |= COSTS.fuse([op for op in self.graph.ops if op.block == block], ranks)
 
     def at(self, node: int) -> int:
         """Return the placement number a node that is no op decides."""
@@ -129,7 +147,7 @@ class _Unfolded:
         return int(placements[self.choice[node]])
 
     def move(self, value: str, source: int, target: int, slot: Slot) -> None:
-        reshards = self.found.resharder.of(self.graph.values[value].shape, self.wire[value])
+        reshards = _resharder(self.found, slot).of(self.graph.values[value].shape, self.wire[value])
         self.totals[slot].append(float(reshards.seconds[source, target]))
 
     def walk(self) -> dict[Slot, float]:
@@ -154,7 +172,7 @@ class _Unfolded:
         for value, op in self.home.items():
             producer = folded.by_value[value]
             if producer in self.boundary:  # every instance hands it on, whoever reads it there
-                self.move(value, self.defined(value, order), self.at(self.boundary[producer]), _paid(op))
+                self.move(value, self.defined(value, order), self.at(self.boundary[producer]), WAIT[_paid(op)])
         for (value, block, slot), uses in readers.items():
             producer = folded.by_value[value]
             if value in crossing and self.home[value].block != block:
@@ -167,16 +185,17 @@ class _Unfolded:
                 source = self.at(self.stored[label])
             else:
                 source, label = self.defined(value, order), self.representative(producer)
+            fine = (GATHER if producer.source is Source.STATE else WAIT).get(slot, slot)
             if len(uses) > 1:
                 copy = self.at(self.named[f"{label}@{folded.chain[block]}/{slot.name.lower()}"])
-                self.move(value, source, copy, slot)
+                self.move(value, source, copy, fine)
                 source = copy
             for op, index in uses:
                 target = self.option(order[op.name], index)
                 if target is None:
                     continue
                 accumulates = any(out in self.states and self.states[out].role is Role.GRADIENT for out in op.outputs)
-                paid = Slot.GRADIENT if accumulates else Slot.REDUCE if op.phase is Phase.UPDATE else slot
+                paid = Slot.GRADIENT if accumulates else Slot.REDUCE if op.phase is Phase.UPDATE else fine
                 self.move(value, source, target, paid)
         for state in self.graph.states:
             if state.role is Role.PARAMETER and state.output != state.input:
@@ -193,8 +212,23 @@ class _Unfolded:
         def pick(arrays: tuple[IntArray | None, ...]) -> list[IntArray | None]:
             return [None if array is None else array[[strategy]] for array in arrays]
 
-        seconds = COSTS.op_seconds(op, pick(node.options.local_inputs), pick(node.options.local_outputs), self.resident)
-        self.totals[_paid(op)].append(float(seconds[0]))
+        shapes = pick(node.options.local_inputs), pick(node.options.local_outputs)
+        seconds = COSTS.op_seconds(op, *shapes, self.resident, self.fused.get(op.name, ALONE))
+        self.totals[Slot.BACKWARD_WEIGHT if self.covers(op) else _paid(op)].append(float(seconds[0]))
+
+    def covers(self, op: Op) -> bool:
+        """Whether what a backward op makes ends in one sum of gradients and nowhere else, by following every use."""
+        ends, ways = set(), list(filter(None, op.outputs))
+        while ways:
+            value = ways.pop()
+            users = [user for user in self.graph.ops if value in user.inputs]
+            if value in self.states and self.states[value].role is Role.GRADIENT:
+                ends.add(value)
+            elif any(user.block != op.block or user.phase is not Phase.BACKWARD for user in users):
+                return False
+            else:
+                ways.extend(name for user in users for name in user.outputs if name)
+        return op.phase is Phase.BACKWARD and len(ends) == 1
 
     def defined(self, value: str, order: dict[str, tuple[int, int]]) -> int:
         op = self.home[value]
@@ -226,7 +260,7 @@ def _paid(op: Op) -> Slot:
 def test_folded_seconds_are_those_of_the_whole_graph(name: str, mode: str) -> None:
     """Instances times seconds per kind and slot is what walking every op and every value of the graph adds up to."""
     found = tables(name, mode)
-    weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=False, hidden=1.0, bounding=False)
+    weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=Recompute.NONE, hidden=1.0, bounding=False)
     choice = random_choice(problem(found, weighting), np.random.default_rng(1), near=good_choice(name, mode))
     counts = np.array([kind.count for kind in found.folded.kinds])
 
@@ -246,7 +280,7 @@ def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
 
     for pipeline in (Pipeline(1, 1, schedule), Pipeline(1, 4, schedule), Pipeline(3, 4, schedule)):
         for bounding in (False, True):
-            weighting = weights(found, pipeline, recompute=False, hidden=0.5, bounding=bounding)
+            weighting = weights(found, pipeline, recompute=Recompute.NONE, hidden=0.5, bounding=bounding)
             instance = problem(found, weighting)
             for _ in range(2):
                 choice = random_choice(instance, rng, near=near)
@@ -256,8 +290,8 @@ def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-@pytest.mark.parametrize("recompute", [False, True])
-def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, recompute: bool) -> None:
+@pytest.mark.parametrize("recompute", Recompute)
+def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, recompute: Recompute) -> None:
     """The peak use of a stage in the problem, with buffers, is `stage_bytes`, so that what fits fits."""
     found = tables(name, mode)
     chain = found.folded.chain
@@ -273,7 +307,8 @@ def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, reco
         if mixes:
             instance = problem(found, weighting, mixes, 1e15)
             peak = instance.peak_usage(choice) + memory.buffers
-            assert peak == pytest.approx(stage_peak(memory, chain, pipeline, cut, stage), rel=1e-9)
+            expected = memory.stage_bytes(np.array(counts), pipeline.in_flight(stage), recompute)
+            assert peak == pytest.approx(expected, rel=1e-9)
 
 
 def test_parameters_gradients_and_moments_by_hand() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from autopar.discover import discover
 from autopar.plan import Plan
+from autopar.recompute import Recompute
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import TINY, Execution, interleave, model_graph, model_rules, random_plan, solved_plan
@@ -30,8 +31,8 @@ class Kind:
         configuration: Stages, mesh, microbatches and schedule.
         models: The models that have what the kind divides.
         often: Those that are tried on every change; the others are slow.
-        groups: Groups of devices the stages are interleaved on; 0 if each stage has its own.
-        recompute: Whether stages recompute.
+        groups: Groups of devices the stages take turns on; 0 if each stage has its own.
+        recompute: What stages recompute.
     """
 
     tasks: tuple[Task, ...]
@@ -39,13 +40,14 @@ class Kind:
     models: tuple[str, ...]
     often: tuple[str, ...]
     groups: int = 0
-    recompute: bool = False
+    recompute: Recompute = Recompute.NONE
 
 
 def _flat(mesh: Mesh, count: int = 2) -> Configuration:
     return Configuration(1, mesh, count, "1f1b")
 
 
+FULL = Recompute.FULL
 KINDS: Mapping[str, Kind] = {
     "data": Kind((Data(),), _flat(ONE), tuple(TINY), ("mlp-xs", "gpt2")),
     "tensor": Kind((Megatron(),), _flat(ONE), DENSE, ("gpt2", "llama3-8b")),
@@ -58,15 +60,22 @@ KINDS: Mapping[str, Kind] = {
     "gpipe": Kind((Free(),), Configuration(3, ONE, 3, "gpipe"), tuple(TINY), ("llama3-8b", "mlp-xs")),
     "1f1b": Kind((Free(),), Configuration(3, ONE, 3, "1f1b"), tuple(TINY), ("gpt2", "mlp-xs")),
     "interleaved": Kind((Free(),), Configuration(4, ONE, 4, "1f1b"), tuple(TINY), ("llama3-8b", "mlp-xs"), groups=2),
-    "recompute": Kind((Free(),), Configuration(2, ONE, 2, "1f1b"), tuple(TINY), ("gpt2", "mlp-xs"), recompute=True),
+    "zb-h1": Kind((Free(),), Configuration(3, ONE, 3, "zb-h1"), tuple(TINY), ("llama3-8b", "mlp-xs"), recompute=FULL),
+    "zb-h2": Kind((Free(),), Configuration(2, ONE, 4, "zb-h2"), tuple(TINY), ("gpt2", "mlp-xs")),
+    "zb-v": Kind((Free(),), Configuration(4, ONE, 3, "zb-v"), tuple(TINY), ("llama3-8b", "mlp-xs"), groups=2),
+    "recompute": Kind((Free(),), Configuration(2, ONE, 2, "1f1b"), tuple(TINY), ("gpt2", "mlp-xs"), recompute=FULL),
+    "selective recompute": Kind(
+        (Free(),), Configuration(2, TWO, 2, "1f1b"), tuple(TINY), ("gpt2", "mlp-xs"), recompute=Recompute.SELECTIVE
+    ),
     "data×tensor": Kind((Data(1), Megatron()), Configuration(2, TWO, 2, "1f1b"), DENSE, ("llama3-8b",)),
     "zero-3×sequence": Kind(
-        (Data(3), Megatron(sequence=True)), Configuration(2, TWO, 2, "gpipe"), DENSE[:3], ("gpt2",), recompute=True
+        (Data(3), Megatron(sequence=True)), Configuration(2, TWO, 2, "gpipe"), DENSE[:3], ("gpt2",), recompute=FULL
     ),
+    "zero-2×tensor zb-h1": Kind((Data(2), Megatron()), Configuration(2, TWO, 2, "zb-h1"), DENSE, ("gpt2",)),
     "zero-2×expert": Kind((Data(2), Expert()), Configuration(2, TWO, 2, "1f1b"), MOE, MOE),
     "data×vocabulary": Kind((Data(), Vocabulary()), Configuration(2, TWO, 2, "1f1b"), LANGUAGE, ()),
     "data×tensor interleaved": Kind(
-        (Data(), Megatron()), Configuration(4, TWO, 2, "1f1b"), DENSE, (), groups=2, recompute=True
+        (Data(), Megatron()), Configuration(4, TWO, 2, "1f1b"), DENSE, (), groups=2, recompute=FULL
     ),
 }  # fmt: skip
 
@@ -82,7 +91,10 @@ def _plan(name: str, model: str, cache_dir: Path) -> tuple[Execution, Plan]:
     execution = _execution(model, kind.configuration.num_microbatches)
     rules = model_rules(model, cache_dir)
     plan = named_plan(model, execution.folded, rules, kind.configuration, kind.tasks, SAMPLES, recompute=kind.recompute)
-    return execution, interleave(plan, kind.groups) if kind.groups else plan
+    if not kind.groups:
+        return execution, plan
+    schedule = kind.configuration.schedule
+    return execution, interleave(plan, kind.groups, schedule if schedule == "zb-v" else "interleaved")
 
 
 CASES = [
@@ -98,7 +110,7 @@ def test_plans_of_a_kind_train_like_the_model(name: str, model: str, cache_dir: 
     execution, plan = _plan(name, model, cache_dir)
 
     check_kind(plan, model, execution.folded, KINDS[name].tasks, SAMPLES)
-    assert {stage.recompute for stage in plan.stages} == {"full" if KINDS[name].recompute else "none"}
+    assert {stage.recompute for stage in plan.stages} == {str(KINDS[name].recompute)}
     execution.check(plan)
 
 

@@ -30,14 +30,15 @@ from autopar.program.records import (
     Store,
 )
 from autopar.program.verify import verify_program
-from autopar.schedule import SCHEDULES, ForwardOnly, Pass, Task
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES, Schedule, Task
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, local_shape, parse_placements
 from tests.programs import OP_PHASE, equal_stages
 
 MESH = Mesh.of(dp=2, tp=2)
 DP, TP = MESH.axes
 R = Replicate()
-FORWARD, BACKWARD, REDUCE, UPDATE = SegmentPhase
+FORWARD, _AGAIN, BACKWARD, WEIGHT, REDUCE, UPDATE = SegmentPhase
 
 
 def _value(name: str, whole: tuple[int, ...], placements: str) -> Operand:
@@ -54,7 +55,7 @@ def _op(name: str, inputs: tuple[Operand, ...], output: Operand, phase: SegmentP
 def _program(*segments: Segment) -> Program:
     """Return a program of one stage on the mesh."""
     schedule = "1f1b" if any(segment.phase is BACKWARD for segment in segments) else "forward-only"
-    return Program((StageProgram(0, (0, 4), MESH, (0,), False, ()),), segments, schedule, 1)
+    return Program((StageProgram(0, (0, 4), MESH, (0,), (Recompute.NONE,), ()),), segments, schedule, 1)
 
 
 X, Y = _value("x", (8, 12), "S(0)R"), _value("y", (8, 12), "S(0)P")
@@ -187,8 +188,8 @@ def test_stages_of_other_meshes_may_lie_differently_but_agree_on_the_tensor() ->
             Segment(1, FORWARD, (received,), (), (made,)),
         )
         stages = (
-            StageProgram(0, (0, 2), meshes[0], (0,), False, ()),
-            StageProgram(1, (2, 6), meshes[1], (1,), False, ()),
+            StageProgram(0, (0, 2), meshes[0], (0,), (Recompute.NONE,), ()),
+            StageProgram(1, (2, 6), meshes[1], (1,), (Recompute.NONE,), ()),
         )
         return Program(stages, segments, "forward-only", 1)
 
@@ -465,15 +466,13 @@ def test_chunks_multiply_where_the_strategy_is_cyclic(strategy: Strategy, x: str
 # Schedules.
 
 
-class _Backwards(ForwardOnly):
-    """Groups run microbatches in opposite orders, and train."""
-
-    trains = True
+class _Backwards(Schedule):
+    """Groups run microbatches in opposite orders."""
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> tuple[Task, ...]:
         """Return F0 B0 F1 B1 on one group, F1 B1 F0 B0 on the next."""
         numbers = range(num_microbatches) if group % 2 else reversed(range(num_microbatches))
-        return tuple(Task(kind, i) for i in numbers for kind in Pass)
+        return tuple(Task(kind, i) for i in numbers for kind in self.passes)
 
 
 class _Forgetful(_Backwards):
@@ -492,7 +491,7 @@ class _Forgetful(_Backwards):
     ],
 )
 def test_schedules_that_do_not_run_through_are_refused(
-    schedule: Callable[[], ForwardOnly], message: str, monkeypatch: pytest.MonkeyPatch
+    schedule: Callable[[], Schedule], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = getattr(schedule, "__name__", "")
     monkeypatch.setitem(SCHEDULES, name, schedule())

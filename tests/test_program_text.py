@@ -25,6 +25,7 @@ from autopar.program.records import (
     Start,
 )
 from autopar.program.text import format_instruction, format_program, parse_program
+from autopar.recompute import Recompute
 from autopar.sharding import Axis, Mesh, Partial, Replicate, Shard
 from tests.programs import equal_stages, programs, two_block_step
 
@@ -41,7 +42,9 @@ def _one_op(op: Op, inputs: tuple[Operand | None, ...], outputs: tuple[Operand |
     """Return a program of one op; what it reads is external."""
     external = tuple(dict.fromkeys(operand for operand in inputs if operand is not None))
     segment = Segment(0, SegmentPhase.FORWARD, (), external, (Compute(op, inputs, outputs),))
-    return Program((StageProgram(0, (0, 1), Mesh.of(dp=1), (0,), False, ()),), (segment,), "forward-only", 1)
+    return Program(
+        (StageProgram(0, (0, 1), Mesh.of(dp=1), (0,), (Recompute.NONE,), ()),), (segment,), "forward-only", 1
+    )
 
 
 def test_names_and_attributes_of_any_kind_survive() -> None:
@@ -105,7 +108,9 @@ BLOCK = Operand("y", (1, 8), 16.0, (Shard(0, 2),))
 )
 def test_changes_of_placement_read_as_one_line(instruction: Instruction, text: str) -> None:
     segment = Segment(0, SegmentPhase.FORWARD, (), (X,), (instruction,))
-    program = Program((StageProgram(0, (0, 4), Mesh((DP,)), (0,), False, ()),), (segment,), "forward-only", 1)
+    program = Program(
+        (StageProgram(0, (0, 4), Mesh((DP,)), (0,), (Recompute.NONE,), ()),), (segment,), "forward-only", 1
+    )
 
     assert format_instruction(instruction) == text
     assert parse_program(format_program(program)) == program
@@ -127,7 +132,7 @@ def test_listing_reads_as_documented() -> None:
         ("segment 0 forward", "segment 0 sideways", "line 6: expected a phase"),
         ("Work(dy, saved)", "Work(dy, lost)", "expected the name of a value defined before"),
         ("[8] 1 =", "[8 1 =", "expected ','"),
-        ("recompute=no", "recompute=perhaps", "expected 'no'"),
+        ("recompute=none", "recompute=perhaps", "expected none, selective or full"),
         ("resident parameters", "resident luggage", "expected a category"),
         ("output y", "output y y", "expected the end of the line"),
         ("[8] 0 =", "[8] S(1)Q 0 =", "expected a number"),

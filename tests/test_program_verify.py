@@ -107,7 +107,7 @@ BROKEN: dict[str, tuple[Callable[[Program], Program], str]] = {
         "op 'make_' has 1 inputs",
     ),
     "saved but not defined": (lambda p: _segment(p, 0, saved=(value("q"),)), "saved Operand"),
-    "saved by a backward": (lambda p: _segment(p, 1, saved=(value("dx"),)), "only a forward can"),
+    "saved by a backward": (lambda p: _segment(p, 1, saved=(value("dx"),)), "no weight segment to read them"),
     "output not defined": (lambda p: _segment(p, 0, outputs=(value("q"),)), "output Operand"),
     "stored but not defined": (lambda p: _segment(p, 0, stores=(Store(value("q"), "w"),)), "'q' is stored"),
     "neighbours disagree": (lambda p: _segment(p, 0, outputs=()), r"disagree in forward: nothing is sent, x \(8,\)"),

@@ -43,12 +43,13 @@ from autopar.ranks.order import Run, Start, Wait, order
 from autopar.ranks.records import RunReport, RunRequest
 from autopar.ranks.routes import groups_of, refreshes
 from autopar.ranks.table import format_run
+from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Placement, Replicate, Shard
 from autopar.training import STEP
 from autopar.workload import open_workload
-from tests.executions import COSTS, TINY, random_feeds, random_plan, run_unpartitioned
+from tests.executions import COSTS, TINY, interleave, random_feeds, random_plan, run_unpartitioned
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
 from tests.programs import programs
 from tests.rank_runs import SAMPLES, run_local, tiny_plan, tiny_workload
@@ -336,22 +337,26 @@ def test_recipes_train_like_the_model(recipe: str, cache_dir: Path) -> None:
     _check(tiny_plan("gpt2", TWO_AXES, cache_dir, recipe=recipe), num_steps=2)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "zb-h1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpipe", "zb-h2"))]
+)
 def test_pipelines_with_tied_embeddings_train_for_several_steps(schedule: str, cache_dir: Path) -> None:
     """The last stage reads the embedding that the first one updates: its copy follows, step by step."""
     configuration = replace(PIPELINE, schedule=schedule)
 
-    lowered = _check(tiny_plan("gpt2", configuration, cache_dir, recipe="megatron", recompute=True), num_steps=3)
+    lowered = _check(
+        tiny_plan("gpt2", configuration, cache_dir, recipe="megatron", recompute=Recompute.FULL), num_steps=3
+    )
 
     assert "embed.tokens.weight" in {refresh.tensor for refresh in refreshes(lowered)}
 
 
-def test_interleaved_stages_train_like_the_model(cache_dir: Path) -> None:
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+def test_groups_of_several_stages_train_like_the_model(schedule: str, cache_dir: Path) -> None:
     """Four stages on two groups of devices."""
     plan = tiny_plan("mlp-xs", Configuration(4, Mesh.of(inner=2), 4, "1f1b"), cache_dir, seed=3)
-    stages = tuple(replace(stage, devices=plan.stages[index % 2].devices) for index, stage in enumerate(plan.stages))
 
-    _check(replace(plan, stages=stages, schedule="interleaved"), num_steps=2)
+    _check(interleave(plan, 2, schedule), num_steps=2)
 
 
 def test_sgd_updates_like_the_model(cache_dir: Path) -> None:

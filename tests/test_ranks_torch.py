@@ -5,16 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autopar.plan import Plan
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest
+from autopar.recompute import Recompute
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
+from tests.executions import interleave
 from tests.rank_runs import tiny_plan
 
 pytest.importorskip("torch", reason="processes talk over PyTorch: pip install autopar[run]")
@@ -29,25 +29,26 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rules")
 
 
-def _interleaved(plan: Plan) -> Plan:
-    stages = tuple(replace(stage, devices=plan.stages[index % 2].devices) for index, stage in enumerate(plan.stages))
-    return replace(plan, stages=stages, schedule="interleaved")
+NONE, SELECTIVE, FULL = Recompute
 
 
 @pytest.mark.parametrize(
     ("name", "configuration", "recipe", "recompute"),
     [
-        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "data", False),
-        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "megatron", False),
-        ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "1f1b"), "", True),
-        ("llama3-8b", Configuration(1, FOUR, 2, "1f1b"), "data+zero-1 × megatron+sequence", False),
-        ("gpt2", Configuration(2, TWO, 3, "gpipe"), "data+zero-1", True),
-        ("mixtral-8x7b", Configuration(1, FOUR, 2, "1f1b"), "", False),
-        ("vit-b16", Configuration(2, TWO, 2, "1f1b"), "", False),
+        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "data", NONE),
+        ("gpt2", Configuration(1, TWO, 2, "1f1b"), "megatron", NONE),
+        ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "1f1b"), "", SELECTIVE),
+        ("llama3-8b", Configuration(1, FOUR, 2, "1f1b"), "data+zero-1 × megatron+sequence", NONE),
+        ("gpt2", Configuration(2, TWO, 3, "gpipe"), "data+zero-1", FULL),
+        ("gpt2", Configuration(2, TWO, 3, "zb-h1"), "data+zero-1", FULL),
+        ("llama3-8b", Configuration(4, Mesh.of(inner=1), 6, "zb-h1"), "", NONE),
+        ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "zb-h2"), "", NONE),
+        ("mixtral-8x7b", Configuration(1, FOUR, 2, "1f1b"), "", NONE),
+        ("vit-b16", Configuration(2, TWO, 2, "1f1b"), "", NONE),
     ],
 )
 def test_processes_train_like_the_model(
-    name: str, configuration: Configuration, recipe: str, recompute: bool, cache_dir: Path, tmp_path: Path
+    name: str, configuration: Configuration, recipe: str, recompute: Recompute, cache_dir: Path, tmp_path: Path
 ) -> None:
     """Data, tensor and pipeline parallelism, ZeRO, recompute and random placements, on 2 and 4 ranks."""
     plan = tiny_plan(name, configuration, cache_dir, recipe=recipe, recompute=recompute, seed=5)
@@ -59,11 +60,15 @@ def test_processes_train_like_the_model(
     assert report.measured_seconds > 0
 
 
-def test_interleaved_stages_train_like_the_model(cache_dir: Path, tmp_path: Path) -> None:
-    plan = _interleaved(tiny_plan("mlp-xs", Configuration(4, Mesh.of(inner=1), 4, "1f1b"), cache_dir))
+@pytest.mark.parametrize(("schedule", "devices"), [("interleaved", 1), ("zb-v", 1), ("zb-v", 2)])
+def test_groups_of_several_stages_train_like_the_model(
+    schedule: str, devices: int, cache_dir: Path, tmp_path: Path
+) -> None:
+    """Two groups of one or two devices, two stages each."""
+    plan = interleave(tiny_plan("mlp-xs", Configuration(4, Mesh.of(inner=devices), 4, "1f1b"), cache_dir), 2, schedule)
     plan.save(tmp_path / "plan.json")
 
-    assert run_plan(RunRequest(str(tmp_path / "plan.json"), 2)).passed
+    assert run_plan(RunRequest(str(tmp_path / "plan.json"), 2 * devices)).passed
 
 
 def test_torchrun_starts_ranks_too(cache_dir: Path, tmp_path: Path) -> None:

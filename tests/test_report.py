@@ -131,7 +131,7 @@ def test_table_wraps_its_last_column_of_text() -> None:
 def test_times_of_a_timeline_are_listed_by_stage() -> None:
     """One line per stage in each table."""
     memory = MemoryPeak(3e9, 0.5, "B0", ((Category.PARAMETERS, 1e9), (Category.ACTIVATIONS, 2e9)))
-    timeline = Timeline(1.0, (StageTimeline(0, 0.5, 0.1, 0.0, 0.2, 0.1, 0.05, 0.05, 0.3, memory),))
+    timeline = Timeline(1.0, (StageTimeline(0, 0.5, 0.08, 0.0, 0.2, 0.1, 0.05, 0.05, 0.02, 0.3, 0.2, memory),))
 
     text = report.format_timeline(timeline)
 

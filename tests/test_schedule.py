@@ -1,45 +1,54 @@
 """Pipeline schedules."""
 
+from itertools import product
+
 import pytest
 
 from autopar.errors import ProgramError
-from autopar.schedule import SCHEDULES, Pass, Task, follow
+from autopar.schedule import SCHEDULES, Pass, Task, chunks_of, follow
 
 SIZES = [(p, m, 1) for p in (1, 2, 4) for m in (1, 2, 3, 7)]
 CASES = [(name, *size) for name in ("1f1b", "gpipe", "forward-only") for size in SIZES]
+CASES += [(name, *size) for name in ("zb-h1", "zb-h2") for size in SIZES]
+CASES += [("zb-v", p, m, 2) for p in (1, 2, 3, 4) for m in (1, 2, 3, 7, 12)]
 CASES += [("interleaved", p, p * rounds, v) for p in (1, 2, 3, 8) for rounds in (1, 2, 3) for v in (1, 2, 4)]
 each_case = pytest.mark.parametrize(("name", "num_groups", "num_microbatches", "num_chunks"), CASES)
 
 
 @each_case
 def test_every_microbatch_passes_once(name: str, num_groups: int, num_microbatches: int, num_chunks: int) -> None:
-    """Each stage runs every forward once, and in training every backward once and after its forward."""
+    """Each stage runs every forward once, and in training every backward once, after its forward, in one or two passes.
+
+    Each kind of pass takes the microbatches of a chunk in their order: so sums of gradients are the same everywhere.
+    """
     schedule = SCHEDULES[name]
-    passes = list(Pass) if schedule.trains else [Pass.FORWARD]
     microbatches = [(i, chunk) for i in range(num_microbatches) for chunk in range(num_chunks)]
-    expected = {Task(kind, i, chunk) for kind in passes for i, chunk in microbatches}
+    expected = {Task(kind, i, chunk) for kind in schedule.passes for i, chunk in microbatches}
 
     for group in range(num_groups):
         order = schedule.order(group, num_groups, num_microbatches, num_chunks)
 
         assert len(order) == len(expected)
         assert set(order) == expected
-        if schedule.trains:
-            for i, chunk in microbatches:
-                assert order.index(Task(Pass.FORWARD, i, chunk)) < order.index(Task(Pass.BACKWARD, i, chunk))
+        for i, chunk in microbatches:
+            places = [order.index(Task(kind, i, chunk)) for kind in schedule.passes]
+            assert places == sorted(places)
+        for kind, chunk in product(schedule.passes, range(num_chunks)):
+            own = [task.microbatch for task in order if (task.kind, task.chunk) == (kind, chunk)]
+            assert own == sorted(own)
 
 
 @each_case
 def test_in_flight_is_what_the_order_implies(
     name: str, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> None:
-    """The closed form equals the highest number of forwards without their backward; 1 where nothing is kept."""
+    """The closed form equals the highest number of forwards without their last pass; 1 where nothing is kept."""
     schedule = SCHEDULES[name]
 
     for group in range(num_groups):
         held, highest = 0, 0
         for task in schedule.order(group, num_groups, num_microbatches, num_chunks):
-            held += 1 if task.kind is Pass.FORWARD else -1
+            held += (task.kind is Pass.FORWARD) - (task.kind is schedule.passes[-1])
             highest = max(highest, held)
 
         in_flight = schedule.in_flight(group, num_groups, num_microbatches, num_chunks)
@@ -53,20 +62,21 @@ def test_no_group_waits_for_what_another_does_later(
 ) -> None:
     """All tasks can be put in one order that keeps to that of every group and has nothing before what it needs."""
     schedule = SCHEDULES[name]
-    orders = [schedule.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
+    orders, groups = schedule.orders(num_groups, num_microbatches, num_chunks), schedule.groups(num_groups, num_chunks)
 
-    followed = follow(orders)
+    followed = follow(orders, groups)
 
     place = {entry: i for i, entry in enumerate(followed)}
-    last = num_groups * num_chunks - 1
+    chunk_of = {stage: stages.index(stage) for stages in chunks_of(groups) for stage in stages}
     for group, order in enumerate(orders):
-        assert [task for stage, task in followed if stage % num_groups == group] == list(order)
+        assert [task for stage, task in followed if groups[stage] == group] == list(order)
     for (stage, (kind, i, _)), at in place.items():
         before = stage - 1 if kind is Pass.FORWARD else stage + 1
-        if 0 <= before <= last:
-            assert place[before, Task(kind, i, before // num_groups)] < at
-        if kind is Pass.BACKWARD:
-            assert place[stage, Task(Pass.FORWARD, i, stage // num_groups)] < at
+        if kind is not Pass.WEIGHT and 0 <= before < len(groups):
+            assert place[before, Task(kind, i, chunk_of[before])] < at
+        if kind is not Pass.FORWARD:
+            earlier = Pass.FORWARD if kind is Pass.BACKWARD else Pass.BACKWARD
+            assert place[stage, Task(earlier, i, chunk_of[stage])] < at
 
 
 def _orders(*texts: str) -> list[list[Task]]:
@@ -83,14 +93,14 @@ def _orders(*texts: str) -> list[list[Task]]:
 )
 def test_deadlocks_are_found(first: str, second: str) -> None:
     with pytest.raises(ProgramError, match=r"the schedule deadlocks: group 0 for what .* needs, group 1 for what"):
-        follow(_orders(first, second))
+        follow(_orders(first, second), (0, 1))
 
 
 def test_messages_may_cross() -> None:
     """The second group returns microbatch 1 first, the first one wants 0 first: both are there in time."""
     orders = _orders("F0 F1 B0 B1", "F1 F0 B1 B0")
 
-    assert len(follow(orders)) == 8
+    assert len(follow(orders, (0, 1))) == 8
 
 
 @pytest.mark.parametrize(
@@ -101,6 +111,9 @@ def test_messages_may_cross() -> None:
         ("1f1b", 1, "F0 F1 B0 F2 B1 F3 B2 B3"),
         ("1f1b", 2, "F0 B0 F1 B1 F2 B2 F3 B3"),
         ("forward-only", 2, "F0 F1 F2 F3"),
+        ("zb-h1", 0, "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3"),
+        ("zb-h1", 2, "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3"),
+        ("zb-h2", 1, "F0 F1 F2 B0 F3 B1 B2 W0 B3 W1 W2 W3"),
     ],
 )
 def test_order_is_the_published_one(name: str, group: int, expected: str) -> None:

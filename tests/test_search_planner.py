@@ -9,15 +9,27 @@ import pytest
 
 from autopar.api import plan_task
 from autopar.errors import InfeasibleError, InterruptedSearchError
-from autopar.formulate.step import Pipeline, Split, block_bytes, problem, step_time, weights
+from autopar.formulate.step import Pipeline, Split, problem, step_time, weights
 from autopar.formulate.tables import Tables, build_tables
+from autopar.recompute import Recompute
 from autopar.search.explain import explain_infeasible
 from autopar.search.floor import floor
 from autopar.search.grid import grid_search
 from autopar.search.planner import Attempt, Outcome
 from autopar.search.space import Configuration
 from autopar.task import Effort, Task, prepare
-from tests.formulations import COSTS, DIMS, folded, optimum, random_choice, rules, splits, stage_peak, tables
+from tests.formulations import (
+    COSTS,
+    DIMS,
+    folded,
+    lowered_bytes,
+    optimum,
+    random_choice,
+    rules,
+    splits,
+    stage_peak,
+    tables,
+)
 
 CLOSE = 3e-6
 """Relative: placement problems are proven optimal to 1e-6 each, and a plan is compared with another one."""
@@ -57,13 +69,13 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
         found, pipeline = _tables(task, configuration)
         attempt = Attempt(task.search(Effort()), configuration, found, pipeline, np.inf)
         for choice in product(*(range(node.count) for node in found.nodes)):
-            totals, memory_of = found.kind_totals(choice), block_bytes(found, choice)
+            totals, memory_of = found.block_seconds(choice), lowered_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
             hop = attempt._hop(choice)
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
-                split = Split(ranges, (False,) * len(ranges))
-                peaks = [stage_peak(memory_of, found.folded.chain, pipeline, split, s) for s in range(len(ranges))]
+                split = Split(ranges, (Recompute.NONE,) * len(ranges))
+                peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(ranges))]
                 if max(peaks) <= task.job.memory_limit:
                     best = min(best, step_time(totals, found.folded.chain, pipeline, split, hop).seconds)
 
@@ -105,14 +117,14 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
     for configuration in task.space:
         found, pipeline = _tables(task, configuration)
         chain = found.folded.chain
-        instance = problem(found, weights(found, pipeline, recompute=False, hidden=0.0, bounding=True))
+        instance = problem(found, weights(found, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
         choice = optimum(instance)[1]
         for _ in range(4):
-            totals, bytes_of = found.kind_totals(choice), block_bytes(found, choice)
+            totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
             for ranges in splits(len(chain), pipeline.num_stages):
-                redo = tuple(bool(flag) for flag in rng.integers(2, size=len(ranges)))
+                redo = tuple(list(Recompute)[number] for number in rng.integers(3, size=len(ranges)))
                 split = Split(ranges, redo)
-                peaks = [stage_peak(bytes_of, chain, pipeline, split, stage) for stage in range(len(ranges))]
+                peaks = [stage_peak(bytes_of, pipeline, split, stage) for stage in range(len(ranges))]
                 if max(peaks) <= task.job.memory_limit:
                     tried += 1
                     assert outcome.bound <= step_time(totals, chain, pipeline, split, hop=0.0).seconds * (1 + CLOSE)
@@ -128,10 +140,10 @@ def test_more_memory_is_never_worse_and_fits() -> None:
         outcome = _run(task)
         objectives.append(outcome.candidates[0].objective if outcome.candidates else np.inf)
         for candidate in outcome.candidates:
-            chain, split = candidate.tables.folded.chain, candidate.split
+            split, memory_of = candidate.split, lowered_bytes(candidate.tables, candidate.choice)
             configuration = candidate.configuration
             pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
-            peaks = [stage_peak(candidate.memory, chain, pipeline, split, s) for s in range(len(split.ranges))]
+            peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(split.ranges))]
             assert max(peaks) <= task.job.memory_limit
 
     assert np.isinf(objectives[0])

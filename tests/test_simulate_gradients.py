@@ -35,7 +35,7 @@ def test_reductions_run_beside_the_backward_as_worked_out_by_hand(tp: int) -> No
     after the backward. With tp=2 both share the link in the node: block 0's all_reduce takes it from 27 to 28, so they
     end at 32.
     """
-    timeline = simulate(two_block_step(Mesh.of(dp=2, tp=tp)), ExactCosts(), trace=True)
+    timeline = simulate(two_block_step(Mesh.of(dp=2, tp=tp)), ExactCosts(), trace=True, bucket=0)
 
     assert timeline.stages[0].gradient_seconds == (3 if tp == 8 else 4)
     assert _listing(timeline) == (GOLDEN / f"events_tp{tp}.txt").read_text()
@@ -43,7 +43,7 @@ def test_reductions_run_beside_the_backward_as_worked_out_by_hand(tp: int) -> No
 
 def test_what_fits_beside_compute_costs_nothing() -> None:
     """At 4 times the bandwidth the last reduction, ready at 26.5, takes 0.5 s: only that is exposed."""
-    timeline = simulate(two_block_step(Mesh.of(dp=2, tp=8)), ExactCosts(bandwidth=4.0))
+    timeline = simulate(two_block_step(Mesh.of(dp=2, tp=8)), ExactCosts(bandwidth=4.0), bucket=0)
 
     stage = timeline.stages[0]
     assert stage.gradient_seconds == 0.5

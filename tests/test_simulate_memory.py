@@ -5,7 +5,21 @@ from dataclasses import dataclass
 
 from hypothesis import given
 
-from autopar.program.records import Category, Operand, Program, Segment, SegmentPhase, StageProgram, defines, reads
+from autopar.program.records import (
+    Category,
+    Collective,
+    Compute,
+    Operand,
+    Program,
+    Segment,
+    SegmentPhase,
+    StageProgram,
+    defines,
+    kept_values,
+    reads,
+    rerun,
+)
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
@@ -28,7 +42,7 @@ class _Flat:
 
     def __init__(self, program: Program, stage: StageProgram) -> None:
         self.program, self.stage, self.table = program, stage, program.table()
-        self.names: dict[tuple[object, ...], Tensor] = {}  # (microbatch, block, name) -> tensor
+        self.kept: dict[tuple[int, int], dict[str, Tensor]] = {}  # (microbatch, block) -> tensors by name
         self.handed: dict[tuple[object, ...], list[Tensor]] = {}  # (pass, microbatch) -> tensors on their way
         self.steps = list(self._walk())
 
@@ -36,15 +50,15 @@ class _Flat:
         order = SCHEDULES[self.program.schedule].order(
             self.stage.index, len(self.program.stages), self.program.num_microbatches
         )
-        blocks = list(enumerate(self.stage.blocks))
+        blocks = list(enumerate(zip(self.stage.blocks, self.stage.recompute, strict=True)))
         for task in order:
             if task.kind is Pass.FORWARD:
-                for block, kind in blocks:
-                    yield from self._forward(task.microbatch, block, kind)
+                for block, (kind, flavour) in blocks:
+                    yield from self._forward(task.microbatch, block, kind, flavour)
             else:
-                for block, kind in reversed(blocks):
-                    yield from self._backward(task.microbatch, block, kind)
-        for block, kind in blocks:
+                for block, (kind, flavour) in reversed(blocks):
+                    yield from self._backward(task.microbatch, block, kind, flavour)
+        for block, (kind, _) in blocks:
             for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
                 if (kind, phase) in self.table and self.program.trains:
                     yield from self._body(("once", phase, block), self.table[kind, phase], {})
@@ -59,20 +73,29 @@ class _Flat:
     def _body(
         self, tag: tuple[object, ...], segment: Segment, known: dict[str, Tensor], *, again: bool = False
     ) -> Iterator[_Step]:
-        """Run instructions; values that are stored or external take nothing. What is handed over is read at the end."""
+        """Run instructions; values that are stored or external take nothing, views nothing of their own.
+
+        What is handed over is read at the end.
+        """
         stored = {store.value.value for store in segment.stores}
         for instruction in segment.instructions:
             uses = [known[operand.value] for operand in reads(instruction) if operand.value in known]
             makes: list[tuple[Tensor, float]] = []
             for operand in defines(instruction):
-                if operand.value not in stored:
+                if isinstance(instruction, Compute) and instruction.op.kind == "Reshape":
+                    if uses:
+                        known[operand.value] = uses[0]
+                elif operand.value not in stored:
                     known[operand.value] = (*tag, operand.value)
                     makes.append((known[operand.value], operand.bytes))
+            if isinstance(instruction, Compute) and instruction.kept:
+                known[f"behind {instruction.op.name}"] = (*tag, "behind", instruction.op.name)
+                makes.append((known[f"behind {instruction.op.name}"], instruction.kept))
             yield _Step(uses, makes)
         if not again:
             yield _Step([known[operand.value] for operand in segment.outputs], [])
 
-    def _forward(self, microbatch: int, block: int, kind: int) -> Iterator[_Step]:
+    def _forward(self, microbatch: int, block: int, kind: int, flavour: Recompute) -> Iterator[_Step]:
         segment = self.table[kind, SegmentPhase.FORWARD]
         yield from self._receive((Pass.FORWARD, microbatch), segment.inputs)
         arrived = self.handed[Pass.FORWARD, microbatch]
@@ -80,36 +103,45 @@ class _Flat:
         yield _Step(list(known.values()), [])
         yield from self._body(("F", microbatch, block), segment, known)
         self.handed[Pass.FORWARD, microbatch] = [known[operand.value] for operand in segment.outputs]
-        kept = segment.inputs if self.stage.recompute else segment.saved
-        for operand in kept:
-            self.names[microbatch, block, operand.value] = known[operand.value]
+        again = rerun(self.table, kind, flavour)
+        repeated = {f"behind {i.op.name}" for i in again.instructions if isinstance(i, Compute)} if again else set()
+        kept = {operand.value for operand in kept_values(self.table, kind, flavour)}
+        kept |= {name for name in known if name.startswith("behind ") and name not in repeated}
+        self.kept[microbatch, block] = {name: known[name] for name in kept if name in known}
 
-    def _backward(self, microbatch: int, block: int, kind: int) -> Iterator[_Step]:
+    def _backward(self, microbatch: int, block: int, kind: int, flavour: Recompute) -> Iterator[_Step]:
         forward, segment = self.table[kind, SegmentPhase.FORWARD], self.table[kind, SegmentPhase.BACKWARD]
-        kept = {name: tensor for (m, b, name), tensor in self.names.items() if (m, b) == (microbatch, block)}
-        known = {str(name): tensor for name, tensor in kept.items()}
+        kept = self.kept[microbatch, block]
+        known = dict(kept)
         yield from self._receive((Pass.BACKWARD, microbatch), segment.inputs)
         arrived = self.handed[Pass.BACKWARD, microbatch]
-        if self.stage.recompute:
-            yield from self._body(("again", microbatch, block), forward, known, again=True)
-            known = {operand.value: known[operand.value] for operand in forward.saved}
+        again = rerun(self.table, kind, flavour)
+        if again is not None:
+            yield from self._body(("again", microbatch, block), again, known, again=True)
+        behind = [tensor for name, tensor in known.items() if name.startswith("behind ")]
+        known = {operand.value: known[operand.value] for operand in forward.saved if operand.value in known}
         known |= {operand.value: tensor for operand, tensor in zip(segment.inputs, arrived, strict=True)}
         yield _Step(list(known.values()), [])
         yield from self._body(("B", microbatch, block), segment, known)
         self.handed[Pass.BACKWARD, microbatch] = [known[operand.value] for operand in segment.outputs]
-        if self.stage.recompute:  # a block's inputs are kept until its backward is done
+        if flavour is Recompute.FULL:  # a block's inputs are kept until its backward is done
             yield _Step(list(kept.values()), [])
+        yield _Step(behind, [])  # and what kernels leave behind
 
-    def peak(self) -> float:
-        """Return the most bytes at once: a tensor lives from the step that makes it to the last one that reads it."""
+    def peaks(self) -> tuple[float, float]:
+        """Return the most bytes at once in passes and in the update.
+
+        A tensor lives from the step that makes it to the last one that reads it.
+        """
         last = {tensor: i for i, step in enumerate(self.steps) for tensor in (*step.uses, *(t for t, _ in step.makes))}
         live: dict[Tensor, float] = {}
-        highest = 0.0
+        highest = {False: 0.0, True: 0.0}
         for i, step in enumerate(self.steps):
             live.update(step.makes)
-            highest = max(highest, sum(live.values()))
+            once = any(tensor[0] == "once" for tensor in live)
+            highest[once] = max(highest[once], sum(live.values()))
             live = {tensor: size for tensor, size in live.items() if last[tensor] > i}
-        return highest
+        return highest[False], highest[True]
 
 
 @given(program=programs())
@@ -119,7 +151,23 @@ def test_peak_is_that_of_the_whole_step_instruction_by_instruction(program: Prog
 
     for stage, simulated in zip(program.stages, timeline.stages, strict=True):
         resident = sum(part.bytes for part in stage.resident)
-        assert simulated.memory.bytes == resident + _Flat(program, stage).peak()
+        table, sizes = program.table(), dict(simulated.memory.breakdown)
+        ends = [table[stage.blocks[0], SegmentPhase.FORWARD].inputs]
+        if stage.index < len(program.stages) - 1 and program.trains:
+            ends.append(table[stage.blocks[-1], SegmentPhase.BACKWARD].inputs)
+        reducing = max(_reducing(table.get((kind, SegmentPhase.BACKWARD))) for kind in stage.blocks)
+        buffers = sum(operand.bytes for operands in ends for operand in operands) + reducing
+        flat = _Flat(program, stage)
+        tasks, update = flat.peaks()
+        assert simulated.memory.bytes == resident + max(tasks + buffers, update)
+        assert sizes[Category.COMMUNICATION] in ((buffers,) if tasks + buffers > update else (0.0, buffers))
+        assert sizes[Category.GATHERED] == 0.0  # programs drawn gather nothing
+
+
+def _reducing(segment: Segment | None) -> float:
+    """Return the bytes a block hands to collectives that run beside compute."""
+    instructions = segment.instructions if segment else ()
+    return sum(i.operand.bytes for i in instructions if isinstance(i, Collective) and i.overlaps)
 
 
 @given(program=programs())
@@ -149,7 +197,7 @@ def test_recompute_keeps_block_inputs_only() -> None:
     """
     plain, recomputed = (
         simulate(equal_stages(3, 4, "1f1b", activation=5, blocks_per_stage=4, recompute=recompute), ExactCosts())
-        for recompute in (False, True)
+        for recompute in (Recompute.NONE, Recompute.FULL)
     )
 
     assert plain.stages[0].memory.bytes == 70

@@ -29,7 +29,9 @@ from autopar.cli.options import (
 )
 from autopar.cli.partitioning import partition
 from autopar.cli.predicting import predict
+from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
+from autopar.cli.validating import calibrate, validate
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ def app() -> None:
 app.add_command(select)
 app.add_command(partition)
 app.add_command(predict)
+app.add_command(schedules)
+app.add_command(validate)
+app.add_command(calibrate)
 
 
 @app.command()
@@ -129,6 +134,27 @@ def _write_folder(plan: "Plan", folder: Path, cache: Path | None) -> None:
 @click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
 @click.option("--stack", metavar="NAME|FILE", help="Another software stack than the one the plan was made for.")
 @click.option("--trace", type=file_path(), metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
+@click.option("--critical-path", is_flag=True, help="Print what the step consists of, added up by kind of block.")
+@click.option("--flat", is_flag=True, help="Also simulate every device apart, and print by how much it differs.")
+@click.option(
+    "--bucket-mb",
+    type=click.FloatRange(min=0),
+    default=25.0,
+    show_default=True,
+    metavar="MB",
+    help="Gradients that travel together; 0: each alone.",
+)
+@click.option(
+    "--stragglers",
+    type=click.FloatRange(min=0, max=1),
+    default=0.0,
+    show_default=True,
+    metavar="SIGMA",
+    help="Spread of the speed of devices; a stage is as slow as its slowest.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the stragglers."
+)
 @cache_options
 @json_option
 def simulate(
@@ -136,6 +162,11 @@ def simulate(
     model: str | None,
     stack: str | None,
     trace: Path | None,
+    critical_path: bool,
+    flat: bool,
+    bucket_mb: float,
+    stragglers: float,
+    seed: int,
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
@@ -146,21 +177,39 @@ def simulate(
     """
     from autopar import api
     from autopar.plan import Plan
-    from autopar.report import format_timeline
-    from autopar.simulate import write_chrome_trace
+    from autopar.report import format_flat, format_path, format_timeline
+    from autopar.simulate import Stragglers, write_chrome_trace
 
     plan = Plan.load(plan_file)
     if trace is not None:
         prepare_file(trace)
-    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
-    timeline = api.simulate_plan(plan, model=model, stack=stack, trace=trace is not None, cache_dir=cache)
+    request: dict[str, Any] = {
+        "model": model,
+        "stack": stack,
+        "bucket": bucket_mb * 1e6,
+        "stragglers": Stragglers(stragglers, seed),
+        "cache_dir": resolve_cache_dir(cache_dir, no_cache=no_cache),
+    }
+    timeline = api.simulate_plan(plan, trace=trace is not None or critical_path, **request)
+    devices = api.simulate_devices(plan, **request) if flat else None
     if trace is not None:
         write_chrome_trace(timeline, trace)
     if as_json:
-        stages = timeline.stages
-        _echo_json({"step_seconds": timeline.step_seconds, "peak_bytes": timeline.peak_bytes, "stages": stages})
-    else:
-        click.echo(format_timeline(timeline), nl=False)
+        found = {
+            "step_seconds": timeline.step_seconds,
+            "band": timeline.band,
+            "peak_bytes": timeline.peak_bytes,
+            "stages": timeline.stages,
+            **({"critical_path": timeline.path} if critical_path else {}),
+            **({} if devices is None else {"flat_seconds": devices.step_seconds}),
+        }
+        _echo_json(found)
+        return
+    click.echo(format_timeline(timeline), nl=False)
+    if critical_path:
+        click.echo("\n" + format_path(timeline.path), nl=False)
+    if devices is not None:
+        click.echo("\n" + format_flat(devices, timeline), nl=False)
 
 
 @app.command()
@@ -511,15 +560,26 @@ def _list_models(as_json: bool) -> None:
 
 
 @app.command()
+@click.argument("name", required=False)
 @json_option
-def clusters(as_json: bool) -> None:
-    """List the clusters known by name.
+def clusters(name: str | None, as_json: bool) -> None:
+    """List the clusters known by name, or show one in full.
 
-    A YAML file with the fields that --json prints describes any other.
+    NAME is one of them or a YAML file. The text shown is a cluster file, with where its constants come from.
     """
-    from autopar.cluster import PRESETS
+    from autopar.cluster import PRESETS, format_cluster, load_cluster, sources
     from autopar.report.text import format_table
 
+    if name is not None:
+        cluster = load_cluster(name)
+        if as_json:
+            _echo_json(cluster.to_dict())
+            return
+        known = sources(cluster)
+        click.echo(
+            "".join(f"# {field}: {source}\n" for field, source in known.items()) + format_cluster(cluster), nl=False
+        )
+        return
     if as_json:
         _echo_json({name: cluster.to_dict() for name, cluster in PRESETS.items()})
         return
@@ -534,22 +594,6 @@ def clusters(as_json: bool) -> None:
         for name, cluster in PRESETS.items()
     ]
     click.echo("\n".join(format_table(("name", "node", "memory", "inside a node", "between nodes"), rows)))
-
-
-@app.command()
-@json_option
-def stacks(as_json: bool) -> None:
-    """List the software stacks known by name.
-
-    A YAML file with the fields that --json prints describes any other.
-    """
-    from autopar.cost import bundled_stacks
-    from autopar.report.stacks import format_stacks
-
-    if as_json:
-        _echo_json({name: stack.to_dict() for name, stack in bundled_stacks().items()})
-    else:
-        click.echo(format_stacks(bundled_stacks()), nl=False)
 
 
 def _echo_json(value: Any) -> None:

@@ -1,23 +1,37 @@
-"""Cluster files: YAML whose quantities are texts with units. docs/cost_model.md has the schema and an example."""
+"""Cluster files: YAML whose quantities are texts with units. docs/cost_model.md has the schema and examples."""
 
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
+from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from autopar.cluster.links import Link, Nics, Tuning
 from autopar.cluster.presets import PRESETS
-from autopar.cluster.records import Cluster, Device, Link
+from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
 from autopar.errors import ClusterError
 from autopar.units import parse_quantity
 
 _EXAMPLES = {"B": "80 GB", "B/s": "234 GB/s", "FLOP/s": "312 TFLOP/s", "s": "8 us"}
 
+_SLICE = re.compile(r"(?P<preset>.+)-(?P<sizes>\d+(x\d+)+)")
+"""A preset with the shape of the slice a job has, e.g. `tpu-v5p-4x4x8`."""
 
 _Quantity = str | int | float
 """A number is accepted by the schema so that the error can ask for its unit."""
 
+_Record = TypeVar("_Record")
 
-class _DeviceFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A part of a cluster file."""
+
+
+class _DeviceFile(_File, frozen=True):
     name: str
     peaks: dict[str, _Quantity]
     memory: _Quantity
@@ -26,76 +40,202 @@ class _DeviceFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     gemm_efficiency: float = 0.7
     attention_efficiency: float = 0.4
     bandwidth_efficiency: float = 0.85
+    num_sms: int = 0
+    batched_efficiency: float = 0.4
 
 
-class _LinkFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    tier: str
+class _TuningFile(_File, frozen=True):
+    operation: str
     bandwidth: _Quantity
     latency: _Quantity
+    members: int = 2
     ramp: _Quantity = "0 B"
     ramp_exponent: float = 0.5
+    latency_per_member: _Quantity = "0 s"
 
 
-class _ClusterFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _NicsFile(_File, frozen=True):
+    count: int
+    rate: _Quantity
+    efficiency: float = 0.955
+
+
+class _LinkFile(_File, frozen=True):
+    tier: str
+    latency: _Quantity
+    bandwidth: _Quantity | None = None
+    ramp: _Quantity = "0 B"
+    ramp_exponent: float = 0.5
+    latency_per_member: _Quantity = "0 s"
+    overlap_slowdown: float = 1.0
+    tunings: tuple[_TuningFile, ...] = ()
+    nics: _NicsFile | None = None
+    torus: tuple[int, ...] = ()
+    wraps: int = 4
+
+
+class _DomainFile(_File, frozen=True):
+    devices: int
+    link: _LinkFile
+
+
+class _GroupFile(_File, frozen=True):
+    nodes: int
+    cluster: "str | _ClusterFile"
+
+
+class _ClusterFile(_File, frozen=True):
     name: str
-    devices_per_node: int
-    device: _DeviceFile
-    intra: _LinkFile
-    inter: _LinkFile
+    devices_per_node: int | None = None
+    device: _DeviceFile | None = None
+    intra: _LinkFile | None = None
+    inter: _LinkFile | None = None
+    domains: tuple[_DomainFile, ...] = ()
+    groups: tuple[_GroupFile, ...] = ()
+    between: _LinkFile | None = None
 
 
-def _quantity(source: str, field: str, text: _Quantity, unit: str) -> float:
+def _quantity(field: str, text: _Quantity, unit: str) -> float:
     hint = f"{field} is in {unit}, written like '{_EXAMPLES[unit]}'"
     if not isinstance(text, str):
-        raise ClusterError(f"{source}: {field}: {text} has no unit", hint=hint)
+        raise ClusterError(f"{field}: {text} has no unit", hint=hint)
     try:
         return parse_quantity(text, unit)
     except ValueError as error:
-        raise ClusterError(f"{source}: {field}: {error}", hint=hint) from error
+        raise ClusterError(f"{field}: {error}", hint=hint) from error
 
 
-def _link(source: str, field: str, data: _LinkFile) -> Link:
-    return Link(
-        tier=data.tier,
-        bandwidth=_quantity(source, f"{field}.bandwidth", data.bandwidth, "B/s"),
-        latency=_quantity(source, f"{field}.latency", data.latency, "s"),
-        ramp=_quantity(source, f"{field}.ramp", data.ramp, "B"),
+def _rate(field: str, text: _Quantity) -> float:
+    """Return bytes/s; data sheets of NICs are in bits, so that they are taken here and nowhere else."""
+    if isinstance(text, str) and text.rstrip().endswith("b/s"):
+        try:
+            return parse_quantity(text, "b/s") / 8
+        except ValueError as error:
+            raise ClusterError(f"{field}: {error}", hint=f"{field} is written like '200 Gb/s'") from error
+    return _quantity(field, text, "B/s")
+
+
+def _tuning(field: str, data: _TuningFile) -> Tuning:
+    return Tuning(
+        operation=data.operation,
+        members=data.members,
+        bandwidth=_quantity(f"{field}.bandwidth", data.bandwidth, "B/s"),
+        latency=_quantity(f"{field}.latency", data.latency, "s"),
+        ramp=_quantity(f"{field}.ramp", data.ramp, "B"),
         ramp_exponent=data.ramp_exponent,
+        latency_per_member=_quantity(f"{field}.latency_per_member", data.latency_per_member, "s"),
     )
 
 
-def _cluster(source: str, data: _ClusterFile) -> Cluster:
-    device = data.device
-    try:
-        return Cluster(
-            name=data.name,
-            device=Device(
-                name=device.name,
-                peaks=tuple(
-                    (name, _quantity(source, f"device.peaks.{name}", text, "FLOP/s"))
-                    for name, text in device.peaks.items()
-                ),
-                memory=_quantity(source, "device.memory", device.memory, "B"),
-                memory_bandwidth=_quantity(source, "device.memory_bandwidth", device.memory_bandwidth, "B/s"),
-                launch=_quantity(source, "device.launch", device.launch, "s"),
-                gemm_efficiency=device.gemm_efficiency,
-                attention_efficiency=device.attention_efficiency,
-                bandwidth_efficiency=device.bandwidth_efficiency,
-            ),
-            devices_per_node=data.devices_per_node,
-            intra=_link(source, "intra", data.intra),
-            inter=_link(source, "inter", data.inter),
+def _link(field: str, data: _LinkFile, devices_per_node: int) -> Link:
+    nics = None
+    if data.nics is not None:
+        nics = Nics(data.nics.count, _rate(f"{field}.nics.rate", data.nics.rate), data.nics.efficiency)
+        if data.bandwidth is not None:
+            raise ClusterError(
+                f"{field} states bandwidth and nics",
+                hint="bandwidth is one device's share of the NICs: keep one of them",
+            )
+        bandwidth = nics.share(devices_per_node)
+    elif data.bandwidth is None:
+        raise ClusterError(
+            f"{field} states no bandwidth",
+            hint=f"write {field}.bandwidth: 18 GB/s, or {field}.nics with count and rate",
         )
-    except ClusterError as error:
-        if str(error).startswith(source):
-            raise
-        raise ClusterError(f"{source}: {error.args[0]}", hint=error.hint) from error
+    else:
+        bandwidth = _quantity(f"{field}.bandwidth", data.bandwidth, "B/s")
+    return Link(
+        tier=data.tier,
+        bandwidth=bandwidth,
+        latency=_quantity(f"{field}.latency", data.latency, "s"),
+        ramp=_quantity(f"{field}.ramp", data.ramp, "B"),
+        ramp_exponent=data.ramp_exponent,
+        latency_per_member=_quantity(f"{field}.latency_per_member", data.latency_per_member, "s"),
+        overlap_slowdown=data.overlap_slowdown,
+        tunings=tuple(_tuning(f"{field}.tunings[{index}]", tuning) for index, tuning in enumerate(data.tunings)),
+        nics=nics,
+        torus=data.torus,
+        wraps=data.wraps,
+    )
+
+
+def _device(field: str, device: _DeviceFile) -> Device:
+    return Device(
+        name=device.name,
+        peaks=tuple((name, _quantity(f"{field}.peaks.{name}", text, "FLOP/s")) for name, text in device.peaks.items()),
+        memory=_quantity(f"{field}.memory", device.memory, "B"),
+        memory_bandwidth=_quantity(f"{field}.memory_bandwidth", device.memory_bandwidth, "B/s"),
+        launch=_quantity(f"{field}.launch", device.launch, "s"),
+        gemm_efficiency=device.gemm_efficiency,
+        attention_efficiency=device.attention_efficiency,
+        bandwidth_efficiency=device.bandwidth_efficiency,
+        num_sms=device.num_sms,
+        batched_efficiency=device.batched_efficiency,
+    )
+
+
+def _given(field: str, value: _Record | None, hint: str) -> _Record:
+    if value is None:
+        raise ClusterError(f"Object missing required field `{field}`", hint=hint)
+    return value
+
+
+def _cluster(prefix: str, data: _ClusterFile) -> Cluster:
+    if data.groups:
+        return _mixed(prefix, data)
+    hint = "a cluster of equal nodes has devices_per_node, device, intra and inter; one of several kinds has groups"
+    if data.between is not None:
+        raise ClusterError(f"{prefix}between: there are no groups", hint="a cluster of equal nodes has inter")
+    count = _given(f"{prefix}devices_per_node", data.devices_per_node, hint)
+    if count < 1:
+        raise ClusterError(f"cluster {data.name!r}: devices_per_node is {count}", hint="it is a positive whole number")
+    return Cluster(
+        name=data.name,
+        device=_device(f"{prefix}device", _given(f"{prefix}device", data.device, hint)),
+        devices_per_node=count,
+        intra=_link(f"{prefix}intra", _given(f"{prefix}intra", data.intra, hint), count),
+        inter=_link(f"{prefix}inter", _given(f"{prefix}inter", data.inter, hint), count),
+        domains=tuple(
+            Domain(domain.devices, _link(f"{prefix}domains[{index}].link", domain.link, domain.devices))
+            for index, domain in enumerate(data.domains)
+        ),
+    )
+
+
+def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
+    hint = "a cluster with groups has name, groups and between; the nodes are described in each group's cluster"
+    for field in ("devices_per_node", "device", "intra", "inter"):
+        if getattr(data, field) is not None:
+            raise ClusterError(f"{prefix}{field}: the cluster has groups", hint=hint)
+    if data.domains:
+        raise ClusterError(f"{prefix}domains: the cluster has groups", hint=hint)
+    groups = []
+    for index, group in enumerate(data.groups):
+        inner = group.cluster
+        field = f"{prefix}groups[{index}].cluster"
+        cluster = load_cluster(inner) if isinstance(inner, str) else _cluster(f"{field}.", inner)
+        groups.append(NodeGroup(group.nodes, cluster))
+    between = _link(
+        f"{prefix}between", _given(f"{prefix}between", data.between, hint), groups[0].cluster.devices_per_node
+    )
+    return Cluster.mixed(data.name, tuple(groups), between)
 
 
 def _schema_error(source: str, error: msgspec.DecodeError) -> ClusterError:
     return ClusterError(
         f"{source}: {error}", hint="docs/cost_model.md lists the fields of a cluster file, with an example"
     )
+
+
+def _read(source: str, decode: Callable[[], _ClusterFile]) -> Cluster:
+    try:
+        parsed = decode()
+    except msgspec.DecodeError as error:  # also the base of ValidationError
+        raise _schema_error(source, error) from error
+    try:
+        return _cluster("", parsed)
+    except ClusterError as error:
+        raise ClusterError(f"{source}: {error.args[0]}", hint=error.hint) from error
 
 
 def cluster_from_dict(data: object, source: str = "cluster") -> Cluster:
@@ -108,11 +248,7 @@ def cluster_from_dict(data: object, source: str = "cluster") -> Cluster:
     Raises:
         ClusterError: If a field is missing, unknown, of the wrong type or unit, or out of range; the message names it.
     """
-    try:
-        parsed = msgspec.convert(data, _ClusterFile)
-    except msgspec.ValidationError as error:
-        raise _schema_error(source, error) from error
-    return _cluster(source, parsed)
+    return _read(source, lambda: msgspec.convert(data, _ClusterFile))
 
 
 def parse_cluster(text: str, source: str = "cluster") -> Cluster:
@@ -121,11 +257,7 @@ def parse_cluster(text: str, source: str = "cluster") -> Cluster:
     Raises:
         ClusterError: If the text is no YAML, or as for `cluster_from_dict`.
     """
-    try:
-        parsed = msgspec.yaml.decode(text, type=_ClusterFile)
-    except msgspec.DecodeError as error:  # also the base of ValidationError
-        raise _schema_error(source, error) from error
-    return _cluster(source, parsed)
+    return _read(source, lambda: msgspec.yaml.decode(text, type=_ClusterFile))
 
 
 def format_cluster(cluster: Cluster) -> str:
@@ -133,27 +265,48 @@ def format_cluster(cluster: Cluster) -> str:
     return msgspec.yaml.encode(cluster.to_dict()).decode()
 
 
+def cluster_schema() -> Mapping[str, object]:
+    """Return the JSON schema of a cluster file, for editors that check YAML while it is written."""
+    return msgspec.json.schema(_ClusterFile)
+
+
+def _slice(name: str) -> Cluster | None:
+    """Return a preset whose nodes are a torus with the shape that the name ends with; None if it names none."""
+    match = _SLICE.fullmatch(name)
+    preset = PRESETS.get(match["preset"]) if match else None
+    if match is None or preset is None or not preset.intra.torus:
+        return None
+    torus = tuple(int(size) for size in match["sizes"].split("x"))
+    if len(torus) != len(preset.intra.torus):
+        raise ClusterError(
+            f"cluster {name!r}: a slice of {match['preset']} has {len(preset.intra.torus)} axes",
+            hint=f"write {match['preset']}-{'x'.join(map(str, preset.intra.torus))}",
+        )
+    return replace(preset, name=name, devices_per_node=prod(torus), intra=replace(preset.intra, torus=torus))
+
+
 def load_cluster(name_or_path: str | Path) -> Cluster:
     """Return a preset by name, or the cluster a YAML file describes.
 
     Args:
-        name_or_path: A key of `PRESETS`, or the path of a `.yaml` or `.yml` file.
+        name_or_path: A key of `PRESETS`, one whose nodes are a torus with the shape of a slice behind it
+            (`tpu-v5p-4x4x8`), or the path of a `.yaml` or `.yml` file.
 
     Raises:
         ClusterError: If there is no such preset or file, or the file is wrong.
 
-    >>> load_cluster("h100").device.name
-    'H100-SXM5-80GB'
+    >>> load_cluster("h100").device.name, load_cluster("tpu-v5p-4x4x8").devices_per_node
+    ('H100-SXM5-80GB', 128)
     """
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
-        name = str(name_or_path)
-        cluster = PRESETS.get(name.lower())
+        name = str(name_or_path).lower()
+        cluster = PRESETS.get(name) or _slice(name)
         if cluster is None:
-            close = get_close_matches(name.lower(), PRESETS, n=2, cutoff=0.4)
+            close = get_close_matches(name, PRESETS, n=2, cutoff=0.4)
             nearest = f"did you mean {' or '.join(close)}? " if close else ""
             hint = f"{nearest}known are {', '.join(PRESETS)}, or give the path of a .yaml file"
-            raise ClusterError(f"there is no cluster {name!r}", hint=hint)
+            raise ClusterError(f"there is no cluster {str(name_or_path)!r}", hint=hint)
         return cluster
     try:
         text = path.read_text(encoding="utf-8")

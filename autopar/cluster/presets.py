@@ -1,29 +1,22 @@
 """Clusters known by name. Every constant says where it comes from.
 
+`SOURCES` says it of every preset for users; `autopar.cluster.networks` of the links.
 *Fit*: a constant of a formula in docs/cost_model.md, fitted to published measurements.
-GEMM fits are of the roofline with launch time to the kernel times of microsoft/vidur (A100: 702 shapes, error 7.6 %;
-H100: 621 shapes, 8.4 %).
-All-reduce fits are to nccl-tests tables (stas00/ml-engineering, coreweave/nccl-tests) and, for V100, to the table of
-VIA-Research/vTrain.
-*Hand-set*: chosen between published values, not fitted.
+GEMM fits are of launch, efficiency and bandwidth in `autopar.cost.gemm` to the kernel times of microsoft/vidur;
+`autopar.cost.accuracy.gemm_report` prints the errors.
+*Hand-set*: chosen between published values or after a similar device, not fitted.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from autopar.cluster.records import Cluster, Device, Link
+from autopar.cluster import networks
+from autopar.cluster.links import Link
+from autopar.cluster.networks import Known
+from autopar.cluster.records import Cluster, Device, Domain
 
-# Hand-set: fused Adam and activations reach 0.8 to 1 of the data sheet, the GEMM fit on H100 0.87, layer norm 0.4.
+# Hand-set: additions and fused Adam reach 0.8 to 1 of the data sheet; A100 and H100 have the figure of their GEMM fit.
 BANDWIDTH_EFFICIENCY = 0.85
-# Share of a NIC's rate that hierarchical collectives reach in a training step; fit to step times of A100 clusters.
-NIC_EFFICIENCY = 0.73
-INTER_LATENCY = 20e-6  # s, InfiniBand in the system files of calculon-ai/calculon
-INTER_RAMP = 20e6  # B, fit: all-reduce of 32 B200 on 4 nodes, error 6.1 %
-INTER_RAMP_EXPONENT = 0.44  # same fit
-
-
-def _nic(tier: str, rate: float) -> Link:
-    """Return the link between nodes that gives each device `rate` bytes/s of the NICs."""
-    return Link(tier, rate * NIC_EFFICIENCY, INTER_LATENCY, INTER_RAMP, INTER_RAMP_EXPONENT)
 
 
 def _a100(memory: float, memory_bandwidth: float) -> Device:
@@ -32,10 +25,12 @@ def _a100(memory: float, memory_bandwidth: float) -> Device:
         peaks=(("half", 312e12), ("tf32", 156e12), ("single", 19.5e12)),  # NVIDIA A100 data sheet, dense
         memory=memory,
         memory_bandwidth=memory_bandwidth,
-        launch=8e-6,  # GEMM fit
-        gemm_efficiency=0.735,  # GEMM fit: 0.725 with 8 us, 0.742 with 10 us on large shapes
+        launch=4.2e-6,  # GEMM fit
+        gemm_efficiency=0.763,  # GEMM fit
         attention_efficiency=0.45,  # hand-set between 0.36 (llm-foundry step times) and 0.6 (FlashAttention-2, causal)
-        bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+        bandwidth_efficiency=0.8,  # GEMM fit
+        num_sms=108,  # NVIDIA A100 data sheet
+        batched_efficiency=0.5,  # hand-set: with memory 0.3 to 0.4 of the peak, layer times of Korthikanti et al. 2022
     )
 
 
@@ -46,10 +41,12 @@ def _hopper(name: str, memory: float, memory_bandwidth: float) -> Device:
         peaks=(("half", 989e12), ("tf32", 494.5e12), ("single", 67e12), ("fp8", 1979e12)),
         memory=memory,
         memory_bandwidth=memory_bandwidth,
-        launch=6.7e-6,  # GEMM fit
-        gemm_efficiency=0.732,  # GEMM fit
+        launch=5.3e-6,  # GEMM fit
+        gemm_efficiency=0.762,  # GEMM fit
         attention_efficiency=0.4,  # hand-set between 0.2 (llm-foundry step times) and 0.6 (FlashAttention-3, causal)
-        bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+        bandwidth_efficiency=0.88,  # GEMM fit
+        num_sms=132,  # NVIDIA H100 data sheet (SXM)
+        batched_efficiency=0.45,  # hand-set
     )
 
 
@@ -58,32 +55,203 @@ _V100 = Device(
     peaks=(("half", 125e12), ("single", 15.7e12)),  # NVIDIA V100 data sheet (SXM2); float16 only, no bfloat16 or TF32
     memory=32e9,
     memory_bandwidth=900e9,
-    launch=8e-6,  # hand-set to the A100's
+    launch=4.2e-6,  # hand-set to the A100's
     gemm_efficiency=0.7,  # hand-set
     attention_efficiency=0.3,  # hand-set: FlashAttention-2 does not run on it
     bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=80,  # NVIDIA V100 data sheet
 )
 _A100_80 = _a100(80e9, 2.039e12)  # NVIDIA A100 data sheet (SXM)
 _A100_40 = _a100(40e9, 1.555e12)
 _H100 = _hopper("H100-SXM5-80GB", 80e9, 3.35e12)  # NVIDIA H100 data sheet (SXM)
 _H200 = _hopper("H200-SXM5-141GB", 141e9, 4.8e12)  # NVIDIA H200 data sheet (SXM)
 
-_NVLINK2 = Link("NVLink2", 137e9, 82e-6)  # all-reduce fit, 8 devices, 1 MB to 1 GB, error 6.7 %
-_NVLINK3 = Link("NVLink3", 234e9, 19e-6, 15e6, 0.75)  # all-reduce fit, 8 devices, 32 KB to 16 GB, error 6.9 %
-# All-reduce fit on DGX H100, 8 devices, error 7.8 %. Gather and scatter measure 345 to 362 GB/s; an all-reduce in the
-# switches (NVLS) reaches up to 480 GB/s.
-_NVLINK4 = Link("NVLink4", 383e9, 34e-6)
-_EDR = _nic("InfiniBand EDR", 6.25e9)  # DGX-1: 4 NICs of 100 Gb/s shared by 8 devices
-_HDR = _nic("InfiniBand HDR", 25e9)  # DGX A100: 8 NICs of 200 Gb/s, one per device
-_NDR = _nic("InfiniBand NDR", 50e9)  # DGX H100 and H200: 8 NICs of 400 Gb/s, one per device
+_V100_16 = replace(_V100, name="V100-SXM2-16GB", memory=16e9)
+_A100_PCIE = replace(_A100_80, name="A100-PCIe-80GB", memory_bandwidth=1.935e12)  # NVIDIA A100 data sheet (PCIe)
+# H100 of 500 W with HBM2e in Meta's Grand Teton, as pytorch/torchtitan describes it; peaks are the data sheet's.
+_H100_96 = replace(_H100, name="H100-SXM5-96GB", memory=96e9, memory_bandwidth=2.4e12)
 
-_A100_CLUSTER = Cluster("a100", _A100_80, 8, _NVLINK3, _HDR)
+
+def _blackwell(name: str, half: float, memory: float) -> Device:
+    return Device(
+        name=name,
+        # NVIDIA data sheets (HGX B200 and B300, GB200 and GB300 NVL72), dense; float32 of HGX B200.
+        peaks=(("half", half), ("tf32", half / 2), ("single", 80e12), ("fp8", 2 * half)),
+        memory=memory,
+        memory_bandwidth=8e12,  # NVIDIA data sheets
+        launch=5.3e-6,  # hand-set to the H100's
+        gemm_efficiency=0.68,  # hand-set: 0.73 to 0.78 is the best measured (stas00/ml-engineering), times H100's ratio
+        attention_efficiency=0.4,  # hand-set to the H100's
+        bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+        num_sms=148,  # CUDA device properties of B200; the others are taken to have as many
+    )
+
+
+_B200 = _blackwell("B200-SXM-180GB", 2.25e15, 180e9)  # DGX B200: 1,440 GB in 8 devices
+_B300 = _blackwell("B300-SXM-288GB", 2.25e15, 288e9)  # DGX B300: 2.3 TB in 8 devices
+_GB200 = _blackwell("GB200-186GB", 2.5e15, 186e9)  # GB200 NVL72: 13.4 TB in 72 devices
+_GB300 = _blackwell("GB300-288GB", 2.5e15, 288e9)  # GB300 NVL72: 288 GB each
+_L4 = Device(
+    name="L4-24GB",
+    peaks=(("half", 121e12), ("tf32", 60e12), ("single", 30.3e12), ("fp8", 242.5e12)),  # NVIDIA L4 data sheet, dense
+    memory=24e9,
+    memory_bandwidth=300e9,
+    launch=4.2e-6,  # hand-set to the A100's
+    gemm_efficiency=0.6,  # hand-set below the A100's: 72 W do not hold the clock of the data sheet
+    attention_efficiency=0.4,  # hand-set
+    bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=58,  # NVIDIA Ada whitepaper
+)
+_RTX4090 = Device(
+    name="RTX-4090-24GB",
+    # NVIDIA Ada whitepaper, dense, products of half precision summed in float32.
+    peaks=(("half", 165.2e12), ("tf32", 82.6e12), ("single", 82.6e12), ("fp8", 330.3e12)),
+    memory=24e9,
+    memory_bandwidth=1.008e12,
+    launch=4.2e-6,  # hand-set to the A100's
+    gemm_efficiency=0.8,  # hand-set: consumer cards run above the boost clock of the whitepaper
+    attention_efficiency=0.5,  # hand-set
+    bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    num_sms=128,  # NVIDIA Ada whitepaper
+)
+
+
+def _instinct(name: str, half: float, memory: float, memory_bandwidth: float) -> Device:
+    return Device(
+        name=name,
+        peaks=(("half", half), ("single", half / 8), ("fp8", 2 * half)),  # AMD data sheets, dense; vector float32
+        memory=memory,
+        memory_bandwidth=memory_bandwidth,
+        launch=10e-6,  # hand-set above the A100's
+        gemm_efficiency=0.5,  # hand-set: 0.45 to 0.55 of the peak is what large products reach
+        attention_efficiency=0.3,  # hand-set
+        bandwidth_efficiency=0.7,  # hand-set
+    )
+
+
+_MI300X = _instinct("MI300X-192GB", 1.3074e15, 192e9, 5.3e12)
+_MI355X = _instinct("MI355X-288GB", 2.5166e15, 288e9, 8e12)
+
+
+def _tpu(name: str, half: float, fp8: float, memory: float, memory_bandwidth: float) -> Device:
+    peaks = {"half": half, "fp8": fp8}
+    return Device(
+        name=name,
+        # Google's TPU documentation; float32 products take six passes of bfloat16.
+        peaks=(("half", half), ("single", half / 6), ("fp8", peaks["fp8"])),
+        memory=memory,
+        memory_bandwidth=memory_bandwidth,
+        launch=2e-6,  # hand-set: a compiled program has no launches, only the fill of the pipelines
+        gemm_efficiency=0.8,  # hand-set after MaxText's 64 to 70 % of the peak in whole steps
+        attention_efficiency=0.5,  # hand-set
+        bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
+    )
+
+
+GIB = 2.0**30
+_TPU_V5E = _tpu("TPU-v5e", 197e12, 197e12, 16 * GIB, 819e9)
+_TPU_V5P = _tpu("TPU-v5p", 459e12, 459e12, 95 * GIB, 2.765e12)
+_TPU_V6E = _tpu("TPU-v6e", 918e12, 918e12, 32 * GIB, 1.638e12)
+_TPU_V7X = _tpu("TPU-v7x", 2.307e15, 4.614e15, 192 * GIB, 7.38e12)
+
+_NVIDIA = (
+    "peaks, memory and memory_bandwidth: NVIDIA data sheet, dense; gemm_efficiency and launch: fit to the kernels of "
+    "microsoft/vidur (A100, H100) or hand-set after those; other efficiencies hand-set"
+)
+_AMD = "peaks, memory and memory_bandwidth: AMD data sheet, dense; efficiencies and launch hand-set"
+_GOOGLE = "peaks, memory and memory_bandwidth: Google's TPU documentation; efficiencies and launch hand-set"
+
+
+def _nodes(name: str, device: Device, intra: Known, inter: Link, count: int = 8) -> Cluster:
+    return Cluster(name, device, count, intra.link, inter)
+
+
+def _tpus(
+    name: str, device: Device, tier: str, sizes: tuple[int, ...], rates: tuple[float, float], wraps: int
+) -> Cluster:
+    """Return the cluster of slices of TPUs; `rates` are GB/s of a chip's links and Gb/s of its data-center network."""
+    link = networks.torus(tier, sizes, rates[0] * 1e9, wraps)
+    chips = 1
+    for size in sizes:
+        chips *= size
+    return Cluster(name, device, chips, link, networks.data_center(rates[1]))
+
+
+_EDR, _HDR, _NDR = "InfiniBand EDR", "InfiniBand HDR", "InfiniBand NDR"
+_A100_CLUSTER = _nodes("a100", _A100_80, networks.NVLINK3, networks.nics(_HDR, 8, 200, 8))
 
 PRESETS: Mapping[str, Cluster] = {
     "a100": _A100_CLUSTER,
     "a100-80": _A100_CLUSTER,
-    "a100-40": Cluster("a100-40", _A100_40, 8, _NVLINK3, _HDR),
-    "h100": Cluster("h100", _H100, 8, _NVLINK4, _NDR),
-    "h200": Cluster("h200", _H200, 8, _NVLINK4, _NDR),
-    "v100": Cluster("v100", _V100, 8, _NVLINK2, _EDR),
+    "a100-40": _nodes("a100-40", _A100_40, networks.NVLINK3, networks.nics(_HDR, 8, 200, 8)),
+    # The machines of published runs: vTrain (4 HDR), Jean Zay (BLOOM), AWS p4d and InternEvo (4 x 100 Gb/s Ethernet).
+    "a100-4hdr": _nodes("a100-4hdr", _A100_80, networks.NVLINK3, networks.nics(_HDR, 4, 200, 8)),
+    "a100-opa": _nodes("a100-opa", _A100_80, networks.NVLINK3, networks.nics("Omni-Path", 4, 100, 8)),
+    "a100-roce": _nodes("a100-roce", _A100_80, networks.NVLINK3, networks.nics("RoCE", 8, 200, 8)),
+    "a100-4x100": _nodes("a100-4x100", _A100_80, networks.NVLINK3, networks.nics("RoCE", 4, 100, 8)),
+    "a100-pcie": Cluster(
+        "a100-pcie",
+        _A100_PCIE,
+        2,
+        networks.NVLINK_BRIDGE.link,
+        networks.PCIE4_PAIRS.link,
+        (Domain(4, networks.nics(_HDR, 1, 200, 4)),),
+    ),
+    "h100": _nodes("h100", _H100, networks.NVLINK4, networks.nics(_NDR, 8, 400, 8)),
+    "h100-2x400": _nodes("h100-2x400", _H100, networks.NVLINK4, networks.nics("Ethernet", 2, 400, 8)),
+    "h100-96": _nodes("h100-96", _H100_96, networks.NVLINK4, networks.nics("RoCE", 8, 400, 8)),
+    "h200": _nodes("h200", _H200, networks.NVLINK4_H200, networks.nics(_NDR, 8, 400, 8)),
+    "b200": _nodes("b200", _B200, networks.NVLINK5, networks.nics(_NDR, 8, 400, 8)),
+    "b200-efa": _nodes("b200-efa", _B200, networks.NVLINK5, networks.efa(8, 400, 8)),
+    "b300": _nodes("b300", _B300, networks.NVLINK5, networks.nics("InfiniBand XDR", 8, 800, 8)),
+    "gb200": _nodes("gb200", _GB200, networks.NVLINK5_72, networks.racks(_NDR, 400), 72),
+    "gb300": _nodes("gb300", _GB300, networks.NVLINK5_72, networks.racks("InfiniBand XDR", 800), 72),
+    "v100": _nodes("v100", _V100, networks.NVLINK2, networks.nics(_EDR, 4, 100, 8)),
+    "v100-aws": _nodes("v100-aws", _V100_16, networks.NVLINK2, networks.nics("Ethernet", 1, 25, 8)),
+    "v100-dgx2": _nodes("v100-dgx2", _V100, networks.NVLINK2_SWITCH, networks.nics(_EDR, 8, 100, 16), 16),
+    "l4": _nodes("l4", _L4, networks.PCIE4, networks.nics("Ethernet", 1, 100, 8)),
+    "rtx4090": _nodes("rtx4090", _RTX4090, networks.PCIE4_HOST, networks.nics("Ethernet", 1, 100, 8)),
+    "mi300x": _nodes("mi300x", _MI300X, networks.INFINITY3, networks.nics("RoCE", 8, 400, 8)),
+    "mi355x": _nodes("mi355x", _MI355X, networks.INFINITY4, networks.nics("RoCE", 8, 400, 8)),
+    # The largest slice; `tpu-v5p-4x4x8` is a smaller one. Axes are rings if they have whole cubes, or all of a pod.
+    "tpu-v5e": _tpus("tpu-v5e", _TPU_V5E, "ICI v5e", (16, 16), (400, 25), 16),
+    "tpu-v5p": _tpus("tpu-v5p", _TPU_V5P, "ICI v5p", (16, 16, 24), (1200, 50), 4),
+    "tpu-v6e": _tpus("tpu-v6e", _TPU_V6E, "ICI v6e", (16, 16), (800, 100), 16),
+    "tpu-v7x": _tpus("tpu-v7x", _TPU_V7X, "ICI v7x", (16, 16, 36), (1200, 100), 4),
 }
+
+
+def sources(cluster: Cluster) -> dict[str, str]:
+    """Return where the constants of a cluster come from by field of its file, as far as they are those of a preset.
+
+    >>> sorted(sources(PRESETS["h100"])), sources(replace(PRESETS["h100"], intra=Link("mine", 1e9, 1e-6)))["intra"]
+    (['device', 'inter', 'intra'], 'stated by the user')
+    """
+    found = {"device": next((text for device, text in _DEVICES if device == cluster.device), USER)}
+    links = {"intra": cluster.intra, "inter": cluster.inter}
+    links.update({f"domains[{index}].link": domain.link for index, domain in enumerate(cluster.domains)})
+    known = [(value.link, value.source) for value in vars(networks).values() if isinstance(value, Known)]
+    known += [(link, _link_source(link)) for preset in PRESETS.values() for _, link in preset.tiers]
+    for field, link in links.items():
+        plain = replace(link, torus=())
+        found[field] = next((text for other, text in known if replace(other, torus=()) == plain), USER)
+    return found
+
+
+USER = "stated by the user"
+
+
+def _link_source(link: Link) -> str:
+    if link.torus:
+        return networks.TORUS_SOURCE
+    if link.tier == "EFA":
+        return networks.EFA_SOURCE
+    if link.tier == "DCN":
+        return networks.DATA_CENTER_SOURCE
+    return networks.RACKS_SOURCE if link.nics is not None and link.nics.count == 72 else networks.NIC_SOURCE
+
+
+_DEVICES = [
+    (cluster.device, _AMD if name.startswith("mi") else _GOOGLE if name.startswith("tpu") else _NVIDIA)
+    for name, cluster in PRESETS.items()
+]

@@ -1,48 +1,20 @@
-"""What a cluster is: devices, nodes and the two tiers of links between them.
+"""What a cluster is: devices, nodes, and the tiers of links between them.
 
-Seconds, bytes, FLOP/s and bytes/s throughout. A link's `bandwidth` is an *algorithm* bandwidth: what one device
-reaches in one direction inside a collective, as measured, and not the figure of the data sheet
-(`autopar.cost.collectives` has the formula it is used in).
+Seconds, bytes, FLOP/s and bytes/s throughout; `autopar.cluster.links` has the links.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
+from autopar.cluster.checks import require_positive, require_share, require_whole
+from autopar.cluster.links import Link
 from autopar.errors import ClusterError
-from autopar.units import parse_quantity
+from autopar.units import format_quantity
 
-PREFIXES = ("P", "T", "G", "M", "k", "")
-
-
-def format_quantity(value: float, unit: str) -> str:
-    """Return the shortest text that `parse_quantity` reads back as exactly `value`.
-
-    >>> format_quantity(3.12e14, "FLOP/s"), format_quantity(8e-06, "s"), format_quantity(0.0, "B")
-    ('312 TFLOP/s', '8 us', '0 B')
-    """
-    if unit == "s":
-        scales = [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)]
-    else:
-        scales = [(f"{prefix}{unit}", 1000.0 ** (5 - power)) for power, prefix in enumerate(PREFIXES)]
-    for suffix, scale in scales:
-        text = f"{value / scale:.15g} {suffix}"
-        if value >= scale and parse_quantity(text, unit) == value:
-            return text
-    return f"{value!r} {unit}" if value else f"0 {unit}"
-
-
-def _require_positive(owner: str, **fields: float) -> None:
-    for name, value in fields.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ClusterError(f"{owner}: {name} is {value:g}", hint=f"{name} is a positive number")
-
-
-def _require_share(owner: str, **fields: float) -> None:
-    for name, value in fields.items():
-        if not 0 < value <= 1:
-            raise ClusterError(
-                f"{owner}: {name} is {value:g}", hint=f"{name} is a share of the peak: above 0, at most 1"
-            )
+_LESS_IS_BETTER = frozenset({"launch"})
+"""Fields of a device of which the slowest one has the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +27,13 @@ class Device:
             (float32), "fp8", ...
         memory: Bytes.
         memory_bandwidth: Bytes/s of the data sheet.
-        launch: Seconds every kernel takes however little it does.
+        launch: Seconds every matrix product takes however small it is.
         gemm_efficiency: Share of the peak that large matrix products and convolutions reach.
         attention_efficiency: Share of the peak that fused attention reaches.
         bandwidth_efficiency: Share of `memory_bandwidth` that memory-bound kernels reach.
+        num_sms: Multiprocessors: as many tiles of a matrix product are computed at a time; 0 if products of all dims
+            reach `gemm_efficiency`.
+        batched_efficiency: Share of the peak that batches of small products reach, those of unfused attention.
     """
 
     name: str
@@ -69,19 +44,24 @@ class Device:
     gemm_efficiency: float
     attention_efficiency: float
     bandwidth_efficiency: float
+    num_sms: int = 0
+    batched_efficiency: float = 0.4
 
     def __post_init__(self) -> None:
         if not self.peaks:
             raise ClusterError(f"device {self.name!r} has no peaks", hint="give at least one, e.g. half: 312 TFLOP/s")
         owner = f"device {self.name!r}"
-        _require_positive(owner, **{f"peaks.{name}": value for name, value in self.peaks})
-        _require_positive(owner, memory=self.memory, memory_bandwidth=self.memory_bandwidth, launch=self.launch)
-        _require_share(
+        require_positive(owner, **{f"peaks.{name}": value for name, value in self.peaks})
+        require_positive(owner, memory=self.memory, memory_bandwidth=self.memory_bandwidth, launch=self.launch)
+        require_share(
             owner,
             gemm_efficiency=self.gemm_efficiency,
             attention_efficiency=self.attention_efficiency,
             bandwidth_efficiency=self.bandwidth_efficiency,
+            batched_efficiency=self.batched_efficiency,
         )
+        if self.num_sms < 0:
+            raise ClusterError(f"{owner}: num_sms is {self.num_sms}", hint="num_sms is a whole number, 0 if unknown")
 
     def peak(self, numbers: str) -> float:
         """Return the dense FLOP/s of matrix products of a class of numbers.
@@ -106,53 +86,63 @@ class Device:
             "gemm_efficiency": self.gemm_efficiency,
             "attention_efficiency": self.attention_efficiency,
             "bandwidth_efficiency": self.bandwidth_efficiency,
+            "num_sms": self.num_sms,
+            "batched_efficiency": self.batched_efficiency,
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """One tier of the network: between the devices of a node, or between nodes.
-
-    A transfer of S bytes takes `latency + S / bandwidth * (1 + (ramp / S) ** ramp_exponent)` seconds.
+class Domain:
+    """Devices that the tiers so far connect, and the link from one such domain to the next.
 
     Attributes:
-        tier: Name of the technology ("NVLink3", "InfiniBand HDR").
-        bandwidth: Bytes/s each device reaches in each direction while all of them communicate; between nodes that is
-            its share of the node's NICs.
-        latency: Seconds of an empty collective.
-        ramp: Bytes at which the bandwidth is half of `bandwidth`; 0 if it does not depend on the size.
-        ramp_exponent: How fast the bandwidth approaches its limit, at least 0 and below 1.
+        devices: Devices of a domain: a rail group, a pod, a slice of accelerators.
+        link: Link between domains; its bandwidth is one device's share.
     """
 
-    tier: str
-    bandwidth: float
-    latency: float
-    ramp: float = 0.0
-    ramp_exponent: float = 0.5
-
-    def __post_init__(self) -> None:
-        owner = f"link {self.tier!r}"
-        _require_positive(owner, bandwidth=self.bandwidth)
-        for name, value in (("latency", self.latency), ("ramp", self.ramp)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ClusterError(f"{owner}: {name} is {value:g}", hint=f"{name} is 0 or a positive number")
-        if not 0 <= self.ramp_exponent < 1:
-            raise ClusterError(f"{owner}: ramp_exponent is {self.ramp_exponent:g}", hint="it is at least 0 and below 1")
+    devices: int
+    link: Link
 
     def to_dict(self) -> dict[str, object]:
-        """Return the link as the mapping a cluster file holds."""
-        return {
-            "tier": self.tier,
-            "bandwidth": format_quantity(self.bandwidth, "B/s"),
-            "latency": format_quantity(self.latency, "s"),
-            "ramp": format_quantity(self.ramp, "B"),
-            "ramp_exponent": self.ramp_exponent,
-        }
+        """Return the domain as the mapping a cluster file holds."""
+        return {"devices": self.devices, "link": self.link.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Equal nodes of a cluster that has other nodes as well.
+
+    Attributes:
+        nodes: How many of them there are.
+        cluster: What they are.
+    """
+
+    nodes: int
+    cluster: "Cluster"
+
+    def __post_init__(self) -> None:
+        require_whole(f"group {self.cluster.name!r}", 1, nodes=self.nodes)
+        if self.cluster.groups:
+            raise ClusterError(
+                f"group {self.cluster.name!r} has groups of its own", hint="list all groups in one cluster"
+            )
+
+    @property
+    def devices(self) -> int:
+        """Devices of the group."""
+        return self.nodes * self.cluster.devices_per_node
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the group as the mapping a cluster file holds."""
+        return {"nodes": self.nodes, "cluster": self.cluster.to_dict()}
+
+
+@dataclass(frozen=True)
 class Cluster:
-    """Equal nodes of equal devices, as many as a job needs. Devices are numbered node by node.
+    """Equal nodes of equal devices, as many as a job needs, or groups of such nodes. Devices are numbered node by node.
+
+    Of a cluster with groups, `device`, `devices_per_node`, `intra` and `inter` describe what holds on all of its
+    devices (`Cluster.mixed`); `on` gives the part that some devices lie in.
 
     Attributes:
         name: Name of the preset or file.
@@ -160,6 +150,9 @@ class Cluster:
         devices_per_node: Devices that `intra` connects.
         intra: Link between devices of one node.
         inter: Link between devices of different nodes.
+        domains: Wider domains of nodes, the narrowest first, if nodes do not all reach each other alike.
+        groups: Different nodes in the order of their devices; none if all nodes are equal.
+        between: Link between groups; None if there are none.
     """
 
     name: str
@@ -167,20 +160,244 @@ class Cluster:
     devices_per_node: int
     intra: Link
     inter: Link
+    domains: tuple[Domain, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
+    between: Link | None = None
 
     def __post_init__(self) -> None:
-        if self.devices_per_node < 1:
+        owner = f"cluster {self.name!r}"
+        require_whole(owner, 1, devices_per_node=self.devices_per_node)
+        if self.intra.nics is not None:
+            raise ClusterError(f"{owner}: intra has nics", hint="NICs connect nodes: give them to inter")
+        if self.intra.torus and math.prod(self.intra.torus) != self.devices_per_node:
             raise ClusterError(
-                f"cluster {self.name!r}: devices_per_node is {self.devices_per_node}",
-                hint="it is a positive whole number",
+                f"{owner}: devices_per_node is {self.devices_per_node}, but the torus of intra has "
+                f"{math.prod(self.intra.torus)} devices",
+                hint=f"write devices_per_node: {math.prod(self.intra.torus)}",
             )
+        if self.inter.torus or any(domain.link.torus for domain in self.domains):
+            raise ClusterError(f"{owner}: a torus lies between nodes", hint="a torus is the intra link of its slice")
+        if self.inter.nics is not None and self.inter.bandwidth != self.inter.nics.share(self.devices_per_node):
+            raise ClusterError(
+                f"{owner}: inter has a bandwidth that its nics do not give", hint="state nics or bandwidth, not both"
+            )
+        inner = self.devices_per_node
+        for domain in self.domains:
+            if domain.devices <= inner or domain.devices % inner:
+                raise ClusterError(
+                    f"{owner}: a domain of {domain.devices} devices does not consist of domains of {inner}",
+                    hint=f"devices is a multiple of {inner}, e.g. {2 * inner}",
+                )
+            inner = domain.devices
+
+    def __hash__(self) -> int:
+        """Hash by name: equal clusters have equal names, and costs look clusters up often."""
+        return hash(self.name)
+
+    @classmethod
+    def mixed(cls, name: str, groups: tuple[NodeGroup, ...], between: Link) -> "Cluster":
+        """Return the cluster of several groups of nodes that the link `between` connects.
+
+        Where devices of several groups work together, the slowest sets the time: the device has the least of every
+        figure, the links are the slowest of each tier, and a node has as many devices as divide all nodes.
+
+        Args:
+            name: Its name.
+            groups: The groups in the order of their devices.
+            between: Link between groups, as one device's share.
+
+        Raises:
+            ClusterError: If there are no groups, or their devices share no class of numbers.
+        """
+        if not groups:
+            raise ClusterError(f"cluster {name!r} has no groups", hint="list at least one")
+        members = [group.cluster for group in groups]
+        if any(member.domains for member in members):
+            raise ClusterError(f"cluster {name!r}: a group has domains", hint="groups have an intra and an inter link")
+        return cls(
+            name,
+            _weakest_device(name, [member.device for member in members]),
+            math.gcd(*(member.devices_per_node for member in members)),
+            _slowest([member.intra for member in members]),
+            _slowest([*(member.inter for member in members), between]),
+            groups=groups,
+            between=between,
+        )
+
+    @property
+    def tiers(self) -> tuple[tuple[int, Link], ...]:
+        """The hierarchy from the inside out: devices of an inner domain (1 at first) and the link between them."""
+        sizes = (1, self.devices_per_node, *(domain.devices for domain in self.domains))
+        return tuple(zip(sizes, (self.intra, self.inter, *(domain.link for domain in self.domains)), strict=True))
+
+    @cached_property
+    def _spans(self) -> tuple[tuple[int, "Cluster"], ...]:
+        """End of each group in the numbering of devices, and its cluster."""
+        spans, end = [], 0
+        for group in self.groups:
+            end += group.devices
+            spans.append((end, group.cluster))
+        return tuple(spans)
+
+    def group_of(self, device: int) -> "Cluster":
+        """Return the group of equal nodes that a device lies in; the cluster itself if all nodes are equal.
+
+        Raises:
+            ClusterError: If the groups have fewer devices.
+        """
+        if not self.groups:
+            return self
+        for end, cluster in self._spans:
+            if device < end:
+                return cluster
+        raise ClusterError(
+            f"cluster {self.name!r} has {self._spans[-1][0]} devices, none with number {device}",
+            hint=f"ask for at most {self._spans[-1][0]} devices",
+        )
+
+    def on(self, devices: range) -> "Cluster":
+        """Return what some devices work on: their group if they lie in one, else the weakest of the whole cluster."""
+        if not self.groups:
+            return self
+        first, last = self.group_of(devices[0]), self.group_of(devices[-1])
+        start = self._start(devices[0])
+        return first if first is last and start == self._start(devices[-1]) else self
+
+    def of_job(self, devices: int) -> "Cluster":
+        """Return what a job of so many devices gets: a slice of its size of a torus, or a part of each node.
+
+        A part of one node, where the job would otherwise count as one that straddles nodes; of several nodes, if equal
+        parts of at least 8/9 make up the job: 64 of the 72 devices of a rack are customary.
+
+        >>> from autopar.cluster import PRESETS
+        >>> PRESETS["tpu-v5p"].of_job(256).intra.torus, PRESETS["h100"].of_job(6).devices_per_node
+        ((4, 8, 8), 6)
+        >>> PRESETS["gb200"].of_job(128).devices_per_node
+        64
+        """
+        if self.groups or self.domains or devices % self.devices_per_node == 0 or self.devices_per_node % devices == 0:
+            used = self.devices_per_node if not self.intra.torus else min(devices, self.devices_per_node)
+        elif devices < self.devices_per_node:
+            used = devices
+        else:
+            used = next(part for part in range(self.devices_per_node, 0, -1) if devices % part == 0)
+            if 9 * used < 8 * self.devices_per_node or self.intra.torus:
+                used = self.devices_per_node
+        if used == self.devices_per_node:
+            return self
+        torus = squarest(used, self.intra.torus, self.intra.wraps) if self.intra.torus else ()
+        if torus is None:
+            return self
+        inter = self.inter
+        if inter.nics is not None:  # a device alone does not use the NICs of others
+            most = max(inter.nics.share(inter.nics.count), inter.bandwidth)
+            inter = replace(inter, bandwidth=min(inter.nics.share(used), most), nics=None)
+        return replace(self, devices_per_node=used, intra=replace(self.intra, torus=torus), inter=inter)
+
+    def _start(self, device: int) -> int:
+        """Return the first device of the group of a device."""
+        return max((end for end, _ in self._spans if end <= device), default=0)
+
+    def tier(self, first: int, second: int) -> int:
+        """Return which tier two devices meet on: 0 within a node, 1 between nodes, 2 and more between wider domains."""
+        if self.groups:
+            group = self.on(range(min(first, second), max(first, second) + 1))
+            if group is self:
+                return 1
+            start = self._start(first)
+            return group.tier(first - start, second - start)
+        sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
+        return sum(first // size != second // size for size in sizes)
+
+    def boundary_tier(self, start: int, size: int) -> int:
+        """Return the widest tier on which a stage of `size` devices from `start` on meets the next one of that size.
+
+        Every device meets its counterpart, `size` devices further on.
+
+        >>> from autopar.cluster import PRESETS
+        >>> [PRESETS["h100"].boundary_tier(4 * stage, 4) for stage in range(4)]
+        [0, 1, 0, 1]
+        """
+        last = start + 2 * size - 1
+        if self.groups:
+            group = self.on(range(start, last + 1))
+            return 1 if group is self else group.boundary_tier(start - self._start(start), size)
+        sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
+        return sum(size >= inner or start // inner != last // inner for inner in sizes)
 
     def to_dict(self) -> dict[str, object]:
         """Return the cluster as the mapping a cluster file holds; `cluster_from_dict` reads it back equal."""
-        return {
+        if self.groups:
+            groups = [group.to_dict() for group in self.groups]
+            assert self.between is not None, "groups are connected by a link"
+            return {"name": self.name, "groups": groups, "between": self.between.to_dict()}
+        data: dict[str, object] = {
             "name": self.name,
             "devices_per_node": self.devices_per_node,
             "device": self.device.to_dict(),
             "intra": self.intra.to_dict(),
             "inter": self.inter.to_dict(),
         }
+        if self.domains:
+            data["domains"] = [domain.to_dict() for domain in self.domains]
+        return data
+
+
+def squarest(devices: int, largest: tuple[int, ...], wraps: int) -> tuple[int, ...] | None:
+    """Return the shape of a slice of a torus: axes in ascending order, as equal as can be.
+
+    Args:
+        devices: Devices of the slice.
+        largest: Sizes of the axes of the largest slice.
+        wraps: Axes that are multiples of this are closed; of equal sums, more of them are better.
+
+    Returns:
+        None if no slice has so many devices.
+
+    >>> squarest(64, (16, 16, 24), 4), squarest(32, (16, 16, 24), 4), squarest(8, (16, 16), 16), squarest(7, (4, 4), 4)
+    ((4, 4, 4), (2, 4, 4), (2, 4), None)
+    """
+    limits = sorted(largest)
+    shapes: list[tuple[int, ...]] = [()]
+    for limit in limits:
+        shapes = [
+            (*shape, size)
+            for shape in shapes
+            for size in range(shape[-1] if shape else 1, limit + 1)
+            if devices % (math.prod(shape) * size) == 0
+        ]
+    whole = [shape for shape in shapes if math.prod(shape) == devices]
+    return min(whole, key=lambda shape: (sum(shape), -sum(size % wraps == 0 for size in shape)), default=None)
+
+
+def _weakest_device(name: str, devices: list[Device]) -> Device:
+    classes = [numbers for numbers, _ in devices[0].peaks if all(numbers in dict(d.peaks) for d in devices)]
+    if not classes:
+        raise ClusterError(
+            f"cluster {name!r}: its devices have no class of numbers in common",
+            hint="give every device a peak of the same class, e.g. half: 312 TFLOP/s",
+        )
+    values: dict[str, Any] = {
+        "name": " and ".join(dict.fromkeys(device.name for device in devices)),
+        "peaks": tuple((numbers, min(device.peak(numbers) for device in devices)) for numbers in classes),
+    }
+    for field in fields(Device):
+        if field.name not in values:
+            worst = max if field.name in _LESS_IS_BETTER else min
+            values[field.name] = worst(getattr(device, field.name) for device in devices)
+    return Device(**values)
+
+
+def _slowest(links: list[Link]) -> Link:
+    """Return the link of least bandwidth with the longest latency; tunings count if all links agree on them."""
+    slowest = min(links, key=lambda link: link.bandwidth)
+    tunings = slowest.tunings if all(link.tunings == slowest.tunings for link in links) else ()
+    return replace(
+        slowest,
+        latency=max(link.latency for link in links),
+        latency_per_member=max(link.latency_per_member for link in links),
+        overlap_slowdown=max(link.overlap_slowdown for link in links),
+        tunings=tunings,
+        nics=None,
+        torus=(),
+    )

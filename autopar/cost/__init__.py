@@ -2,24 +2,31 @@
 
 from autopar.cost.collectives import Collective, devices_in_node
 from autopar.cost.flops import op_flops
+from autopar.cost.fusion import ALONE, Fused
 from autopar.cost.model import CostModel
+from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
 from autopar.cost.policy import FP32, MIXED, POLICIES, DtypePolicy
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
 from autopar.cost.stack import DEFAULT, SCALARS, Fit, FitSource, Stack, bundled_stacks, load_stack, stack_from_dict
 from autopar.cost.traffic import is_view, op_bytes
 
 __all__ = [
+    "ALONE",
+    "BUCKET_BYTES",
     "DEFAULT",
     "FP32",
     "MIXED",
     "POLICIES",
     "SCALARS",
+    "Bucketed",
     "Collective",
     "CostModel",
     "DtypePolicy",
     "Fit",
     "FitSource",
+    "Fused",
     "Move",
+    "Overlap",
     "Resharder",
     "Reshards",
     "Stack",

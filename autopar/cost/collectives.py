@@ -6,24 +6,33 @@ On one tier, for a group of n devices and S bytes:
     f = 2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather, reduce_scatter and all_to_all
 
 S is the larger side of the collective on one device: the input of all_reduce, reduce_scatter and all_to_all, the
-output of all_gather.
+output of all_gather. The constants are those of the operation and the number of members on the tier (`Link.tuning`).
 
-A group of n = k m devices, k on each of m nodes, works hierarchically: reduce-scatter within the node, the collective
-between nodes on S / k (each device through its own share of the NICs), all-gather within the node. Chunks are
-pipelined, so the slower tier sets the time and the latencies add:
+A group over several tiers, k of whose members share a domain of the tiers inside, works as rings through all members:
+every tier carries f S in and out of each domain, and the k members share that. The rings run on all tiers at once, so
+the slowest tier sets the time, and the latencies add:
 
-    t = latency_intra + latency_inter + max(f(k) S / bandwidth_intra (...), f(m) (S / k) / bandwidth_inter (...))
+    t = sum of latencies + max over tiers of f(n) (S / k) / bandwidth (1 + (ramp k / S) ^ exponent)
 
-An all_to_all sends (m - 1) / m of S between nodes directly and (k - 1) / n within.
+An all_to_all sends to all members directly: (n - k) / n of S leaves a domain of each device, and messages on different
+tiers do not wait for each other, so that the slowest tier sets the time with its latency.
+
+On a torus (`autopar.cost.torus`) the rates of the rings of a group add; an all_to_all sends every byte a quarter of a
+ring (half of that on average, over two directions) or of a line far:
+
+    t = latency + max over rings of S members / 4 / (rate bandwidth)
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 
 from autopar.cluster import Cluster, Link
 from autopar.cost.arrays import FloatArray
+from autopar.cost.torus import rings
 from autopar.sharding import Axis
 
 
@@ -45,7 +54,7 @@ _ROUNDS: Mapping[Collective, int] = {
 
 
 def devices_in_node(axis: Axis, devices_per_node: int) -> int:
-    """Return how many consecutive members of every group of an axis share a node.
+    """Return how many consecutive members of every group of an axis share a node, or a wider domain.
 
     The mesh starts at the first device of a node, or divides a node. Where groups straddle nodes unevenly it is the
     largest block that never does.
@@ -58,13 +67,73 @@ def devices_in_node(axis: Axis, devices_per_node: int) -> int:
     return next((size for size in blocks if devices_per_node % (size * axis.stride) == 0), 1)
 
 
-def _transfer(nbytes: FloatArray, link: Link) -> FloatArray:
-    """Return the seconds of `nbytes` without latency; 0 bytes take none because the exponent is below 1."""
-    ramp = link.ramp**link.ramp_exponent * nbytes ** (1.0 - link.ramp_exponent) if link.ramp else 0.0
-    return (nbytes + ramp) / link.bandwidth
+@lru_cache(maxsize=4096)
+def widest_tier(axis: Axis, cluster: Cluster) -> int:
+    """Return the widest tier that the groups of an axis cross: 0 within a node, 1 between nodes, 2 and more beyond."""
+    sizes = [size for size, _ in cluster.tiers[1:]]
+    return next((tier for tier, size in enumerate(sizes) if devices_in_node(axis, size) == axis.size), len(sizes))
 
 
-def collective_seconds(collective: Collective, nbytes: FloatArray, axis: Axis, cluster: Cluster) -> FloatArray:
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """One tier of a collective: `latency + linear S + ramp S ** power` seconds."""
+
+    tier: int
+    latency: float
+    linear: float
+    ramp: float
+    power: float
+
+
+def _leg(tier: int, link: Link, operation: str, members: int, factor: float, share: float) -> _Leg:
+    """Return the leg that carries `factor` times S / `share` over a link on which a group has `members`."""
+    constants = link.tuning(operation, members)
+    latency = constants.latency + (members - 2) * constants.latency_per_member
+    power = 1.0 - constants.ramp_exponent
+    scale = factor / constants.bandwidth
+    ramp = constants.ramp**constants.ramp_exponent * scale * share**-power if constants.ramp else 0.0
+    return _Leg(tier, latency, scale / share, ramp, power)
+
+
+def _torus_leg(link: Link, collective: Collective, axis: Axis, inside: int, factor: float) -> _Leg:
+    found = rings(inside, axis.stride, link.torus, link.wraps)
+    hops = 2 + sum(ring.members - 1 for ring in found)
+    if collective is Collective.ALL_TO_ALL:
+        slowest = max(ring.members / (4 * ring.rate) for ring in found)
+        return _leg(0, link, collective, hops, slowest, 1.0)
+    return _leg(0, link, collective, hops, factor / sum(ring.rate for ring in found), 1.0)
+
+
+@lru_cache(maxsize=4096)
+def _legs(collective: Collective, axis: Axis, cluster: Cluster) -> tuple[_Leg, ...]:
+    """Return the tiers a collective over an axis works on, from the inside out."""
+    legs = []
+    tiers = cluster.tiers
+    inner = 1
+    direct = collective is Collective.ALL_TO_ALL
+    factor = _ROUNDS[collective] * (axis.size - 1) / axis.size
+    for tier, (_, link) in enumerate(tiers):
+        last = tier == len(tiers) - 1
+        outer = axis.size if last else devices_in_node(axis, tiers[tier + 1][0])
+        if outer > inner:
+            carried = (outer - inner) / axis.size if direct and tier == 0 else factor
+            if direct and tier > 0:
+                carried = (axis.size - inner) / axis.size
+            if link.torus:
+                legs.append(_torus_leg(link, collective, axis, outer, carried))
+            else:
+                legs.append(_leg(tier, link, collective, outer // inner, carried, 1.0 if direct else inner))
+        inner = outer
+    return tuple(legs)
+
+
+def collective_seconds(
+    collective: Collective,
+    nbytes: FloatArray,
+    axis: Axis,
+    cluster: Cluster,
+    slowdowns: tuple[float, float] = (1.0, 1.0),
+) -> FloatArray:
     """Return the seconds of a collective over every group of a mesh axis at once.
 
     Args:
@@ -72,38 +141,53 @@ def collective_seconds(collective: Collective, nbytes: FloatArray, axis: Axis, c
         nbytes: Bytes of the larger side on one device, any shape.
         axis: The devices of each group: `axis.size` of them, `axis.stride` apart.
         cluster: Where they are.
+        slowdowns: Factors on the seconds within nodes and beyond.
 
     Returns:
         Seconds, of the shape of `nbytes`; 0 for groups of one device.
     """
     if axis.size == 1:
         return np.zeros_like(nbytes)
-    inside = devices_in_node(axis, cluster.devices_per_node)
-    nodes = axis.size // inside
-    rounds = _ROUNDS[collective]
-    within = rounds * (inside - 1) / inside
-    between = rounds * (nodes - 1) / nodes
-    if nodes == 1:
-        return cluster.intra.latency + within * _transfer(nbytes, cluster.intra)
-    if collective is Collective.ALL_TO_ALL:
-        within /= nodes
-        share = nbytes
-    else:
-        share = nbytes / inside
-    outer = between * _transfer(share, cluster.inter)
-    if inside == 1:
-        return cluster.inter.latency + outer
-    inner = within * _transfer(nbytes, cluster.intra)
-    return cluster.intra.latency + cluster.inter.latency + np.maximum(inner, outer)
+    direct = collective is Collective.ALL_TO_ALL
+    start, slowest = 0.0, None
+    for leg in _legs(collective, axis, cluster):
+        factor = slowdowns[leg.tier > 0]
+        seconds = nbytes * (factor * leg.linear)
+        if leg.ramp:
+            seconds = seconds + factor * leg.ramp * nbytes**leg.power
+        if direct:
+            seconds = seconds + factor * leg.latency
+        else:
+            start += factor * leg.latency
+        slowest = seconds if slowest is None else np.maximum(slowest, seconds)
+    assert slowest is not None, "a group of two or more devices meets on some tier"
+    return slowest + start
 
 
-def send_seconds(nbytes: float, crosses_nodes: bool, cluster: Cluster) -> float:
-    """Return the seconds of a point-to-point transfer: `latency + S / bandwidth` (the ramp belongs to collectives)."""
-    link = cluster.inter if crosses_nodes else cluster.intra
-    return link.latency + nbytes / link.bandwidth
+@lru_cache(maxsize=256)
+def _send_constants(cluster: Cluster, tier: int) -> tuple[float, float]:
+    """Return seconds of latency and bytes/s of a send on a tier."""
+    constants = cluster.tiers[tier][1].tuning("send", 2)
+    return constants.latency, constants.bandwidth
 
 
-def exchange_seconds(nbytes: FloatArray, axis: Axis, cluster: Cluster) -> FloatArray:
+def send_seconds(nbytes: float, tier: int, cluster: Cluster, slowdowns: tuple[float, float] = (1.0, 1.0)) -> float:
+    """Return the seconds of a point-to-point transfer: `latency + S / bandwidth` (the ramp belongs to collectives).
+
+    Args:
+        nbytes: What is sent.
+        tier: Where sender and receiver meet: 0 (or False) within a node, 1 (or True) between nodes, 2 and more
+            between wider domains.
+        cluster: Where they are.
+        slowdowns: Factors on the seconds within nodes and beyond.
+    """
+    latency, bandwidth = _send_constants(cluster, tier)
+    return slowdowns[tier > 0] * (latency + nbytes / bandwidth)
+
+
+def exchange_seconds(
+    nbytes: FloatArray, axis: Axis, cluster: Cluster, slowdowns: tuple[float, float] = (1.0, 1.0)
+) -> FloatArray:
     """Return the seconds in which every device sends boundary rows to its neighbours on an axis: a halo exchange.
 
     `latency + S / bandwidth`, S being what one device sends to both sides; the messages leave together. If the axis
@@ -113,8 +197,11 @@ def exchange_seconds(nbytes: FloatArray, axis: Axis, cluster: Cluster) -> FloatA
         nbytes: Bytes one device sends, any shape; nothing is sent where they are 0.
         axis: The devices.
         cluster: Where they are.
+        slowdowns: Factors on the seconds within nodes and beyond.
     """
     if axis.size == 1:
         return np.zeros_like(nbytes)
-    link = cluster.intra if devices_in_node(axis, cluster.devices_per_node) == axis.size else cluster.inter
-    return np.where(nbytes > 0, link.latency + nbytes / link.bandwidth, 0.0)
+    tier = widest_tier(axis, cluster)
+    latency, bandwidth = _send_constants(cluster, tier)
+    seconds = slowdowns[tier > 0] * (latency + nbytes / bandwidth)
+    return np.where(nbytes > 0, seconds, 0.0)

@@ -1,10 +1,13 @@
 """The cost model that solver and simulator share: seconds of ops, collectives and sends on one cluster.
 
-op seconds = launch + max(flops / (peak x efficiency), bytes / (memory bandwidth x efficiency))
+Ops are of four classes: matrix products (`autopar.cost.gemm`), batches of small products, attention (one fused kernel
+or several, `autopar.cost.attention`), and everything else, which is bound by memory:
+
+    seconds = 0.3 launch + memory_traffic x bytes / (memory bandwidth x bandwidth_efficiency x share of the kind)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -12,24 +15,31 @@ import numpy as np
 from autopar.cluster import Cluster
 from autopar.cost import collectives
 from autopar.cost.arrays import FloatArray, IntArray
+from autopar.cost.attention import (
+    ATTENTION_KINDS,
+    UNFUSED_KERNELS,
+    AttentionWork,
+    attention_work,
+    fused_flops,
+    kept_bytes,
+    unfused_products,
+    unfused_traffic,
+)
 from autopar.cost.collectives import Collective
-from autopar.cost.flops import op_flops
+from autopar.cost.fusion import ALONE, Fused, fuse
+from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, least_seconds, overlapped
 from autopar.cost.policy import MIXED, DtypePolicy
+from autopar.cost.products import PRODUCT_KINDS, Product, op_products
 from autopar.cost.stack import DEFAULT, Stack
-from autopar.cost.traffic import is_view, op_bytes
-from autopar.ir.graph import Op
+from autopar.cost.traffic import PLAIN_SHARE, bandwidth_share, is_view, op_bytes
+from autopar.ir.graph import Op, Phase
 from autopar.sharding import Axis
 
-FUSED_ATTENTION = frozenset(
-    {
-        "Attention",
-        "autopar::AttentionPart",
-        "autopar::ScaledAttentionPart",
-        "autopar::AttentionGrad",
-        "autopar::AttentionGradPart",
-        "autopar::MaskedAttentionGrad",
-    }
-)
+MEMORY_LAUNCH = 0.3  # launch of a kernel bound by memory, as a share of a matrix product's; fit
+SMALL = 256.0  # products of a batch with a dim up to this are small: no channels of a head are more
+# Kernels of the backward pass are launched from C++, those of the forward pass from Python: a layer of Megatron-LM
+# takes the host 1.0 ms forward and 1.4 ms backward with about 1.8 times as many kernels (vTrain's single-node rows).
+BACKWARD_HOST = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +50,26 @@ class CostModel:
         cluster: The hardware.
         policy: Bytes per element and the class of numbers matrix products run in.
         stack: What the software makes of the hardware.
+        slowdowns: Factors of the stack on seconds of transfers within nodes and beyond.
     """
 
     cluster: Cluster
     policy: DtypePolicy = MIXED
     stack: Stack = DEFAULT
+    slowdowns: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "slowdowns", (self.stack["intra_slowdown"], self.stack["inter_slowdown"]))
         self.cluster.device.peak(self.policy.numbers)
+
+    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int]) -> Mapping[str, Fused]:
+        """Return by name those of the ops of a block that the stack does not run as kernels of their own.
+
+        Args:
+            ops: Ops of one block in order, of one phase or of all.
+            ranks: Number of dims by value name.
+        """
+        return fuse(ops, ranks, self.stack.fusion)
 
     def op_seconds(
         self,
@@ -55,6 +77,7 @@ class CostModel:
         inputs: Sequence[IntArray | None],
         outputs: Sequence[IntArray | None],
         element_bytes: Mapping[str, float],
+        fused: Fused = ALONE,
     ) -> FloatArray:
         """Return the seconds of an op on one device for each of n strategies.
 
@@ -63,19 +86,131 @@ class CostModel:
             inputs: Local shape array (n, rank) of each input; None where absent.
             outputs: Local shape array (n, rank) of each output; None where absent.
             element_bytes: Bytes per element by value name, from `DtypePolicy.graph_element_bytes`.
+            fused: What is left to the op's own kernel, from `fuse`.
 
         Returns:
-            (n,) seconds; 0 for views.
+            (n,) seconds; 0 for views and for what other kernels do.
         """
         first = next((shape for shape in inputs if shape is not None), None)
-        nbytes = op_bytes(op, inputs, outputs, element_bytes)
+        nbytes = op_bytes(op, inputs, outputs, element_bytes, fused.unread, fused.unwritten)
         if is_view(op, 0 if first is None else first.shape[1]):
             return nbytes
+        if op.kind in ATTENTION_KINDS:
+            return self._attention_seconds(attention_work(op, inputs, outputs), nbytes, element_bytes[op.inputs[0]])
         device = self.cluster.device
-        efficiency = device.attention_efficiency if op.kind in FUSED_ATTENTION else device.gemm_efficiency
-        compute = op_flops(op, inputs, outputs) / (device.peak(self.policy.numbers) * efficiency)
-        memory = nbytes / (device.memory_bandwidth * device.bandwidth_efficiency)
-        return device.launch + np.maximum(compute, memory)
+        if op.kind in PRODUCT_KINDS:
+            compute = self._products_seconds(op_products(op, inputs, outputs))
+            return device.launch + overlapped(compute, nbytes / self._bandwidth)
+        return self.launch_seconds(op, fused) + nbytes * (
+            self.stack["memory_traffic"] / (self._bandwidth * bandwidth_share(op.kind))
+        )
+
+    def launch_seconds(self, op: Op, fused: Fused = ALONE) -> float:
+        """Return the seconds an op that is no view takes however small it is."""
+        if not fused.launches:
+            return 0.0
+        is_product = op.kind in PRODUCT_KINDS or op.kind in ATTENTION_KINDS
+        return self.cluster.device.launch * (1.0 if is_product else MEMORY_LAUNCH)
+
+    def least_compute_seconds(
+        self, op: Op, inputs: Sequence[IntArray | None], outputs: Sequence[IntArray | None]
+    ) -> FloatArray:
+        """Return seconds on the matrix units, (n,), that no sharding of an op needs less of, over all its devices."""
+        device = self.cluster.device
+        peak = device.peak(self.policy.numbers)
+        batched = device.batched_efficiency * self.stack["attention_efficiency"]
+        if op.kind in ATTENTION_KINDS:
+            fused = device.attention_efficiency * self.stack["attention_efficiency"]
+            best = fused if self.stack.attention == "fused" else batched
+            return attention_work(op, inputs, outputs).flops / (peak * best)
+        best = max(device.gemm_efficiency * self.stack["gemm_efficiency"], batched)
+        total: FloatArray = np.zeros(1)
+        for product in op_products(op, inputs, outputs):
+            total = total + least_seconds(product, device, peak * best)
+        return total
+
+    def bytes_per_second(self, op: Op) -> float:
+        """Return the bytes/s that an op moves at most."""
+        if op.kind in ATTENTION_KINDS or op.kind in PRODUCT_KINDS:
+            return self._bandwidth
+        return self._bandwidth * bandwidth_share(op.kind) / self.stack["memory_traffic"]
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.cluster.device.memory_bandwidth * self.cluster.device.bandwidth_efficiency
+
+    def _products_seconds(self, products: Sequence[Product]) -> FloatArray:
+        """Return the seconds on the matrix units; batches of small products reach less than one large product."""
+        device = self.cluster.device
+        rate = device.peak(self.policy.numbers) * device.gemm_efficiency * self.stack["gemm_efficiency"]
+        total: FloatArray = np.zeros(1)
+        for product in products:
+            seconds = compute_seconds(product, device, rate)
+            small = (product.batch > 1) & (np.minimum(np.minimum(product.m, product.n), product.k) <= SMALL)
+            if small.any():
+                seconds = np.where(small, self._batched_seconds(product), seconds)
+            total = total + seconds
+        return total
+
+    def _batched_seconds(self, product: Product) -> FloatArray:
+        device = self.cluster.device
+        rate = device.peak(self.policy.numbers) * device.batched_efficiency * self.stack["attention_efficiency"]
+        unaligned = (product.n % ALIGNMENT > 0) | (product.k % ALIGNMENT > 0)
+        return compute_seconds(product, device, rate) * np.where(unaligned, 1 / UNALIGNED_SHARE, 1.0)
+
+    def _attention_seconds(self, work: AttentionWork, nbytes: FloatArray, element: float) -> FloatArray:
+        """Return the seconds of attention that reads and writes `nbytes` besides its scores."""
+        device = self.cluster.device
+        if self.stack.attention == "fused":
+            rate = device.peak(self.policy.numbers) * device.attention_efficiency * self.stack["attention_efficiency"]
+            return device.launch + overlapped(fused_flops(work) / rate, nbytes / self._bandwidth)
+        seconds: FloatArray = np.zeros_like(work.scores)
+        for product in unfused_products(work):
+            moved = element * product.batch * (product.m * product.k + product.k * product.n + product.m * product.n)
+            seconds = seconds + device.launch + overlapped(self._batched_seconds(product), moved / self._bandwidth)
+        between = UNFUSED_KERNELS[work.is_gradient] - (4 if work.is_gradient else 2)
+        traffic = self.stack["memory_traffic"] * unfused_traffic(work, element) / (self._bandwidth * PLAIN_SHARE)
+        return seconds + traffic + between * MEMORY_LAUNCH * device.launch
+
+    def kept_bytes(
+        self,
+        op: Op,
+        inputs: Sequence[IntArray | None],
+        outputs: Sequence[IntArray | None],
+        element_bytes: Mapping[str, float],
+    ) -> FloatArray:
+        """Return the bytes an op keeps for its gradient besides values of the graph, (n,): those of attention.
+
+        Unfused attention keeps its scores: probabilities, what dropout left of them, and its mask. Arguments are as of
+        `op_seconds`.
+        """
+        if op.kind not in ATTENTION_KINDS:
+            return np.zeros(next((len(shape) for shape in (*outputs, *inputs) if shape is not None), 0))
+        work = attention_work(op, inputs, outputs)
+        return kept_bytes(work, element_bytes[op.inputs[0]], fused=self.stack.attention == "fused")
+
+    def op_kernels(self, op: Op, rank: int, fused: Fused = ALONE) -> int:
+        """Return the kernels an op starts.
+
+        Args:
+            op: The operation.
+            rank: Dims of its first input.
+            fused: What is left to the op's own kernel, from `fuse`.
+        """
+        if not fused.launches or is_view(op, rank):
+            return 0
+        if op.kind in ATTENTION_KINDS and self.stack.attention == "unfused":
+            return UNFUSED_KERNELS["Grad" in op.kind]
+        return 1
+
+    def host_seconds(self, op: Op, rank: int, fused: Fused = ALONE) -> float:
+        """Return the seconds the host needs to start the kernels of an op.
+
+        Host and device work beside each other: a pass of a block takes as long as the slower of the two sums over its
+        ops. Arguments are as of `op_kernels`.
+        """
+        share = BACKWARD_HOST if op.phase is Phase.BACKWARD else 1.0
+        return self.op_kernels(op, rank, fused) * share * self.stack["host_launch"]
 
     @overload
     def collective_seconds(self, collective: Collective | str, nbytes: float, axis: Axis) -> float: ...
@@ -96,12 +231,20 @@ class CostModel:
         Raises:
             ValueError: If there is no such collective.
         """
-        seconds = collectives.collective_seconds(Collective(collective), np.asarray(nbytes, float), axis, self.cluster)
+        seconds = collectives.collective_seconds(
+            Collective(collective), np.asarray(nbytes, float), axis, self.cluster, self.slowdowns
+        )
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool) -> float:
-        """Return the seconds of sending `nbytes` from one device to another."""
-        return collectives.send_seconds(nbytes, crosses_nodes, self.cluster)
+    def send_seconds(self, nbytes: float, tier: int) -> float:
+        """Return the seconds of sending `nbytes` from one device to another.
+
+        Args:
+            nbytes: What is sent.
+            tier: Where they meet (`Cluster.tier`): 0 (or False) within a node, 1 (or True) between nodes, 2 and more
+                between wider domains.
+        """
+        return collectives.send_seconds(nbytes, tier, self.cluster, self.slowdowns)
 
     @overload
     def exchange_seconds(self, nbytes: float, axis: Axis) -> float: ...
@@ -111,5 +254,15 @@ class CostModel:
 
     def exchange_seconds(self, nbytes: float | FloatArray, axis: Axis) -> float | FloatArray:
         """Return the seconds of a halo exchange over a mesh axis in which each device sends `nbytes`."""
-        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster)
+        seconds = collectives.exchange_seconds(np.asarray(nbytes, float), axis, self.cluster, self.slowdowns)
         return seconds if isinstance(nbytes, np.ndarray) else float(seconds)
+
+    def on(self, devices: range) -> "CostModel":
+        """Return the costs of work on some devices: of their group of nodes if the cluster has several."""
+        cluster = self.cluster.on(devices)
+        return self if cluster is self.cluster else replace(self, cluster=cluster)
+
+    def overlap_slowdown(self, axis: Axis) -> float:
+        """Return the factor on compute and on the collectives of an axis while both run, 1 or above."""
+        link = self.cluster.tiers[collectives.widest_tier(axis, self.cluster)][1]
+        return link.overlap_slowdown * self.stack["overlap_slowdown"]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.collectives import Collective
 from autopar.cost.model import CostModel
+from autopar.cost.overlap import Bucketed
 from autopar.errors import ShardingError
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, format_placements
 
@@ -196,7 +197,7 @@ class Reshards:
 
 
 def reshards(
-    shape: tuple[int, ...], element_bytes: float, mesh: Mesh, cost: CostModel, chunks: tuple[int, ...] = ()
+    shape: tuple[int, ...], element_bytes: float, mesh: Mesh, cost: CostModel | Bucketed, chunks: tuple[int, ...] = ()
 ) -> Reshards:
     """Return the cheapest ways between all placements of a tensor.
 
@@ -252,7 +253,7 @@ class Resharder:
     """Reshards by shape, each computed once."""
 
     mesh: Mesh
-    cost: CostModel
+    cost: CostModel | Bucketed
     _known: dict[tuple[tuple[int, ...], float, tuple[int, ...]], Reshards] = field(
         default_factory=dict, repr=False, compare=False
     )

@@ -20,9 +20,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from autopar.cluster.records import format_quantity
 from autopar.errors import StackError
-from autopar.units import parse_quantity
+from autopar.units import format_quantity, parse_quantity
 
 Attention = Literal["fused", "unfused"]
 """Kernels of attention: one that keeps no scores (flash), or two batched products with a softmax between them."""
@@ -148,7 +147,7 @@ class Stack:
 
     name: str
     attention: Attention = "fused"
-    fusion: Fusion = "none"
+    fusion: Fusion = "chains"
     scalars: tuple[tuple[str, float], ...] = ()
     clusters: tuple[str, ...] = ()
     fit: Fit | None = None

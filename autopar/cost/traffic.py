@@ -1,11 +1,13 @@
 """Bytes an op moves through device memory, on local shapes.
 
-Every kernel reads its inputs and writes its outputs once. What differs is in three tables: views move nothing,
-indexing touches only the rows it selects, and a transposition of the last two dims is free because matrix products
-read either order.
+Every kernel reads its inputs and writes its outputs once. What differs is in tables: views move nothing, indexing
+touches only the rows it selects, a loss in float32 copies its logits, and some classes of kernels reach less of the
+memory bandwidth than a copy does. A transposition is free if it leaves rows together, because kernels follow strides
+from row to row (attention takes its heads like that), or if it swaps the last two dims, because matrix products read
+either order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -19,12 +21,46 @@ _GATHERS = ("Gather", "GatherElements", "GatherND")
 INDEXED = frozenset({*_GATHERS, *(f"autopar::{kind}Part" for kind in _GATHERS), "Slice"})
 """Kinds that read from their first input only what they write to their first output."""
 
+LOGIT_BYTES: Mapping[str, float] = {"autopar::CrossEntropyStats": 16.0, "autopar::CrossEntropyGrad": 10.0}
+"""Bytes per logit of a loss that is computed in float32 kernel by kernel, as Megatron-LM does: the logits are copied to
+float32, shifted by the largest, exponentiated and summed; the gradient is written in float32 and rounded. With the
+reading for the largest that makes 28; published step times ask for 24 to 32."""
 
-def _swaps_last_two(op: Op, rank: int) -> bool:
+NORMS = frozenset(
+    {
+        "LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization",
+        "autopar::BatchNorm", "autopar::BatchNormGrad", "autopar::BatchNormGradStats", "autopar::BatchNormStats",
+        "autopar::LayerNormalizationGrad", "autopar::RMSNormalizationGrad",
+    }
+)  # fmt: skip
+"""Kinds that go over every row twice."""
+
+ACTIVATIONS = frozenset(
+    {
+        "Elu", "Erf", "Gelu", "HardSwish", "Sigmoid", "Softplus", "Swish", "Tanh", "autopar::ErfGrad",
+        "autopar::GeluGrad", "autopar::GeluTanhGrad", "autopar::SigmoidGrad", "autopar::SwishGrad", "autopar::TanhGrad",
+    }
+)  # fmt: skip
+"""Kinds that compute an exponential per element."""
+
+NORM_SHARE = 0.7
+ACTIVATION_SHARE = 0.62
+PLAIN_SHARE = 1.1
+
+
+def bandwidth_share(kind: str) -> float:
+    """Return the share of the effective memory bandwidth that a kind of kernel reaches."""
+    if kind in NORMS:
+        return NORM_SHARE
+    return ACTIVATION_SHARE if kind in ACTIVATIONS else PLAIN_SHARE
+
+
+def _keeps_rows(op: Op, rank: int) -> bool:
+    """Whether a transposition leaves rows together, or swaps the last two dims and nothing else."""
     order = op.attr("perm")
     if not isinstance(order, tuple):
         return rank == 2  # the default reverses all dims
-    return order in {tuple(range(rank)), (*range(rank - 2), rank - 1, rank - 2)}
+    return order[-1] == rank - 1 or order == (*range(rank - 2), rank - 1, rank - 2)
 
 
 def is_view(op: Op, rank: int) -> bool:
@@ -33,7 +69,7 @@ def is_view(op: Op, rank: int) -> bool:
     >>> is_view(Op("t", "Transpose", ("x",), ("y",), (("perm", (0, 2, 1)),)), rank=3)
     True
     """
-    return op.kind in VIEWS or (op.kind == "Transpose" and rank >= 2 and _swaps_last_two(op, rank))
+    return op.kind in VIEWS or (op.kind == "Transpose" and rank >= 2 and _keeps_rows(op, rank))
 
 
 def op_bytes(
@@ -41,6 +77,8 @@ def op_bytes(
     inputs: Sequence[IntArray | None],
     outputs: Sequence[IntArray | None],
     element_bytes: Mapping[str, float],
+    unread: Collection[int] = (),
+    unwritten: Collection[int] = (),
 ) -> FloatArray:
     """Return the bytes one device reads and writes for each strategy.
 
@@ -49,21 +87,26 @@ def op_bytes(
         inputs: Local shape arrays (n, rank) of its inputs; None where absent.
         outputs: Local shape arrays (n, rank) of its outputs; None where absent.
         element_bytes: Bytes per element by value name.
+        unread: Inputs, by index, that need not be read.
+        unwritten: Outputs, by index, that need not be written.
 
     Returns:
         (n,) bytes; 0 for a view.
     """
     first = next((shape for shape in inputs if shape is not None), None)
+    logit_bytes = LOGIT_BYTES.get(op.kind)
+    if logit_bytes is not None and first is not None:
+        return num_elements(first) * logit_bytes
     total = np.zeros(next((len(shape) for shape in (*outputs, *inputs) if shape is not None), 0))
     if is_view(op, 0 if first is None else first.shape[1]):
         return total
     for index, (name, shape) in enumerate(zip(op.inputs, inputs, strict=True)):
-        if not name or shape is None:
+        if not name or shape is None or index in unread:
             continue
         if index == 0 and op.kind in INDEXED and outputs[0] is not None:
             shape = outputs[0]
         total += num_elements(shape) * element_bytes[name]
-    for name, shape in zip(op.outputs, outputs, strict=True):
-        if name and shape is not None:
+    for index, (name, shape) in enumerate(zip(op.outputs, outputs, strict=True)):
+        if name and shape is not None and index not in unwritten:
             total += num_elements(shape) * element_bytes[name]
     return total

@@ -1,15 +1,21 @@
 """From the seconds of blocks to the seconds of a step, and to the problem a solver sees.
 
-With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s), g_s its
-gradient traffic per microbatch, r_s its gradient reduction per step, u_s its update, h the seconds of one hop between
-stages, p stages and m microbatches:
+With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s, selective
+recompute what of it runs again), g_s its gradient traffic per microbatch, a_s its gathers of parameters, r_s its
+gradient reduction per step, u_s its update, h the seconds of one hop between stages, p stages and m microbatches; e the
+share of traffic that overlaps nothing and d the slowdown of what does:
 
-    t_s    = max(f_s + b_s, g_s)                      gradient traffic runs beside compute
-    flow   = sum_s t_s + (m - 1) max_s t_s + 2 (p - 1) h
-    tail_s = max(0, r_s + g_s - b_s, e_s) + u_s       what the last backward does not hide, and the update
-    e_s    = max_j (sum_{i<=j} r_i - sum_{i<j} b_i)   over the blocks i of stage s
-    step   = max_s (flow - sum_{q<s} b_q - s h + tail_s)
+    t_s    = max(f_s + b_s + e g_s, g_s + a_s) + (d - 1) min(f_s + b_s, (1 - e) g_s)
+    pace   = max_s t_s + 2 h (p - 1) / p              the second term with 1F1B only
+    flow   = sum_s t_s + (m - 1) pace + 2 (p - 1) h
+    e_s    = max_j (sum_{i<=j} (1 - e) r_i - sum_{i<j} b_i)   over the blocks i of stage s
+    left_s = max(0, (1 - e) r_s + g_s - b_s, e_s)     what the last backward does not hide
+    slow_s = (d - 1) ((1 - e) r_s - max(0, e_s))      what hiding the rest costs it
+    tail_s = left_s + e r_s + u_s                     and the update
+    step   = max_s (flow + sum_{q>=s} slow_q - sum_{q<s} b_q - s h + tail_s) + fixed
 
+f and b of a block are those of `autopar.cost.overlap`. Traffic runs beside compute, one thing at a time. Under 1F1B a
+stage waits for its oldest microbatch to come back before it takes a new one, so that hops are paid once per microbatch.
 The backward ends with the first block, and what is reduced per step starts when the backward of its block ends: e_s is
 what the first blocks leave no time for.
 Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event
@@ -17,7 +23,8 @@ simulator computes the same quantities from the lowered program by events; the f
 its error against the simulator is reported.
 
 Lower bound on `step` over all splits into stages: max_s t_s >= mean_s t_s, and tail_0 >= max(0, r_0 - b_0) when there
-is one stage. Both are linear in the seconds of blocks, which makes the best choice of strategies a `Problem`.
+is one stage; what hides behind compute counts as if there were always enough of it. All are linear in the prices of
+blocks, which makes the best choice of strategies a `Problem`.
 """
 
 from collections.abc import Sequence
@@ -26,24 +33,43 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import op_flops
+from autopar.cost import Overlap, op_flops
+from autopar.cost.overlap import HIDING, LEAST_GATHER, LEAST_WAIT
 from autopar.formulate.fold import Folded
+from autopar.formulate.memory import KEPT, RESIDENT, FloatArray, RangeBytes
 from autopar.formulate.options import whole_shapes
-from autopar.formulate.tables import Decision, Memory, Slot, Tables
+from autopar.formulate.tables import AGAIN, Decision, Memory, Slot, Tables
 from autopar.ir.graph import Phase
 from autopar.problem import Limit, Problem, Usage
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """How a step is cut in time: number of stages, microbatches per step, schedule."""
+    """How a step is cut in time.
+
+    Attributes:
+        num_stages: Number of stages.
+        num_microbatches: Microbatches per step.
+        schedule: Their order.
+        overlap: How compute and communication share time.
+        fixed: Seconds added to every step.
+    """
 
     num_stages: int
     num_microbatches: int
     schedule: str
+    overlap: Overlap = HIDING
+    fixed: float = 0.0
+
+    def hops(self, hop: float) -> float:
+        """Return the seconds of all hops on the way of a step, at `hop` seconds each."""
+        there = (self.num_stages - 1) * hop
+        if not SCHEDULES[self.schedule].trains:
+            return there
+        again = (self.num_microbatches - 1) / self.num_stages if self.schedule == "1f1b" else 0.0
+        return 2 * there * (1 + again)
 
     def in_flight(self, stage: int) -> int:
         """Return the microbatches whose activations a stage holds at its fullest."""
@@ -52,58 +78,10 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Blocks to stages: half-open ranges of the chain of blocks, and which stages recompute."""
+    """Blocks to stages: half-open ranges of the chain of blocks, and what each stage recomputes."""
 
     ranges: tuple[tuple[int, int], ...]
-    recompute: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockBytes:
-    """Bytes per device of one instance of each kind; arrays over kinds.
-
-    Attributes:
-        resident: Parameters, gradients and optimizer state.
-        saved: Kept per microbatch in flight, arrivals included.
-        arrived: Kept per microbatch in flight under full recompute.
-        transient: Peak of what lives only while the block runs.
-        buffers: Bytes of buffers, once per device.
-    """
-
-    resident: FloatArray
-    saved: FloatArray
-    arrived: FloatArray
-    transient: FloatArray
-    buffers: float
-
-    def stage_bytes(self, counts: NDArray[np.int64], in_flight: int, recompute: bool) -> float:
-        """Return the peak bytes of a stage with `counts` instances of each kind."""
-        kept = self.arrived if recompute else self.saved
-        running = self.transient + (self.saved - self.arrived if recompute else 0.0)
-        present = counts > 0
-        peak = float(running[present].max()) if present.any() else 0.0
-        return float(counts @ self.resident + in_flight * (counts @ kept)) + peak + self.buffers
-
-
-def block_bytes(tables: Tables, choice: Sequence[int]) -> BlockBytes:
-    """Return the bytes of every kind under a choice of strategies."""
-    num_kinds = len(tables.folded.kinds)
-    resident, saved, arrived = np.zeros(num_kinds), np.zeros(num_kinds), np.zeros(num_kinds)
-    profiles = [np.zeros(len(kind.ops) + 1) for kind in tables.folded.kinds]
-    for item in tables.bytes:
-        amount = item.amounts[choice[item.node]]
-        match item.memory:
-            case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
-                resident[item.kind] += amount
-            case Memory.SAVED:
-                saved[item.kind] += amount
-            case Memory.ARRIVED:
-                saved[item.kind] += amount
-                arrived[item.kind] += amount
-            case Memory.TRANSIENT:
-                profiles[item.kind][item.start : item.end] += amount
-    transient = np.array([profile.max() for profile in profiles])
-    return BlockBytes(resident, saved, arrived, transient, tables.folded.buffer_bytes)
+    recompute: tuple[Recompute, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,49 +98,83 @@ def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, spli
     """Return the step time of blocks split into stages.
 
     Args:
-        totals: (kinds, slots) seconds of one instance.
+        totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
         chain: Kind of every block.
         pipeline: Stages, microbatches, schedule.
         split: Blocks to stages.
         hop: Seconds of sending one microbatch's boundary from a stage to the next.
     """
+    overlap = pipeline.overlap
     per_block = totals[np.asarray(chain)]
     sums = np.array([per_block[start:stop].sum(axis=0) for start, stop in split.ranges])  # (stages, slots)
-    redo = np.asarray(split.recompute, dtype=np.float64)
     forward = sums[:, Slot.FORWARD]
-    backward = sums[:, Slot.BACKWARD] + redo * forward
+    again = np.array([_again(stage, recompute) for stage, recompute in zip(sums, split.recompute, strict=True)])
+    backward = sums[:, Slot.BACKWARD] + again
     trains = bool(backward.any())
-    stage = np.maximum(forward + backward, sums[:, Slot.GRADIENT])
-    hops = (2 if trains else 1) * (pipeline.num_stages - 1) * hop
-    flow = float(stage.sum() + (pipeline.num_microbatches - 1) * stage.max() + hops)
-    exposed = np.maximum(0.0, sums[:, Slot.REDUCE] + sums[:, Slot.GRADIENT] - backward)
+    gathers = np.array([_gathers(stage, recompute) for stage, recompute in zip(sums, split.recompute, strict=True)])
+    stage = _stage_seconds(forward + backward, sums[:, Slot.GRADIENT], gathers, overlap)
+    flow = float(stage.sum() + (pipeline.num_microbatches - 1) * stage.max() + pipeline.hops(hop))
+    reduced = (1 - overlap.share) * sums[:, Slot.REDUCE]
+    late = np.zeros(len(reduced))
     for stage_index, (start, stop) in enumerate(split.ranges):
         blocks = per_block[start:stop]
-        spent = (blocks[:, Slot.BACKWARD] + redo[stage_index] * blocks[:, Slot.FORWARD]).cumsum()
-        left = blocks[:, Slot.REDUCE].cumsum() - np.concatenate([[0.0], spent[:-1]])
-        exposed[stage_index] = max(exposed[stage_index], left.max())
-    tail = exposed + sums[:, Slot.UPDATE]
+        spent = (blocks[:, Slot.BACKWARD] + _again(blocks, split.recompute[stage_index])).cumsum()
+        due = (1 - overlap.share) * blocks[:, Slot.REDUCE].cumsum() - np.concatenate([[0.0], spent[:-1]])
+        late[stage_index] = max(0.0, due.max())
+    left = np.maximum(late, reduced + sums[:, Slot.GRADIENT] - backward)
+    tail = left + overlap.share * sums[:, Slot.REDUCE] + sums[:, Slot.UPDATE]
+    slow = (overlap.slowdown - 1) * (reduced - late)
     earlier = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + hop * np.arange(len(backward))
-    ends = flow - (earlier if trains else 0.0) + tail
+    ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[::-1])[::-1] + tail + pipeline.fixed
     slowest = int(ends.argmax())
     return StepTime(float(ends[slowest]), flow, float(tail[slowest]), stage)
 
 
+def _stage_seconds(passes: FloatArray, gradient: FloatArray, gathers: FloatArray, overlap: Overlap) -> FloatArray:
+    """Return t_s from the seconds of both passes, of gradient traffic and of gathers."""
+    beside = np.minimum(passes, (1 - overlap.share) * gradient)
+    busiest = np.maximum(passes + overlap.share * gradient, np.where(gradient > 0, gradient + gathers, 0.0))
+    return np.asarray(busiest + (overlap.slowdown - 1) * beside)
+
+
+def _again(seconds: FloatArray, recompute: Recompute) -> FloatArray:
+    """Return what runs again before a backward, given (..., slots) seconds."""
+    match recompute:
+        case Recompute.NONE:
+            return np.zeros(seconds.shape[:-1])
+        case Recompute.SELECTIVE:
+            return np.asarray(seconds[..., Slot.SELECTIVE])
+        case Recompute.FULL:
+            return np.asarray(seconds[..., Slot.FORWARD])
+
+
+def _gathers(seconds: FloatArray, recompute: Recompute) -> FloatArray:
+    """Return the gathers of parameters of both passes and of what runs again, given (..., slots) seconds."""
+    once = np.asarray(seconds[..., Slot.FORWARD_GATHER] + seconds[..., Slot.BACKWARD_GATHER])
+    match recompute:
+        case Recompute.NONE:
+            return once
+        case Recompute.SELECTIVE:
+            return once + seconds[..., Slot.SELECTIVE_GATHER]
+        case Recompute.FULL:
+            return once + seconds[..., Slot.FORWARD_GATHER]
+
+
 def best_split(
-    totals: FloatArray, memory: BlockBytes, chain: Sequence[int], pipeline: Pipeline, limit: float, hop: float
+    totals: FloatArray, memory: RangeBytes, chain: Sequence[int], pipeline: Pipeline, limit: float, hop: float
 ) -> tuple[Split, StepTime] | None:
     """Return the split into stages with the least step time whose stages all fit, or None.
 
-    Recompute (none or full) is chosen per stage: a stage recomputes only if it does not fit otherwise. Among those
-    splits the best is found exactly if gradient traffic hides behind compute (g_s <= f_s + b_s); where it does not, the
-    split minimises a slightly smaller step time, in which such a stage delays only the stages after it by its forward.
+    Recompute is chosen per stage, the fastest flavour that fits: none, else selective, else full. Among those splits
+    the best is found exactly if gradient traffic hides behind compute (g_s <= f_s + b_s); where it does not, the split
+    minimises a slightly smaller step time, in which such a stage delays only the stages after it by its forward.
 
     For a cap T on the slowest stage the rest of the formula is a dynamic program over stages: with A_s the forward
     seconds of the stages before s, its state is the latest end so far,
 
-        end_{s+1} = max(end_s + t_s, A_s - s h + t_s + tail_s)    as t_q - b_q = f_q with and without recompute,
+        end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s    as t_q - b_q = f_q with and without recompute,
 
-    so that step = end_p + (m - 1) T + 2 (p - 1) h. Caps are tried in ascending order until (m - 1) T alone is too much.
+    so that step = end_p + (m - 1) T + hops + fixed. Caps are tried in ascending order until (m - 1) T is too much.
     """
     if pipeline.num_stages > len(chain):
         return None
@@ -172,7 +184,7 @@ def best_split(
         return None
     best: tuple[Split, StepTime] | None = None
     follow = pipeline.num_microbatches - 1
-    hops = (2 if stages.trains else 1) * (pipeline.num_stages - 1) * hop
+    hops = pipeline.hops(hop) + pipeline.fixed
     least, ranges = _earliest_end(stages, np.inf, hop)
     caps = stages.seconds[np.isfinite(stages.seconds) & (stages.seconds >= slowest * (1 - 1e-12))]
     for cap in [np.inf] if follow == 0 else _distinct(caps):
@@ -181,8 +193,7 @@ def best_split(
             break
         if np.isfinite(cap):
             _, ranges = _earliest_end(stages, cap * (1 + 1e-9), hop)
-        redo = tuple(bool(stages.recompute[s, a, b]) for s, (a, b) in enumerate(ranges))
-        split = Split(ranges, redo)
+        split = Split(ranges, tuple(_FLAVOURS[stages.recompute[s, a, b]] for s, (a, b) in enumerate(ranges)))
         time = step_time(totals, chain, pipeline, split, hop)
         if best is None or time.seconds < best[1].seconds:
             best = (split, time)
@@ -195,6 +206,10 @@ def _distinct(values: FloatArray) -> FloatArray:
     return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > 1e-9 * ordered[1:]])])
 
 
+_FLAVOURS = tuple(Recompute)
+"""From fastest to slowest."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _StageOptions:
     """What stages can hold; (stages, blocks, blocks + 1) arrays: stage s with blocks a to b.
@@ -202,14 +217,16 @@ class _StageOptions:
     Attributes:
         seconds: t_s, infinity if it cannot fit.
         tails: tail_s.
-        recompute: Whether it has to recompute.
+        slow: slow_s.
+        recompute: What it recomputes, as an index of `_FLAVOURS`.
         before: (blocks + 1,) forward seconds of the blocks before a.
         trains: Whether there are backward passes.
     """
 
     seconds: FloatArray
     tails: FloatArray
-    recompute: NDArray[np.bool_]
+    slow: FloatArray
+    recompute: NDArray[np.int8]
     before: FloatArray
     trains: bool
 
@@ -229,58 +246,49 @@ def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipe
 
 
 def _stage_options(
-    totals: FloatArray, memory: BlockBytes, chain: Sequence[int], pipeline: Pipeline, limit: float
+    totals: FloatArray, memory: RangeBytes, chain: Sequence[int], pipeline: Pipeline, limit: float
 ) -> _StageOptions:
-    """Return seconds, tail and need of recompute for every stage and every range of blocks."""
+    """Return seconds, tail and recompute for every stage and every range of blocks."""
     num_blocks, num_stages = len(chain), pipeline.num_stages
     index = np.asarray(chain)
     sums = np.concatenate([np.zeros((1, totals.shape[1])), np.cumsum(totals[index], axis=0)])
     spans = sums[None, :, :] - sums[:-1, None, :]  # [a, b]: blocks a to b
     forward, backward, gradient = (spans[..., slot] for slot in (Slot.FORWARD, Slot.BACKWARD, Slot.GRADIENT))
-    plain = np.maximum(forward + backward, gradient)
-    redone = np.maximum(2 * forward + backward, gradient)
-    exposed = spans[..., Slot.REDUCE] + gradient - backward
+    overlap = pipeline.overlap
+    reduced = (1 - overlap.share) * spans[..., Slot.REDUCE]
+    once = overlap.share * spans[..., Slot.REDUCE] + spans[..., Slot.UPDATE]
 
-    def first(backward_sums: FloatArray) -> FloatArray:
-        """Return e_s of every range from the (blocks + 1,) backward seconds before each block."""
-        reduce_sums = sums[:, Slot.REDUCE]
-        late = reduce_sums[1:] - backward_sums[:-1]
-        result = np.zeros((num_blocks, num_blocks + 1))
+    def tail(backward_sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return tail_s and slow_s of every range from the (blocks + 1,) backward seconds before each block."""
+        reduce_sums = (1 - overlap.share) * sums[:, Slot.REDUCE]
+        due = reduce_sums[1:] - backward_sums[:-1]
+        late = np.zeros((num_blocks, num_blocks + 1))
         for start in range(num_blocks):
-            result[start, start + 1 :] = np.maximum.accumulate(late[start:])
-            result[start, start + 1 :] += backward_sums[start] - reduce_sums[start]
-        return np.maximum(0.0, result)
+            late[start, start + 1 :] = np.maximum.accumulate(due[start:])
+            late[start, start + 1 :] += backward_sums[start] - reduce_sums[start]
+        late = np.maximum(0.0, late)
+        left = np.maximum(late, reduced + gradient - (backward_sums[None, :] - backward_sums[:-1, None]))
+        return left + once, (overlap.slowdown - 1) * (reduced - late)
 
-    plain_tail = np.maximum(first(sums[:, Slot.BACKWARD]), exposed) + spans[..., Slot.UPDATE]
-    redone_first = first(sums[:, Slot.BACKWARD] + sums[:, Slot.FORWARD])
-    redone_tail = np.maximum(redone_first, exposed - forward) + spans[..., Slot.UPDATE]
-
-    def span(values: FloatArray) -> FloatArray:
-        total = np.concatenate([[0.0], np.cumsum(values[index])])
-        return np.asarray(total[None, :] - total[:-1, None])
-
-    def peak(values: FloatArray) -> FloatArray:
-        result = np.zeros((num_blocks, num_blocks + 1))
-        for start in range(num_blocks):
-            result[start, start + 1 :] = np.maximum.accumulate(values[index[start:]])
-        return result
-
-    resident, saved, arrived = span(memory.resident), span(memory.saved), span(memory.arrived)
-    running, rerunning = peak(memory.transient), peak(memory.transient + memory.saved - memory.arrived)
-    empty = np.arange(num_blocks + 1)[None, :] <= np.arange(num_blocks)[:, None]
     trains = bool(totals[:, Slot.BACKWARD].any())
+    empty = np.arange(num_blocks + 1)[None, :] <= np.arange(num_blocks)[:, None]
+    flavours = _FLAVOURS if trains else _FLAVOURS[:1]
+    each = []
+    for recompute in flavours:
+        passes = forward + backward + _again(spans, recompute)
+        taken = _stage_seconds(passes, gradient, _gathers(spans, recompute), overlap)
+        each.append((taken, *tail(sums[:, Slot.BACKWARD] + _again(sums, recompute))))
     seconds = np.full((num_stages, num_blocks, num_blocks + 1), np.inf)
-    recompute = np.zeros(seconds.shape, dtype=bool)
+    tails, slow = np.zeros(seconds.shape), np.zeros(seconds.shape)
+    chosen = np.zeros(seconds.shape, dtype=np.int8)
     for stage in range(num_stages):
-        flying = pipeline.in_flight(stage)
-        fits = resident + flying * saved + running + memory.buffers <= limit
-        fits_redone = (resident + flying * arrived + rerunning + memory.buffers <= limit) & trains
-        seconds[stage] = np.where(fits, plain, np.where(fits_redone, redone, np.inf))
-        recompute[stage] = ~fits & fits_redone
+        for number in reversed(range(len(flavours))):  # the fastest that fits has the last word
+            fits = memory.peaks(pipeline.in_flight(stage), flavours[number]) <= limit
+            for table, values in zip((seconds, tails, slow), each[number], strict=True):
+                table[stage] = np.where(fits, values, table[stage])
+            chosen[stage] = np.where(fits, number, chosen[stage])
         seconds[stage][empty] = np.inf
-    return _StageOptions(
-        seconds, np.where(recompute, redone_tail, plain_tail), recompute, sums[:, Slot.FORWARD], trains
-    )
+    return _StageOptions(seconds, tails, slow, chosen, sums[:, Slot.FORWARD], trains)
 
 
 def _dynamic_program(seconds: FloatArray, combine: np.ufunc) -> float:
@@ -302,7 +310,8 @@ def _earliest_end(stages: _StageOptions, cap: float, hop: float) -> tuple[float,
     for stage in range(num_stages):
         seconds = np.where(stages.seconds[stage] <= cap, stages.seconds[stage], np.inf)
         start = stages.before[:num_blocks] - (stage * hop if stages.trains else 0.0)
-        ends = np.maximum(end[:num_blocks, None] + seconds, start[:, None] + seconds + stages.tails[stage])
+        ends = np.maximum(end[:num_blocks, None], start[:, None] + stages.tails[stage])
+        ends = ends + seconds + stages.slow[stage]
         cuts.append(ends.argmin(axis=0))
         end = ends.min(axis=0)
     ranges = []
@@ -337,7 +346,7 @@ def weights(
     tables: Tables,
     pipeline: Pipeline,
     *,
-    recompute: bool | Sequence[bool],
+    recompute: Recompute | Sequence[Recompute],
     hidden: float,
     bounding: bool,
     slowest: Sequence[float] | None = None,
@@ -349,7 +358,7 @@ def weights(
     Args:
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
-        recompute: Whether blocks run their forward twice, for all kinds or by kind.
+        recompute: What blocks run again, for all kinds or by kind.
         hidden: Multiplier in [0, 1] on `r - b`, the gradient reduction the last backward does not hide: any value gives
             a lower bound when there is one stage, the best one closes the gap (Lagrange).
         bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that
@@ -366,23 +375,42 @@ def weights(
     num_stages, num_microbatches = pipeline.num_stages, pipeline.num_microbatches
     flow = counts + (num_microbatches - 1) * (counts / num_stages if slowest is None else np.asarray(slowest))
     share = counts / num_stages
-    redo = np.broadcast_to(np.asarray(recompute, dtype=np.float64), counts.shape)
+    flavours = [recompute] * len(counts) if isinstance(recompute, Recompute) else recompute
+    full = np.array([flavour is Recompute.FULL for flavour in flavours], dtype=np.float64)
+    selective = np.array([flavour is Recompute.SELECTIVE for flavour in flavours], dtype=np.float64)
     factors = np.zeros((len(counts), len(Slot)))
     inline, beside = (1.0, 1.0) if traffic is None else (1.0 - traffic, traffic)
     if bounding and num_stages == 1:
         hidden = min(hidden, inline * num_microbatches)  # no weight may be negative: `problem` would raise it to zero
-    factors[:, Slot.FORWARD] = flow * (1 + redo) * inline
+    overlap = pipeline.overlap
+    factors[:, Slot.FORWARD] = flow * (1 + full) * inline
+    factors[:, Slot.SELECTIVE] = flow * selective * inline
     factors[:, Slot.BACKWARD] = flow * inline
-    factors[:, Slot.GRADIENT] = flow * beside
+    factors[:, Slot.GRADIENT] = flow * (beside + overlap.share * inline)
     if num_stages == 1 or not bounding:
         factors[:, Slot.BACKWARD] -= hidden * share
-        factors[:, Slot.FORWARD] -= hidden * share * redo
+        factors[:, Slot.FORWARD] -= hidden * share * full
+        factors[:, Slot.SELECTIVE] -= hidden * share * selective
         factors[:, Slot.REDUCE] = hidden * share
         factors[:, Slot.UPDATE] = share
         factors[:, Slot.GRADIENT] += hidden * share
         if early:
             factors[:, Slot.REDUCE] = share
+    _share_passes(factors, overlap if bounding else Overlap(share=1.0))
+    if bounding and not early and num_stages == 1:
+        factors[:, Slot.REDUCE] = (hidden * (1 - overlap.share) + overlap.share) * share
     return Weights(factors, bounding and traffic is not None and not early)
+
+
+def _share_passes(factors: FloatArray, overlap: Overlap) -> None:
+    """Give the other slots of a pass their part of its weight; hidden as far as anything could hide it."""
+    factors[:, Slot.SELECTIVE_WAIT] = factors[:, Slot.SELECTIVE]
+    factors[:, Slot.SELECTIVE_GATHER] = factors[:, Slot.SELECTIVE] * overlap.price(LEAST_GATHER)
+    factors[:, Slot.FORWARD_WAIT] = factors[:, Slot.FORWARD]
+    factors[:, Slot.FORWARD_GATHER] = factors[:, Slot.FORWARD] * overlap.price(LEAST_GATHER)
+    factors[:, Slot.BACKWARD_WEIGHT] = factors[:, Slot.BACKWARD]
+    factors[:, Slot.BACKWARD_WAIT] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_WAIT)
+    factors[:, Slot.BACKWARD_GATHER] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_GATHER)
 
 
 def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
@@ -390,6 +418,7 @@ def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
     factors = np.zeros((len(tables.folded.kinds), len(Slot)))
     factors[kind, [Slot.FORWARD, Slot.BACKWARD]] = 1.0 - traffic
     factors[kind, Slot.GRADIENT] = traffic
+    _share_passes(factors, Overlap.of(tables.costs.stack))
     return Weights(factors, True)
 
 
@@ -445,27 +474,24 @@ class MeanBytes:
         return replace(instance, node_costs=tuple(costs))
 
 
-def mean_bytes(tables: Tables, pipeline: Pipeline, limit: float, saves: Sequence[bool]) -> MeanBytes:
-    """Return the mean stage of a pipeline when kinds with `saves` keep all activations, others only what arrives."""
+def mean_bytes(tables: Tables, pipeline: Pipeline, limit: float, keeps: Sequence[Recompute]) -> MeanBytes:
+    """Return the mean stage of a pipeline when kinds keep what their flavour of recompute says."""
     flying = np.array([pipeline.in_flight(stage) for stage in range(pipeline.num_stages)], dtype=np.float64)
     harmonic = float((1 / flying).sum())
     factors = np.zeros(len(tables.bytes))
     for index, item in enumerate(tables.bytes):
         count = tables.folded.kinds[item.kind].count
-        match item.memory:
-            case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
-                factors[index] = count / (harmonic * float(flying.max()))
-            case Memory.ARRIVED:
-                factors[index] = count / harmonic
-            case Memory.SAVED if saves[item.kind]:
-                factors[index] = count / harmonic
+        if item.memory in RESIDENT:
+            factors[index] = count / (harmonic * float(flying.max()))
+        elif item.memory in KEPT[keeps[item.kind]]:
+            factors[index] = count / harmonic
     return MeanBytes(factors, limit - tables.folded.buffer_bytes)
 
 
 def least_bytes(
     tables: Tables, pipeline: Pipeline, allowed: Sequence[Sequence[int]] | None = None
-) -> tuple[float, float]:
-    """Return a lower bound on the peak bytes of the fullest stage, without and with recompute.
+) -> dict[Recompute, float]:
+    """Return a lower bound on the peak bytes of the fullest stage, by flavour of recompute.
 
     Every item is taken at its smallest, and all stages at their mean.
 
@@ -475,22 +501,15 @@ def least_bytes(
         allowed: Strategies per node that may be chosen; None for all.
     """
     kinds = tables.folded.kinds
-    resident, saved, arrived = 0.0, 0.0, 0.0
+    totals = dict.fromkeys(Memory, 0.0)
     for item in tables.bytes:
         amounts = item.amounts if allowed is None else item.amounts[np.asarray(allowed[item.node])]
-        amount = float(amounts.min()) * kinds[item.kind].count / pipeline.num_stages
-        match item.memory:
-            case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
-                resident += amount
-            case Memory.SAVED:
-                saved += amount
-            case Memory.ARRIVED:
-                saved += amount
-                arrived += amount
+        totals[item.memory] += float(amounts.min()) * kinds[item.kind].count / pipeline.num_stages
     # The fullest stage holds at least the mean of all stages, and every stage at least the least number of
     # microbatches.
     least = min(pipeline.in_flight(stage) for stage in range(pipeline.num_stages))
-    return resident + least * saved, resident + least * arrived
+    resident = sum(totals[memory] for memory in RESIDENT)
+    return {flavour: resident + least * sum(totals[memory] for memory in KEPT[flavour]) for flavour in Recompute}
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,7 +518,7 @@ class StageMix:
 
     counts: tuple[int, ...]
     in_flight: int
-    recompute: bool
+    recompute: Recompute
 
 
 def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kinds: int) -> tuple[StageMix, ...]:
@@ -528,12 +547,20 @@ def problem(
     Time runs through the ops of every kind of every stage in turn: persistent tensors and saved activations take memory
     throughout their stage, transient values while the ops that need them run.
     """
-    factors = weighting.factors
-    node_costs = [np.maximum(0.0, factors[node.kind, node.slot]) * node.share * node.seconds for node in tables.nodes]
-    edges = []
-    for edge in tables.edges:
-        weight = max(0.0, factors[edge.kind, edge.slot]) * edge.share
-        edges.append((edge.first, edge.second, edge.table, weight))
+    factors = np.maximum(0.0, weighting.factors)
+    times = np.array([factors[node.kind, node.slot] * node.share for node in tables.nodes])
+    weight = np.array([factors[edge.kind, edge.slot] * edge.share for edge in tables.edges])
+    if factors[:, Slot.SELECTIVE].any():
+        for index in tables.again_nodes:
+            node = tables.nodes[index]
+            times[index] += factors[node.kind, AGAIN[node.slot]] * node.share
+        for index in tables.again_edges:
+            edge = tables.edges[index]
+            weight[index] += factors[edge.kind, AGAIN[edge.slot]] * edge.share
+    node_costs = [factor * node.seconds for factor, node in zip(times, tables.nodes, strict=True)]
+    edges = [
+        (edge.first, edge.second, edge.table, float(factor)) for factor, edge in zip(weight, tables.edges, strict=True)
+    ]
     usages, limits = _usages(tables, mixes, limit)
     return Problem.build(
         node_costs,
@@ -565,16 +592,14 @@ def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[li
             count = mix.counts[item.kind]
             if not count:
                 continue
-            match item.memory:
-                case Memory.PARAMETERS | Memory.GRADIENTS | Memory.OPTIMIZER:
-                    usages.append(Usage(item.node, begin, time, item.amounts * count))
-                case Memory.SAVED | Memory.ARRIVED if mix.recompute and item.memory is Memory.SAVED:
-                    start = starts[item.kind]
-                    usages.append(Usage(item.node, start, start + max(1, len(kinds[item.kind].ops)), item.amounts))
-                case Memory.SAVED | Memory.ARRIVED:
-                    usages.append(Usage(item.node, begin, time, item.amounts * (count * mix.in_flight)))
-                case Memory.TRANSIENT:
-                    start = starts[item.kind]
-                    usages.append(Usage(item.node, start + item.start, start + item.end, item.amounts))
+            start = starts[item.kind]
+            if item.memory in RESIDENT:
+                usages.append(Usage(item.node, begin, time, item.amounts * count))
+            elif item.memory is Memory.TRANSIENT:
+                usages.append(Usage(item.node, start + item.start, start + item.end, item.amounts))
+            elif item.memory in KEPT[mix.recompute]:
+                usages.append(Usage(item.node, begin, time, item.amounts * (count * mix.in_flight)))
+            elif item.memory in KEPT[Recompute.NONE]:  # made again before the backward
+                usages.append(Usage(item.node, start, start + max(1, len(kinds[item.kind].ops)), item.amounts))
         limits.append(Limit(limit - tables.folded.buffer_bytes, begin, time))
     return usages, limits

@@ -9,16 +9,18 @@ paid depends on the schedule, which only `step.py` knows.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import CostModel, DtypePolicy, Resharder
+from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
 from autopar.discover import Rules, Strategy
-from autopar.formulate.fold import Consumer, Folded, Producer, Source, boundary_groups
+from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
 from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
+from autopar.formulate.selective import selective_ops
 from autopar.ir.graph import Graph, Op, Phase, Role, Value
 from autopar.sharding import Mesh
 
@@ -27,11 +29,14 @@ IntArray = NDArray[np.int64]
 
 
 class Slot(IntEnum):
-    """How often a price is paid.
+    """What a price is for, and how often it is paid.
 
-    `FORWARD` and `BACKWARD` once per microbatch and in line with compute; `GRADIENT` once per microbatch beside compute
+    `FORWARD` and `BACKWARD` are kernels, once per microbatch; `GRADIENT` is once per microbatch beside compute
     (gradients reduced before they are summed over microbatches); `REDUCE` once per step beside the last backward;
-    `UPDATE` once per step.
+    `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
+    parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
+    beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
+    recomputes selectively.
     """
 
     FORWARD = 0
@@ -39,19 +44,39 @@ class Slot(IntEnum):
     GRADIENT = 2
     REDUCE = 3
     UPDATE = 4
+    FORWARD_WAIT = 5
+    FORWARD_GATHER = 6
+    BACKWARD_WEIGHT = 7
+    BACKWARD_WAIT = 8
+    BACKWARD_GATHER = 9
+    SELECTIVE = 10
+    SELECTIVE_WAIT = 11
+    SELECTIVE_GATHER = 12
+
+
+AGAIN = {
+    Slot.FORWARD: Slot.SELECTIVE,
+    Slot.FORWARD_WAIT: Slot.SELECTIVE_WAIT,
+    Slot.FORWARD_GATHER: Slot.SELECTIVE_GATHER,
+}
+"""Slots of the forward, and what they are where it runs again in part."""
 
 
 class Memory(StrEnum):
     """What bytes are for.
 
-    `SAVED` and `ARRIVED` exist once per microbatch in flight, `TRANSIENT` while the neighbours of its op run.
+    `SAVED`, `DROPPED`, `ARRIVED` and `HANDED` exist once per microbatch in flight: `DROPPED` without recompute only,
+    `SAVED` with selective recompute too, `ARRIVED` always, `HANDED` with full recompute only (else the block before has
+    it). `TRANSIENT` is there while the neighbours of its op run.
     """
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer"
     SAVED = "saved"
+    DROPPED = "dropped"
     ARRIVED = "arrived"
+    HANDED = "handed"
     TRANSIENT = "transient"
 
 
@@ -63,6 +88,10 @@ class Decision(IntEnum):
     BOUNDARY = 2
     COPY = 3
 
+
+_WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
+_GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHER}
+"""Slot of the reshards before the ops of a pass: of a parameter, or of what was computed."""
 
 _STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
 
@@ -157,7 +186,22 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """Everything the placement problem of one (microbatch size, mesh) is made of."""
+    """Everything the placement problem of one (microbatch size, mesh) is made of.
+
+    Attributes:
+        folded: The graph.
+        meaning: What placements stand for.
+        mesh: The devices of a stage.
+        costs: What things cost.
+        resharder: Changes of placement.
+        nodes: The decisions.
+        edges: What they cost in pairs.
+        bytes: The memory they take.
+        boundaries: The decisions about values that pass between blocks.
+        selective: By kind, positions of the ops that selective recompute runs again.
+        again_nodes: Their nodes.
+        again_edges: The edges that are paid again with them.
+    """
 
     folded: Folded
     meaning: Meaning
@@ -168,15 +212,57 @@ class Tables:
     edges: tuple[Edge, ...]
     bytes: tuple[Bytes, ...]
     boundaries: tuple[Boundary, ...]
+    selective: tuple[frozenset[int], ...]
+    again_nodes: tuple[int, ...]
+    again_edges: tuple[int, ...]
+
+    def block_seconds(self, choice: Sequence[int]) -> FloatArray:
+        """Return the seconds of one instance by kind and slot, (kinds, slots), with whole passes.
+
+        `FORWARD`, `BACKWARD` and `SELECTIVE` are what the passes take, by the formulas of `autopar.cost.overlap`, and
+        never less than the host needs to launch them; the other slots are those of `kind_totals`.
+        """
+        totals = self.kind_totals(choice)
+        overlap = Overlap.of(self.costs.stack)
+        weight = totals[:, Slot.BACKWARD_WEIGHT]
+        forward = overlap.forward(totals[:, Slot.FORWARD], totals[:, Slot.FORWARD_WAIT], totals[:, Slot.FORWARD_GATHER])
+        backward = overlap.backward(
+            totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
+        )
+        again = (totals[:, slot] for slot in AGAIN.values())
+        totals[:, Slot.SELECTIVE] = np.maximum(self.host_seconds_again, overlap.forward(*again))
+        host = self.host_seconds
+        totals[:, Slot.FORWARD] = np.maximum(host[:, 0], forward)
+        totals[:, Slot.BACKWARD] = np.maximum(host[:, 1], backward)
+        return totals
+
+    @property
+    def host_seconds(self) -> FloatArray:
+        """Seconds in which the host launches the kernels of a forward and of a backward, (kinds, 2)."""
+        return host_seconds(self.folded, self.costs)
+
+    @property
+    def host_seconds_again(self) -> FloatArray:
+        """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
+        launches = np.zeros(len(self.folded.kinds))
+        for node in (self.nodes[index] for index in self.again_nodes):
+            launches[node.kind] += node.seconds.max() > 0
+        return launches * self.costs.stack["host_launch"]
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
-        """Return the seconds of one instance by kind and slot, shape (kinds, slots)."""
+        """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
         totals = np.zeros((len(self.folded.kinds), len(Slot)))
         for node, strategy in zip(self.nodes, choice, strict=True):
             totals[node.kind, node.slot] += node.share * node.seconds[strategy]
         for edge in self.edges:
             if edge.share:
                 totals[edge.kind, edge.slot] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+        for index in self.again_nodes:
+            node = self.nodes[index]
+            totals[node.kind, AGAIN[node.slot]] += node.share * node.seconds[choice[index]]
+        for index in self.again_edges:
+            edge = self.edges[index]
+            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
         return totals
 
 
@@ -204,11 +290,15 @@ class _Builder:
         self.boundaries: list[Boundary] = []
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
-        self.resharder = Resharder(mesh, costs)
+        self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
+        self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
-        trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
-        self.results = frozenset() if trains else frozenset(self.graph.outputs)
+        self.trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
+        self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
+        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
+        self.fused = {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
+        self.selective = selective_ops(folded, costs)
 
     def build(self) -> Tables:
         for kind in self.folded.kinds:
@@ -222,13 +312,22 @@ class _Builder:
         return Tables(
             self.folded, self.meaning, self.mesh, self.costs, self.resharder,
             tuple(self.nodes), tuple(self.edges), tuple(self.bytes), tuple(self.boundaries),
+            self.selective, *self._again(),
         )  # fmt: skip
+
+    def _again(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the nodes and the edges that are paid again under selective recompute."""
+        nodes = {self.op_node[kind, position] for kind, ops in enumerate(self.selective) for position in ops}
+        read = {edge.first for edge in self.edges if edge.second in nodes}
+        copies = {index for index in read if self.nodes[index].decision is Decision.COPY}
+        edges = (index for index, edge in enumerate(self.edges) if edge.second in nodes or edge.second in copies)
+        return tuple(sorted(nodes)), tuple(edges)
 
     # Nodes.
 
     def _add_op(self, kind: int, position: int, op: Op) -> None:
         choices = self._in_place(op, self._options(kind, op))
-        slot = _slot(op)
+        slot = Slot.BACKWARD_WEIGHT if op.name in self.covering_ops else _slot(op)
         seconds = self._op_seconds(op, choices)
         self.op_node[kind, position] = len(self.nodes)
         self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, choices, None, None))
@@ -256,13 +355,14 @@ class _Builder:
 
     def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
         """Return the (S,) seconds of what devices run, rows from neighbours included."""
-        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident)
+        fused = self.fused.get(op.name, ALONE)
+        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident, fused)
         for index in set(choices.local_kinds.tolist()) - {-1}:
             local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
             assert local is not None
             part = choices.select(rows)
             other = replace(op, kind=local.kind)
-            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, self.resident)
+            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, self.resident, fused)
         for halos in choices.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
@@ -297,6 +397,10 @@ class _Builder:
                 with_rows |= (halos.elements > 0) & (halos.input == index)
             amounts = np.where(with_rows, local.prod(axis=1, dtype=np.float64) * self.resident[op.inputs[index]], 0.0)
             self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))
+        behind = self.costs.kept_bytes(op, choices.local_inputs, choices.local_outputs, self.resident)
+        if behind.any() and self.trains:
+            memory = Memory.DROPPED if position in self.selective[kind] else Memory.SAVED
+            self.bytes.append(Bytes(node, kind, memory, behind))
         for slot, name in enumerate(op.outputs):
             local = choices.local_outputs[slot]
             if not name or local is None:
@@ -308,7 +412,8 @@ class _Builder:
                     self.bytes.append(Bytes(node, kind, _STATE_MEMORY[state.role], amounts))
                 continue
             if block.saved[position][slot]:
-                self.bytes.append(Bytes(node, kind, Memory.SAVED, amounts))
+                memory = Memory.DROPPED if position in self.selective[kind] else Memory.SAVED
+                self.bytes.append(Bytes(node, kind, memory, amounts))
             elif block.last_use[position][slot] > position:
                 self.bytes.append(
                     Bytes(node, kind, Memory.TRANSIENT, amounts, position, block.last_use[position][slot])
@@ -377,13 +482,14 @@ class _Builder:
             self.boundaries.append(Boundary(node, tuple(producers)))
             for producer in producers:
                 kind = self.folded.kinds[producer.kind]
-                slot = _slot(kind.ops[producer.position])
+                slot = _WAIT[_slot(kind.ops[producer.position])]
                 source = self.op_node[producer.kind, producer.position]
                 self._price(source, producer.slot, node, None, value, producer.kind, slot, 1.0, -1)
             for kind_id, arrival in arrivals:
                 if arrival.saved:
                     sizes = local_sizes(value.shape, self.nodes[node].outputs(0), self.mesh)
-                    self.bytes.append(Bytes(node, kind_id, Memory.ARRIVED, sizes * self.resident[value.name]))
+                    memory = Memory.HANDED if self._is_saved(arrival) else Memory.ARRIVED
+                    self.bytes.append(Bytes(node, kind_id, memory, sizes * self.resident[value.name]))
                 by_slot: dict[Slot, list[tuple[Consumer, float]]] = {}
                 for consumer in arrival.uses:
                     slot = _slot(self.folded.kinds[kind_id].ops[consumer.position])
@@ -391,22 +497,28 @@ class _Builder:
                 for slot, consumers in by_slot.items():
                     self._fan_out(node, 0, self.graph.values[arrival.value], kind_id, slot, consumers)
 
+    def _is_saved(self, arrival: Arrival) -> bool:
+        """Whether the blocks that a value comes from save it themselves."""
+        makers = (producer for producer, _ in arrival.producers)
+        return all(self.folded.kinds[made.kind].saved[made.position][made.slot] for made in makers)
+
     def _fan_out(
         self, node: int, output: int, value: Value, kind: int, slot: Slot, consumers: Sequence[tuple[Consumer, float]]
     ) -> None:
         source = node
+        waiting = _GATHER if self.nodes[node].decision is Decision.PARAMETER else _WAIT
         if len(consumers) > 1:
             name = f"{value.name}@{kind}/{slot.name.lower()}"
             # Between blocks nothing is partial, and nothing becomes partial again.
             partial = self.nodes[node].decision is Decision.OP and self.meaning.reduction(value.name) is not None
             copy = self._add_value(Decision.COPY, kind, name, value, slot, partial=partial)
             share = max(share for _, share in consumers)
-            self._price(node, output, copy, None, value, kind, slot, share, -1)
+            self._price(node, output, copy, None, value, kind, waiting.get(slot, slot), share, -1)
             source, output = copy, 0
         for consumer, share in consumers:
             target = self.op_node[consumer.kind, consumer.position]
             op = self.folded.kinds[consumer.kind].ops[consumer.position]
-            paid = slot
+            paid = waiting.get(slot, slot)
             if any(name in self.written and self.written[name].role is Role.GRADIENT for name in op.outputs):
                 paid = Slot.GRADIENT
             elif op.phase is Phase.UPDATE:
@@ -451,7 +563,8 @@ class _Builder:
             if numbers is None:
                 return
             target = numbers
-        matrix = self.resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
+        resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
+        matrix = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
         table = matrix[np.ix_(source, target)]
         self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
 
@@ -486,6 +599,53 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
                     if name != sums[output] and all(end.block == op.block for end in ends):
                         resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
+
+
+@lru_cache(maxsize=16)
+def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
+    """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
+    values = folded.graph.values
+    ranks = {name: len(value.shape) for name, value in values.items()}
+    seconds = np.zeros((len(folded.kinds), 2))
+    for kind in folded.kinds:
+        fused = costs.fuse(kind.ops, ranks)
+        for op in kind.ops:
+            if op.phase is not Phase.UPDATE:
+                rank = next((ranks[name] for name in op.inputs if name), 0)
+                column = int(op.phase is Phase.BACKWARD)
+                seconds[kind.id, column] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
+
+
+@lru_cache(maxsize=16)
+def covering_ops(folded: Folded) -> frozenset[str]:
+    """Return the ops of the backward, by name, that only make the gradient of one parameter.
+
+    What they make ends in exactly one sum of gradients and leaves the block nowhere else. Nothing waits for it, so that
+    collectives run beside it.
+    """
+    sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
+    readers = folded.graph.consumers()
+    found = []
+    for kind in folded.kinds:
+        reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block
+        for op in reversed(kind.ops):
+            if op.phase is not Phase.BACKWARD:
+                continue
+            ends: frozenset[str] = frozenset()
+            for name in filter(None, op.outputs):
+                users = readers.get(name, [])
+                if name in sums:
+                    reached[name] = frozenset({name})
+                elif any(user.block != op.block for user in users):
+                    reached[name] = frozenset({name, ""})
+                else:
+                    uses = (reached.get(made, {made, ""}) for user in users for made in user.outputs if made)
+                    reached[name] = frozenset().union(*uses)
+                ends |= reached[name]
+            if len(ends) == 1 and ends <= sums:
+                found.append(op.name)
+    return frozenset(found)
 
 
 def _slot(op: Op) -> Slot:

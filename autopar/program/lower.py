@@ -9,13 +9,16 @@ Ops are rewritten for one device (`local_op.py`), so that every instruction can 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from autopar.cost import CostModel, Move, Resharder
+from autopar.cost import Bucketed, CostModel, DtypePolicy, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
+from autopar.formulate.split import weight_ops
 from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, Plan
+from autopar.program.again import run_again
 from autopar.program.chain import HandOver, hand_overs
 from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.records import (
@@ -32,12 +35,21 @@ from autopar.program.records import (
     Slice,
     StageProgram,
     Store,
+    defines,
+    reads,
     segment_phase,
 )
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
 
 _HINT = "the plan belongs to another model or was edited: solve again"
-_COPY_PHASE = {SegmentPhase.FORWARD: "forward", SegmentPhase.BACKWARD: "backward", SegmentPhase.UPDATE: "update"}
+_COPY_PHASE = {
+    SegmentPhase.FORWARD: "forward",
+    SegmentPhase.BACKWARD: "backward",
+    SegmentPhase.WEIGHT: "backward",
+    SegmentPhase.UPDATE: "update",
+}
 
 
 def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
@@ -53,16 +65,18 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     """
     mesh = plan.device_mesh
     _check_mesh(plan)
-    resharder, handed, lowered = Resharder(mesh, costs), hand_overs(folded), {}
-    sizes = element_bytes(folded.graph, costs.policy)
-    for block in plan.blocks:
-        if not 0 <= block.kind < len(folded.kinds):
-            raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
-        lowered[block.kind] = _BlockLowering(plan, block, folded, handed[block.kind], resharder, sizes).run()
-    missing = set(folded.chain) - lowered.keys()
-    if missing:
-        raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
-    segments = tuple(segment for block in lowered.values() for segment in block.segments)
+    if plan.schedule not in SCHEDULES:
+        raise PlanError(f"there is no schedule {plan.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
+    flavours = [stage.flavours for stage in plan.stages]
+    lowered = lower_blocks(plan.blocks, folded, Resharder(mesh, costs), splits=SCHEDULES[plan.schedule].splits)
+    every = (flavour for stage in flavours for flavour in stage)
+    selective = {kind for kind, flavour in zip(folded.chain, every, strict=False) if flavour is Recompute.SELECTIVE}
+    segments = tuple(
+        segment
+        for kind, block in lowered.items()
+        for segment in block.segments
+        if segment.phase is not SegmentPhase.AGAIN or kind in selective
+    )
     stages = []
     for index, stage in enumerate(plan.stages):
         kinds = folded.chain[stage.blocks[0] : stage.blocks[1]]
@@ -73,14 +87,61 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
-        stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), stage.recompute == "full", resident))
+        stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), flavours[index], resident))
     return Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
 
 
-@dataclass(slots=True)
-class _Lowered:
+@dataclass(frozen=True, slots=True)
+class LoweredKind:
+    """The segments of a kind of block, and the persistent bytes per device of one instance."""
+
     segments: list[Segment]
     resident: dict[Category, float]
+
+
+@lru_cache(maxsize=16)  # a search lowers many plans of one graph
+def _known(
+    folded: Folded, policy: DtypePolicy
+) -> tuple[dict[int, HandOver], tuple[Mapping[str, float], Mapping[str, float]]]:
+    """Return what lowering needs to know of a graph whatever the plan."""
+    return hand_overs(folded), element_bytes(folded.graph, policy)
+
+
+def lower_blocks(
+    blocks: Sequence[BlockPlan], folded: Folded, resharder: Resharder, *, splits: bool = False
+) -> dict[int, LoweredKind]:
+    """Return the kinds of blocks lowered, with what selective recompute would run again.
+
+    Args:
+        blocks: What to do.
+        folded: The folded graph of one microbatch.
+        resharder: Changes placements on the mesh of the plan.
+        splits: Whether the schedule splits the backward.
+
+    Raises:
+        PlanError: If the blocks do not fit the graph.
+    """
+    costs = resharder.cost
+    assert isinstance(costs, CostModel), "what travels in buckets is told apart here"
+    handed, sizes = _known(folded, costs.policy)
+    reshards = _Reshards(resharder, Resharder(resharder.mesh, Bucketed(costs)))
+    lowered = {}
+    for block in blocks:
+        if not 0 <= block.kind < len(folded.kinds):
+            raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
+        lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], reshards, sizes, splits).run()
+    missing = set(folded.chain) - lowered.keys()
+    if missing:
+        raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
+    return lowered
+
+
+@dataclass(frozen=True, slots=True)
+class _Reshards:
+    """Changes of placement: of what compute waits for one by one, and of what travels in buckets."""
+
+    alone: Resharder
+    bucketed: Resharder
 
 
 @dataclass(slots=True)
@@ -101,17 +162,19 @@ class _BlockLowering:
 
     def __init__(
         self,
-        plan: Plan,
         block: BlockPlan,
         folded: Folded,
         handed: HandOver,
-        resharder: Resharder,
-        sizes: tuple[dict[str, float], dict[str, float]],
+        reshards: _Reshards,
+        sizes: tuple[Mapping[str, float], Mapping[str, float]],
+        splits: bool,
     ) -> None:
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
-        self.mesh: Mesh = plan.device_mesh
-        self.resharder = resharder
+        self.mesh: Mesh = reshards.alone.mesh
+        self.reshards = reshards
+        self.late = weight_ops(folded, self.kind) if splits else frozenset()
+        self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
         # Moments never travel: the optimizer reads and writes all they weigh, their share of the master copy included.
         moments = [state for state in self.graph.states if state.role is Role.MOMENT]
@@ -142,6 +205,9 @@ class _BlockLowering:
         leaving = {*self.handed.forward_out, *self.handed.backward_out}.union(
             name for name in self.handed.far if name in made
         )
+        unknown = self.selective - {op.name for op in self.kind.ops if segment_phase(op.phase) is SegmentPhase.FORWARD}
+        if unknown:
+            raise PlanError(f"the plan runs {min(unknown)!r} again, which is no forward op of its block", hint=_HINT)
         for what, names, placed in (
             ("op", [op.name for op in self.kind.ops], self.ops),
             ("state", owned, self.parameters),
@@ -153,12 +219,15 @@ class _BlockLowering:
             if missing:
                 raise PlanError(f"the plan says nothing about {what} {missing[0]!r}", hint=_HINT)
 
-    def run(self) -> _Lowered:
+    def run(self) -> LoweredKind:
         """Return the segments and the resident bytes of one instance."""
         groups: dict[SegmentPhase, list[Op]] = {phase: [] for phase in SegmentPhase}
         for op in self.kind.ops:
             groups[segment_phase(op.phase)].append(op)
         saved = self._saved(groups)
+        backwards = groups[SegmentPhase.BACKWARD]
+        groups[SegmentPhase.BACKWARD] = [op for op in backwards if op.name not in self.late]
+        groups[SegmentPhase.WEIGHT] = [op for op in backwards if op.name in self.late]
 
         forward = _Draft(SegmentPhase.FORWARD)
         inputs = self._enter(forward, self.handed.forward_in)
@@ -168,7 +237,10 @@ class _BlockLowering:
         kept = tuple(self._home(forward, name) for name in saved)
         outputs = self._leave(forward, self.handed.forward_out)
         segments = [self._segment(forward, inputs, kept, outputs)]
-        if groups[SegmentPhase.BACKWARD]:
+        if backwards:
+            again = run_again(segments[0], self.selective)
+            if again is not None:
+                segments.append(again)
             backward = _Draft(SegmentPhase.BACKWARD)
             inputs = self._enter(backward, self.handed.backward_in)
             for operand, name in zip(kept, saved, strict=True):
@@ -177,10 +249,31 @@ class _BlockLowering:
                 self._emit(backward, op)
             self._export(backward)
             outputs = self._leave(backward, self.handed.backward_out)
-            segments.append(self._segment(backward, inputs, (), outputs))
+            weight = self._weight(backward, groups[SegmentPhase.WEIGHT])
+            held = _held(weight, backward, inputs) if weight is not None else ()
+            segments.append(self._segment(backward, inputs, held, outputs))
+            if weight is not None:
+                segments.append(self._segment(weight, (), (), ()))
         if groups[SegmentPhase.UPDATE]:
             segments.extend(self._update(groups[SegmentPhase.UPDATE]))
-        return _Lowered(segments, self._resident())
+        return LoweredKind(segments, self._resident())
+
+    def _weight(self, backward: _Draft, ops: list[Op]) -> _Draft | None:
+        """Return the part of the backward that leads to gradients of parameters only, if there is any.
+
+        It goes on from all that is there when the rest is done, at every placement it was brought to.
+        """
+        if not ops:
+            return None
+        weight = _Draft(SegmentPhase.WEIGHT, forms=dict(backward.forms))
+        for op in ops:
+            self._emit(weight, op)
+        for value in _missing(weight):
+            if value in backward.external:
+                weight.external[value] = backward.external[value]
+                if value in backward.parts:
+                    weight.parts[value] = backward.parts[value]
+        return weight
 
     def _update(self, ops: list[Op]) -> list[Segment]:
         """Return the segments that reduce the sums of gradients and run the optimizer."""
@@ -294,7 +387,9 @@ class _BlockLowering:
         chunks = _chunks(len(shape), source, target)
         path: list[tuple[Move, Placements]] = []
         current = list(source)
-        for move in self.resharder.of(shape, self.wire[name], chunks).path(source, target):
+        bucketed = overlaps or draft.phase is SegmentPhase.UPDATE
+        resharder = self.reshards.bucketed if bucketed else self.reshards.alone
+        for move in resharder.of(shape, self.wire[name], chunks).path(source, target):
             current[move.axis] = move.target
             path.append((move, tuple(current)))
         # What other reads have reached is not moved again: the way starts at the last placement that is there.
@@ -388,6 +483,20 @@ class _BlockLowering:
                 elif role is Role.MOMENT:
                     add(Category.OPTIMIZER, name, self.homes[name])
         return totals
+
+
+def _missing(draft: _Draft) -> list[str]:
+    """Return the values that a segment reads and neither makes nor declares, in order of first use."""
+    made = {operand.value for instruction in draft.instructions for operand in defines(instruction)}
+    read = (operand.value for instruction in draft.instructions for operand in reads(instruction))
+    return [value for value in dict.fromkeys(read) if value not in made and value not in draft.external]
+
+
+def _held(weight: _Draft, backward: _Draft, inputs: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """Return what the weight segment reads of the backward segment's inputs and of what that makes."""
+    made = {operand.value: operand for instruction in backward.instructions for operand in defines(instruction)}
+    made |= {operand.value: operand for operand in inputs}
+    return tuple(made[value] for value in _missing(weight) if value in made)
 
 
 def _check_form(op: Op, placement: OpPlacement) -> None:

@@ -12,33 +12,38 @@ the next by position: output i of a block is input i of the next one. Where the 
 is a send and its receive.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
-from autopar.schedule import SCHEDULES, Task
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES, Task, chunks_of
 from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replicate, Shard
 
 
 class SegmentPhase(StrEnum):
-    """When a segment runs: `FORWARD` and `BACKWARD` once per microbatch, `REDUCE` and `UPDATE` once per step.
+    """When a segment runs: the first four once per microbatch, `REDUCE` and `UPDATE` once per step.
 
-    `REDUCE` holds the collectives that finish the gradient sums of a block; it starts when the block's backward of
-    the last microbatch is done and runs beside compute. `UPDATE` is the optimizer and whatever makes the new
+    `AGAIN` holds the instructions of a forward that run again before the backward of a block that recomputes
+    selectively. `WEIGHT` is there if the schedule splits the backward: it holds what leads to gradients of parameters
+    only, and `BACKWARD` the rest. `REDUCE` holds the collectives that finish the gradient sums of a block; it starts
+    when the block's last sum is there and runs beside compute. `UPDATE` is the optimizer and whatever makes the new
     parameters available to the next step.
     """
 
     FORWARD = "forward"
+    AGAIN = "again"
     BACKWARD = "backward"
+    WEIGHT = "weight"
     REDUCE = "reduce"
     UPDATE = "update"
 
 
 def segment_phase(phase: Phase) -> SegmentPhase:
-    """Return the phase of the segment that holds the ops of a phase of the graph."""
+    """Return the phase of the segment that holds the ops of a phase of the graph if the backward is not split."""
     match phase:
         case Phase.FORWARD | Phase.LOSS:
             return SegmentPhase.FORWARD
@@ -52,7 +57,8 @@ class Category(StrEnum):
     """What memory holds.
 
     The first four outlive the step (`Resident`). `ACTIVATIONS` are forward values of the microbatches in flight, kept
-    for their backward; `TRANSIENT` is what the running segment needs besides.
+    for their backward; `GATHERED` parameters put together from their shards for use; `COMMUNICATION` values under way
+    to or from other devices beside compute; `TRANSIENT` is what the running segment needs besides.
     """
 
     PARAMETERS = "parameters"
@@ -60,6 +66,8 @@ class Category(StrEnum):
     OPTIMIZER = "optimizer"
     BUFFERS = "buffers"
     ACTIVATIONS = "activations"
+    GATHERED = "gathered"
+    COMMUNICATION = "communication"
     TRANSIENT = "transient"
 
 
@@ -92,6 +100,7 @@ class Compute:
         constants: Inputs whose numbers are other ones on a shard (the target shape of a Reshape, the ends of a Slice):
             (index of the input, its flat content), to be taken instead of what the graph's constant holds.
         start: Where the device's block starts, if the op has to know: its value is one more input, last.
+        kept: Bytes its kernel leaves behind for its gradient, besides its outputs: the scores of unfused attention.
     """
 
     op: Op
@@ -99,6 +108,7 @@ class Compute:
     outputs: tuple[Operand | None, ...]
     constants: tuple[tuple[int, tuple[int, ...]], ...] = ()
     start: "Start | None" = None
+    kept: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +286,11 @@ class Segment:
             constants, data of the microbatch that every stage loads for itself.
         instructions: In order of execution.
         saved: In `FORWARD`: values kept until the same block's backward of the same microbatch, which may read them.
-            They are inputs or defined here.
+            They are inputs or defined here. In `BACKWARD` likewise, for the block's `WEIGHT`, which may read both. In
+            `AGAIN`: the values of the forward that are kept in place of those, of which the rest follows; a segment
+            `AGAIN` reads no others.
         outputs: Values handed on, by position: to the next block in `FORWARD`, to the previous one in `BACKWARD`; an
-            input may be passed on. Empty in `REDUCE` and `UPDATE`.
+            input may be passed on. Empty in `WEIGHT`, `REDUCE` and `UPDATE`.
         stores: Persistent tensors that get new content.
         exports: Values read elsewhere than in the neighbouring block: results of the model, and what blocks further
             away read as external values. They are inputs or defined here. A result may leave as terms (the loss of a
@@ -300,6 +312,56 @@ class Segment:
     parts: tuple[Part, ...] = ()
 
 
+def forward_values(forward: Segment) -> tuple[Operand, ...]:
+    """Return the values a forward receives and makes: what it could keep."""
+    made = (operand for instruction in forward.instructions for operand in defines(instruction))
+    return (*forward.inputs, *made)
+
+
+Table = Mapping[tuple[int, SegmentPhase], Segment]
+"""Segments by kind and phase."""
+
+
+def saved_for(kind: int, phase: SegmentPhase, table: Table) -> tuple[Operand, ...]:
+    """Return what earlier segments of a block have saved of the same microbatch for the segment of a phase."""
+    match phase:
+        case SegmentPhase.BACKWARD:
+            makers: tuple[SegmentPhase, ...] = (SegmentPhase.FORWARD,)
+        case SegmentPhase.WEIGHT:
+            makers = (SegmentPhase.FORWARD, SegmentPhase.BACKWARD)
+        case SegmentPhase.AGAIN:
+            again = table.get((kind, phase))
+            return () if again is None else again.saved
+        case _:
+            return ()
+    found = (table.get((kind, maker)) for maker in makers)
+    return tuple(operand for maker in found if maker is not None for operand in maker.saved)
+
+
+def kept_values(table: Table, kind: int, recompute: Recompute) -> tuple[Operand, ...]:
+    """Return what a block of a kind keeps from its forward until its backward: values of its forward segment."""
+    forward = table[kind, SegmentPhase.FORWARD]
+    match recompute:
+        case Recompute.NONE:
+            return forward.saved
+        case Recompute.SELECTIVE:
+            again = table.get((kind, SegmentPhase.AGAIN))
+            return forward.saved if again is None else again.saved
+        case Recompute.FULL:
+            return forward.inputs
+
+
+def rerun(table: Table, kind: int, recompute: Recompute) -> Segment | None:
+    """Return the segment that a block of a kind runs again before its backward; None if it keeps all it needs."""
+    match recompute:
+        case Recompute.NONE:
+            return None
+        case Recompute.SELECTIVE:
+            return table.get((kind, SegmentPhase.AGAIN))
+        case Recompute.FULL:
+            return table[kind, SegmentPhase.FORWARD]
+
+
 @dataclass(frozen=True, slots=True)
 class Resident:
     """Bytes per device of one category that stay allocated through the whole step."""
@@ -308,7 +370,9 @@ class Resident:
     bytes: float
 
     def __post_init__(self) -> None:
-        assert self.category not in (Category.ACTIVATIONS, Category.TRANSIENT), f"{self.category} come and go"
+        assert self.category in (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.BUFFERS), (
+            f"{self.category} come and go"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +384,7 @@ class StageProgram:
         devices: Half-open range of device numbers; stages that are interleaved share them.
         mesh: Those devices as a grid; the axes of its collectives are axes of this mesh.
         blocks: Kind of each of its blocks, in order.
-        recompute: Whether only the inputs of each block are kept and its forward runs again right before its
+        recompute: What each of its blocks keeps of its forward; what it does not keep runs again right before its
             backward.
         resident: Persistent memory per device, one entry per category at most.
     """
@@ -329,7 +393,7 @@ class StageProgram:
     devices: tuple[int, int]
     mesh: Mesh
     blocks: tuple[int, ...]
-    recompute: bool
+    recompute: tuple[Recompute, ...]
     resident: tuple[Resident, ...]
 
     @property
@@ -343,11 +407,10 @@ class Program:
     """A plan lowered to instructions.
 
     Attributes:
-        stages: In pipeline order. Where they are interleaved, several have the same devices: stage i those of stage
-            i - `num_groups`.
+        stages: In pipeline order. Several may have the same devices, a *group*; they are its chunks.
         segments: Each (kind, phase) at most once; a phase a kind has no instructions for may be missing, except
             `FORWARD`.
-        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
+        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; it says which stages share devices.
         num_microbatches: Microbatches per step.
     """
 
@@ -359,11 +422,11 @@ class Program:
     @property
     def num_devices(self) -> int:
         """Devices of all stages."""
-        return sum(stage.num_devices for stage in self.stages[: self.num_groups])
+        return sum(stop - start for start, stop in {stage.devices for stage in self.stages})
 
     @property
     def num_groups(self) -> int:
-        """Groups of devices: as many as there are stages, unless these are interleaved."""
+        """Groups of devices: as many as there are stages, unless some share theirs."""
         return len({stage.devices for stage in self.stages})
 
     @property
@@ -373,8 +436,17 @@ class Program:
 
     def orders(self) -> tuple[tuple[Task, ...], ...]:
         """Return the tasks of each group of devices in the order in which it runs them."""
-        order, groups = SCHEDULES[self.schedule].order, self.num_groups
-        return tuple(order(group, groups, self.num_microbatches, self.num_chunks) for group in range(groups))
+        return SCHEDULES[self.schedule].orders(self.num_groups, self.num_microbatches, self.num_chunks)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The group of every stage."""
+        return SCHEDULES[self.schedule].groups(self.num_groups, self.num_chunks)
+
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of every group in order."""
+        return chunks_of(self.groups)
 
     @property
     def trains(self) -> bool:

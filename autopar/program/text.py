@@ -1,7 +1,7 @@
 """A program as text, for reading and for keeping: `parse_program(format_program(p)) == p`.
 
     program 1f1b microbatches=4
-    stage 0 devices=0:8 mesh=(dp: 4/2, tp: 2/1) blocks=(0, 1, 1) recompute=no
+    stage 0 devices=0:8 mesh=(dp: 4/2, tp: 2/1) blocks=(0, 1, 1) recompute=none
       resident parameters: 4096
     segment 1 forward
       input x: [2, 4] S(0)S(1) 16
@@ -18,12 +18,13 @@
 A value is written with its local shape, placements and bytes where it is defined, and by its name where it is read; `_`
 is an output nobody asked for, `-` an absent input. A mesh axis is `name: size/stride`. Names that are not plain words
 are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input,
-`start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts.
+`start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts, `kept=64` what its kernel
+keeps for its gradient. What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
@@ -46,7 +47,10 @@ from autopar.program.records import (
     Start,
     Store,
     collective_kind,
+    forward_values,
+    saved_for,
 )
+from autopar.recompute import Recompute
 from autopar.sharding import (
     Axis,
     Mesh,
@@ -81,6 +85,10 @@ def _list(items: Iterable[object]) -> str:
 
 def _axis(axis: Axis) -> str:
     return f"{_name(axis.name)}: {axis.size}/{axis.stride}"
+
+
+def _recompute(flavours: Sequence[Recompute]) -> str:
+    return str(flavours[0]) if len(set(flavours)) == 1 else _list(flavours)
 
 
 def _definition(operand: Operand | None) -> str:
@@ -120,6 +128,8 @@ def _compute(compute: Compute) -> str:
         parts.append(f"constants={_list(contents)}")
     if compute.start is not None:
         parts.append(f"start={_list(map(_axis, compute.start.axes))} rows={compute.start.rows}")
+    if compute.kept:
+        parts.append(f"kept={_number(compute.kept)}")
     return " ".join(parts)
 
 
@@ -160,7 +170,7 @@ def format_program(program: Program) -> str:
         first, last = stage.devices
         lines.append(
             f"stage {stage.index} devices={first}:{last} mesh={_list(map(_axis, stage.mesh.axes))} "
-            f"blocks={_list(stage.blocks)} recompute={'yes' if stage.recompute else 'no'}"
+            f"blocks={_list(stage.blocks)} recompute={_recompute(stage.recompute)}"
         )
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
     for segment in program.segments:
@@ -348,7 +358,9 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
         outputs=line.sequence(line.name) if line.accept("defines=") else _values(outputs),
     )
     constants = line.sequence(line.numbered) if line.accept("constants=") else ()
-    return Compute(op, inputs, tuple(outputs), constants, line.start() if line.accept("start=") else None)
+    start = line.start() if line.accept("start=") else None
+    kept = line.number_value() if line.accept("kept=") else 0.0
+    return Compute(op, inputs, tuple(outputs), constants, start, kept)
 
 
 def _parse_move(
@@ -382,11 +394,11 @@ def _parse_move(
     return Collective(CollectiveKind(kind), axis, source, target, operand, result, size, line.accept("overlaps"))
 
 
-def _parse_segment(header: _Line, lines: Sequence[_Line], saved: Mapping[int, tuple[Operand, ...]]) -> Segment:
+def _parse_segment(header: _Line, lines: Sequence[_Line], earlier: Sequence[Segment]) -> Segment:
     kind = header.integer()
     phase = SegmentPhase(header.match(re.compile("|".join(SegmentPhase)), "a phase"))
     header.end()
-    scope = _Scope(saved.get(kind, ()) if phase is SegmentPhase.BACKWARD else ())
+    scope = _Scope(_found(kind, phase, earlier))
     defined: dict[str, list[Operand]] = {"input": [], "external": []}
     named: dict[str, list[Operand]] = {"saved": [], "output": [], "export": []}
     instructions: list[Instruction] = []
@@ -427,6 +439,15 @@ def _parse_segment(header: _Line, lines: Sequence[_Line], saved: Mapping[int, tu
     )
 
 
+def _found(kind: int, phase: SegmentPhase, earlier: Sequence[Segment]) -> Iterable[Operand]:
+    """Return the values a segment may name because earlier ones of its kind made them."""
+    table = {(segment.kind, segment.phase): segment for segment in earlier}
+    if phase is SegmentPhase.AGAIN:
+        forward = table.get((kind, SegmentPhase.FORWARD))
+        return () if forward is None else forward_values(forward)
+    return saved_for(kind, phase, table)
+
+
 def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
     index = header.integer()
     header.expect("devices=")
@@ -438,9 +459,11 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
     header.expect("blocks=")
     blocks = header.sequence(header.integer)
     header.expect("recompute=")
-    recompute = header.accept("yes")
-    if not recompute:
-        header.expect("no")
+    flavour = re.compile("|".join(Recompute))
+    if header.text.startswith("(", header.at):
+        recompute = header.sequence(lambda: Recompute(header.match(flavour, "none, selective or full")))
+    else:
+        recompute = (Recompute(header.match(flavour, "none, selective or full")),) * len(blocks)
     header.end()
     resident = []
     for line in lines:
@@ -455,7 +478,8 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
 def parse_program(text: str) -> Program:
     """Return the program a text describes.
 
-    The forward of a block has to come before its backward, as `saved` values are named there only.
+    The forward of a block has to come before its backward, and that before its weight segment, as `saved` values are
+    named there only.
 
     Raises:
         ProgramError: If the text is malformed; the message points at the place.
@@ -478,14 +502,10 @@ def parse_program(text: str) -> Program:
     head.end()
     stages: list[StageProgram] = []
     segments: list[Segment] = []
-    saved: dict[int, tuple[Operand, ...]] = {}
     for header, *lines in body:
         if header.accept("stage"):
             stages.append(_parse_stage(header, lines))
         else:
             header.expect("segment")
-            segment = _parse_segment(header, lines, saved)
-            segments.append(segment)
-            if segment.phase is SegmentPhase.FORWARD:
-                saved[segment.kind] = segment.saved
+            segments.append(_parse_segment(header, lines, segments))
     return Program(tuple(stages), tuple(segments), schedule, num_microbatches)

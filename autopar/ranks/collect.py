@@ -38,8 +38,8 @@ def gradient_items(lowered: Lowered) -> list[Item]:
     gradients = {state.input for state in lowered.graph.states if state.role is Role.GRADIENT}
     items = []
     for block, (stage, _) in enumerate(lowered.blocks):
-        segment = lowered.segment(block, SegmentPhase.BACKWARD)
-        for store in segment.stores if segment is not None else ():
+        found = (lowered.segment(block, phase) for phase in (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT))
+        for store in (store for segment in found if segment is not None for store in segment.stores):
             tensor = lowered.names[block].get(store.target, "")
             if tensor in gradients:
                 items.append(Item(tensor, tensor, stage.index, store.value.placements))

@@ -61,17 +61,21 @@ class Lowered:
             constants[scale] = np.asarray(np.divide(held, self.program.num_microbatches), held.dtype)
         return constants
 
+    @cached_property
+    def _groups(self) -> tuple[int, ...]:
+        return self.program.groups
+
     def segment(self, block: int, phase: SegmentPhase) -> Segment | None:
         """Return what a block does in a phase; None if nothing."""
         return self.segments.get((self.blocks[block][1], phase))
 
     def group(self, stage: int) -> int:
-        """Return the group of devices of a stage; interleaved stages share one."""
-        return stage % self.program.num_groups
+        """Return the group of devices of a stage; some stages share one."""
+        return self._groups[stage]
 
-    def stages_of(self, group: int) -> range:
+    def stages_of(self, group: int) -> tuple[int, ...]:
         """Return the stages of a group of devices, its chunks in order."""
-        return range(group, len(self.program.stages), self.program.num_groups)
+        return self.program.chunks[group]
 
     def blocks_of(self, stage: int) -> range:
         """Return the blocks of a stage."""
@@ -87,8 +91,10 @@ class Lowered:
         """Return the element type of every value of a segment."""
         values = self.graph.values
         found: dict[str, str] = {}
-        if segment.phase is SegmentPhase.BACKWARD:  # it reads what its forward saved
+        if segment.phase in (SegmentPhase.AGAIN, SegmentPhase.BACKWARD):  # they read what their forward keeps
             found |= self.dtypes(self.segments[segment.kind, SegmentPhase.FORWARD])
+        elif segment.phase is SegmentPhase.WEIGHT:  # and this one what either saved
+            found |= self.dtypes(self.segments[segment.kind, SegmentPhase.BACKWARD])
         found |= {part.value: values[part.tensor].dtype for part in segment.parts}
         for instruction in segment.instructions:
             if isinstance(instruction, Compute):

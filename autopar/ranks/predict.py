@@ -26,14 +26,14 @@ def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[st
     passes = [lay_out_stage(stage, layouts).passes for stage in program.stages]
     stages = []
     for group, (tasks, found) in enumerate(zip(program.orders(), timeline.stages, strict=True)):
-        chunks = passes[group :: program.num_groups]
+        chunks = [passes[stage] for stage in program.chunks[group]]
         spent = dict.fromkeys(Pass, 0.0)
         for task in tasks:
             spent[task.kind] += chunks[task.chunk][task.kind].compute_seconds
         stages.append(
             {
                 "forward": spent[Pass.FORWARD],
-                "backward": spent[Pass.BACKWARD],
+                "backward": spent[Pass.BACKWARD] + spent[Pass.WEIGHT],
                 # differences of sums, which rounding may leave below zero
                 "collectives": max(0.0, found.collective_seconds),
                 "transfers": found.wait_seconds + found.bubble_seconds,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
-from autopar.program.records import Operand, SegmentPhase
+from autopar.program.records import Operand, SegmentPhase, kept_values, rerun, saved_for
 from autopar.ranks.clock import Clock
 from autopar.ranks.collectives import Pending, all_gather, begin
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
@@ -23,8 +23,9 @@ from autopar.ranks.mailbox import Mailbox
 from autopar.ranks.order import Start, Wait
 from autopar.ranks.routes import Refresh, check_stages, forms, groups_of, held, messages, refreshes
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
+from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
-from autopar.schedule import Pass, Task
+from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.sharding import Placements, Shard, format_placements, local_shape
 
 Array = NDArray[Any]
@@ -33,7 +34,9 @@ Key = tuple[str, Placements]
 
 _CLOCK = {
     SegmentPhase.FORWARD: ("forward", "collectives"),
+    SegmentPhase.AGAIN: ("backward", "collectives"),
     SegmentPhase.BACKWARD: ("backward", "collectives"),
+    SegmentPhase.WEIGHT: ("backward", "collectives"),
     SegmentPhase.REDUCE: ("reduce", "reduce"),
     SegmentPhase.UPDATE: ("update", "gather"),
 }
@@ -47,11 +50,13 @@ class _Passage:
     Attributes:
         handed: Inputs of segments, by block, phase and position.
         saved: Forward values kept for the backward, by block and name.
+        put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
         exports: Values read far away.
     """
 
     handed: dict[tuple[int, SegmentPhase], dict[int, Tensor]] = field(default_factory=dict)
     saved: dict[int, Values] = field(default_factory=dict)
+    put_off: dict[int, Values] = field(default_factory=dict)
     exports: dict[Key, Tensor] = field(default_factory=dict)
 
 
@@ -92,6 +97,7 @@ class Rank:
         self.group, self.position = lowered.place(communicator.rank)
         self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
         self._lowered, self._communicator, self._memory, self._engine = lowered, communicator, memory, engine
+        self._splits = SCHEDULES[program.schedule].splits
         self._mesh = program.stages[self.group].mesh
         self._stages = [program.stages[stage] for stage in lowered.stages_of(self.group)]
         self._blocks = [block for stage in self._stages for block in lowered.blocks_of(stage.index)]
@@ -188,7 +194,7 @@ class Rank:
                 self._held[tensor, placements] = self._memory.zeros(shape, value.dtype)
 
     def _run_task(self, task: Task, *, keeps: bool) -> None:
-        """Run one microbatch through the blocks; under recompute only the inputs of a block are kept.
+        """Run one microbatch through the blocks; what a block does not keep it makes again.
 
         What waits for gradient traffic of a block is put off until the next block's backward has run.
         """
@@ -201,30 +207,52 @@ class Rank:
                 else:
                     block, position = message.reader
                     passage.handed.setdefault((block, message.phase), {})[position] = tensor
+        flavours = dict(zip(blocks, stage.recompute, strict=True))
+        table = self._lowered.segments
         if task.kind is Pass.FORWARD:
             for block in blocks:
-                saved = self._forward(block, task.microbatch, keep=stage.recompute)
-                if keeps and not stage.recompute:
-                    passage.saved[block] = saved
+                full = flavours[block] is Recompute.FULL
+                values = self._whole(block, SegmentPhase.FORWARD, task.microbatch, keep=full)
+                if keeps and not full:
+                    kept = kept_values(table, self._lowered.blocks[block][1], flavours[block])
+                    passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
         else:
             previous: _Activity | None = None
             for block in reversed(blocks):
-                again = stage.recompute
-                saved = self._forward(block, task.microbatch, again=True) if again else passage.saved.pop(block)
-                activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+                kind = self._lowered.blocks[block][1]
+                if task.kind is Pass.WEIGHT:
+                    activity = self._begin(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
+                else:
+                    again, saved = rerun(table, kind, flavours[block]), passage.saved.pop(block, {})
+                    if again is not None:
+                        saved |= self._whole(block, again.phase, task.microbatch, saved, again=True)
+                    saved = {operand.value: saved[operand.value] for operand in table[kind, SegmentPhase.FORWARD].saved}
+                    activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+                    late = saved_for(kind, SegmentPhase.WEIGHT, table) if self._splits else ()
+                    if activity is not None:
+                        passage.put_off[block] = {operand.value: activity.values[operand.value] for operand in late}
                 self._end(previous)
                 previous = activity
             self._end(previous)
 
-    def _forward(self, block: int, microbatch: int, *, again: bool = False, keep: bool = False) -> Values:
-        """Run a block's forward and return what it saves for the backward.
+    def _whole(
+        self,
+        block: int,
+        phase: SegmentPhase,
+        microbatch: int,
+        saved: Mapping[str, Tensor] | None = None,
+        *,
+        again: bool = False,
+        keep: bool = False,
+    ) -> Values:
+        """Run a block's forward, or what of it runs `again`, to its end, and return its values.
 
-        It may `keep` its inputs, to be run `again` later.
+        It may `keep` its inputs, to be run again later.
         """
-        activity = self._begin(block, SegmentPhase.FORWARD, microbatch, again=again, keep=keep)
+        activity = self._begin(block, phase, microbatch, saved, again=again, keep=keep)
         assert activity is not None, "every kind has a forward"
         self._end(activity)
-        return {operand.value: activity.values[operand.value] for operand in activity.compiled.segment.saved}
+        return activity.values
 
     # A segment.
 
@@ -303,7 +331,7 @@ class Rank:
 
     def _take_step(self, activity: _Activity, step: CompiledStep, *, late: bool = False) -> None:
         values, (computing, waiting) = activity.values, _CLOCK[activity.phase]
-        if late and activity.phase is SegmentPhase.BACKWARD:
+        if late and activity.phase in (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT):
             waiting = "reduce"
         match step:
             case Compiled():

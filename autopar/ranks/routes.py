@@ -1,6 +1,6 @@
 """What travels between stages, and which copies of a tensor have to follow its update.
 
-Stages that are interleaved share their devices, a *group*. Device i of a group talks to device i of another one: all
+Some schedules let stages share their devices, a *group*. Device i of a group talks to device i of another one: all
 stages have the same mesh. A group sends in the order of its schedule, so what arrives from one group comes in an order
 that its receiver knows beforehand.
 """
@@ -17,7 +17,11 @@ from autopar.ranks.lowered import Lowered
 from autopar.schedule import Pass, Task
 from autopar.sharding import Placements
 
-_PASS_PHASES = {Pass.FORWARD: SegmentPhase.FORWARD, Pass.BACKWARD: SegmentPhase.BACKWARD}
+_PASS_PHASES = {
+    Pass.FORWARD: SegmentPhase.FORWARD,
+    Pass.BACKWARD: SegmentPhase.BACKWARD,
+    Pass.WEIGHT: SegmentPhase.WEIGHT,
+}
 
 
 @dataclass(frozen=True, slots=True)

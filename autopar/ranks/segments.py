@@ -85,7 +85,7 @@ class SegmentCompiler:
         return found
 
     def _compile(self, segment: Segment, constants: Mapping[str, Array]) -> CompiledSegment:
-        wanted = {operand.value for operand in (*segment.saved, *segment.outputs, *segment.exports)}
+        wanted = {operand.value for operand in (*self._kept(segment), *segment.outputs, *segment.exports)}
         kept = wanted | {store.value.value for store in segment.stores}
         if segment.phase is SegmentPhase.UPDATE:  # parameters may be kept at every placement they pass through
             kept |= {value for known in forms(segment).values() for value in known.values()}
@@ -101,6 +101,15 @@ class SegmentCompiler:
                 compiled.append(step)
         cut = len(steps.main)
         return CompiledSegment(segment, tuple(compiled[:cut]), tuple(compiled[cut:]), constants)
+
+    def _kept(self, segment: Segment) -> set[Operand]:
+        """Return what a segment makes for the backward, whichever way its blocks recompute."""
+        table, kind = self._lowered.segments, segment.kind
+        if segment.phase is SegmentPhase.AGAIN:
+            made = {operand for instruction in segment.instructions for operand in defines(instruction)}
+            return made & set(table[kind, SegmentPhase.FORWARD].saved)
+        again = table.get((kind, SegmentPhase.AGAIN)) if segment.phase is SegmentPhase.FORWARD else None
+        return {*segment.saved, *(again.saved if again is not None else ())}
 
     def _model(self, run: Run, types: Mapping[str, str], constants: Mapping[str, Array], wanted: set[str]) -> Compiled:
         """Return a run of compute as a model."""

@@ -3,6 +3,14 @@
 from autopar.report.explain import format_explain
 from autopar.report.rules import format_rules, rules_to_json
 from autopar.report.summary import format_report
-from autopar.report.timeline import format_timeline
+from autopar.report.timeline import format_flat, format_path, format_timeline
 
-__all__ = ["format_explain", "format_report", "format_rules", "format_timeline", "rules_to_json"]
+__all__ = [
+    "format_explain",
+    "format_flat",
+    "format_path",
+    "format_report",
+    "format_rules",
+    "format_timeline",
+    "rules_to_json",
+]

@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from autopar.cluster import Cluster, cluster_from_dict
+from autopar.cost.collectives import widest_tier
 from autopar.errors import PlanError
 from autopar.plan import BlockPlan, Plan, Simulated
 from autopar.report.summary import (
@@ -94,13 +96,13 @@ def split_placements(text: str, num_axes: int) -> tuple[str, ...]:
 
 
 def _mesh(plan: Plan) -> list[str]:
-    per_node = plan.job.cluster.get("devices_per_node")
+    cluster = cluster_from_dict(plan.job.cluster)
     title = f"Mesh of a stage: {plan.device_mesh}" if plan.mesh else "Mesh of a stage: one device"
     lines = heading(f"{title}; {len(plan.stages)} {'stage' if len(plan.stages) == 1 else 'stages'}")
     states = _count_placements(plan, lambda block: (state.placement for state in block.states))
     results = _count_placements(plan, lambda block: (text for op in block.ops for text in op.outputs if text))
     entries = [
-        (axis.name, f"{_reach(axis, per_node)}; {_effect(states[position], results[position])}")
+        (axis.name, f"{_reach(axis, cluster)}; {_effect(states[position], results[position])}")
         for position, axis in enumerate(plan.mesh)
     ]
     return lines + format_entries(entries)
@@ -116,12 +118,11 @@ def _count_placements(plan: Plan, texts: Callable[[BlockPlan], Iterable[str]]) -
     return counts
 
 
-def _reach(axis: Axis, per_node: int | None) -> str:
+def _reach(axis: Axis, cluster: Cluster) -> str:
     devices = f"{axis.size} devices, {axis.stride} apart" if axis.stride > 1 else f"{axis.size} neighbouring devices"
-    if per_node is None:
-        return devices
-    inside = axis.size * axis.stride <= per_node
-    return f"{devices}, {'inside a node' if inside else 'across nodes'}"
+    tier = widest_tier(axis, cluster)
+    where = ("inside a node", "across nodes")[tier] if tier < 2 else f"across domains of {cluster.tiers[tier][0]}"
+    return f"{devices}, {where}"
 
 
 def _effect(states: Counter[str], results: Counter[str]) -> str:

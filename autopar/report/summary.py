@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Protocol
 
+from autopar.cluster import cluster_from_dict
 from autopar.plan import Job, ModelInfo, Plan, SearchReport, Simulated
 from autopar.report.text import (
     format_change,
@@ -56,9 +57,8 @@ class Planned(Protocol):
 
 def describe_model(plan: Planned) -> str:
     """Return which model runs on which cluster, in one line."""
-    cluster = plan.job.cluster
-    device = cluster.get("device", {}).get("name", "device")
-    name = cluster.get("name", "cluster")
+    cluster = cluster_from_dict(plan.job.cluster)
+    device, name = cluster.device.name, cluster.name
     parameters = format_count(plan.model.num_parameters)
     software = f", software {plan.job.stack['name']}" if plan.job.stack else ""
     return f"{plan.model.name} ({parameters} parameters) on {plan.job.gpus} × {device} ({name}){software}"

@@ -29,11 +29,15 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     defines,
+    kept_values,
+    rerun,
+    saved_for,
 )
 from autopar.program.text import format_instruction
+from autopar.recompute import Recompute
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
 from autopar.runtime.check import Check
-from autopar.schedule import Pass, Task, follow
+from autopar.schedule import SCHEDULES, Pass, Task, follow
 from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
 
@@ -90,7 +94,7 @@ def run_step(
     """
     _check_feeds(program, folded.graph, microbatches, states)
     step = _Step(program, folded, microbatches, states, executor or Executor(), check)
-    for stage, task in follow(program.orders()):
+    for stage, task in follow(program.orders(), program.groups):
         step.run_task(stage, task)
     for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
         for block in range(len(folded.chain)):
@@ -119,12 +123,14 @@ class _Passage:
     Attributes:
         handed: Values between blocks, by the block that receives them and the phase.
         saved: Forward values kept for the backward, by block and name.
+        put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
         exports: Values read far away, by tensor and placement.
         outputs: Results of the model.
     """
 
     handed: dict[tuple[int, SegmentPhase], list[Blocks]] = field(default_factory=dict)
     saved: dict[int, dict[str, Blocks]] = field(default_factory=dict)
+    put_off: dict[int, dict[str, Blocks]] = field(default_factory=dict)
     exports: dict[tuple[str, Placements], Blocks] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
 
@@ -143,6 +149,7 @@ class _Step:
     ) -> None:
         self._graph = folded.graph
         self._segments = program.table()
+        self._splits = SCHEDULES[program.schedule].splits
         self._blocks = list(program.blocks())
         self._names = instance_names(folded)
         self._ranges: list[range] = []
@@ -168,25 +175,32 @@ class _Step:
         self._scattered: dict[tuple[str, Placements, Mesh], Blocks] = {}
 
     def run_task(self, stage: int, task: Task) -> None:
-        """Run one microbatch through the blocks of a stage; under recompute only the inputs of a block are kept."""
+        """Run one microbatch through the blocks of a stage; what a block does not keep it makes again."""
         blocks, passage = self._ranges[stage], self._passages[task.microbatch]
-        recompute = self._stages[stage].recompute
+        flavours = dict(zip(blocks, self._stages[stage].recompute, strict=True))
         if task.kind is Pass.FORWARD:
             for block in blocks:
-                saved = self._forward(block, task.microbatch)
-                if not recompute:
-                    passage.saved[block] = saved
+                values = self._run(block, SegmentPhase.FORWARD, task.microbatch, {})
+                if flavours[block] is not Recompute.FULL:
+                    kept = kept_values(self._segments, self._blocks[block][1], flavours[block])
+                    passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
             return
         for block in reversed(blocks):
-            saved = self._forward(block, task.microbatch) if recompute else passage.saved.pop(block)
-            self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
-
-    def _forward(self, block: int, microbatch: int) -> dict[str, Blocks]:
-        """Run a block's forward and return what it saves for the backward."""
-        values = self._run(block, SegmentPhase.FORWARD, microbatch, {})
-        segment = self._segment(block, SegmentPhase.FORWARD)
-        assert segment is not None, "every kind has a forward"
-        return {operand.value: values[operand.value] for operand in segment.saved}
+            kind = self._blocks[block][1]
+            if task.kind is Pass.WEIGHT:
+                self._run(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
+                continue
+            again = rerun(self._segments, kind, flavours[block])
+            saved = passage.saved.pop(block, {})  # under full recompute a block's inputs are still there
+            if again is not None:
+                saved |= self._run(block, again.phase, task.microbatch, saved)
+            segment = self._segment(block, SegmentPhase.FORWARD)
+            assert segment is not None, "every kind has a forward"
+            saved = {operand.value: saved[operand.value] for operand in segment.saved}
+            values = saved | self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
+            if self._splits:
+                late = saved_for(kind, SegmentPhase.WEIGHT, self._segments)
+                passage.put_off[block] = {operand.value: values[operand.value] for operand in late}
 
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""

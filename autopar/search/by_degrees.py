@@ -7,6 +7,7 @@ plans which differ in stages, schedule, recompute or batch share them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from autopar.cost import CostModel
 from autopar.degrees import Degrees
@@ -18,7 +19,9 @@ from autopar.formulate.step import Pipeline, problem, weights
 from autopar.formulate.tables import Tables, build_tables
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
 from autopar.problem import Choice
-from autopar.search.assemble import assemble_blocks
+from autopar.recompute import Recompute, format_recompute
+from autopar.schedule import SCHEDULES
+from autopar.search.blocks import assemble_blocks
 from autopar.search.summary import summarise
 from autopar.sharding import Mesh
 from autopar.solvers import Solver
@@ -63,7 +66,7 @@ def place(folded: Folded, rules: Rules, dims: BatchDims, degrees: Degrees, costs
     """
     mesh, tasks = axes(degrees)
     tables = build_tables(folded, rules, mesh, costs, Following(folded, rules, dims, tasks))
-    weighting = weights(tables, _PRICED, recompute=False, hidden=1.0, bounding=False, traffic=None)
+    weighting = weights(tables, _PRICED, recompute=Recompute.NONE, hidden=1.0, bounding=False, traffic=None)
     solution = solver.solve(problem(tables, weighting, name=str(degrees)), time_limit=_SECONDS)
     if solution.choice is None:
         raise JobError(
@@ -86,7 +89,7 @@ def cut(folded: Folded, degrees: Degrees) -> tuple[tuple[int, int], ...]:
     chain, kinds = folded.chain, folded.kinds
     layers = [index for index, kind in enumerate(chain) if kinds[kind].count > 1] or list(range(len(chain)))
     number, stages = len(layers), degrees.num_stages
-    if number < stages:
+    if len(chain) < stages:
         raise JobError(
             f"{number} layers cannot be cut into {stages} stages (pp {degrees.pp} x interleave {degrees.interleave})",
             hint=f"use at most {number} stages",
@@ -101,8 +104,13 @@ def cut(folded: Folded, degrees: Degrees) -> tuple[tuple[int, int], ...]:
     else:
         counts = _even(number, stages)
     ranges, start = [], 0
-    for index, end in enumerate(_sums(counts)):
-        stop = len(chain) if index == stages - 1 else (layers[end - 1] + 1 if end else 0)
+    for index, end in enumerate(accumulate(counts)):
+        stop = len(chain) if index == stages - 1 else (layers[end - 1] + 1 if end else layers[0])
+        if stop == start:
+            raise JobError(
+                f"stage {index} of {stages} would have no block: {number} layers, {len(chain) - number} other blocks",
+                hint=f"use at most {number} stages",
+            )
         ranges.append((start, stop))
         start = stop
     return tuple(ranges)
@@ -120,8 +128,10 @@ def _even(number: int, stages: int) -> list[int]:
     return counts
 
 
-def _sums(counts: Sequence[int]) -> list[int]:
-    return [sum(counts[: index + 1]) for index in range(len(counts))]
+def _recompute(folded: Folded, start: int, stop: int, degrees: Degrees) -> str:
+    """Return what the blocks of a stage recompute: layers what is asked for, what surrounds them nothing."""
+    layers = (folded.kinds[kind].count > 1 for kind in folded.chain[start:stop])
+    return format_recompute(tuple(Recompute(degrees.recompute) if layer else Recompute.NONE for layer in layers))
 
 
 def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job) -> Plan:
@@ -136,10 +146,15 @@ def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job
     Raises:
         JobError: If the layers cannot be cut into the stages.
     """
-    mesh = placed.tables.mesh
+    mesh, folded = placed.tables.mesh, placed.tables.folded
+    schedule = "interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule
+    why, hint = SCHEDULES[schedule].problem(degrees.pp, degrees.num_microbatches, degrees.interleave)
+    if why:
+        raise JobError(f"schedule {schedule} {why}", hint=hint)
+    groups = SCHEDULES[schedule].groups(degrees.pp, degrees.interleave)
     stages = tuple(
-        StagePlan(blocks, (index % degrees.pp * mesh.size, (index % degrees.pp + 1) * mesh.size), degrees.recompute)
-        for index, blocks in enumerate(cut(placed.tables.folded, degrees))
+        StagePlan((start, stop), (group * mesh.size, (group + 1) * mesh.size), _recompute(folded, start, stop, degrees))
+        for (start, stop), group in zip(cut(folded, degrees), groups, strict=True)
     )
     plan = Plan(
         model=model,
@@ -147,7 +162,7 @@ def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job
         summary="",
         mesh=mesh.axes,
         stages=stages,
-        schedule="interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule,
+        schedule=schedule,
         num_microbatches=degrees.num_microbatches,
         blocks=assemble_blocks(placed.tables, placed.choice),
         objective=0.0,

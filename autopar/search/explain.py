@@ -6,10 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autopar.errors import InfeasibleError
-from autopar.formulate.step import Pipeline, Split, block_bytes, problem, weights
+from autopar.formulate.step import Pipeline, problem, weights
 from autopar.formulate.tables import Memory, build_tables
+from autopar.program.lower import lower_blocks
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
+from autopar.search.blocks import assemble_blocks
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, meshes
+from autopar.simulate.ranges import range_bytes
 from autopar.units import format_bytes
 
 MOST_GPUS = 65536  # the largest cluster a way out is looked for on
@@ -22,7 +27,7 @@ class Shortage:
     configuration: Configuration
     stage: int
     bytes: float
-    recompute: bool
+    recompute: Recompute
 
 
 def explain_infeasible(search: Search, space: list[Configuration]) -> InfeasibleError:
@@ -32,9 +37,10 @@ def explain_infeasible(search: Search, space: list[Configuration]) -> Infeasible
     limit = search.memory_limit
     missing = best.bytes - limit
     gpus = best.configuration.num_stages * best.configuration.mesh.size
+    flavour = "no" if best.recompute is Recompute.NONE else best.recompute
     message = (
         f"no plan fits {gpus} devices: the thriftiest ({best.configuration}, "
-        f"{'full' if best.recompute else 'no'} recompute) needs {format_bytes(best.bytes)} on stage {best.stage}, "
+        f"{flavour} recompute) needs {format_bytes(best.bytes)} on stage {best.stage}, "
         f"{format_bytes(missing)} more than the limit of {format_bytes(limit)}"
     )
     return InfeasibleError(message, hint=_way_out(search, best, gpus))
@@ -61,25 +67,24 @@ def _shortage(search: Search, configuration: Configuration) -> Shortage:
         )
         for stage in range(pipeline.num_stages)
     )
-    kept = {Memory.PARAMETERS, Memory.GRADIENTS, Memory.OPTIMIZER, Memory.ARRIVED}
-    weighting = weights(tables, pipeline, recompute=False, hidden=1.0, bounding=False)
+    weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False)
     instance = problem(tables, replace(weighting, factors=np.zeros_like(weighting.factors)))
     costs = [cost.copy() for cost in instance.node_costs]
     for item in tables.bytes:
-        if item.memory in kept or item.memory is Memory.SAVED:
+        if item.memory is not Memory.TRANSIENT:
             costs[item.node] += item.amounts * tables.folded.kinds[item.kind].count
     solution = search.solver.solve(replace(instance, node_costs=tuple(costs)), time_limit=10.0)
-    worst = Shortage(configuration, 0, math.inf, True)
+    worst = Shortage(configuration, 0, math.inf, Recompute.FULL)
     if solution.choice is None:
         return worst
-    memory = block_bytes(tables, solution.choice)
-    for recompute in (False, True):
-        split = Split(ranges, tuple(recompute for _ in ranges))
-        stages = []
-        for stage, (start, stop) in enumerate(split.ranges):
-            counts = np.bincount(np.asarray(chain[start:stop]), minlength=len(tables.folded.kinds))
-            stages.append((memory.stage_bytes(counts, pipeline.in_flight(stage), recompute), stage))
-        fullest = max(stages)
+    lowered = lower_blocks(assemble_blocks(tables, solution.choice), folded, tables.resharder)
+    trains = SCHEDULES[pipeline.schedule].trains
+    memory = range_bytes(lowered, chain, folded.buffer_bytes, trains=trains)
+    for recompute in Recompute if trains else (Recompute.NONE,):
+        fullest = max(
+            (memory.peak(start, stop, pipeline.in_flight(stage), recompute), stage)
+            for stage, (start, stop) in enumerate(ranges)
+        )
         if fullest[0] < worst.bytes:
             worst = Shortage(configuration, fullest[1], fullest[0], recompute)
     return worst
@@ -95,7 +100,8 @@ def _way_out(search: Search, best: Shortage, gpus: int) -> str:
             for mesh in meshes(count // stages, search.costs.cluster.devices_per_node):
                 attempt = _shortage(search, replace(best.configuration, num_stages=stages, mesh=mesh))
                 if attempt.bytes <= search.memory_limit:
-                    fix = "recompute and " if attempt.recompute and not best.recompute else ""
+                    worse = attempt.recompute is not Recompute.NONE and best.recompute is Recompute.NONE
+                    fix = f"{attempt.recompute} recompute and " if worse else ""
                     return f"{fix}--gpus {count} would fit; or devices with {format_bytes(best.bytes)} free each"
         count *= 2
     return f"devices with {format_bytes(best.bytes)} free each; or a smaller model or batch"

@@ -7,6 +7,7 @@ sequence parallel, one that splits height or width of most activations is spatia
 this but splits some of the parameters is tensor parallel in part of the model.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -94,10 +95,14 @@ def _schedule(plan: Plan) -> str:
 
 
 def _recompute(plan: Plan) -> str:
-    redone = sum(stage.recompute == "full" for stage in plan.stages)
-    if redone in (0, len(plan.stages)):
-        return "full recompute" if redone else "no recompute"
-    return f"full recompute on {redone} of {len(plan.stages)} stages"
+    counts = Counter(stage.recompute for stage in plan.stages)
+    none = counts.pop("none", 0)
+    if not counts:
+        return "no recompute"
+    if len(counts) == 1 and not none and not any("*" in text for text in counts):
+        return f"{next(iter(counts))} recompute"
+    stages = " and ".join(f"{text} recompute on {count}" for text, count in sorted(counts.items()))
+    return f"{stages} of {len(plan.stages)} stages"
 
 
 def _role(tallies: _AxisTallies) -> str:

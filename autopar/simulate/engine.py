@@ -13,47 +13,91 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import fsum, inf
 
-from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
+from autopar.cluster import Cluster
+from autopar.cost import BUCKET_BYTES, Overlap
+from autopar.program.records import Program, StageProgram
 from autopar.program.verify import verify_program
+from autopar.schedule import SCHEDULES, Pass
+from autopar.simulate.arrays import step_arrays
+from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
-from autopar.simulate.gradients import Boundary, fit_in, gradient_jobs, transfers_by_group, urgent_intervals
+from autopar.simulate.gradients import (
+    Boundary,
+    StageTraffic,
+    fit_in,
+    gradient_jobs,
+    stage_traffic,
+    transfers_by_group,
+    urgent_intervals,
+)
 from autopar.simulate.layout import Costs, Resource, lay_out
 from autopar.simulate.memory import StageMoments, stage_moments
+from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
-from autopar.simulate.stages import StageLayout, lay_out_stage
+from autopar.simulate.simulation import EVEN, Simulation, Stragglers
+from autopar.simulate.stages import Layouts, StageLayout, counterparts, lay_out_stage, messages
 from autopar.simulate.timeline import StageTimeline, Timeline
 
 
-def _crosses_nodes(sender: StageProgram, receiver: StageProgram, per_node: int) -> bool:
-    """Whether any device has its counterpart in the neighbouring stage on another node."""
-    count = max(sender.num_devices, receiver.num_devices)
-    return any(
-        (sender.devices[0] + i * sender.num_devices // count) // per_node
-        != (receiver.devices[0] + i * receiver.num_devices // count) // per_node
-        for i in range(count)
-    )
+def _tier(sender: StageProgram, receiver: StageProgram, cluster: Cluster) -> int:
+    """Return the widest tier on which any device meets its counterpart in the neighbouring stage."""
+    return max(cluster.tier(first, second) for first, second in counterparts(sender, receiver))
 
 
 def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     """Return what lies between each stage and the next."""
-    table = program.table()
-
-    def seconds(segment: Segment | None, crosses: bool) -> float:
-        size = fsum(operand.bytes for operand in segment.outputs) if segment else 0.0
-        return float(costs.send_seconds(size, crosses))
-
     boundaries = []
     for sender, receiver in pairwise(program.stages):
-        crosses = _crosses_nodes(sender, receiver, costs.cluster.devices_per_node)
-        forward = seconds(table[sender.blocks[-1], SegmentPhase.FORWARD], crosses)
-        backward = seconds(table.get((receiver.blocks[0], SegmentPhase.BACKWARD)), crosses)
-        boundaries.append(Boundary(forward, backward, Resource.INTER if crosses else Resource.INTRA))
+        tier = _tier(sender, receiver, costs.cluster)
+        ends = (*sender.devices, *receiver.devices)
+        view = costs.on(range(min(ends), max(ends)))
+        forward, backward = (float(view.send_seconds(size, tier)) for size in messages(program, sender, receiver))
+        boundaries.append(Boundary(forward, backward, Resource.INTER if tier else Resource.INTRA))
     return boundaries
 
 
-def _idle(runs: Sequence[Run]) -> tuple[float, float]:
+def stages_in_time(program: Program, costs: Costs, bucket: float) -> list[StageLayout]:
+    """Return the stages in time; equal stages on equal devices are one and the same object.
+
+    Segments are laid out once for all stages that work on equal devices.
+    """
+    layouts: dict[Cluster, Layouts] = {}
+    known: dict[object, StageLayout] = {}
+    stages = []
+    for stage in program.stages:
+        view = costs.on(range(*stage.devices))
+        if view.cluster not in layouts:
+            layouts[view.cluster] = {
+                (segment.kind, segment.phase): lay_out(segment, view, bucket) for segment in program.segments
+            }
+        key = (view.cluster, stage.blocks, stage.recompute)
+        if key not in known:
+            known[key] = lay_out_stage(stage, layouts[view.cluster])
+        stages.append(known[key])
+    return stages
+
+
+def traffic_of(
+    stages: Sequence[StageLayout], program: Program, costs: Costs, bucket: float
+) -> tuple[Pass, list[StageTraffic]]:
+    """Return the pass that makes gradients, and the gradient traffic of every stage."""
+    maker = Pass.WEIGHT if SCHEDULES[program.schedule].splits else Pass.BACKWARD
+    known = {
+        id(layout): stage_traffic(layout, maker, costs.on(range(*stage.devices)), bucket)
+        for layout, stage in {
+            id(layout): (layout, stage) for layout, stage in zip(stages, program.stages, strict=True)
+        }.values()
+    }
+    return maker, [known[id(layout)] for layout in stages]
+
+
+_ROUNDING = 1e-12
+"""Share of a step below which a sum of its parts is nothing but rounding."""
+
+
+def _idle(runs: Sequence[Run], begin: float) -> tuple[float, float]:
     """Return the seconds a stage waits for values on their way, and for its neighbours."""
-    wait = bubble = clock = 0.0
+    wait, bubble, clock = 0.0, 0.0, begin
     for run in runs:
         gap = run.start - clock
         if gap > 0:
@@ -64,32 +108,34 @@ def _idle(runs: Sequence[Run]) -> tuple[float, float]:
     return wait, bubble
 
 
-def _account(
-    chunks: Sequence[StageLayout],
-    runs: Sequence[Run],
-    reduced: float,
-    traffic: float,
-    step: float,
-    moments: StageMoments,
-) -> StageTimeline:
-    """Return where the step of a group of devices goes; its reductions end at `reduced`, all groups at `step`."""
+def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimeline:
+    """Return where the step of a group of devices goes."""
+    chunks, runs = sim.groups[group], sim.runs[group]
     counts = Counter((run.task.chunk, run.task.kind) for run in runs)
     tasks = [(counts[i, kind], task) for i, layout in enumerate(chunks) for kind, task in layout.passes.items()]
-    total = fsum(count * task.seconds for count, task in tasks)
     compute = fsum(count * task.compute_seconds for count, task in tasks)
+    collective = fsum(count * task.collective_seconds for count, task in tasks)
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
-    wait, bubble = _idle(runs)
+    wait, bubble = _idle(runs, sim.begins[group])
+    late = fsum(run.end - run.start for run in runs) - compute - collective
+    late += (sim.slower[group] - 1) * update + sim.fixed
+    late = late if late > _ROUNDING * sim.step else 0.0
     return StageTimeline(
         index=moments.chunks[0].index,
         compute_seconds=compute,
-        collective_seconds=total - compute,
+        collective_seconds=collective,
         wait_seconds=wait,
-        bubble_seconds=bubble + step - (reduced + update),
-        gradient_seconds=reduced - runs[-1].end,
+        bubble_seconds=bubble
+        + sim.begins[group]
+        + (sim.step - sim.fixed)
+        - (sim.reduced[group] + sim.slower[group] * update),
+        gradient_seconds=sim.reduced[group] - runs[-1].end,
         update_seconds=computing,
         gather_seconds=update - computing,
-        overlapped_seconds=traffic,
+        delay_seconds=late,
+        overlapped_seconds=fsum(job.seconds for job in sim.jobs[group]),
+        link_seconds=fsum(count * task.link_seconds for count, task in tasks),
         memory=moments.peak(),
     )
 
@@ -99,57 +145,115 @@ def _update_seconds(chunks: Sequence[StageLayout]) -> float:
     return fsum(layout.update.seconds for layout in chunks)
 
 
-def simulate(program: Program, costs: Costs, *, trace: bool = False) -> Timeline:
+def run_step(
+    program: Program, costs: Costs, *, bucket: float = BUCKET_BYTES, stragglers: Stragglers = EVEN
+) -> Simulation:
+    """Return one step of a lawful program in time; arguments as of `simulate`."""
+    stages = stages_in_time(program, costs, bucket)
+    placed, stack = program.groups, costs.stack
+    groups = [[stages[stage] for stage in chunks] for chunks in program.chunks]
+    boundaries = _boundaries(program, costs)
+    maker, traffic = traffic_of(stages, program, costs, bucket)
+    slower = [stragglers.slowest(program.stages[chunks[0]].devices) for chunks in program.chunks]
+    turns = 1 + (stack["interleave_overhead"] if program.num_chunks > 1 else 0.0)
+    factors = [slower[group] * turns for group in placed]
+    runs, transfers = run_pipeline(
+        program.orders(),
+        placed,
+        [
+            {
+                kind: factor * (task.seconds + (beside.longer if kind is maker else 0.0))
+                for kind, task in stage.passes.items()
+            }
+            for stage, beside, factor in zip(stages, traffic, factors, strict=True)
+        ],
+        [boundary.forward_seconds for boundary in boundaries],
+        [boundary.backward_seconds for boundary in boundaries],
+        [beside.longest for beside in traffic],
+    )
+    share = Overlap.of(stack).share
+    jobs = [
+        gradient_jobs(done, maker, [traffic[stage] for stage in chunks], share)
+        for done, chunks in zip(runs, program.chunks, strict=True)
+    ]
+    since = min((queue[0].ready for queue in jobs if queue), default=inf)
+    passing = transfers_by_group(transfers, boundaries, placed, since)
+    times = [
+        fit_in(queue, urgent_intervals(chunks, done, passed, queue[0].ready)) if queue else []
+        for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
+    ]
+    reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
+    ends = [
+        start + factor * _update_seconds(chunks) for start, factor, chunks in zip(reduced, slower, groups, strict=True)
+    ]
+    # Where steps overlap, a group's step starts with its first task, and all of them repeat at one and the same pace.
+    overlap = SCHEDULES[program.schedule].steps_overlap
+    begins = [done[0].start if overlap else 0.0 for done in runs]
+    fixed = stack["step_seconds"]
+    step = max(end - begin for end, begin in zip(ends, begins, strict=True)) + fixed
+    return Simulation(groups, boundaries, runs, transfers, jobs, times, reduced, slower, begins, fixed, step)
+
+
+def simulate(
+    program: Program,
+    costs: Costs,
+    *,
+    trace: bool = False,
+    bucket: float = BUCKET_BYTES,
+    stragglers: Stragglers = EVEN,
+) -> Timeline:
     """Return one step of a program in time.
 
     Args:
         program: The lowered plan.
         costs: Seconds of its ops, collectives and transfers.
         trace: Whether to record the bars of a trace and memory over time.
+        bucket: Bytes of gradients that travel together; 0 if every gradient travels alone.
+        stragglers: How much slower than the others devices are.
 
     Raises:
         ProgramError: If the program breaks a law of programs.
     """
     verify_program(program)
-    layouts = {(segment.kind, segment.phase): lay_out(segment, costs) for segment in program.segments}
-    stages = [lay_out_stage(stage, layouts) for stage in program.stages]
-    num_groups = program.num_groups
-    groups = [stages[group::num_groups] for group in range(num_groups)]
-    boundaries = _boundaries(program, costs)
-    runs, transfers = run_pipeline(
-        program.orders(),
-        [{kind: task.seconds for kind, task in stage.passes.items()} for stage in stages],
-        [boundary.forward_seconds for boundary in boundaries],
-        [boundary.backward_seconds for boundary in boundaries],
-    )
-
-    jobs = [gradient_jobs(chunks, done) for chunks, done in zip(groups, runs, strict=True)]
-    since = min((queue[0].ready for queue in jobs if queue), default=inf)
-    passing = transfers_by_group(transfers, boundaries, num_groups, since)
-    times = [
-        fit_in(queue, urgent_intervals(chunks, done, passed, queue[0].ready)) if queue else []
-        for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
-    ]
-    reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
-    step = max(start + _update_seconds(chunks) for start, chunks in zip(reduced, groups, strict=True))
-
+    sim = run_step(program, costs, bucket=bucket, stragglers=stragglers)
+    memories = BlockMemories(program.table(), program.trains)
     moments = [
-        stage_moments(program.stages[group::num_groups], program, done, update_start)
-        for group, (done, update_start) in enumerate(zip(runs, reduced, strict=True))
+        stage_moments([program.stages[stage] for stage in chunks], program, memories, done, update_start)
+        for chunks, done, update_start in zip(program.chunks, sim.runs, sim.reduced, strict=True)
     ]
-    timelines = tuple(
-        _account(groups[i], runs[i], reduced[i], fsum(job.seconds for job in jobs[i]), step, moments[i])
-        for i in range(num_groups)
-    )
+    timelines = tuple(_account(sim, group, moments[group]) for group in range(program.num_groups))
+    error = costs.stack.fit.error if costs.stack.fit else None
     if not trace:
-        return Timeline(step, timelines)
-    events = [transfer_event(transfer, num_groups) for transfer in transfers]
-    for i, chunks in enumerate(groups):
-        events.extend(task_events(i, chunks, runs[i]))
-        events.extend(gradient_events(i, jobs[i], times[i]))
-        start = reduced[i]
+        return Timeline(sim.step, timelines, error)
+    events = [transfer_event(transfer, program.groups) for transfer in sim.transfers]
+    for i, chunks in enumerate(sim.groups):
+        events.extend(task_events(i, chunks, sim.runs[i]))
+        events.extend(gradient_events(i, sim.jobs[i], sim.times[i]))
+        start = sim.reduced[i]
         for layout in chunks:
             events.extend(part_events(i, layout.update.parts, start))
             start += layout.update.seconds
     samples = tuple(sample for stage in moments for sample in stage.samples())
-    return Timeline(step, timelines, tuple(events), samples)
+    arrays = step_arrays(program, sim, samples)
+    return Timeline(sim.step, timelines, error, tuple(events), samples, _path(program, sim), arrays)
+
+
+def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:
+    """Return the critical path of a simulated step."""
+    tracks = []
+    for group, chunks in enumerate(sim.groups):
+        stages = [program.stages[stage] for stage in program.chunks[group]]
+        tracks.append(
+            Track(
+                stages=tuple(stage.index for stage in stages),
+                blocks=tuple(stage.blocks for stage in stages),
+                runs=sim.runs[group],
+                passes=[chunks[run.task.chunk].passes[run.task.kind] for run in sim.runs[group]],
+                jobs=sim.jobs[group],
+                times=sim.times[group],
+                reduced=sim.reduced[group],
+                update=[chunk.update for chunk in chunks],
+                end=sim.reduced[group] + sim.slower[group] * _update_seconds(chunks),
+            )
+        )
+    return critical_path(tracks, sim.transfers, sim.step)

@@ -35,8 +35,8 @@ def gradient_events(group: int, jobs: Sequence[Job], times: Sequence[Interval]) 
         yield Event(group, _GRADIENT_ROW[job.resource], job.name, start, end - start)
 
 
-def transfer_event(transfer: Transfer, num_groups: int) -> Event:
+def transfer_event(transfer: Transfer, groups: Sequence[int]) -> Event:
     """Return the bar of a transfer, which belongs to the devices that send."""
     row = Row.SEND_NEXT if transfer.receiver > transfer.sender else Row.SEND_PREVIOUS
-    group = transfer.sender % num_groups
+    group = groups[transfer.sender]
     return Event(group, row, str(transfer.task), transfer.start, transfer.end - transfer.start)

@@ -1,21 +1,25 @@
 """How long a segment takes and what it occupies: its instructions laid end to end.
 
-Compute and the collectives that compute waits for follow each other; collectives that overlap (gradient traffic) are
-only listed with the moment from which they may run. Each distinct segment is laid out once.
+Kernels follow each other. Collectives that compute waits for, and gathers of parameters, stop them for as long as the
+formulas of `autopar.cost.overlap` say; the rest of their time the link works beside kernels of the same segment.
+Collectives that overlap whole (gradient traffic) are only listed with the moment from which they may run. Each distinct
+segment is laid out once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import prod
+from math import fsum, prod
 from typing import Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster import Cluster
+from autopar.cost import ALONE, BUCKET_BYTES, Fused, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import devices_in_node
+from autopar.cost.overlap import WEIGHT_COVER
 from autopar.ir.graph import Op
 from autopar.program.records import (
     Collective,
@@ -41,8 +45,21 @@ class Costs(Protocol):
     def cluster(self) -> Cluster:
         """The hardware; the simulator reads which devices share a node."""
 
+    @property
+    def stack(self) -> Stack:
+        """What the software makes of it; the simulator reads the scalars of overlap and of the step."""
+
+    def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
+        """Return by name those of the ops of a segment that are not a kernel of their own."""
+
     def op_seconds(
-        self, op: Op, inputs: Sequence[Shapes | None], outputs: Sequence[Shapes | None], sizes: Mapping[str, float], /
+        self,
+        op: Op,
+        inputs: Sequence[Shapes | None],
+        outputs: Sequence[Shapes | None],
+        sizes: Mapping[str, float],
+        fused: Fused,
+        /,
     ) -> NDArray[np.float64]:
         """Return the seconds of one op, (n,).
 
@@ -51,7 +68,11 @@ class Costs(Protocol):
             inputs: Local shapes (n, rank) of its inputs; None for an absent one.
             outputs: Local shapes (n, rank) of its outputs; None for an unwanted one.
             sizes: Bytes per element by the name the op knows the value by.
+            fused: What is left to the op's own kernel.
         """
+
+    def host_seconds(self, op: Op, rank: int, fused: Fused, /) -> float:
+        """Return the seconds in which the host launches an op whose first input has `rank` dims."""
 
     def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
         """Return the seconds of a collective over an axis; `nbytes` is the larger side on one device."""
@@ -59,8 +80,11 @@ class Costs(Protocol):
     def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
         """Return the seconds of a halo exchange over an axis in which each device sends `nbytes`."""
 
-    def send_seconds(self, nbytes: float, crosses_nodes: bool, /) -> float:
-        """Return the seconds from one device to another."""
+    def send_seconds(self, nbytes: float, tier: int, /) -> float:
+        """Return the seconds from one device to another that it meets on a tier of the cluster."""
+
+    def on(self, devices: range, /) -> "Costs":
+        """Return the costs of work on some devices, where a cluster has several kinds of them."""
 
 
 class Resource(StrEnum):
@@ -89,8 +113,11 @@ class Traffic:
         resource: Its link.
         name: Kind, axis and value.
         ready: Seconds after the start of the segment from which on it may run.
-        seconds: Time on the link.
+        seconds: Time on the link if it travels alone.
         after: Index, in the segment's list of traffic, of the last one whose result it needs; -1 if there is none.
+        collective: What is done; collectives of one kind and axis may share a bucket.
+        axis: Over which devices.
+        nbytes: Bytes of the larger side.
     """
 
     resource: Resource
@@ -98,6 +125,18 @@ class Traffic:
     ready: float
     seconds: float
     after: int
+    collective: CollectiveKind
+    axis: Axis
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A collective in line: after so many seconds of kernels devices of an axis meet, and wait for it so long."""
+
+    at: float
+    seconds: float
+    axis: Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +144,27 @@ class Layout:
     """A segment in time.
 
     Attributes:
-        compute_seconds: Sum over its ops.
-        collective_seconds: Sum over the collectives that compute waits for.
-        spans: Ops and those collectives, in order, end to end.
-        traffic: Collectives that overlap, in order.
+        compute_seconds: Sum over its kernels.
+        collective_seconds: What collectives and gathers add to that.
+        host_seconds: What the launching host adds to both.
+        link_seconds: Link time of these collectives and gathers, hidden or not.
+        spans: Kernels in order, and these collectives and gathers in order.
+        stops: Where devices wait for them.
+        traffic: Collectives that overlap whole, in order.
     """
 
     compute_seconds: float
     collective_seconds: float
+    host_seconds: float
+    link_seconds: float
     spans: tuple[Span, ...]
+    stops: tuple[Stop, ...]
     traffic: tuple[Traffic, ...]
 
     @property
     def seconds(self) -> float:
         """Duration of the segment."""
-        return self.compute_seconds + self.collective_seconds
+        return self.compute_seconds + self.collective_seconds + self.host_seconds
 
 
 def _shapes(operands: Sequence[Operand | None]) -> list[Shapes | None]:
@@ -129,14 +174,32 @@ def _shapes(operands: Sequence[Operand | None]) -> list[Shapes | None]:
     ]
 
 
-def _op_seconds(compute: Compute, costs: Costs) -> float:
+def _fused(segment: Segment, costs: Costs) -> Mapping[str, Fused]:
+    computes = [instruction for instruction in segment.instructions if isinstance(instruction, Compute)]
+    ranks = {
+        name: len(operand.shape)
+        for compute in computes
+        for name, operand in zip(
+            (*compute.op.inputs, *compute.op.outputs), (*compute.inputs, *compute.outputs), strict=True
+        )
+        if operand is not None
+    }
+    return costs.fuse([compute.op for compute in computes], ranks)
+
+
+def _op_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
     op = compute.op
     sizes = {
         name: operand.bytes / max(1, prod(operand.shape))
         for name, operand in zip((*op.inputs, *op.outputs), (*compute.inputs, *compute.outputs), strict=True)
         if operand is not None
     }
-    return float(costs.op_seconds(op, _shapes(compute.inputs), _shapes(compute.outputs), sizes)[0])
+    return float(costs.op_seconds(op, _shapes(compute.inputs), _shapes(compute.outputs), sizes, fused)[0])
+
+
+def _host_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
+    first = next((operand for operand in compute.inputs if operand is not None), None)
+    return float(costs.host_seconds(compute.op, 0 if first is None else len(first.shape), fused))
 
 
 def _link(axis: Axis, costs: Costs) -> Resource:
@@ -145,41 +208,140 @@ def _link(axis: Axis, costs: Costs) -> Resource:
     return Resource.INTRA if inside == axis.size else Resource.INTER
 
 
-def lay_out(segment: Segment, costs: Costs) -> Layout:
-    """Return the segment in time; everything in a `REDUCE` segment overlaps, whether marked or not."""
-    compute_seconds = collective_seconds = offset = 0.0
+@dataclass(slots=True)
+class _Wait:
+    """A collective in line: after how many seconds of kernels it is needed, and whether it gathers parameters."""
+
+    link: Resource
+    name: str
+    at: float
+    seconds: float
+    gathers: bool
+    axis: Axis
+
+
+def _covering(segment: Segment) -> set[int]:
+    """Return the kernels, by position, that only make the gradient of one parameter: collectives run beside them."""
+    stored = {store.value.value for store in segment.stores}
+    leaving = {operand.value for operand in (*segment.outputs, *segment.exports, *segment.saved)}
+    reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into, with "" if it leaves the block
+    found = set()
+    for position in reversed(range(len(segment.instructions))):
+        instruction = segment.instructions[position]
+        ends: frozenset[str] = frozenset()
+        for operand in defines(instruction):
+            name = operand.value
+            ends |= reached.get(name, frozenset())
+            ends |= {name} if name in stored else {""} if name in leaving else set()
+        for operand in reads(instruction):
+            reached[operand.value] = reached.get(operand.value, frozenset()) | ends
+        if isinstance(instruction, Compute | Exchange) and len(ends) == 1 and ends <= stored:
+            found.add(position)
+    return found
+
+
+def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Layout:
+    """Return the segment in time; everything in a `REDUCE` segment overlaps, whether marked or not.
+
+    Args:
+        segment: What to lay out.
+        costs: What it is made of takes.
+        bucket: Bytes of new parameters that travel together; 0 if every tensor travels alone.
+    """
+    covering = _covering(segment) if segment.phase is SegmentPhase.BACKWARD else set()
+    kernels, weight, exchanged, launches = 0.0, 0.0, 0.0, 0.0
     spans: list[Span] = []
+    waits: list[_Wait] = []
     traffic: list[Traffic] = []
+    fused = _fused(segment, costs)
     origin: dict[str, int] = {}  # value -> index of the traffic it comes from
-    for instruction in segment.instructions:
+    there = {operand.value for operand in segment.external}  # what is known before the pass, at any placement
+    for position, instruction in enumerate(segment.instructions):
         after = max((origin.get(operand.value, -1) for operand in reads(instruction)), default=-1)
         match instruction:
             case Compute():
-                seconds = _op_seconds(instruction, costs)
-                spans.append(Span(Resource.COMPUTE, instruction.op.name, offset, seconds))
-                compute_seconds += seconds
-                offset += seconds
+                seconds = _op_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
+                spans.append(Span(Resource.COMPUTE, instruction.op.name, kernels, seconds))
+                kernels += seconds
+                weight += seconds if position in covering else 0.0
+                launches += _host_seconds(instruction, costs, fused.get(instruction.op.name, ALONE))
             case Collective():
-                axis = instruction.axis
-                seconds = float(costs.collective_seconds(instruction.kind, instruction.bytes, axis))
-                link = _link(axis, costs)
-                name = f"{instruction.kind}[{axis.name}] {instruction.operand.value}"
+                axis, kind, link = instruction.axis, instruction.kind, _link(instruction.axis, costs)
+                seconds = float(costs.collective_seconds(kind, instruction.bytes, axis))
+                name = f"{kind}[{axis.name}] {instruction.operand.value}"
                 if instruction.overlaps or segment.phase is SegmentPhase.REDUCE:
-                    traffic.append(Traffic(link, name, offset, seconds, after))
+                    traffic.append(Traffic(link, name, kernels, seconds, after, kind, axis, instruction.bytes))
                     after = len(traffic) - 1
+                elif segment.phase is SegmentPhase.UPDATE:
+                    if bucket:
+                        seconds = instruction.bytes / bucket * float(costs.collective_seconds(kind, bucket, axis))
+                    waits.append(_Wait(link, name, kernels, seconds, False, axis))
                 else:
-                    spans.append(Span(link, name, offset, seconds))
-                    collective_seconds += seconds
-                    offset += seconds
+                    waits.append(_Wait(link, name, kernels, seconds, instruction.operand.value in there, axis))
             case Exchange(axis=axis, operand=operand):
+                # It belongs to the op that follows, which needs it at once.
                 seconds = float(costs.exchange_seconds(instruction.bytes, axis))
-                spans.append(Span(_link(axis, costs), f"exchange[{axis.name}] {operand.value}", offset, seconds))
-                collective_seconds += seconds
-                offset += seconds
+                spans.append(Span(_link(axis, costs), f"exchange[{axis.name}] {operand.value}", kernels, seconds))
+                kernels += seconds
+                exchanged += seconds
+                weight += seconds if position in covering else 0.0
             case Slice():
                 pass
             case _:
                 assert_never(instruction)
         if after >= 0:
             origin.update((operand.value, after) for operand in defines(instruction))
-    return Layout(compute_seconds, collective_seconds, tuple(spans), tuple(traffic))
+        if isinstance(instruction, Collective | Slice) and instruction.operand.value in there:
+            there.add(instruction.result.value)
+
+    overlap = Overlap.of(costs.stack)
+    collectives = fsum(wait.seconds for wait in waits if not wait.gathers)
+    gathers = fsum(wait.seconds for wait in waits if wait.gathers)
+    waited, gathered = collectives, gathers
+    if segment.phase is not SegmentPhase.UPDATE:
+        waited = float(overlap.waited(collectives, weight)) if collectives else 0.0
+        gathered = float(overlap.gathered(gathers, kernels - WEIGHT_COVER * weight)) if gathers else 0.0
+    share = {False: waited / collectives if collectives else 0.0, True: gathered / gathers if gathers else 0.0}
+    busy = kernels + waited + gathered
+    host = 0.0 if segment.phase is SegmentPhase.UPDATE else max(0.0, launches - busy)
+    return Layout(
+        compute_seconds=kernels - exchanged,
+        collective_seconds=float(exchanged + waited + gathered),
+        host_seconds=host,
+        link_seconds=exchanged + collectives + gathers,
+        spans=tuple(_in_place(spans, waits, share)),
+        stops=tuple(Stop(wait.at, wait.seconds * share[wait.gathers], wait.axis) for wait in waits),
+        traffic=tuple(traffic),
+    )
+
+
+def _in_place(spans: Sequence[Span], waits: Sequence[_Wait], share: Mapping[bool, float]) -> list[Span]:
+    """Return kernels with the pauses that collectives make, and the collectives, which share one line.
+
+    Args:
+        spans: Kernels end to end.
+        waits: Collectives in order.
+        share: What of a collective, or of a gather, is waited for.
+    """
+    placed: list[Span] = []
+    ends: list[float] = []  # when each collective has to be done
+    pause, following = 0.0, 0
+    for span in spans:
+        while following < len(waits) and waits[following].at <= span.offset:
+            wait = waits[following]
+            pause += wait.seconds * share[wait.gathers]
+            ends.append(wait.at + pause)
+            following += 1
+        placed.append(replace(span, offset=span.offset + pause))
+    for wait in waits[following:]:
+        pause += wait.seconds * share[wait.gathers]
+        ends.append(wait.at + pause)
+    starts = [end - wait.seconds for end, wait in zip(ends, waits, strict=True)]
+    for i in reversed(range(len(starts) - 1)):  # as late as the next one lets it
+        starts[i] = min(starts[i], starts[i + 1] - waits[i].seconds)
+    clock = 0.0
+    for start, wait in zip(starts, waits, strict=True):  # but not before the segment
+        clock = max(clock, start)
+        placed.append(Span(wait.link, wait.name, clock, wait.seconds))
+        clock += wait.seconds
+    return placed

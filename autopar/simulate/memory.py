@@ -1,52 +1,35 @@
 """How many bytes a device of a stage holds: resident tensors, activations of the microbatches in flight, and what runs.
 
-A value takes memory from the instruction that defines it to the last one of the segment that reads it; saved values
-and values handed on stay to the end of the segment, saved ones until the backward of their block reads them last.
-External values are resident and stored values are written in place of one, so neither counts. A value that passes
-through several blocks is one tensor: the first block of the stage that saves it pays for it.
+    resident + what other microbatches have left behind + the fullest moment of the running task + buffers
 
-With recompute a block keeps its inputs only; what its forward saves is there from the second forward to its backward.
-Receive buffers and copies that the framework or the allocator makes are not counted.
+`blocks.py` says what a block keeps and needs. Buffers are there while tasks run, whichever task it is:
+
+- Parameters that are stored in shards are gathered by block: those of the block that runs and of the next one
+  (`GATHERED_BLOCKS`) are there together.
+- Gradients of a block whose reduction runs beside compute stay until it is done, which is taken to be when the next
+  block has run.
+- What the neighbouring stages send next is received while a task runs: one microbatch from either side.
+
+Copies that the allocator or a library makes are no part of this, but of the reserve (`autopar.cost.reserve`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
-from autopar.program.records import (
-    Category,
-    Instruction,
-    Operand,
-    Program,
-    Segment,
-    SegmentPhase,
-    StageProgram,
-    defines,
-    reads,
-)
+from autopar.program.records import Category, Program, SegmentPhase, StageProgram, Table
 from autopar.schedule import Pass, Task
+from autopar.simulate.blocks import NOTHING, BlockMemories, BlockMemory, Peak
 from autopar.simulate.pipeline import Run
 from autopar.simulate.timeline import MemoryPeak, MemorySample
 
-Table = Mapping[tuple[int, SegmentPhase], Segment]
+GATHERED_BLOCKS = 2
+"""Blocks whose parameters are gathered at once: the one that runs and the one that is prefetched.
 
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """A fullest moment, without resident tensors.
-
-    Attributes:
-        bytes: All of it.
-        activations: The part that outlives the running task.
-    """
-
-    bytes: float
-    activations: float
-
-    def on_top_of(self, kept: float) -> "Peak":
-        """Return the moment with `kept` more bytes of activations."""
-        return Peak(self.bytes + kept, self.activations + kept)
+PyTorch FSDP lets at most two all-gathers run ahead (`limit_all_gathers`), and frees a unit when it has run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,138 +37,77 @@ class StageMemory:
     """What the tasks of a stage need besides resident tensors and other microbatches.
 
     Attributes:
-        kept: Bytes one microbatch leaves behind between its forward and its backward.
+        left: Bytes one microbatch leaves behind on the stage after a pass.
         passes: Fullest moment of a task; it counts the task's own microbatch only.
+        gathered: Gathered parameters.
+        reducing: Gradients under way to their reduction.
+        receiving: Values under way from the neighbouring stages.
         update: Fullest moment of the reductions and the update.
     """
 
-    kept: float
+    left: Mapping[Pass, float]
     passes: Mapping[Pass, Peak]
+    gathered: float
+    reducing: float
+    receiving: float
     update: float
 
 
-def liveness_peak(
-    instructions: Sequence[Instruction], start: Mapping[str, float], kept: Collection[str], free: Collection[str]
-) -> tuple[float, frozenset[str]]:
-    """Return the highest number of live bytes, and the names of the values that are live then.
-
-    Args:
-        instructions: What runs.
-        start: Bytes of the values that are live before the first instruction.
-        kept: Values that stay live to the end.
-        free: Values that take no memory.
-    """
-    last_use = {operand.value: i for i, instruction in enumerate(instructions) for operand in reads(instruction)}
-    live = {name: size for name, size in start.items() if name not in free}
-    total = sum(live.values())
-    peak, names = total, frozenset(live)
-    for name in [name for name in live if name not in last_use and name not in kept]:
-        total -= live.pop(name)
-    for i, instruction in enumerate(instructions):
-        touched = [operand for operand in defines(instruction) if operand.value not in free]
-        for operand in touched:
-            live[operand.value] = operand.bytes
-            total += operand.bytes
-        if total > peak:
-            peak, names = total, frozenset(live)
-        for name in {operand.value for operand in (*reads(instruction), *touched)}:
-            if name in live and name not in kept and last_use.get(name, i) == i:
-                total -= live.pop(name)
-    return peak, names
+def gathered_bytes(blocks: Sequence[float]) -> float:
+    """Return the bytes of gathered parameters of a stage, given those of its blocks."""
+    assert GATHERED_BLOCKS == 2, "pairs of neighbours"
+    return max((one + other for one, other in pairwise(blocks)), default=blocks[0])
 
 
-def _sizes(operands: Sequence[Operand]) -> dict[str, float]:
-    return {operand.value: operand.bytes for operand in operands}
+def received_bytes(table: Table, kinds: Sequence[int], is_first: bool, is_last: bool) -> float:
+    """Return the bytes of what a stage receives next from its neighbours."""
+    ends = []
+    if not is_first:
+        ends.append(table.get((kinds[0], SegmentPhase.FORWARD)))
+    if not is_last:
+        ends.append(table.get((kinds[-1], SegmentPhase.BACKWARD)))
+    return fsum(operand.bytes for segment in ends if segment for operand in segment.inputs)
 
 
-def _stored(segment: Segment) -> set[str]:
-    return {store.value.value for store in segment.stores}
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One block of a stage: `paid` are its inputs that an earlier one keeps, `fresh` the bytes it keeps besides."""
-
-    kind: int
-    paid: frozenset[str]
-    fresh: float
-
-
-def _kept(segment: Segment, recompute: bool, trains: bool) -> dict[str, float]:
-    """Return what a block keeps from its forward to its backward."""
-    if not trains:
-        return {}
-    return _sizes(segment.inputs if recompute else segment.saved)
-
-
-def _blocks(stage: StageProgram, table: Table, trains: bool) -> Iterator[_Block]:
-    """Yield the blocks in order, following values that pass through to their origin."""
-    arriving: list[tuple[int, str]] = []  # origin of each value handed to the next block: block and name there
-    paid: set[tuple[int, str]] = set()
-    for index, kind in enumerate(stage.blocks):
-        segment = table[kind, SegmentPhase.FORWARD]
-        if index == 0:
-            arriving = [(-1, str(position)) for position in range(len(segment.inputs))]
-        origins = {operand.value: origin for operand, origin in zip(segment.inputs, arriving, strict=True)}
-        kept = _kept(segment, stage.recompute, trains)
-        before = frozenset(name for name, origin in origins.items() if origin in paid)
-        yield _Block(kind, before, sum(size for name, size in kept.items() if name not in before))
-        paid.update(origins.get(name, (index, name)) for name in kept)
-        arriving = [origins.get(operand.value, (index, operand.value)) for operand in segment.outputs]
-
-
-def _forward_peak(segment: Segment, paid: frozenset[str], recompute: bool, trains: bool) -> Peak:
-    kept = _kept(segment, recompute, trains)
-    ends = kept.keys() | {operand.value for operand in segment.outputs}
-    peak, names = liveness_peak(segment.instructions, _sizes(segment.inputs), ends, paid | _stored(segment))
-    return Peak(peak, sum(size for name, size in kept.items() if name in names))
-
-
-def _backward_peak(forward: Segment, backward: Segment | None, paid: frozenset[str], recompute: bool) -> Peak:
-    if backward is None:
-        return Peak(0.0, 0.0)
-    gradients = _sizes(backward.inputs)
-    saved = _sizes(forward.saved)
-    outputs = {operand.value for operand in backward.outputs}
-    if not recompute:
-        free = paid | _stored(backward)
-        peak, names = liveness_peak(backward.instructions, saved | gradients, outputs, free)
-        return Peak(peak, sum(size for name, size in saved.items() if name in names))
-    inputs = {operand.value for operand in forward.inputs}  # kept, and counted as such by the caller
-    again, _ = liveness_peak(forward.instructions, {}, saved.keys(), inputs | _stored(forward))
-    peak, _ = liveness_peak(backward.instructions, saved | gradients, outputs, inputs | _stored(backward))
-    return Peak(max(again + sum(gradients.values()), peak), 0.0)
-
-
-def stage_memory(stage: StageProgram, table: Table, trains: bool) -> StageMemory:
-    """Return what the tasks of a stage need; equal blocks are looked at once."""
-    forwards: dict[_Block, Peak] = {}
-    backwards: dict[_Block, Peak] = {}
-    forward = backward = Peak(0.0, 0.0)
-    kept = 0.0
-    for block in _blocks(stage, table, trains):
-        segment = table[block.kind, SegmentPhase.FORWARD]
-        if block not in forwards:
-            forwards[block] = _forward_peak(segment, block.paid, stage.recompute, trains)
-            reverse = table.get((block.kind, SegmentPhase.BACKWARD)) if trains else None
-            backwards[block] = _backward_peak(segment, reverse, block.paid, stage.recompute)
-        forward = max(forward, forwards[block].on_top_of(kept), key=lambda peak: peak.bytes)
-        earlier = kept + block.fresh if stage.recompute else kept
-        backward = max(backward, backwards[block].on_top_of(earlier), key=lambda peak: peak.bytes)
-        kept += block.fresh
-    once = [
-        table.get((kind, phase)) for kind in set(stage.blocks) for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
-    ]
-    update = max((liveness_peak(part.instructions, {}, (), _stored(part))[0] for part in once if part), default=0.0)
-    return StageMemory(kept, {Pass.FORWARD: forward, Pass.BACKWARD: backward}, update)
+def stage_memory(blocks: Iterable[BlockMemory], receiving: float) -> StageMemory:
+    """Return what the tasks of a stage need, given its blocks in order."""
+    passed = list(blocks)
+    passes = dict.fromkeys(Pass, NOTHING)
+    put_off = fsum(block.late for block in passed)
+    kept, late, later = 0.0, 0.0, put_off  # of the blocks before this one; put off, of those before it and after it
+    for block in passed:
+        later -= block.late
+        moments = {
+            Pass.FORWARD: block.forward.on_top_of(kept),
+            Pass.BACKWARD: block.backward.on_top_of(kept + later),
+            Pass.WEIGHT: block.weight.on_top_of(late),
+        }
+        passes = {kind: max(passes[kind], moment, key=lambda peak: peak.bytes) for kind, moment in moments.items()}
+        kept += block.kept
+        late += block.late
+    return StageMemory(
+        left={Pass.FORWARD: kept, Pass.BACKWARD: put_off, Pass.WEIGHT: 0.0},
+        passes=passes,
+        gathered=gathered_bytes([block.gathered for block in passed]),
+        reducing=max(block.reducing for block in passed),
+        receiving=receiving,
+        update=max(block.update for block in passed),
+    )
 
 
 class TaskMemory(NamedTuple):
-    """Fullest moment of a task (None: the update) in bytes: what is kept of all microbatches, and everything else."""
+    """Fullest moment of a task (None: the update) in bytes, by category; without resident tensors."""
 
     task: Task | None
     activations: float
+    gathered: float
+    communication: float
     transient: float
+
+    @property
+    def bytes(self) -> float:
+        """All of it."""
+        return self.activations + self.gathered + self.communication + self.transient
 
 
 def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], trains: bool) -> Iterator[TaskMemory]:
@@ -196,16 +118,20 @@ def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], train
         order: The tasks of the group.
         trains: Whether there are backwards and an update.
     """
-    in_flight = [0] * len(chunks)
+    held: dict[tuple[int, int], float] = {}
+    total = 0.0
+    communication = fsum(memory.receiving for memory in chunks) + max(memory.reducing for memory in chunks)
     for task in order:
-        backward = task.kind is Pass.BACKWARD
-        in_flight[task.chunk] -= 1 if backward else 0
-        others = sum(count * memory.kept for count, memory in zip(in_flight, chunks, strict=True))
-        peak = chunks[task.chunk].passes[task.kind]
-        yield TaskMemory(task, others + peak.activations, peak.bytes - peak.activations)
-        in_flight[task.chunk] += 1 if trains and not backward else 0
+        memory, key = chunks[task.chunk], (task.chunk, task.microbatch)
+        total -= held.pop(key, 0.0)
+        peak = memory.passes[task.kind]
+        yield TaskMemory(task, total + peak.activations, memory.gathered, communication, peak.bytes - peak.activations)
+        left = memory.left[task.kind]
+        if trains and left:
+            held[key] = left
+            total += left
     if trains:
-        yield TaskMemory(None, 0.0, max(memory.update for memory in chunks))
+        yield TaskMemory(None, 0.0, 0.0, 0.0, max(memory.update for memory in chunks))
 
 
 def _breakdown(chunks: Iterable[StageProgram], moment: TaskMemory) -> tuple[tuple[Category, float], ...]:
@@ -214,6 +140,8 @@ def _breakdown(chunks: Iterable[StageProgram], moment: TaskMemory) -> tuple[tupl
     for resident in (part for stage in chunks for part in stage.resident):
         sizes[resident.category] += resident.bytes
     sizes[Category.ACTIVATIONS] = moment.activations
+    sizes[Category.GATHERED] = moment.gathered
+    sizes[Category.COMMUNICATION] = moment.communication
     sizes[Category.TRANSIENT] = moment.transient
     return tuple(sizes.items())
 
@@ -233,7 +161,7 @@ class StageMoments:
 
     def peak(self) -> MemoryPeak:
         """Return the fullest moment of the step, the first of several."""
-        sizes = [moment.activations + moment.transient for moment in self.moments]
+        sizes = [moment.bytes for moment in self.moments]
         highest = sizes.index(max(sizes))
         moment = self.moments[highest]
         during = "update" if moment.task is None else str(moment.task)
@@ -243,15 +171,33 @@ class StageMoments:
         """Yield the fullest moment of each task."""
         resident = self.resident
         for start, moment in zip(self.starts, self.moments, strict=True):
-            yield MemorySample(self.chunks[0].index, start, resident + moment.activations + moment.transient)
+            yield MemorySample(self.chunks[0].index, start, resident + moment.bytes)
 
 
 def stage_moments(
-    chunks: Sequence[StageProgram], program: Program, runs: Sequence[Run], update_start: float
+    chunks: Sequence[StageProgram],
+    program: Program,
+    memories: BlockMemories,
+    runs: Sequence[Run],
+    update_start: float,
 ) -> StageMoments:
-    """Return the fullest moments of the stages of a group of devices, whose tasks run as given."""
-    table = program.table()
-    memory = [stage_memory(stage, table, program.trains) for stage in chunks]
-    moments = list(memory_over_time(memory, [run.task for run in runs], program.trains))
+    """Return the fullest moments of the stages of a group of devices, whose tasks run as given.
+
+    Args:
+        chunks: The stages.
+        program: Their program.
+        memories: The memory of its kinds of blocks.
+        runs: The tasks of the group, in order.
+        update_start: When the update begins.
+    """
+    table, last = program.table(), len(program.stages) - 1
+    needs = [
+        stage_memory(
+            memories.walk(stage.blocks, stage.recompute),
+            received_bytes(table, stage.blocks, stage.index == 0, stage.index == last),
+        )
+        for stage in chunks
+    ]
+    moments = list(memory_over_time(needs, [run.task for run in runs], program.trains))
     starts = [run.start for run in runs]
     return StageMoments(chunks, [*starts, update_start] if program.trains else starts, moments)

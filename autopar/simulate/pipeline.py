@@ -1,8 +1,8 @@
 """When each stage runs each microbatch: a longest path over stages x microbatches.
 
-Groups of devices run their tasks in the fixed order of the schedule and never wait for anything but their neighbours,
-so no event queue is needed: a group runs on until it needs a value nobody has sent yet, and goes on when its neighbour
-has. From one group to another there is one channel, first in, first out:
+Groups of devices run their tasks in the fixed order of the schedule and never wait for anything but each other, weight
+passes for nobody, so no event queue is needed: a group runs on until it needs a value nobody has sent yet, and goes on
+when its neighbour has. From one group to another there is one channel, first in, first out:
 
     start(task)   = max(end of the group's previous task, arrival of the task's input)
     arrival       = max(end of the sender's task, channel free) + seconds of the transfer
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autopar.schedule import Pass, Task
+from autopar.schedule import Pass, Task, chunks_of
 
 
 class Run(NamedTuple):
@@ -45,60 +45,76 @@ class Transfer(NamedTuple):
 
 def run_pipeline(
     orders: Sequence[Sequence[Task]],
+    groups: Sequence[int],
     seconds: Sequence[Mapping[Pass, float]],
     forward_send: Sequence[float],
     backward_send: Sequence[float],
+    last_backward: Sequence[float] = (),
 ) -> tuple[list[list[Run]], list[Transfer]]:
     """Return what every group of devices does when, and the transfers in between.
 
     Args:
         orders: Tasks of each group in order.
-        seconds: Duration of a forward and of a backward on each stage; stage i belongs to group i % groups.
+        groups: The group of every stage.
+        seconds: Duration of each pass on each stage.
         forward_send: Seconds of a transfer from stage i to i + 1; one less than there are stages.
         backward_send: Seconds of a transfer from stage i + 1 to i.
+        last_backward: By how much the last pass of each stage that makes gradients is longer than the others; nothing
+            if empty.
 
     Returns:
         The runs of each group in order, and the transfers.
     """
-    num_groups, last = len(orders), len(seconds) - 1
+    # Passes of stages are numbered, and what has arrived lies in lists: tasks as keys would take most of the time.
+    chunks, last = chunks_of(groups), len(seconds) - 1
+    final = max((task.microbatch for order in orders for task in order), default=0)
+    made = Pass.WEIGHT if any(Pass.WEIGHT in {task.kind for task in order} for order in orders) else Pass.BACKWARD
+    nothing = (0.0, 0.0)
+    # (finished, arrived) of the input of a forward and of a backward, by stage and microbatch; None until it is sent
+    forwards: list[list[tuple[float, float] | None]] = [[None] * (final + 1) for _ in seconds]
+    backwards: list[list[tuple[float, float] | None]] = [[None] * (final + 1) for _ in seconds]
+    forwards[0], backwards[last] = [nothing] * (final + 1), [nothing] * (final + 1)
+    spent = {kind: [each.get(kind, 0.0) for each in seconds] for kind in Pass}
+    longer = [*last_backward] or [0.0] * len(seconds)
     runs: list[list[Run]] = [[] for _ in orders]
     transfers: list[Transfer] = []
-    # (finished, arrived) of the input of a task, by receiving group and task; a key is there once the neighbour is done
-    sent: list[dict[Task, tuple[float, float]]] = [{} for _ in orders]
     channel_free: dict[tuple[int, int], float] = {}
-    clock = [0.0] * num_groups
-    ready = deque(range(num_groups))
+    clocks = [0.0] * len(orders)
+    ready = deque(range(len(orders)))
+    forward_pass, weight_pass = Pass.FORWARD, Pass.WEIGHT
     while ready:
         group = ready.popleft()
-        order, done, inbox = orders[group], runs[group], sent[group]
+        order, done, own, clock = orders[group], runs[group], chunks[group], clocks[group]
         woken: set[int] = set()
-        while len(done) < len(order):
-            task = order[len(done)]
-            stage = task.chunk * num_groups + group
-            forward = task.kind is Pass.FORWARD
-            if (stage > 0) if forward else (stage < last):
-                message = inbox.pop(task, None)
-                if message is None:
-                    break
-                finished, arrived = message
+        for task in order[len(done) :]:
+            kind, microbatch, chunk = task
+            stage = own[chunk]
+            forward = kind is forward_pass
+            if forward:
+                message = forwards[stage][microbatch]
             else:
-                finished = arrived = 0.0
-            start = max(clock[group], arrived)
-            clock[group] = end = start + seconds[stage][task.kind]
-            done.append(Run(task, start, end, finished))
+                message = nothing if kind is weight_pass else backwards[stage][microbatch]
+            if message is None:
+                break
+            finished, arrived = message
+            start = clock if clock > arrived else arrived
+            clock = start + spent[kind][stage]
+            if microbatch == final and kind is made:
+                clock += longer[stage]
+            done.append(Run(task, start, clock, finished))
             receiver = stage + 1 if forward else stage - 1
-            if not 0 <= receiver <= last:
+            if kind is weight_pass or not 0 <= receiver <= last:
                 continue
-            chunk, neighbour = divmod(receiver, num_groups)
-            arrival = end
+            neighbour, arrival = groups[receiver], clock
             if neighbour != group:
                 link = (group, neighbour)
-                begin = max(end, channel_free.get(link, 0.0))
+                begin = max(clock, channel_free.get(link, 0.0))
                 arrival = begin + (forward_send[stage] if forward else backward_send[receiver])
                 channel_free[link] = arrival
                 transfers.append(Transfer(stage, receiver, task, begin, arrival))
                 woken.add(neighbour)
-            sent[neighbour][task if chunk == task.chunk else task._replace(chunk=chunk)] = (end, arrival)
+            (forwards if forward else backwards)[receiver][microbatch] = (clock, arrival)
+        clocks[group] = clock
         ready.extend(woken)
     stuck = [group for group, order in enumerate(orders) if len(runs[group]) < len(order)]
     assert not stuck, f"the schedule deadlocks: groups {stuck} wait for tasks nobody runs"

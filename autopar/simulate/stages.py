@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import fsum
 
-from autopar.program.records import SegmentPhase, StageProgram
+from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
+from autopar.recompute import Recompute
 from autopar.schedule import Pass
-from autopar.simulate.layout import Layout
+from autopar.simulate.layout import Layout, Resource
 
 Layouts = Mapping[tuple[int, SegmentPhase], Layout]
 """Layouts by kind of block and phase."""
@@ -44,10 +45,28 @@ class TaskLayout:
         """Duration of the task."""
         return self.parts[-1].offset + self.parts[-1].layout.seconds if self.parts else 0.0
 
+    def on_links(self) -> Iterator[tuple[Resource, float, float]]:
+        """Yield when which link is taken by what compute waits for: link, start and end after the start of the task."""
+        for part in self.parts:
+            for span in part.layout.spans:
+                if span.resource is not Resource.COMPUTE:
+                    start = part.offset + span.offset
+                    yield span.resource, start, start + span.seconds
+
     @property
     def compute_seconds(self) -> float:
         """The part of it in which kernels run."""
         return fsum(part.layout.compute_seconds for part in self.parts)
+
+    @property
+    def collective_seconds(self) -> float:
+        """The part of it in which kernels wait for collectives."""
+        return fsum(part.layout.collective_seconds for part in self.parts)
+
+    @property
+    def link_seconds(self) -> float:
+        """Link time of what compute waits for, hidden or not."""
+        return fsum(part.layout.link_seconds for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +74,7 @@ class StageLayout:
     """What a stage does in time.
 
     Attributes:
-        passes: A forward and a backward.
+        passes: A forward, a backward, and a weight pass, which takes no time if the backward is not split.
         reduce: Reductions of each block by its index; blocks without any are left out.
         update: The update.
     """
@@ -63,6 +82,10 @@ class StageLayout:
     passes: Mapping[Pass, TaskLayout]
     reduce: Mapping[int, Layout]
     update: TaskLayout
+
+
+_AGAIN = {Recompute.SELECTIVE: SegmentPhase.AGAIN, Recompute.FULL: SegmentPhase.FORWARD}
+"""What runs again before a backward, by flavour."""
 
 
 def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
@@ -74,15 +97,41 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
 
     def backwards() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
         for index, kind in reversed(chain):
-            if stage.recompute:
-                yield index, SegmentPhase.FORWARD, layouts.get((kind, SegmentPhase.FORWARD))
+            again = _AGAIN.get(stage.recompute[index])
+            if again is not None:
+                yield index, again, layouts.get((kind, again))
             yield index, SegmentPhase.BACKWARD, layouts.get((kind, SegmentPhase.BACKWARD))
+
+    def weights() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
+        for index, kind in reversed(chain):
+            yield index, SegmentPhase.WEIGHT, layouts.get((kind, SegmentPhase.WEIGHT))
 
     return StageLayout(
         passes={
             Pass.FORWARD: TaskLayout.of(forwards(SegmentPhase.FORWARD)),
             Pass.BACKWARD: TaskLayout.of(backwards()),
+            Pass.WEIGHT: TaskLayout.of(weights()),
         },
         reduce={index: layout for index, _, layout in forwards(SegmentPhase.REDUCE) if layout is not None},
         update=TaskLayout.of(forwards(SegmentPhase.UPDATE)),
     )
+
+
+def counterparts(sender: StageProgram, receiver: StageProgram) -> list[tuple[int, int]]:
+    """Return the devices of two stages that send to each other."""
+    count = max(sender.num_devices, receiver.num_devices)
+    return [
+        (sender.devices[0] + i * sender.num_devices // count, receiver.devices[0] + i * receiver.num_devices // count)
+        for i in range(count)
+    ]
+
+
+def messages(program: Program, sender: StageProgram, receiver: StageProgram) -> tuple[float, float]:
+    """Return the bytes a device hands to the next stage, and those it gets back."""
+    table = program.table()
+
+    def size(segment: Segment | None) -> float:
+        return fsum(operand.bytes for operand in segment.outputs) if segment else 0.0
+
+    forward = size(table[sender.blocks[-1], SegmentPhase.FORWARD])
+    return forward, size(table.get((receiver.blocks[0], SegmentPhase.BACKWARD)))

@@ -4,10 +4,15 @@ Stages that are interleaved on the same devices have one record together: "stage
 index is that of the first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from autopar.program.records import Category
+
+if TYPE_CHECKING:  # they know this module
+    from autopar.simulate.arrays import StepArrays
+    from autopar.simulate.path import PathStep
 
 
 class Row(StrEnum):
@@ -60,18 +65,21 @@ class MemoryPeak:
 
 @dataclass(frozen=True, slots=True)
 class StageTimeline:
-    """Where the step of one stage goes. The first seven times add up to the step.
+    """Where the step of one stage goes. The first eight times add up to the step.
 
     Attributes:
         index: Position in the pipeline.
         compute_seconds: Kernels of forward and backward, recomputed ones included.
-        collective_seconds: Collectives inside forward and backward; compute waits for them.
+        collective_seconds: Collectives inside forward and backward, as far as compute waits for them.
         wait_seconds: Idle although the neighbour was done: its values were on the way.
         bubble_seconds: Idle because a neighbour was not done, or because another stage finishes the step later.
         gradient_seconds: From the last backward to the end of the last gradient reduction.
         update_seconds: Kernels of the optimizer.
         gather_seconds: Collectives of the update phase.
+        delay_seconds: Waiting for the host to launch kernels, what gradient traffic beside them, interleaving and
+            stragglers make passes longer, and the fixed seconds of a step.
         overlapped_seconds: Link time of all gradient traffic, hidden or not; not part of the sum.
+        link_seconds: Link time of the collectives inside forward and backward, hidden or not; not part of the sum.
         memory: Its fullest moment.
     """
 
@@ -83,7 +91,9 @@ class StageTimeline:
     gradient_seconds: float
     update_seconds: float
     gather_seconds: float
+    delay_seconds: float
     overlapped_seconds: float
+    link_seconds: float
     memory: MemoryPeak
 
     @property
@@ -99,14 +109,27 @@ class Timeline:
     Attributes:
         step_seconds: From the first forward to the end of the last update of any stage.
         stages: In pipeline order.
+        error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
         events: Bars of the trace; empty unless asked for.
         samples: Memory over time; empty unless asked for.
+        path: The critical path in order of time; empty unless asked for.
+        arrays: The same as arrays; None unless asked for.
     """
 
     step_seconds: float
     stages: tuple[StageTimeline, ...]
+    error: float | None = None
     events: tuple[Event, ...] = ()
     samples: tuple[MemorySample, ...] = ()
+    path: tuple["PathStep", ...] = ()
+    arrays: "StepArrays | None" = field(default=None, compare=False)
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """Seconds between which the step is expected, by the error of calibration; None if uncalibrated."""
+        if self.error is None:
+            return None
+        return self.step_seconds * (1 - self.error), self.step_seconds * (1 + self.error)
 
     @property
     def peak_bytes(self) -> float:

@@ -3,14 +3,14 @@
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.formulate.fold import Folded
-from autopar.program.records import Program, SegmentPhase
+from autopar.program.records import Program, Segment, SegmentPhase, Table, saved_for
 from autopar.program.verify.crossings import verify_crossings
 from autopar.program.verify.fault import title
 from autopar.program.verify.frame import verify_frame
 from autopar.program.verify.graph import verify_graph
 from autopar.program.verify.persistent import verify_persistent
 from autopar.program.verify.placements import verify_placements
-from autopar.program.verify.segments import verify_axes, verify_segment
+from autopar.program.verify.segments import verify_again, verify_axes, verify_segment
 
 __all__ = ["verify_program"]
 
@@ -21,9 +21,11 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
     """Check that a program keeps the laws.
 
     - The schedule is known, has backwards if the program trains, and gets every microbatch through the stages: none
-      waits for what another one only does later. Stages tile the devices, or take turns on them if the schedule
-      interleaves; every block has a forward.
-    - In a segment every value is defined once and before it is read; a backward may also read what its forward saves.
+      waits for what another one only does later. Stages tile the devices, or take turns on them as the schedule
+      says; every block has a forward.
+    - In a segment every value is defined once and before it is read; a backward may also read what its forward saves,
+      a weight segment what either of them saves.
+    - What runs again before a backward is part of the forward; with what is kept for it nothing is missing.
     - Collectives, slices and exchanges run over an axis of their stage, start from the placement their operand has, and
       change shapes and placements as they say.
     - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
@@ -50,8 +52,8 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
     for segment in program.segments:
         if segment.phase in _ONCE and (segment.kind, SegmentPhase.BACKWARD) not in table:
             raise ProgramError(f"{title(segment)} follows a backward, but kind {segment.kind} has none")
-        forward = table.get((segment.kind, SegmentPhase.FORWARD))
-        saved = forward.saved if forward is not None and segment.phase is SegmentPhase.BACKWARD else ()
+        _verify_parts(segment, table)
+        saved = saved_for(segment.kind, segment.phase, table)
         verify_segment(segment, saved)
         for mesh in meshes[segment.kind]:
             verify_axes(segment, mesh)
@@ -64,3 +66,17 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
                 raise ProgramError(f"{title(segment)} saves values but the program has no backward")
     if folded is not None:
         verify_graph(program, folded, rules)
+
+
+def _verify_parts(segment: Segment, table: Table) -> None:
+    """Check that the parts of a backward are there: what runs again before it, and the weights put off."""
+    forward = table.get((segment.kind, SegmentPhase.FORWARD))
+    backward, weight = (segment.kind, SegmentPhase.BACKWARD), (segment.kind, SegmentPhase.WEIGHT)
+    if segment.phase is SegmentPhase.AGAIN:
+        if forward is None or backward not in table:
+            raise ProgramError(f"{title(segment)} stands between a forward and a backward, which are not there")
+        verify_again(segment, forward)
+    if segment.phase is SegmentPhase.WEIGHT and backward not in table:
+        raise ProgramError(f"{title(segment)} follows a backward, but kind {segment.kind} has none")
+    if segment.phase is SegmentPhase.BACKWARD and segment.saved and weight not in table:
+        raise ProgramError(f"{title(segment)} saves values, but there is no weight segment to read them")

@@ -5,7 +5,7 @@ from itertools import product
 
 from autopar.errors import ProgramError
 from autopar.program.records import Program, SegmentPhase
-from autopar.schedule import SCHEDULES, Pass, Task, follow
+from autopar.schedule import SCHEDULES, Schedule, Task, follow
 
 
 def verify_frame(program: Program) -> None:
@@ -17,6 +17,9 @@ def verify_frame(program: Program) -> None:
     schedule = SCHEDULES.get(program.schedule)
     if schedule is None:
         raise ProgramError(f"there is no schedule {program.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
+    splits = any(segment.phase is SegmentPhase.WEIGHT for segment in program.segments)
+    if splits and not schedule.splits:
+        raise ProgramError(f"the program has weight segments, which schedule {program.schedule!r} does not run")
     if schedule.trains != program.trains:
         having = "has" if program.trains else "has no"
         raise ProgramError(f"the program {having} backward segments, which schedule {program.schedule!r} does not fit")
@@ -31,14 +34,19 @@ def verify_frame(program: Program) -> None:
         if stage.index != index:
             raise ProgramError(f"{where} has index {stage.index}")
         if index >= groups:
-            if stage.devices != program.stages[index - groups].devices:
-                raise ProgramError(f"{where} has devices {stage.devices}, those of stage {index - groups} take turns")
+            turn = schedule.group(index, groups)
+            if stage.devices != program.stages[turn].devices:
+                raise ProgramError(f"{where} has devices {stage.devices}, those of stage {turn} take turns")
         elif stage.devices[0] != device or stage.num_devices < 1:
             raise ProgramError(f"{where} has devices {stage.devices}, the previous one ends at {device}")
         if stage.mesh.size != stage.num_devices:
             raise ProgramError(f"{where} has {stage.num_devices} devices and mesh {stage.mesh} of {stage.mesh.size}")
         if not stage.blocks:
             raise ProgramError(f"{where} has no blocks")
+        if len(stage.recompute) != len(stage.blocks):
+            raise ProgramError(
+                f"{where} says what {len(stage.recompute)} blocks keep, and has {len(stage.blocks)}",
+            )
         missing = sorted(set(stage.blocks) - forwards)
         if missing:
             raise ProgramError(f"{where} has blocks of kind {missing[0]}, which has no forward segment")
@@ -48,30 +56,21 @@ def verify_frame(program: Program) -> None:
         device = stage.devices[1]
     if len(program.stages) % groups:
         raise ProgramError(f"{len(program.stages)} stages cannot take turns on {groups} groups of devices")
-    if groups < len(program.stages) and not schedule.interleaves:
-        raise ProgramError(
-            f"schedule {program.schedule!r} runs one stage per group of devices, not {program.num_chunks}",
-            hint="schedule 'interleaved' runs several",
-        )
-    if schedule.interleaves and program.num_microbatches % groups:
-        raise ProgramError(
-            f"{program.num_microbatches} microbatches are no whole number of rounds through {groups} groups of devices",
-            hint=f"schedule {program.schedule!r} needs a multiple of {groups}",
-        )
-    _verify_order(program.schedule, groups, program.num_microbatches, program.num_chunks)
+    problem, hint = schedule.problem(groups, program.num_microbatches, program.num_chunks)
+    if problem:
+        raise ProgramError(f"schedule {program.schedule!r} {problem}", hint=hint)
+    _verify_order(program.schedule, schedule, groups, program.num_microbatches, program.num_chunks)
 
 
 @lru_cache(maxsize=256)  # programs are many, schedules of one size few
-def _verify_order(name: str, num_groups: int, num_microbatches: int, num_chunks: int) -> None:
+def _verify_order(name: str, schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> None:
     """Check that no group of devices waits for what another one only does later, and that nothing is left out."""
-    schedule = SCHEDULES[name]
-    orders = [schedule.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
-    passes = list(Pass) if schedule.trains else [Pass.FORWARD]
-    wanted = {Task(*task) for task in product(passes, range(num_microbatches), range(num_chunks))}
+    orders = schedule.orders(num_groups, num_microbatches, num_chunks)
+    wanted = {Task(*task) for task in product(schedule.passes, range(num_microbatches), range(num_chunks))}
     for group, order in enumerate(orders):
         if len(order) != len(wanted) or set(order) != wanted:
             missing = ", ".join(sorted(map(str, wanted.difference(order)))[:3])
             raise ProgramError(
                 f"schedule {name!r} does not run every task once; group {group} lacks {missing or 'none'}"
             )
-    follow(orders)
+    follow(orders, schedule.groups(num_groups, num_chunks))

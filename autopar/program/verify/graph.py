@@ -11,7 +11,7 @@ from itertools import pairwise
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.formulate.fold import BlockKind, Folded
-from autopar.ir.graph import Role
+from autopar.ir.graph import Op, Role
 from autopar.program.chain import instance_names
 from autopar.program.records import (
     Compute,
@@ -22,6 +22,7 @@ from autopar.program.records import (
     SegmentPhase,
     defines,
     reads,
+    saved_for,
     segment_phase,
 )
 from autopar.program.verify.fault import fault, title
@@ -80,11 +81,14 @@ class _Check:
             segment = table.get((self._kind.id, phase))
             if segment is None:
                 continue
-            known = self._enter(segment, saved if phase is SegmentPhase.BACKWARD else {})
+            if phase is SegmentPhase.AGAIN:  # part of the forward, word for word
+                self._tensors.of[segment.kind, phase] = self._tensors.of[segment.kind, SegmentPhase.FORWARD]
+                continue
+            kept = saved_for(segment.kind, phase, table)
+            known = self._enter(segment, {operand.value: saved[operand.value] for operand in kept})
             self._follow(segment, known)
             self._leave(segment, known)
-            if phase is SegmentPhase.FORWARD:
-                saved = {operand.value: known[operand.value] for operand in segment.saved}
+            saved |= {operand.value: known[operand.value] for operand in segment.saved}
             self._tensors.of[segment.kind, phase] = known
         for op in self._kind.ops:
             if op.name not in self._done:
@@ -139,7 +143,7 @@ class _Check:
         self._done.add(op.name)
         if (op.inputs, op.outputs) != (original.inputs, original.outputs):
             raise fault(segment, index, f"op {op.name!r} reads and defines other values in the graph")
-        if segment_phase(original.phase) is not segment.phase:
+        if segment.phase not in _phases(original):
             raise fault(segment, index, f"op {op.name!r} belongs to the {segment_phase(original.phase)} segment")
         for name, operand in zip(op.inputs, compute.inputs, strict=True):
             found = known[operand.value] if operand is not None else ""
@@ -240,12 +244,18 @@ def _visits(program: Program, chain: Sequence[int]) -> Iterator[tuple[int, Segme
                 yield block, phase, segment
 
 
+def _phases(op: Op) -> tuple[SegmentPhase, ...]:
+    """Return the phases of the segments that an op may be in."""
+    phase = segment_phase(op.phase)
+    return (phase, SegmentPhase.WEIGHT) if phase is SegmentPhase.BACKWARD else (phase,)
+
+
 def _moment(block: int, phase: SegmentPhase, num_blocks: int) -> int:
-    """Return when a block runs a phase, counted in blocks."""
+    """Return when a block runs a phase, counted in blocks. Weights may follow right after their backward."""
     match phase:
         case SegmentPhase.FORWARD:
             return block
-        case SegmentPhase.BACKWARD:
+        case SegmentPhase.AGAIN | SegmentPhase.BACKWARD | SegmentPhase.WEIGHT:
             return 2 * num_blocks - 1 - block
         case _:
             return 2 * num_blocks

@@ -30,7 +30,7 @@ def verify_placements(segment: Segment, saved: Sequence[Operand], mesh: Mesh) ->
 
     Args:
         segment: What runs.
-        saved: What its forward has saved for it.
+        saved: What earlier segments of the block have saved for it.
         mesh: Where it runs.
 
     Raises:

@@ -15,12 +15,14 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     defines,
+    forward_values,
     reads,
 )
 from autopar.program.verify.fault import fault, title
 from autopar.sharding import Mesh, Shard
 
 _ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
+_OVERLAPPING = (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT, SegmentPhase.REDUCE)
 
 
 def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
@@ -28,7 +30,7 @@ def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
 
     Args:
         segment: What runs.
-        saved: What its forward has saved for it.
+        saved: What earlier segments of the block have saved for it.
 
     Raises:
         ProgramError: If not; the message prints the surrounding instructions.
@@ -50,7 +52,8 @@ def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
             known[operand.value] = operand
         _verify_instruction(segment, index, instruction)
     own = {operand.value for operand in segment.inputs} | (known.keys() - given)
-    for what, operands in (("saved", segment.saved), ("output", segment.outputs), ("export", segment.exports)):
+    keeps = segment.saved if segment.phase is SegmentPhase.FORWARD else ()
+    for what, operands in (("saved", keeps), ("output", segment.outputs), ("export", segment.exports)):
         for operand in operands:
             if operand.value not in own or known[operand.value] != operand:
                 raise ProgramError(f"{title(segment)}: {what} {operand} is no input and not defined there")
@@ -64,8 +67,35 @@ def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
             raise ProgramError(f"{title(segment)}: {part.value!r} is a part of {part.tensor!r} but not there")
     if segment.phase in _ONCE and (segment.inputs or segment.outputs):
         raise ProgramError(f"{title(segment)} runs once per step and cannot exchange values with its neighbours")
-    if segment.phase is not SegmentPhase.FORWARD and segment.saved:
-        raise ProgramError(f"{title(segment)} saves values; only a forward can")
+    if segment.phase is SegmentPhase.WEIGHT and (segment.inputs or segment.outputs or segment.exports):
+        raise ProgramError(f"{title(segment)} makes gradients of parameters: no other block waits for them")
+    if segment.phase not in (SegmentPhase.FORWARD, SegmentPhase.AGAIN, SegmentPhase.BACKWARD) and segment.saved:
+        raise ProgramError(f"{title(segment)} saves values; only a forward or a backward can")
+
+
+def verify_again(again: Segment, forward: Segment) -> None:
+    """Check that what runs again is part of a forward, and that with what is kept nothing is missing.
+
+    Raises:
+        ProgramError: If not.
+    """
+    if again.inputs or again.outputs or again.stores or again.exports:
+        raise ProgramError(f"{title(again)} exchanges values with others: its forward has done so")
+    rest = iter(forward.instructions)
+    for index, instruction in enumerate(again.instructions):
+        if instruction not in rest:  # takes from `rest` what comes before it, so that the order is the same
+            raise fault(again, index, "the forward does not run this, or not in this order")
+    values = {operand.value: operand for operand in forward_values(forward)}
+    for operand in again.saved:
+        if values.get(operand.value) != operand:
+            raise ProgramError(f"{title(again)} keeps {operand}, which its forward does not make")
+    there = {operand.value for operand in again.saved}
+    there.update(operand.value for instruction in again.instructions for operand in defines(instruction))
+    for operand in forward.saved:
+        if operand.value not in there:
+            raise ProgramError(f"{title(again)} neither keeps nor makes {operand}, which the backward reads")
+    if not (set(again.external) <= set(forward.external) and set(again.parts) <= set(forward.parts)):
+        raise ProgramError(f"{title(again)} reads other tensors than its forward")
 
 
 def _verify_instruction(segment: Segment, index: int, instruction: Instruction) -> None:
@@ -105,8 +135,8 @@ def _grown(shape: tuple[int, ...], dim: int, rows: int) -> tuple[int, ...] | Non
 
 def _verify_collective(segment: Segment, index: int, collective: Collective) -> None:
     before, after, size = collective.operand.shape, collective.result.shape, collective.axis.size
-    if collective.overlaps and segment.phase not in (SegmentPhase.BACKWARD, SegmentPhase.REDUCE):
-        raise fault(segment, index, "only gradient traffic overlaps, in backward and reduce segments")
+    if collective.overlaps and segment.phase not in _OVERLAPPING:
+        raise fault(segment, index, "only gradient traffic overlaps, in backward, weight and reduce segments")
     # both sides with the dims that the placements split put together again are one and the same shape
     whole: list[tuple[int, ...] | None] = []
     for shape, placement in ((before, collective.source), (after, collective.target)):

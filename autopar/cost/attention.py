@@ -1,0 +1,132 @@
+"""Attention on local shapes: what it multiplies and what it moves, as one fused kernel or as several.
+
+Fused (flash attention): causal blocks above the diagonal are left out, scores never leave the chip, the gradient
+computes them again: 5 products where the forward has 2. Channels per head are padded to whole fragments.
+
+Unfused: batched products of all queries with all keys, and between them scale, mask, softmax and dropout in two
+kernels that read and write the scores; probabilities, what dropout left of them and its mask are kept for the backward
+pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.cost.arrays import FloatArray, num_elements
+from autopar.cost.products import Product, Shapes, shape_of
+from autopar.ir.graph import Op
+
+_FORWARD = frozenset({"Attention", "autopar::AttentionPart", "autopar::ScaledAttentionPart"})
+_GRADIENT = frozenset({"autopar::AttentionGrad", "autopar::AttentionGradPart", "autopar::MaskedAttentionGrad"})
+ATTENTION_KINDS = _FORWARD | _GRADIENT
+
+BLOCK = 128  # queries a thread block of FlashAttention-2 takes, and keys it takes at a time
+CHANNEL_BLOCK = 32  # FlashAttention-2 pads channels per head to a multiple of it
+MASK_BYTES = 1  # of dropout's mask, per score
+# Kernels of the unfused attention: product, scaled masked softmax, dropout, product; gradient: four products, dropout,
+# softmax (Megatron-LM without flash attention).
+UNFUSED_KERNELS: Mapping[bool, int] = {False: 4, True: 6}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionWork:
+    """What an attention op has to do; arrays (n,).
+
+    Attributes:
+        is_gradient: Whether it is the gradient.
+        batch: Samples x heads.
+        queries: Queries per head.
+        keys: Keys per head.
+        channels: Channels of a query or key.
+        value_channels: Channels of a value.
+        attended: Keys a query attends to on average.
+    """
+
+    is_gradient: bool
+    batch: FloatArray
+    queries: FloatArray
+    keys: FloatArray
+    channels: FloatArray
+    value_channels: FloatArray
+    attended: FloatArray
+
+    @property
+    def flops(self) -> FloatArray:
+        """Of the model: 2 products, half of them when causal; 5 products for the gradient, which has to repeat one."""
+        per_key = 2.0 * self.batch * self.queries * (self.channels + self.value_channels)
+        return (2.5 if self.is_gradient else 1.0) * per_key * self.attended
+
+    @property
+    def scores(self) -> FloatArray:
+        """Number of scores that are stored when nothing is fused."""
+        return self.batch * self.queries * self.keys
+
+
+def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
+    """Return the work of an op of `ATTENTION_KINDS`.
+
+    Q, K and V are (batch, heads, length, channels) or (batch, length, heads x channels). Of a causal block the last
+    one counts, where the most is left to do.
+    """
+    is_gradient = op.kind in _GRADIENT
+    if is_gradient:  # (q, k, v, ..., dy) -> (dq, dk, dv); `...Part` is told its start in a scalar behind dy
+        y = next(shape for shape in reversed(inputs) if shape is not None and shape.shape[1] >= 3)
+    else:
+        y = shape_of(outputs, 0)
+    q, k = shape_of(inputs, 0), shape_of(inputs, 1)
+    keys = k[:, -2]
+    if not is_gradient and op.kind == "Attention" and len(inputs) > 4 and inputs[4] is not None:  # past_key
+        keys = keys + inputs[4][:, -2]
+    queries = q[:, -2]
+    heads = q[:, 1] if q.shape[1] == 4 else np.full(len(q), max(1, int(_number(op, "q_num_heads", 1))))
+    batch = (q[:, 0] * heads).astype(np.float64)
+    rows = np.maximum(batch * queries, 1.0)
+    attended = keys - np.minimum(queries, keys) / 2.0 if op.attr("is_causal", 0) else keys.astype(np.float64)
+    return AttentionWork(
+        is_gradient, batch, queries.astype(np.float64), keys.astype(np.float64),
+        num_elements(q) / rows, num_elements(y) / rows, attended,
+    )  # fmt: skip
+
+
+def _number(op: Op, name: str, default: int) -> int:
+    value = op.attr(name, default)
+    return value if isinstance(value, int) else default
+
+
+def fused_flops(work: AttentionWork) -> FloatArray:
+    """Return the FLOPs a fused kernel does: whole blocks of keys, whole fragments of channels."""
+    channels = CHANNEL_BLOCK * (np.ceil(work.channels / CHANNEL_BLOCK) + np.ceil(work.value_channels / CHANNEL_BLOCK))
+    # On the diagonal half a block of keys more than needed is multiplied.
+    keys = np.minimum(work.attended + BLOCK / 2, work.keys)
+    per_key = 2.0 * work.batch * work.queries * channels
+    flops: FloatArray = (2.5 if work.is_gradient else 1.0) * per_key * keys
+    return flops
+
+
+def unfused_products(work: AttentionWork) -> Sequence[Product]:
+    """Return the batched products: scores and results; for the gradient those of scores, values, queries and keys."""
+    b, s, t, c, d = work.batch, work.queries, work.keys, work.channels, work.value_channels
+    if not work.is_gradient:
+        return [Product(b, s, t, c), Product(b, s, d, t)]
+    return [Product(b, s, t, d), Product(b, t, d, s), Product(b, s, c, t), Product(b, t, c, s)]
+
+
+def unfused_traffic(work: AttentionWork, element: float) -> FloatArray:
+    """Return the bytes that scale, mask, softmax and dropout move, for elements of `element` bytes.
+
+    Forward: softmax reads and writes, dropout reads and writes and leaves a mask: 9 bytes per score of 2-byte numbers.
+    Backward: dropout reads, reads its mask and writes; softmax reads two and writes one: 11.
+    """
+    return work.scores * ((5 if work.is_gradient else 4) * element + MASK_BYTES)
+
+
+def kept_bytes(work: AttentionWork, element: float, *, fused: bool) -> FloatArray:
+    """Return the bytes a forward attention keeps for its gradient besides its operands and its result.
+
+    Unfused: probabilities, what dropout left of them, and its mask: 5 bytes per score of 2-byte numbers (Korthikanti et
+    al. 2022). Fused: the logarithm of the sum of each query in float32.
+    """
+    if work.is_gradient:
+        return np.zeros_like(work.scores)
+    return 4.0 * work.batch * work.queries if fused else work.scores * (2 * element + MASK_BYTES)

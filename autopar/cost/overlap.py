@@ -1,0 +1,117 @@
+"""What a pass through a block takes, and what communication adds to it that compute only partly hides.
+
+With c the seconds of kernels, w those of them that only make gradients of parameters, x those of collectives that
+compute waits for, a those of gathers of parameters, and k seconds of the host to launch its kernels:
+
+    forward  = max(k, c + x + a - s min(c, (1 - e) a))
+    backward = max(k, c + x - s min(0.9 w, (1 - e') x) + a - s min(c - 0.9 w, (1 - e) a))
+
+A gather of parameters runs beside the compute of the block before; equal blocks are alike, so the block's own compute
+stands for it. A collective of the backward runs beside the products that make gradients of parameters, as in
+Megatron-LM (Korthikanti et al., 2022, arXiv:2205.05198): nothing waits for these.
+`e` is the share of communication that overlaps nothing, see `Overlap.exposed`.
+
+While compute and communication run together, both are slower by a factor (Hetu-Galvatron measured 1.13): h seconds of
+each take slowdown h, so that hiding h seconds saves s = 2 - slowdown of each.
+"""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from autopar.cost.arrays import FloatArray
+from autopar.cost.collectives import Collective
+from autopar.cost.model import CostModel
+from autopar.cost.stack import Stack
+from autopar.sharding import Axis
+
+WEIGHT_COVER = 0.9
+"""Share of the seconds of weight-gradient products that a collective can run beside."""
+LEAST_WAIT = 0.15
+"""Least share of collectives in the backward that is waited for; both fit the backward of the 22B model of Korthikanti
+et al., table 4, on 8 A100."""
+LEAST_GATHER = 0.05
+"""Least share of gathers of parameters that is waited for: the first one of a pass has nothing to run beside. By hand,
+for passes of 20 blocks."""
+BUCKET_BYTES = 25e6
+"""Gradients are reduced in buckets of so many bytes; the default of PyTorch's DistributedDataParallel."""
+
+Seconds = TypeVar("Seconds", float, FloatArray)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How compute and communication share time.
+
+    Attributes:
+        slowdown: Factor on both while both run, 1 to 2.
+        share: Share of communication that could overlap and does not, 0 to 1.
+    """
+
+    slowdown: float = 1.0
+    share: float = 0.0
+
+    @classmethod
+    def of(cls, stack: Stack) -> "Overlap":
+        """Return what a software stack makes of it."""
+        return cls(stack["overlap_slowdown"], stack["exposed_share"])
+
+    @property
+    def saving(self) -> float:
+        """Seconds saved per second of communication that runs beside compute."""
+        return 2.0 - self.slowdown
+
+    def exposed(self, least: float) -> float:
+        """Return the share of communication that is waited for, `least` being that of a stack that hides all it can."""
+        return self.share + (1.0 - self.share) * least
+
+    def price(self, least: float) -> float:
+        """Return a lower bound on the seconds that a second of such communication adds, whatever there is to cover."""
+        return 1.0 - self.saving * (1.0 - self.exposed(least))
+
+    def waited(self, collectives: Seconds, weight: Seconds) -> Seconds:
+        """Return what collectives of a backward add to it, with so many seconds of weight-gradient products."""
+        hidden = np.minimum(WEIGHT_COVER * weight, (1.0 - self.exposed(LEAST_WAIT)) * collectives)
+        waited: Seconds = collectives - self.saving * hidden
+        return waited
+
+    def gathered(self, gathers: Seconds, cover: Seconds) -> Seconds:
+        """Return what gathers of parameters add to a pass whose other kernels take `cover` seconds."""
+        hidden = np.minimum(cover, (1.0 - self.exposed(LEAST_GATHER)) * gathers)
+        gathered: Seconds = gathers - self.saving * hidden
+        return gathered
+
+    def forward(self, kernels: Seconds, collectives: Seconds, gathers: Seconds) -> Seconds:
+        """Return the seconds of a forward through a block, as fast as the host launches it."""
+        return kernels + collectives + self.gathered(gathers, kernels)
+
+    def backward(self, kernels: Seconds, weight: Seconds, collectives: Seconds, gathers: Seconds) -> Seconds:
+        """Return the same of a backward; `kernels` counts `weight`, those that only make gradients of parameters."""
+        waited = self.waited(collectives, weight)
+        return kernels + waited + self.gathered(gathers, kernels - WEIGHT_COVER * weight)
+
+
+HIDING = Overlap()
+"""All that can overlap does, and nothing is slower for it: the software stack of a user who names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucketed:
+    """A cost model for tensors that travel in buckets with others: each pays its share of a full bucket.
+
+    So a hundred gradients of a megabyte cost as much as one of a hundred, not a hundred latencies more.
+
+    Attributes:
+        costs: What a bucket costs.
+        nbytes: Bytes of a full bucket; 0 if every tensor travels alone.
+    """
+
+    costs: CostModel
+    nbytes: float = BUCKET_BYTES
+
+    def collective_seconds(self, collective: Collective | str, nbytes: FloatArray, axis: Axis) -> FloatArray:
+        """Return the seconds of collectives of `nbytes`, as `CostModel.collective_seconds` does of lonely ones."""
+        if not self.nbytes:
+            return self.costs.collective_seconds(collective, nbytes, axis)
+        return nbytes / self.nbytes * self.costs.collective_seconds(collective, self.nbytes, axis)

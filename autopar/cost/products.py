@@ -1,0 +1,155 @@
+"""Matrix products inside ops, on local shapes: one table, `_PRODUCTS`.
+
+Every matrix product, convolution and gradient of one is b products of (m, k) by (k, n). A convolution is the implicit
+product of its windows: m results of one channel, n channels, k weights per result; groups are batches.
+
+Shape arrays are (n, rank), one row per strategy; so are the sizes of a product, (n,).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from string import ascii_letters
+
+import numpy as np
+
+from autopar.cost.arrays import FloatArray, IntArray, num_elements
+from autopar.ir.graph import Op
+
+Shapes = Sequence[IntArray | None]
+"""Local shapes of the operands of an op, in their order; None for an absent operand."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """`batch` products of (m, k) by (k, n); all arrays of floats, (n,) or scalars."""
+
+    batch: FloatArray
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+
+    @property
+    def flops(self) -> FloatArray:
+        """A multiply and an add count 2."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+def shape_of(shapes: Shapes, index: int) -> IntArray:
+    """Return the shape array of an operand that has to be there."""
+    shape = shapes[index]
+    assert shape is not None, f"operand {index} is absent"
+    return shape
+
+
+def _matmul(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Leading dims are rows of one product where the right operand has none of its own."""
+    a, b = shape_of(inputs, 0), shape_of(inputs, 1)
+    k = a[:, -1].astype(np.float64)
+    n = b[:, -1].astype(np.float64) if b.shape[1] > 1 else np.ones(len(b))
+    total = num_elements(shape_of(outputs, 0))
+    batch = num_elements(b[:, :-2]) if b.shape[1] > 2 else np.ones(len(b))
+    rows = total / np.maximum(n, 1)
+    return [Product(batch, rows / np.maximum(batch, 1), n, k)]
+
+
+def _gemm(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    k = shape_of(inputs, 0)[:, 0 if op.attr("transA", 0) else 1].astype(np.float64)
+    m, n = shape_of(outputs, 0).T.astype(np.float64)
+    return [Product(np.ones(len(k)), m, n, k)]
+
+
+@lru_cache(maxsize=4096)
+def _einsum_terms(equation: str, ranks: tuple[int, ...], rank: int) -> tuple[tuple[str, ...], str]:
+    """Return the labels of each operand and of the result; dims of an ellipsis have digits, aligned from the right."""
+
+    def labels(term: str, rank: int) -> str:
+        if "..." not in term:
+            return term
+        before, after = term.split("...")
+        free = rank - len(before) - len(after)
+        return before + "".join(str(index) for index in reversed(range(free))) + after
+
+    left, _, right = equation.replace(" ", "").partition("->")
+    terms = tuple(labels(term, operand) for term, operand in zip(left.split(","), ranks, strict=True))
+    if "->" in equation:
+        return terms, labels(right, rank)
+    joined = "".join(terms)
+    kept = {label for label in joined if joined.count(label) == 1 or label not in ascii_letters}
+    return terms, "".join(sorted(kept))
+
+
+def _einsum(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Contract operands pairwise from left to right; what both have and the result keeps is a batch."""
+    shapes = [shape for shape in inputs if shape is not None]
+    equation = str(op.attr("equation", ""))
+    terms, result = _einsum_terms(equation, tuple(shape.shape[1] for shape in shapes), shape_of(outputs, 0).shape[1])
+    sizes: dict[str, IntArray] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for dim, label in enumerate(term):
+            sizes[label] = np.maximum(sizes.get(label, shape[:, dim]), shape[:, dim])
+
+    def size(labels: set[str]) -> FloatArray:
+        total = np.ones(len(shapes[0]))
+        for label in sorted(labels):
+            total = total * sizes[label]
+        return total
+
+    products = []
+    left = set(terms[0])
+    for index, term in enumerate(terms[1:], start=1):
+        right = set(term)
+        kept = (left | right) & set(result).union(*terms[index + 1 :])
+        both = left & right
+        products.append(Product(size(both & kept), size(left - both), size(right - both), size(both - kept)))
+        left = kept
+    return products
+
+
+def _conv(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """The weight is (out channels, in channels / group, *kernel)."""
+    y, weight = shape_of(outputs, 0), shape_of(inputs, 1)
+    groups = np.maximum(shape_of(inputs, 0)[:, 1] / weight[:, 1], 1.0)
+    m = num_elements(y) / np.maximum(y[:, 1], 1)
+    return [Product(groups, m, y[:, 1] / groups, num_elements(weight[:, 1:]))]
+
+
+def _conv_transpose(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """The weight is (in channels, out channels / group, *kernel)."""
+    x, weight = shape_of(inputs, 0), shape_of(inputs, 1)
+    groups = np.maximum(shape_of(outputs, 0)[:, 1] / weight[:, 1], 1.0)
+    m = num_elements(x) / np.maximum(x[:, 1], 1)
+    return [Product(groups, m, num_elements(weight[:, 1:]), x[:, 1] / groups)]
+
+
+def _conv_weight_grad(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Of (x, dy) -> dw: results of one channel are summed over."""
+    dy, weight = shape_of(inputs, 1), shape_of(outputs, 0)
+    groups = np.maximum(shape_of(inputs, 0)[:, 1] / weight[:, 1], 1.0)
+    k = num_elements(dy) / np.maximum(dy[:, 1], 1)
+    return [Product(groups, dy[:, 1] / groups, num_elements(weight[:, 1:]), k)]
+
+
+_PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "autopar::ConvWeightGrad": _conv_weight_grad,
+}
+
+PRODUCT_KINDS = frozenset(_PRODUCTS)
+"""Kinds that are matrix products and nothing else."""
+
+
+def op_products(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Return the matrix products an op of `PRODUCT_KINDS` consists of, for each strategy; none for other ops.
+
+    >>> op = Op("fc", "MatMul", ("x", "w"), ("y",))
+    >>> (product,) = op_products(op, [np.array([[2, 8, 4]]), np.array([[4, 6]])], [np.array([[2, 8, 6]])])
+    >>> [float(size[0]) for size in (product.batch, product.m, product.n, product.k)]
+    [1.0, 16.0, 6.0, 4.0]
+    """
+    make = _PRODUCTS.get(op.kind)
+    return [] if make is None else make(op, inputs, outputs)

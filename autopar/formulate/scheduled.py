@@ -1,0 +1,197 @@
+"""Seconds and bytes of a step under any schedule, from those of its stages: by its order, not by a closed form.
+
+`step.py` has a closed form for 1F1B and GPipe, which a solver can minimise. This module has the same for every schedule
+there is: the longest path through its tasks, and what a group of devices holds while each of them runs. Gradient
+traffic that is reduced once per step is queued behind the last pass of each block, first in, first out, as in the
+simulator, but for what it waits for other traffic on the same link.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost.overlap import Overlap
+from autopar.formulate.split import weight_ops
+from autopar.formulate.tables import Decision, Edge, Slot, Tables
+from autopar.schedule import SCHEDULES, Pass, chunks_of
+from autopar.schedule.holding import moments
+from autopar.schedule.timing import time_tasks
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What a stage takes, in seconds.
+
+    Attributes:
+        forward: A forward of one microbatch.
+        backward: A backward; of the inputs only if the schedule splits it. What is computed again is part of it.
+        weight: A weight pass; 0 if the backward is not split.
+        traffic: Gradient traffic of one microbatch, beside compute.
+        reduce: Gradient traffic once per step: per block, in the order of the last pass, the moment in that pass from
+            which on it may run, and its seconds.
+        update: The optimizer.
+    """
+
+    forward: float
+    backward: float
+    weight: float = 0.0
+    traffic: float = 0.0
+    reduce: tuple[tuple[float, float], ...] = ()
+    update: float = 0.0
+
+
+def scheduled_step(
+    name: str,
+    num_groups: int,
+    num_microbatches: int,
+    stages: Sequence[StageWork],
+    hops: tuple[float, float] = (0.0, 0.0),
+) -> float:
+    """Return the seconds of a step.
+
+    Args:
+        name: A schedule, a key of `SCHEDULES`.
+        num_groups: Groups of devices.
+        num_microbatches: Microbatches per step.
+        stages: All stages in order, a multiple of the groups.
+        hops: Seconds of a message to the next stage, and to the previous one, where those are on other devices.
+
+    >>> scheduled_step("zb-h1", 2, 4, [StageWork(1.0, 1.0, 1.0)] * 2)
+    13.0
+    """
+    schedule, count = SCHEDULES[name], len(stages)
+    passes = np.array([[stage.forward, stage.backward, stage.weight] for stage in stages], dtype=np.float64)
+    # gradient traffic of a microbatch that outlasts its passes holds up the last of them
+    last = len(schedule.passes) - 1
+    passes[:, last] += np.maximum(0.0, np.array([stage.traffic for stage in stages]) - passes.sum(axis=1))
+    there, back = hops
+    timing = time_tasks(schedule, num_groups, num_microbatches, passes, np.full(count, there), np.full(count, back))
+    longest = 0.0
+    for group, chunks in enumerate(chunks_of(schedule.groups(num_groups, count // num_groups))):
+        done = float(timing.ends[group])
+        free = 0.0
+        starts = [(float(timing.last_starts[stage]), stages[stage]) for stage in chunks]
+        queue = ((start + ready, seconds) for start, stage in starts for ready, seconds in stage.reduce)
+        for ready, seconds in sorted(queue):
+            free = max(free, ready) + seconds
+        end = max(done, free) + fsum(stages[stage].update for stage in chunks)
+        longest = max(longest, end - (float(timing.begins[group]) if schedule.steps_overlap else 0.0))
+    return longest
+
+
+@dataclass(frozen=True, slots=True)
+class StageHolding:
+    """What a stage holds of one microbatch, in bytes.
+
+    Attributes:
+        kept: Between its forward and its backward.
+        put_off: Between its backward and its weight pass.
+        running: The fullest moment of a forward, a backward and a weight pass, the microbatch's own bytes included.
+    """
+
+    kept: float
+    put_off: float
+    running: tuple[float, float, float]
+
+
+def held_bytes(name: str, num_groups: int, num_microbatches: int, stages: Sequence[StageHolding]) -> tuple[float, ...]:
+    """Return the most bytes of activations on a device of each group.
+
+    Args:
+        name: A schedule, a key of `SCHEDULES`.
+        num_groups: Groups of devices.
+        num_microbatches: Microbatches per step.
+        stages: All stages in order, a multiple of the groups.
+
+    >>> held_bytes("zb-h2", 2, 4, [StageHolding(1.0, 0.5, (1.0, 1.0, 0.5))] * 2)
+    (3.0, 2.0)
+    """
+    schedule, num_chunks = SCHEDULES[name], len(stages) // num_groups
+    found = []
+    for group, chunks in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
+        own = [stages[stage] for stage in chunks]
+        sizes = [size for stage in own for size in (stage.kept, stage.put_off, *stage.running)]
+        held = moments(schedule, group, num_groups, num_microbatches, num_chunks) @ np.array(sizes)
+        found.append(float(held.max()))
+    return tuple(found)
+
+
+def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> FloatArray:
+    """Return the seconds of one instance of each kind, (kinds, 3): forward, backward, weight pass.
+
+    Args:
+        tables: The decisions.
+        choice: Strategy per node.
+        splits: Whether the backward is split; if not, the last column is zero.
+    """
+    totals = tables.block_seconds(choice)
+    found = np.zeros((len(tables.folded.kinds), len(Pass)))
+    found[:, 0], found[:, 1] = totals[:, Slot.FORWARD], totals[:, Slot.BACKWARD]
+    if splits:
+        overlap, halves = Overlap.of(tables.costs.stack), _Halves(tables, choice)
+        for column, half in ((1, halves.backward), (2, halves.weight)):
+            # what would cover the collectives of a backward is put off: they are waited for
+            seconds = overlap.backward(half.kernels, np.zeros(len(found)), half.waits, half.gathers)
+            found[:, column] = np.maximum(half.launches * tables.costs.stack["host_launch"], seconds)
+    return found
+
+
+class _Half:
+    """A part of the backward of one instance of each kind: seconds by what they are for, and kernels launched."""
+
+    def __init__(self, num_kinds: int) -> None:
+        self.kernels, self.waits, self.gathers, self.launches = np.zeros((4, num_kinds))
+
+
+class _Halves:
+    """The backward cut in two under a choice of strategies."""
+
+    def __init__(self, tables: Tables, choice: Sequence[int]) -> None:
+        self._tables, self._choice = tables, choice
+        kinds = tables.folded.kinds
+        self._late = [weight_ops(tables.folded, kind) for kind in kinds]
+        self.backward, self.weight = _Half(len(kinds)), _Half(len(kinds))
+        for index, (node, strategy) in enumerate(zip(tables.nodes, choice, strict=True)):
+            if node.slot in (Slot.BACKWARD, Slot.BACKWARD_WEIGHT):
+                half = self._half(index)
+                half.kernels[node.kind] += node.share * node.seconds[strategy]
+                half.launches[node.kind] += node.decision is Decision.OP and node.seconds.max() > 0
+        for edge in tables.edges:
+            if edge.slot in (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER):
+                half = self._half(edge.second)
+                paid = half.waits if edge.slot is Slot.BACKWARD_WAIT else half.gathers
+                paid[edge.kind] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+
+    def _half(self, index: int) -> _Half:
+        return self.weight if self._is_late(index) else self.backward
+
+    def _is_late(self, index: int) -> bool:
+        node = self._tables.nodes[index]
+        if node.decision is not Decision.COPY:
+            return node.decision is Decision.OP and node.name in self._late[node.kind]
+        # a copy is made when it is first read by an op that does not take the value as it is
+        (made,) = (edge for edge in self._tables.edges if edge.second == index)
+        home = self._home(made)
+        readers = [edge for edge in self._tables.edges if edge.first == index]
+        return all(self._is_late(edge.second) or self._read(edge) == home for edge in readers)
+
+    def _home(self, edge: Edge) -> int:
+        """Return the placement number of a value as the node defines it that an edge comes from."""
+        node, slot = self._tables.nodes[edge.first], 0
+        if node.decision is Decision.OP:
+            op = self._tables.folded.kinds[node.kind].ops[node.position]
+            slot = op.outputs.index(edge.value)
+        return int(node.outputs(slot)[self._choice[edge.first]])
+
+    def _read(self, edge: Edge) -> int:
+        """Return the placement number at which an op reads a value."""
+        options = self._tables.nodes[edge.second].options
+        assert options is not None, "copies are read by ops"
+        numbers = options.inputs[edge.consumer]
+        assert numbers is not None, "a price is for an input that is there"
+        return int(numbers[self._choice[edge.second]])

@@ -1,0 +1,156 @@
+"""What selective recompute runs again, found from the structure of a block.
+
+Between products with parameters (projections, convolutions) lie ops that are cheap for the bytes they leave behind:
+the scores and the softmax of attention, norms, activation functions. Of the values that a forward saves, those are
+dropped that can be made again without such a product, from values that are saved anyway, and that free at least
+`WORTH` times as many bytes per second as running the whole forward again would. So Megatron-LM's selective recompute
+(Korthikanti et al., 2022, arXiv:2205.05198) is found where attention keeps its scores, and norms and activation
+functions where it does not.
+
+Bytes and seconds are those of the whole block on one device: what is worth it does not change much when both are
+divided alike, and all placements of a block share one answer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import fsum
+
+from autopar.cost import CostModel, op_flops
+from autopar.formulate.fold import VIEW_KINDS, BlockKind, Folded
+from autopar.formulate.options import whole_shapes
+from autopar.ir.graph import Op, Phase, Role
+
+WORTH = 2.0
+"""Bytes per second of rerun that a value must free, in units of what full recompute frees per second."""
+
+
+def is_forward(op: Op) -> bool:
+    """Whether an op belongs to the forward pass, the loss included."""
+    return op.phase in (Phase.FORWARD, Phase.LOSS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Droppable:
+    """Something the forward leaves behind: its bytes, and the positions of the ops that make it again."""
+
+    bytes: float
+    ops: frozenset[int]
+
+
+@lru_cache(maxsize=64)  # meshes are many, graphs few
+def selective_ops(folded: Folded, costs: CostModel) -> tuple[frozenset[int], ...]:
+    """Return by kind the positions of the ops that selective recompute runs again, views of what they make included.
+
+    Args:
+        folded: The graph.
+        costs: Seconds of ops, bytes they keep.
+    """
+    element_bytes = costs.policy.graph_element_bytes(folded.graph)
+    return tuple(_of_kind(folded, kind, costs, element_bytes) for kind in folded.kinds)
+
+
+def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> frozenset[int]:
+    if not any(op.phase is Phase.BACKWARD for op in kind.ops):
+        return frozenset()
+    search = _Search(folded, kind, costs, element_bytes)
+    chosen: set[int] = set()
+    left = search.droppable()
+    rate = search.rate_of_full()
+    while left:
+        rates = [item.bytes / max(1e-12, search.seconds_of(item.ops - chosen)) for item in left]
+        best = max(range(len(left)), key=rates.__getitem__)
+        if rates[best] < WORTH * rate:
+            break
+        chosen |= left.pop(best).ops
+    return frozenset(chosen | search.views_of(chosen)) if chosen else frozenset()
+
+
+class _Search:
+    """One block, its forward ops as a graph."""
+
+    def __init__(self, folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> None:
+        graph = folded.graph
+        self._kind, self._values, self._bytes = kind, graph.values, element_bytes
+        self._forward = [position for position, op in enumerate(kind.ops) if is_forward(op)]
+        self._maker = {name: position for position in self._forward for name in kind.ops[position].outputs if name}
+        self._seconds, self._kept = {}, {}
+        parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
+        self._products: set[int] = set()
+        for position in self._forward:
+            op = kind.ops[position]
+            inputs, outputs = whole_shapes(graph, op)
+            self._seconds[position] = float(costs.op_seconds(op, inputs, outputs, element_bytes)[0])
+            self._kept[position] = float(costs.kept_bytes(op, inputs, outputs, element_bytes)[0])
+            weighs = any(name in parameters for name in op.inputs)
+            if weighs and op.kind in (*VIEW_KINDS, "Transpose"):
+                parameters |= set(op.outputs)  # a parameter in another form
+            if weighs and float(op_flops(op, inputs, outputs)[0]) > 0:
+                self._products.add(position)
+        self._saved = {
+            name
+            for position in self._forward
+            for name, saved in zip(kind.ops[position].outputs, kind.saved[position], strict=True)
+            if saved
+        }
+        self._saved_arrivals = {arrival.value for arrival in kind.arrivals if arrival.saved}
+        self._arrivals = {arrival.value for arrival in kind.arrivals}
+        readers = graph.consumers()
+        block = kind.ops[0].block
+        self._leaving = {
+            name for name in self._maker if any(reader.block != block for reader in readers.get(name, ()))
+        } | set(graph.outputs)
+
+    def seconds_of(self, ops: frozenset[int]) -> float:
+        return fsum(self._seconds[position] for position in ops)
+
+    def rate_of_full(self) -> float:
+        """Return the bytes that full recompute frees per second of rerun."""
+        freed = fsum(self._size(name) for name in self._saved) + fsum(self._kept.values())
+        return freed / max(1e-12, fsum(self._seconds.values()))
+
+    def droppable(self) -> list[_Droppable]:
+        """Return what could be made again without a product with parameters, with the ops that would make it."""
+        found = []
+        for name in sorted(self._saved - self._leaving):
+            ops = self._making(self._maker[name])
+            if ops is not None:
+                found.append(_Droppable(self._size(name), ops))
+        for position, kept in self._kept.items():
+            ops = self._making(position) if kept else None
+            if ops is not None:
+                found.append(_Droppable(kept, ops))
+        return found
+
+    def views_of(self, chosen: set[int]) -> set[int]:
+        """Return the views of what chosen ops make: they cost nothing and would be kept by their name."""
+        names = {name for position in chosen for name in self._kind.ops[position].outputs}
+        views = set()
+        for position in self._forward:
+            op = self._kind.ops[position]
+            if op.kind in VIEW_KINDS and op.inputs[0] in names:
+                views.add(position)
+                names |= set(op.outputs)
+        return views
+
+    def _making(self, position: int) -> frozenset[int] | None:
+        """Return the ops that make what an op makes, from values that are saved; None if that takes a product."""
+        ops: set[int] = set()
+        pending = [position]
+        while pending:
+            current = pending.pop()
+            if current in ops:
+                continue
+            if current in self._products:
+                return None
+            ops.add(current)
+            for name in self._kind.ops[current].inputs:
+                if name in self._arrivals and name not in self._saved_arrivals:
+                    return None
+                maker = self._maker.get(name)
+                if maker is not None and name not in self._saved:
+                    pending.append(maker)
+        return frozenset(ops)
+
+    def _size(self, name: str) -> float:
+        return self._values[name].size * self._bytes[name]

@@ -1,0 +1,59 @@
+"""What a block keeps of its forward for its backward: the flavours of recompute.
+
+A stage has one flavour for all its blocks, `"selective"`, or runs of them in the order of its blocks,
+`"full*4 none*2"`.
+"""
+
+from enum import StrEnum
+from itertools import groupby
+
+from autopar.errors import PlanError
+
+
+class Recompute(StrEnum):
+    """What a block keeps, from most to least.
+
+    `NONE` all that its backward reads; `SELECTIVE` what is dear to compute again: ops that are cheap for the bytes they
+    leave behind run again before the backward; `FULL` what arrives: the whole forward runs again.
+    """
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+def parse_recompute(text: str, num_blocks: int) -> tuple[Recompute, ...]:
+    """Return the flavour of each block of a stage.
+
+    Raises:
+        PlanError: If there is no such flavour, or the runs are not as long as the stage.
+
+    >>> [str(flavour) for flavour in parse_recompute("full*2 none*1", 3)]
+    ['full', 'full', 'none']
+    """
+    flavours: list[Recompute] = []
+    for run in text.split():
+        name, star, count = run.partition("*")
+        if name not in set(Recompute) or (star and not count.isdecimal()):
+            raise PlanError(
+                f"{run!r} in {text!r} is no recompute of a stage",
+                hint="it is none, selective or full, or runs of blocks such as 'full*4 none*2'",
+            )
+        flavours += [Recompute(name)] * (int(count) if star else num_blocks)
+    if len(flavours) != num_blocks:
+        raise PlanError(
+            f"recompute {text!r} is for {len(flavours)} blocks, the stage has {num_blocks}",
+            hint="one flavour stands for all blocks; runs add up to them",
+        )
+    return tuple(flavours)
+
+
+def format_recompute(flavours: tuple[Recompute, ...]) -> str:
+    """Return the flavours of the blocks of a stage as text.
+
+    >>> format_recompute((Recompute.FULL, Recompute.NONE, Recompute.NONE))
+    'full*1 none*2'
+    """
+    if len(set(flavours)) == 1:
+        return str(flavours[0])
+    return " ".join(f"{flavour}*{len(list(run))}" for flavour, run in groupby(flavours))

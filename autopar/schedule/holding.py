@@ -1,0 +1,38 @@
+"""What a group of devices holds of activations, task after task."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.schedule.base import Pass, Schedule
+
+_PASSES = list(Pass)
+
+
+@lru_cache(maxsize=4096)
+def moments(
+    schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
+) -> NDArray[np.float64]:
+    """Return what is held while the tasks of a group run, the distinct moments, (moments, 5 chunks).
+
+    In a row, for every chunk: how many other microbatches wait for their backward, and how many for their weight pass;
+    then whether a forward, a backward or a weight pass of the chunk is running. With what these take in bytes as a
+    vector, the largest entry of the product is the peak.
+
+    >>> from autopar.schedule import SCHEDULES
+    >>> moments(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4).astype(int).tolist()
+    [[0, 0, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 1, 0, 0]]
+    """
+    waiting = np.zeros((num_chunks, 2))
+    rows = []
+    for task in schedule.order(group, num_groups, num_microbatches, num_chunks):
+        place = _PASSES.index(task.kind)
+        if place:
+            waiting[task.chunk, place - 1] -= 1
+        running = np.zeros((num_chunks, 3))
+        running[task.chunk, place] = 1
+        rows.append(np.hstack([waiting, running]).ravel())
+        if task.kind is not schedule.passes[-1]:
+            waiting[task.chunk, place] += 1
+    return np.unique(np.array(rows), axis=0)

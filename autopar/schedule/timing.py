@@ -1,0 +1,119 @@
+"""When tasks run, given the seconds of passes and of messages between stages.
+
+    start(task)   = max(end of the group's previous task, arrival of the task's input)
+    arrival       = max(end of the sender's task, channel free) + seconds of the message
+
+From one group to another there is one channel, first in, first out; within a group nothing is sent. The simulator
+follows the same rule with the whole program at hand (`autopar.simulate.pipeline`); this is for those who have seconds
+of stages only, many times over: who waits for whom is found once per schedule and size.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.schedule.base import Pass, Schedule
+from autopar.schedule.dependencies import follow
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_PASSES = list(Pass)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timing:
+    """When groups and stages are busy, in seconds from the first task of any group.
+
+    Attributes:
+        begins: Per group, the start of its first task.
+        ends: Per group, the end of its last task.
+        last_starts: Per stage, the start of its last task.
+    """
+
+    begins: Floats
+    ends: Floats
+    last_starts: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tasks:
+    """The tasks of a schedule, (tasks,) each, every one after those it waits for; see `kernel.longest_path`.
+
+    `first` and `last` are the first and last task of every group, `final` the last one of every stage.
+    """
+
+    stage: Ints
+    kind: Ints
+    group: Ints
+    source: Ints
+    link: Ints
+    num_links: int
+    first: Ints
+    last: Ints
+    final: Ints
+
+
+@lru_cache(maxsize=512)
+def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> _Tasks:
+    groups = schedule.groups(num_groups, num_chunks)
+    followed = follow(schedule.orders(num_groups, num_microbatches, num_chunks), groups)
+    place = {(stage, task.kind, task.microbatch): index for index, (stage, task) in enumerate(followed)}
+    links: dict[tuple[int, int], int] = {}
+    source, link = [], []
+    for stage, task in followed:
+        step = {Pass.FORWARD: 1, Pass.BACKWARD: -1, Pass.WEIGHT: 0}[task.kind]
+        source.append(place.get((stage - step, task.kind, task.microbatch), -1) if step else -1)
+        target = stage + step
+        crosses = step and 0 <= target < len(groups) and groups[target] != groups[stage]
+        link.append(links.setdefault((groups[stage], groups[target]), len(links)) if crosses else -1)
+    stages = np.array([stage for stage, _ in followed])
+    group = np.asarray(groups)[stages]
+    index = np.arange(len(followed))
+    return _Tasks(
+        stage=stages,
+        kind=np.array([_PASSES.index(task.kind) for _, task in followed]),
+        group=group,
+        source=np.array(source),
+        link=np.array(link),
+        num_links=len(links),
+        first=np.array([index[group == own].min() for own in range(num_groups)]),
+        last=np.array([index[group == own].max() for own in range(num_groups)]),
+        final=np.array([index[stages == own].max() for own in range(len(groups))]),
+    )
+
+
+def time_tasks(
+    schedule: Schedule,
+    num_groups: int,
+    num_microbatches: int,
+    seconds: Floats,
+    forward_hop: Floats,
+    backward_hop: Floats,
+) -> Timing:
+    """Return when groups and stages are busy.
+
+    Args:
+        schedule: The order of tasks.
+        num_groups: Groups of devices; the stages are a multiple of them.
+        num_microbatches: Microbatches per step.
+        seconds: (stages, 3) seconds of a forward, a backward and a weight pass.
+        forward_hop: (stages,) seconds of a message from each stage to the next; the last one is not looked at.
+        backward_hop: (stages,) seconds of a message from each stage to the previous one; the first is not looked at.
+
+    >>> from autopar.schedule import SCHEDULES
+    >>> none = np.zeros(2)
+    >>> time_tasks(SCHEDULES["1f1b"], 2, 3, np.array([[1.0, 2.0, 0.0]] * 2), none, none).ends.tolist()
+    [12.0, 10.0]
+    """
+    from autopar.schedule.kernel import longest_path  # compiling is loaded when it is needed only
+
+    assert len(seconds) % num_groups == 0, "all groups have equally many stages"
+    tasks = _tasks(schedule, num_groups, num_microbatches, len(seconds) // num_groups)
+    hop = np.where(tasks.kind == 0, forward_hop[tasks.stage], backward_hop[tasks.stage])
+    starts, ends = longest_path(
+        tasks.group, seconds[tasks.stage, tasks.kind], tasks.source, tasks.link, hop, num_groups, tasks.num_links
+    )
+    return Timing(starts[tasks.first], ends[tasks.last], starts[tasks.final])

@@ -1,0 +1,225 @@
+"""What each block of a stage keeps and needs, block after block: equal blocks in equal company are looked at once.
+
+Values saved and values handed on stay to the end of a segment, saved ones until the backward of their block reads them
+last. A value that passes through several blocks is one tensor: the first block of the stage that keeps it pays for it.
+What a block makes for blocks further away is kept until its own backward.
+
+Without recompute a block keeps what its backward reads. With selective recompute it keeps what that can be made from;
+the rest is there from the second run to the backward. With full recompute it keeps its inputs, until its backward is
+done. Where the backward is split, what the weight pass of a block reads stays until then.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+
+from autopar.program.records import Operand, SegmentPhase, Table, kept_values
+from autopar.recompute import Recompute
+from autopar.simulate.liveness import Lifetimes, lifetimes, liveness_peak
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """A fullest moment, without resident tensors.
+
+    Attributes:
+        bytes: All of it.
+        activations: The part that outlives the running task.
+    """
+
+    bytes: float
+    activations: float
+
+    def on_top_of(self, kept: float) -> "Peak":
+        """Return the moment with `kept` more bytes of activations."""
+        return Peak(self.bytes + kept, self.activations + kept)
+
+
+NOTHING = Peak(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMemory:
+    """What a block of a stage keeps and needs, in bytes of one microbatch.
+
+    Attributes:
+        kept: What it keeps from its forward to its backward, besides what earlier blocks of the stage keep.
+        forward: Fullest moment of its forward, on top of what earlier blocks keep.
+        backward: Fullest moment of its backward, on top of what earlier blocks keep and later ones have put off.
+        late: What it keeps from its backward to its weight pass, where the schedule splits these.
+        weight: Fullest moment of its weight pass, on top of what earlier blocks have put off.
+        gathered: Parameters gathered for it.
+        reducing: Gradients under way to their reduction once it has run.
+        update: Fullest moment of its reductions and its update.
+    """
+
+    kept: float
+    forward: Peak
+    backward: Peak
+    late: float
+    weight: Peak
+    gathered: float
+    reducing: float
+    update: float
+
+
+State = tuple[tuple[int, bool], ...]
+"""Of each value handed to a block, which tensor it is (numbered in order of appearance) and whether it is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The segments of a kind by the memory of their values; the backward knows what its forward has made."""
+
+    forward: Lifetimes
+    again: Lifetimes | None
+    backward: Lifetimes | None
+    weight: Lifetimes | None
+    once: tuple[Lifetimes, ...]
+
+
+class BlockMemories:
+    """The memory of the kinds of blocks of a program.
+
+    Args:
+        table: Their segments.
+        trains: Whether there are backwards.
+    """
+
+    def __init__(self, table: Table, trains: bool) -> None:
+        self._table, self._trains = table, trains
+        self._kinds: dict[int, _Kind] = {}
+        self._known: dict[tuple[int, Recompute, State], tuple[BlockMemory, State]] = {}
+
+    def enter(self, kind: int) -> State:
+        """Return the state of a stage before its first block: nothing is kept yet."""
+        return tuple((position, False) for position in range(len(self._table[kind, SegmentPhase.FORWARD].inputs)))
+
+    def walk(self, kinds: Sequence[int], flavours: Sequence[Recompute]) -> Iterator[BlockMemory]:
+        """Yield the blocks of a stage in order."""
+        state = self.enter(kinds[0])
+        for kind, flavour in zip(kinds, flavours, strict=True):
+            memory, state = self.advance(kind, flavour, state)
+            yield memory
+
+    def advance(self, kind: int, flavour: Recompute, state: State) -> tuple[BlockMemory, State]:
+        """Return what a block needs, and the state of the stage after it."""
+        key = (kind, flavour, state)
+        if key not in self._known:
+            self._known[key] = self._look_at(kind, flavour, state)
+        return self._known[key]
+
+    def _segments(self, kind: int) -> _Kind:
+        if kind not in self._kinds:
+            forward = lifetimes(self._table[kind, SegmentPhase.FORWARD])
+
+            def follows(phase: SegmentPhase, shared: Mapping[str, str] = forward.shared) -> Lifetimes | None:
+                segment = self._table.get((kind, phase)) if self._trains else None
+                return None if segment is None else lifetimes(segment, shared)
+
+            backward = follows(SegmentPhase.BACKWARD)
+
+            once = (follows(SegmentPhase.REDUCE), follows(SegmentPhase.UPDATE))
+            self._kinds[kind] = _Kind(
+                forward,
+                follows(SegmentPhase.AGAIN),
+                backward,
+                None if backward is None else follows(SegmentPhase.WEIGHT, backward.shared),
+                tuple(part for part in once if part is not None),
+            )
+        return self._kinds[kind]
+
+    def _kept(self, kind: int, flavour: Recompute) -> dict[str, float]:
+        """Return what a block keeps, by the memory it has."""
+        if not self._trains:
+            return {}
+        segments, forward = self._segments(kind), self._table[kind, SegmentPhase.FORWARD]
+        lives = segments.forward
+        kept = lives.sizes(kept_values(self._table, kind, flavour)) | lives.sizes(forward.exports)
+        if flavour is Recompute.NONE or (flavour is Recompute.SELECTIVE and segments.again is None):
+            kept |= lives.hidden
+        elif flavour is Recompute.SELECTIVE and segments.again is not None:
+            kept |= {name: size for name, size in lives.hidden.items() if name not in segments.again.hidden}
+        outside = {operand.value for operand in forward.external}
+        return {name: size for name, size in kept.items() if name not in outside}
+
+    def _look_at(self, kind: int, flavour: Recompute, state: State) -> tuple[BlockMemory, State]:
+        segments, segment = self._segments(kind), self._table[kind, SegmentPhase.FORWARD]
+        lives, kept = segments.forward, self._kept(kind, flavour)
+        names = [operand.value for operand in segment.inputs]
+        tensors = {name: tensor for name, (tensor, _) in zip(names, state, strict=True)}
+        held = {tensor for tensor, is_kept in state if is_kept}
+        paid = frozenset(name for name, tensor in tensors.items() if tensor in held)
+        fresh = sum(size for name, size in kept.items() if name not in paid)
+
+        outputs = lives.sizes(segment.outputs)
+        forward, live = liveness_peak(lives, _sizes(segment.inputs), kept.keys() | outputs.keys(), paid)
+        following = (segments.again, segments.backward, segments.weight)
+        memory = BlockMemory(
+            fresh,
+            Peak(forward, sum(size for name, size in kept.items() if name in live)),
+            self._backward(kind, flavour, paid, kept, fresh),
+            fsum(self._late(kind).values()),
+            self._weight(kind),
+            max(part.gathered for part in (lives, *following) if part is not None),
+            max((part.reducing for part in following[1:] if part is not None), default=0.0),
+            max((liveness_peak(part, {}, ())[0] for part in segments.once), default=0.0),
+        )
+        held |= {tensors[name] for name in kept if name in tensors}
+        after: list[tuple[int, bool]] = []
+        numbers: dict[object, int] = {}
+        for operand in segment.outputs:
+            name = lives.shared.get(operand.value, operand.value)
+            is_kept = tensors[name] in held if name in tensors else name in kept
+            origin: object = tensors.get(name, name)
+            after.append((numbers.setdefault(origin, len(numbers)), is_kept))
+        return memory, tuple(after)
+
+    def _backward(
+        self, kind: int, flavour: Recompute, paid: frozenset[str], kept: dict[str, float], fresh: float
+    ) -> Peak:
+        segments = self._segments(kind)
+        if segments.backward is None:
+            return NOTHING
+        forward, backward = self._table[kind, SegmentPhase.FORWARD], self._table[kind, SegmentPhase.BACKWARD]
+        lives, gradients = segments.forward, _sizes(backward.inputs)
+        saved = lives.sizes(forward.saved) | lives.hidden
+        ends = segments.backward.sizes(backward.outputs).keys() | lives.hidden.keys() | self._late(kind).keys()
+        free = paid | {operand.value for operand in forward.external}
+        if flavour is Recompute.FULL:
+            inputs = free | {operand.value for operand in forward.inputs}  # kept, and counted on top
+            again, _ = liveness_peak(lives, {}, saved.keys(), inputs)
+            peak, _ = liveness_peak(segments.backward, saved | gradients, ends, inputs)
+            return Peak(max(again + sum(gradients.values()), peak), 0.0).on_top_of(fresh)
+        peak, live = liveness_peak(segments.backward, saved | gradients, ends, free)
+        best = Peak(peak, sum(size for name, size in kept.items() if name in live))
+        if flavour is Recompute.SELECTIVE and segments.again is not None:
+            peak, live = liveness_peak(segments.again, kept | gradients, saved.keys() | gradients.keys(), free)
+            second = Peak(peak, sum(size for name, size in kept.items() if name in live))
+            best = max(best, second, key=lambda moment: moment.bytes)
+        return best
+
+    def _late(self, kind: int) -> dict[str, float]:
+        """Return what a block keeps from its backward to its weight pass, by the memory it has.
+
+        What an earlier block of the stage keeps as well counts here, too, as it is there longer.
+        """
+        weight, segments = self._segments(kind).weight, self._segments(kind)
+        if weight is None or segments.backward is None:
+            return {}
+        used = {name for names, _ in weight.steps for name in names}
+        forward = segments.forward.sizes(self._table[kind, SegmentPhase.FORWARD].saved)
+        backward = segments.backward.sizes(self._table[kind, SegmentPhase.BACKWARD].saved)
+        return {name: size for name, size in (forward | backward).items() if name in used}
+
+    def _weight(self, kind: int) -> Peak:
+        """Return the fullest moment of a weight pass."""
+        weight, late = self._segments(kind).weight, self._late(kind)
+        if weight is None:
+            return NOTHING
+        peak, live = liveness_peak(weight, late, ())
+        return Peak(peak, sum(size for name, size in late.items() if name in live))
+
+
+def _sizes(operands: Sequence[Operand]) -> dict[str, float]:
+    return {operand.value: operand.bytes for operand in operands}

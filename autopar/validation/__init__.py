@@ -1,0 +1,1 @@
+"""Predictions held against published measurements, and stacks calibrated on a part of them."""

@@ -1,0 +1,362 @@
+"""What a published row says, as a case autopar can predict: model, degrees, cluster, numbers and stack.
+
+Rules, not row ids. What a row does not state is derived where arithmetic allows it, and assumed where its framework's
+habits allow it; every assumption is written down. What cannot be expressed gets a reason.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from autopar.cluster import PRESETS, Cluster, networks
+from autopar.cost import Stack
+from autopar.cost.policy import POLICIES, DtypePolicy
+from autopar.degrees import Degrees
+from autopar.errors import AutoparError
+from autopar.models.bert import BertConfig
+from autopar.models.gpt import GptConfig
+from autopar.models.llama import LlamaConfig
+from autopar.models.mixtral import MixtralConfig
+from autopar.models.spec import Config
+from autopar.schedule import SCHEDULES
+from autopar.validation.records import Row
+from autopar.validation.stacks import stack_for
+
+Model = tuple[str, Config]
+"""Family and configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row as something to predict.
+
+    Attributes:
+        row: The row.
+        family: Family of the model.
+        config: Its configuration.
+        degrees: The plan.
+        cluster: The hardware.
+        policy: Bytes per element, and the numbers of matrix products.
+        stack: The software stack.
+        seconds: Measured seconds of a step.
+        assumptions: What the row does not state and was assumed.
+        lighter: Recompute flavours to try in order until the plan fits; empty if the row says which.
+    """
+
+    row: Row
+    family: str
+    config: Config
+    degrees: Degrees
+    cluster: Cluster
+    policy: DtypePolicy
+    stack: Stack
+    seconds: float
+    assumptions: tuple[str, ...] = ()
+    lighter: tuple[str, ...] = ()
+
+
+class InexpressibleError(Exception):
+    """A row says too little, or what the zoo or the cost model do not know; the message says what."""
+
+
+class _Notes:
+    """Assumptions made on the way."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def assume(self, what: str) -> None:
+        self.made.append(what)
+
+
+def express(row: Row) -> Case:
+    """Return a row as a case.
+
+    Raises:
+        InexpressibleError: If it cannot be expressed; the message says why.
+    """
+    notes = _Notes()
+    seconds = _seconds(row)
+    cluster = _cluster(row, notes)
+    policy = _policy(row)
+    degrees, lighter = _degrees(row, notes)
+    family, config = _model(row, degrees, notes)
+    stack = stack_for(row.framework or "", row.gpu or "")
+    return Case(row, family, config, degrees, cluster, policy, stack, seconds, tuple(notes.made), lighter)
+
+
+def _need(row: Row, *names: str) -> None:
+    missing = [name for name in names if getattr(row, name) is None]
+    if missing:
+        raise InexpressibleError(f"does not state {', '.join(missing)}")
+
+
+def _seconds(row: Row) -> float:
+    """Return the measured seconds of a step, from throughput if need be."""
+    if row.step_time_s is not None:
+        return row.step_time_s
+    if row.tokens_per_s_per_gpu and row.global_batch and row.seq and row.n_gpus:
+        return row.global_batch * row.seq / (row.tokens_per_s_per_gpu * row.n_gpus)
+    raise InexpressibleError("has no step time")
+
+
+# Hardware.
+
+_DEVICES = (
+    (r"A100.*40\s*GB", "a100-40"),
+    (r"A100|Ampere", "a100"),
+    (r"H100.*96\s*GB", "h100-96"),
+    (r"H100", "h100"),
+    (r"H200", "h200"),
+    (r"GB200", "gb200"),
+    (r"GB300", "gb300"),
+    (r"B200", "b200"),
+    (r"B300", "b300"),
+    (r"V100.*16\s*GB", "v100-aws"),
+    (r"V100", "v100"),
+    (r"MI300", "mi300x"),
+    (r"MI355", "mi355x"),
+    (r"TPU v5p", "tpu-v5p"),
+    (r"TPU v5e", "tpu-v5e"),
+    (r"TPU v6e", "tpu-v6e"),
+    (r"TPU v7x", "tpu-v7x"),
+    (r"L4\b", "l4"),
+    (r"4090", "rtx4090"),
+)
+"""Pattern of a device's name and the preset it is priced by."""
+
+
+def _cluster(row: Row, notes: _Notes) -> Cluster:
+    _need(row, "gpu", "n_gpus")
+    assert row.gpu is not None
+    assert row.n_gpus is not None
+    name = next((preset for pattern, preset in _DEVICES if re.search(pattern, row.gpu, re.IGNORECASE)), None)
+    if name == "v100" and row.gpus_per_node == PRESETS["v100-dgx2"].devices_per_node:
+        name = "v100-dgx2"
+    if name is None:
+        raise InexpressibleError(f"device {row.gpu!r} has no preset")
+    cluster = PRESETS[name]
+    if cluster.intra.torus:
+        return cluster
+    per_node = max(row.gpus_per_node or 1, cluster.devices_per_node)
+    if row.n_gpus > per_node:  # of a rack as many devices are used as divide the job
+        per_node = next(size for size in range(per_node, 0, -1) if row.n_gpus % size == 0)
+    if per_node == cluster.devices_per_node and (row.n_gpus <= per_node or "not stated" in (row.inter or "")):
+        return cluster
+    cards = nics(row.inter or "")
+    if cards is None:
+        notes.assume(f"links between nodes as of preset {name}")
+        known = cluster.inter.nics
+        inter = cluster.inter if known is None else replace(cluster.inter, bandwidth=known.share(per_node))
+    else:
+        tier = cluster.inter.tier
+        inter = networks.nics(tier, *cards, per_node)
+    return replace(cluster, devices_per_node=per_node, inter=inter)
+
+
+def nics(text: str) -> tuple[int, float] | None:
+    """Return number and Gb/s of a node's cards; None if the text does not say.
+
+    >>> nics("4x InfiniBand HDR 200Gb/s per node"), nics("1600Gbps node-node RoCE"), nics("NVL72")
+    ((4, 200.0), (1, 1600.0), None)
+    """
+    if found := re.search(r"(\d+)\s*x\D*?(\d+)\s*Gb", text):
+        return int(found[1]), float(found[2])
+    found = re.search(r"(\d+)\s*Gb", text)
+    return (1, float(found[1])) if found else None
+
+
+def _policy(row: Row) -> DtypePolicy:
+    """Return what numbers are stored and multiplied in; training in 16 bits where the row does not say."""
+    text = (row.precision or "").lower()
+    if re.search(r"nvfp4|fp4", text):
+        raise InexpressibleError(f"matrix products in {row.precision} are not priced")
+    if re.search(r"fp8|int8", text):
+        if "fp8" not in POLICIES:
+            raise InexpressibleError(f"matrix products in {row.precision} are not priced")
+        return POLICIES["fp8"]
+    if "fp32" in text and "16" not in text:
+        return POLICIES["fp32"]
+    return POLICIES["mixed"]
+
+
+# Degrees.
+
+_SCHEDULES = (
+    (r"zb-?1p|zb-?h1", "zb-h1"),
+    (r"zb-?2p|zb-?h2", "zb-h2"),
+    (r"zb-?v|zbv", "zb-v"),
+    (r"gpipe", "gpipe"),
+    (r"1f1b|^$", "1f1b"),
+)
+"""Pattern of a schedule's name and the schedule it is; of none stated 1F1B."""
+
+
+def _degrees(row: Row, notes: _Notes) -> tuple[Degrees, tuple[str, ...]]:
+    _need(row, "global_batch", "tp", "pp")
+    tp, pp, cp, ep = row.tp or 1, row.pp or 1, row.cp or 1, row.ep or 1
+    assert row.n_gpus is not None
+    assert row.global_batch is not None
+    dp = row.dp or row.n_gpus // (tp * pp * cp)
+    if dp * tp * pp * cp != row.n_gpus:
+        raise InexpressibleError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} are not {row.n_gpus} devices")
+    schedule = _schedule(row)
+    recompute, lighter = _recompute(row, notes)
+    try:
+        return (
+            Degrees(
+                dp=dp,
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                ep=min(ep, dp),
+                zero=_zero(row),
+                sequence_parallel=_sequence_parallel(row, tp),
+                recompute=recompute,
+                schedule=schedule,
+                interleave=_interleave(row, pp, schedule, notes),
+                microbatch=_microbatch(row, dp, pp, notes),
+                global_batch=row.global_batch,
+            ),
+            lighter,
+        )
+    except AutoparError as error:
+        raise InexpressibleError(error.args[0]) from None
+
+
+def _schedule(row: Row) -> str:
+    text = (row.schedule or "").lower()
+    name = next((schedule for pattern, schedule in _SCHEDULES if re.search(pattern, text)), None)
+    if name is None or name not in SCHEDULES:
+        raise InexpressibleError(f"schedule {row.schedule!r} is not known")
+    return name
+
+
+def _interleave(row: Row, pp: int, schedule: str, notes: _Notes) -> int:
+    if pp == 1 or schedule != "1f1b":
+        return 1
+    if isinstance(row.vpp, int):
+        return row.vpp
+    if isinstance(row.vpp, str) and "max" in row.vpp:
+        _need(row, "layers")
+        assert row.layers is not None
+        # where layers do not divide, the embedding and the head count as one each (zero-bubble)
+        return max(1, (row.layers if row.layers % pp == 0 else row.layers + 2) // pp)
+    if "interleave" in (row.schedule or "").lower() and "unknown" not in (row.schedule or ""):
+        notes.assume("2 stages per group of devices")
+        return 2
+    return 1
+
+
+def _microbatch(row: Row, dp: int, pp: int, notes: _Notes) -> int:
+    assert row.global_batch is not None
+    if row.micro_batch is not None:
+        return row.micro_batch
+    if row.num_microbatches is not None:
+        return max(1, row.global_batch // (dp * row.num_microbatches))
+    share = row.global_batch // dp
+    size = 1 if pp > 1 else next((size for size in range(min(16, share), 0, -1) if share % size == 0), 1)
+    notes.assume(f"microbatches of {size}")
+    return size
+
+
+def _zero(row: Row) -> int:
+    if isinstance(row.zero, int):
+        # Megatron's descendants add up gradients where they are and reduce them once per step, as with ZeRO-1.
+        return 1 if row.zero == 2 and re.search("mega", row.framework or "", re.IGNORECASE) else row.zero
+    text = (row.zero or "").lower()
+    if found := re.search(r"zero-?(\d)", text):
+        return int(found[1])
+    if "fsdp" in text:
+        return 3
+    return 1 if "distributed optimizer" in text else 0
+
+
+def _sequence_parallel(row: Row, tp: int) -> bool:
+    """Return whether sequence parallelism is on; frameworks from Megatron-Core on use it with every tp."""
+    if tp == 1:
+        return False
+    if row.sequence_parallel is not None:
+        return row.sequence_parallel
+    return bool(re.search(r"megatron-(core|bridge)|megascale|torchtitan", row.framework or "", re.IGNORECASE))
+
+
+def _recompute(row: Row, notes: _Notes) -> tuple[str, tuple[str, ...]]:
+    text = (row.recompute or "").lower()
+    if not text:
+        notes.assume("the least recompute that fits")
+        return "none", ("selective", "full")
+    if "select" in text or "minimal" in text:
+        return "selective", ()
+    return ("full", ()) if "full" in text else ("none", ())
+
+
+# Models.
+
+_VOCABULARIES = (("bert", 30522), ("gpt", 50257), ("llama2", 32000), ("llama3", 128256), ("mixtral", 32000))
+_SEQUENCES = ((r"megatron-lm 2020", 1024),)
+"""Tokens per sequence by framework, where its rows do not say: Shoeybi et al. 2019 (Megatron-LM) train with 1024."""
+
+
+def _model(row: Row, degrees: Degrees, notes: _Notes) -> Model:
+    """Return family and configuration; the vocabulary is padded as Megatron-LM does, so that it can be split."""
+    arch = (row.arch or "").lower()
+    _need(row, "layers", "hidden", "heads")
+    assert row.layers is not None
+    assert row.hidden is not None
+    assert row.heads is not None
+    heads, kv_heads = row.heads, row.kv_heads or row.heads
+    vocab, seq = _padded(_vocabulary(row, notes), degrees.tp), _sequence(row, notes)
+    try:
+        if "mla" in arch or "hybrid" in arch or "nemotron" in arch or arch in ("t5", "wresnet"):
+            raise InexpressibleError(f"the zoo has no family for {row.arch!r}")
+        if row.num_experts:
+            ffn = row.moe_ffn or row.ffn
+            if ffn is None:
+                raise InexpressibleError("does not state ffn")
+            return "mixtral", MixtralConfig(
+                row.layers, row.hidden, heads, kv_heads, ffn, seq, vocab, row.num_experts, row.topk or 2
+            )
+        if "llama" in arch:
+            _need(row, "ffn")
+            assert row.ffn is not None
+            return "llama", LlamaConfig(row.layers, row.hidden, heads, kv_heads, row.ffn, seq, vocab, 5e5)
+        if arch.startswith(("gpt", "bert")):
+            if kv_heads != heads or row.ffn not in (None, 4 * row.hidden):
+                raise InexpressibleError(
+                    "the zoo's GPT and BERT have as many heads of keys and an MLP four times as wide"
+                )
+            if arch.startswith("bert"):
+                return "bert", BertConfig(row.layers, row.hidden, heads, seq, vocab)
+            # a pipeline has a copy of the embedding at either end, which is what an untied head amounts to
+            return "gpt", GptConfig(row.layers, row.hidden, heads, seq, vocab, tied=False, bias="no bias" not in arch)
+    except AutoparError as error:
+        raise InexpressibleError(error.args[0]) from None
+    raise InexpressibleError(f"the zoo has no family for {row.arch!r}")
+
+
+def _padded(vocab: int, tp: int) -> int:
+    """Return a vocabulary padded to a multiple of 128 x tp.
+
+    >>> _padded(50257, 8)
+    51200
+    """
+    return -(-vocab // (128 * tp)) * 128 * tp
+
+
+def _vocabulary(row: Row, notes: _Notes) -> int:
+    if row.vocab is not None:
+        return row.vocab
+    text = re.sub(r"[ ._-]", "", f"{row.model or ''} {row.arch or ''}".lower())
+    vocab = next((size for name, size in _VOCABULARIES if name in text), 50257)
+    notes.assume(f"a vocabulary of {vocab}")
+    return vocab
+
+
+def _sequence(row: Row, notes: _Notes) -> int:
+    if row.seq is not None:
+        return row.seq
+    for pattern, seq in _SEQUENCES:
+        if re.search(pattern, (row.framework or "").lower()):
+            notes.assume(f"sequences of {seq}")
+            return seq
+    raise InexpressibleError("does not state seq")

@@ -1,0 +1,158 @@
+"""Published measurements as they come: one record per row of `train.json`, in which anything may be missing.
+
+A data folder holds `train.json` (steps of training) and may hold `comm.json`, `gemm.json`, `memory_bound_ops.json` and
+`layers.json`. docs/cost_model.md lists the fields.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from autopar.errors import DataError
+
+TRAIN = "train.json"
+_IDENTITY = (
+    "framework", "arch", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "num_experts", "topk",
+    "moe_ffn", "global_batch", "micro_batch", "num_microbatches", "n_gpus", "gpus_per_node", "gpu", "inter", "tp", "pp",
+    "cp", "ep", "dp", "vpp", "sequence_parallel", "zero", "recompute", "precision", "attention", "schedule",
+)  # fmt: skip
+"""Fields that say what was run, and nothing of what came out."""
+
+CALIBRATION_SHARE = 2
+"""One in so many configurations is for calibration, the others are held out."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured configuration; None where the source does not say.
+
+    Attributes:
+        id: Name of the row; what stands before its last hyphen names the source.
+        framework: Software, in the source's words.
+        model: Name of the model.
+        arch: Kind of model ("gpt", "llama", "moe", "bert", ...).
+        layers: Transformer layers.
+        hidden: Width.
+        heads: Attention heads.
+        kv_heads: Heads of keys and values.
+        ffn: Width of the MLP.
+        vocab: Tokens in the vocabulary.
+        seq: Tokens per sequence.
+        num_experts: Experts per layer.
+        topk: Experts per token.
+        moe_ffn: Width of an expert.
+        global_batch: Sequences per step.
+        micro_batch: Sequences per microbatch and replica.
+        num_microbatches: Microbatches per step.
+        n_gpus: Devices.
+        gpus_per_node: Devices of a node.
+        gpu: Device.
+        intra: Links inside a node.
+        inter: Links between nodes.
+        tp: Tensor-parallel degree.
+        pp: Pipeline degree.
+        cp: Context-parallel degree.
+        ep: Expert-parallel degree.
+        dp: Data-parallel degree.
+        vpp: Stages per group of devices.
+        sequence_parallel: Whether sequence parallelism was on.
+        zero: ZeRO stage, as a number or in words.
+        recompute: What was recomputed, in words.
+        precision: Numbers of matrix products.
+        attention: Kernels of attention, in words.
+        schedule: Order of microbatches, in words.
+        step_time_s: Measured seconds of a step.
+        tokens_per_s_per_gpu: Measured throughput.
+        memory_gb: Measured memory per device in 1e9 bytes.
+        completeness: "full", or what is missing.
+    """
+
+    id: str
+    framework: str | None = None
+    model: str | None = None
+    arch: str | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    seq: int | None = None
+    num_experts: int | None = None
+    topk: int | None = None
+    moe_ffn: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    num_microbatches: int | None = None
+    n_gpus: int | None = None
+    gpus_per_node: int | None = None
+    gpu: str | None = None
+    intra: str | None = None
+    inter: str | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    vpp: int | str | None = None
+    sequence_parallel: bool | None = None
+    zero: int | str | None = None
+    recompute: str | None = None
+    precision: str | None = None
+    attention: str | None = None
+    schedule: str | None = None
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    memory_gb: float | None = None
+    completeness: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Name of the source: the id without its number."""
+        return self.id.rpartition("-")[0] or self.id
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the row is for calibration rather than held out.
+
+        The configuration decides, by its hash: rows that measure the same thing twice are on one side, and neither ids
+        nor measured values have a say.
+        """
+        text = msgspec.json.encode([getattr(self, name) for name in _IDENTITY])
+        return int.from_bytes(hashlib.sha256(text).digest()[:8]) % CALIBRATION_SHARE == 0
+
+
+def load_rows(folder: Path) -> tuple[Row, ...]:
+    """Return the rows of a data folder in the order of the file.
+
+    Raises:
+        DataError: If there is no such file, or it does not hold rows; the message says where.
+    """
+    return tuple(_load(folder / TRAIN, list[Row]))
+
+
+def load_table(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return the records of another file of a data folder, none if the folder does not have it.
+
+    Raises:
+        DataError: If the file does not hold a list of records.
+    """
+    path = folder / name
+    return list(_load(path, list[dict[str, Any]])) if path.exists() else []
+
+
+def _load(path: Path, kind: Any) -> Sequence[Any]:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}",
+            hint="a data folder has a train.json; docs/cost_model.md has its form",
+        ) from None
+    try:
+        found: Sequence[Any] = msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:  # also the base of ValidationError, which says where
+        raise DataError(f"{path}: {error}", hint="docs/cost_model.md lists the fields of a row") from None
+    return found

@@ -1,0 +1,68 @@
+"""Which software stack a framework on a device is, and what its kernels are: a table, first match first.
+
+Kernels of attention: Megatron-LM and its descendants ran batched products with a fused masked softmax until
+FlashAttention came into Megatron-Core (2023); all else here runs fused attention. Element-wise chains (bias, dropout
+and residual; bias and GELU) are one kernel in Megatron's descendants and in what torch.compile makes; eager FSDP runs
+one kernel per op.
+"""
+
+import re
+from typing import NamedTuple
+
+from autopar.cost import Stack, bundled_stacks
+from autopar.cost.stack import DEFAULT, Attention, Fusion
+
+
+class Known(NamedTuple):
+    """A stack: patterns of framework and device, name, kernels, and the presets it is for."""
+
+    framework: str
+    device: str
+    name: str
+    attention: Attention
+    fusion: Fusion
+    clusters: tuple[str, ...]
+
+
+_A100 = ("a100", "a100-40", "a100-4hdr", "a100-opa", "a100-roce", "a100-4x100")
+_H100 = ("h100", "h100-2x400", "h100-96", "h200")
+_V100 = ("v100", "v100-aws", "v100-dgx2")
+
+STACKS = (
+    Known(r"zero-bubble", r"A100", "zero-bubble-a100", "fused", "chains", _A100),
+    Known(r"megatron-deepspeed.*bloom", r"A100", "bloom-a100", "unfused", "chains", _A100),
+    Known(r"megatron-deepspeed", r"A100", "megatron-deepspeed-a100", "unfused", "chains", _A100),
+    Known(r"deepspeed zero-3", r"A100", "megatron-a100", "unfused", "chains", _A100),
+    Known(r"megascale|megatron-lm \(", r"A100", "megascale-a100", "fused", "chains", _A100),
+    Known(r"megatron-lm", r"A100", "megatron-a100", "unfused", "chains", _A100),
+    Known(r"megatron-lm", r"V100", "megatron-v100", "unfused", "chains", _V100),
+    Known(r"alpa", r"V100", "alpa-v100", "unfused", "chains", _V100),
+    Known(r"compile|torchtitan", r"H[12]00", "fsdp-compile-h100", "fused", "chains", _H100),
+    Known(r"compile|torchtitan", r"A100", "fsdp-compile-a100", "fused", "chains", _A100),
+    Known(r"fsdp|composer", r"A100", "fsdp-eager-a100", "fused", "none", _A100),
+    Known(r"fsdp|composer", r"H[12]00", "fsdp-eager-h100", "fused", "none", _H100),
+    Known(r"internevo", r"A100", "internevo-a100", "fused", "chains", _A100),
+    Known(r"functional test", r"A100", "megatron-ci-a100", "fused", "chains", _A100),
+    Known(r"functional test", r"H100", "megatron-ci-h100", "fused", "chains", _H100),
+    Known(r"mega", r"H[12]00", "megatron-h100", "fused", "chains", _H100),
+    Known(r"mega", r"A100", "megatron-core-a100", "fused", "chains", _A100),
+    Known(r"mega", r"B[23]00", "megatron-b200", "fused", "chains", ("b200", "b300", "gb200", "gb300")),
+)
+
+
+def meant_stack(framework: str, device: str) -> Stack:
+    """Return the stack that is meant for a framework on a device, with its kernels and nothing fitted.
+
+    >>> meant_stack("Megatron-DeepSpeed (PyTorch 2.0.1)", "A100-SXM-80GB").name
+    'megatron-deepspeed-a100'
+    """
+    for known in STACKS:
+        if re.search(known.framework, framework, re.IGNORECASE) and re.search(known.device, device, re.IGNORECASE):
+            return Stack(known.name, known.attention, known.fusion, clusters=known.clusters)
+    return DEFAULT
+
+
+def stack_for(framework: str, device: str) -> Stack:
+    """Return the stack a framework on a device is predicted with: the bundled one if it has been calibrated."""
+    meant = meant_stack(framework, device)
+    return bundled_stacks().get(meant.name, meant)

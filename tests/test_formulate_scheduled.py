@@ -1,0 +1,129 @@
+"""The formula of any schedule against the simulator."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.formulate.scheduled import StageHolding, StageWork, held_bytes, pass_seconds, scheduled_step
+from autopar.program.lower import lower
+from autopar.program.records import SegmentPhase
+from autopar.schedule import SCHEDULES, Pass
+from autopar.schedule.timing import time_tasks
+from autopar.search.space import Configuration
+from autopar.sharding import Mesh
+from autopar.simulate import simulate
+from autopar.simulate.layout import lay_out
+from autopar.simulate.pipeline import run_pipeline
+from tests.executions import COSTS, Execution, model_rules, solved_candidate, written
+from tests.programs import ExactCosts, equal_stages
+from tests.test_zero_bubble import freed_by_half
+
+CHUNKS = {"interleaved": 3, "zb-v": 2}
+names = st.sampled_from(sorted(SCHEDULES))
+SECONDS = st.integers(0, 6).map(float)
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> tuple[str, int, int, int]:
+    """Draw a schedule, groups, microbatches and chunks that fit each other."""
+    name, num_groups = draw(names), draw(st.integers(1, 5))
+    rounds = draw(st.integers(1, 3))
+    count = num_groups * rounds if name == "interleaved" else draw(st.integers(1, 12))
+    return name, num_groups, count, CHUNKS.get(name, 1)
+
+
+@given(size=sizes(), data=st.data())
+def test_the_longest_path_is_the_one_the_simulator_finds(size: tuple[str, int, int, int], data: st.DataObject) -> None:
+    """For stages of any seconds and messages of any length, all numbers small integers."""
+    name, num_groups, count, num_chunks = size
+    schedule, stages = SCHEDULES[name], num_groups * num_chunks
+    seconds = np.array([[data.draw(SECONDS) for _ in Pass] for _ in range(stages)])
+    there, back = (np.array([data.draw(SECONDS) for _ in range(stages)]) for _ in range(2))
+
+    timing = time_tasks(schedule, num_groups, count, seconds, there, back)
+
+    groups = schedule.groups(num_groups, num_chunks)
+    passes = [dict(zip(Pass, row, strict=True)) for row in seconds.tolist()]
+    runs, _ = run_pipeline(
+        schedule.orders(num_groups, count, num_chunks), groups, passes, there[:-1].tolist(), back[1:].tolist()
+    )
+    assert timing.begins.tolist() == [done[0].start for done in runs]
+    assert timing.ends.tolist() == [done[-1].end for done in runs]
+    for stage, group in enumerate(groups):
+        chunk = [other for other in range(stages) if groups[other] == group].index(stage)
+        assert timing.last_starts[stage] == max(run.start for run in runs[group] if run.task.chunk == chunk)
+
+
+@given(size=sizes(), forward=SECONDS, backward=SECONDS, weight=SECONDS, latency=SECONDS)
+def test_steps_of_equal_stages_take_what_the_simulator_says(
+    size: tuple[str, int, int, int], forward: float, backward: float, weight: float, latency: float
+) -> None:
+    name, num_groups, count, num_chunks = size
+    stages = num_groups * num_chunks
+    weight = weight if SCHEDULES[name].splits else 0.0
+    program = equal_stages(
+        stages, count, name, forward=forward, backward=backward, weight=weight, num_chunks=num_chunks
+    )
+    work = StageWork(forward, backward if SCHEDULES[name].trains else 0.0, weight)
+
+    seconds = scheduled_step(name, num_groups, count, [work] * stages, (latency, latency))
+
+    assert seconds == simulate(program, ExactCosts(latency=latency)).step_seconds
+
+
+@given(size=sizes())
+def test_equal_stages_hold_what_the_simulator_says(size: tuple[str, int, int, int]) -> None:
+    """Blocks that keep 1 + 3 bytes until their backward, of which the weight pass wants 1, and 2 bytes more."""
+    name, num_groups, count, num_chunks = size
+    stages = num_groups * num_chunks
+    program = equal_stages(stages, count, name, num_chunks=num_chunks)
+    if SCHEDULES[name].splits:
+        program, stage = freed_by_half(program), StageHolding(4.0, 3.0, (4.0, 6.0, 3.0))
+    else:
+        kept = 1.0 if SCHEDULES[name].trains else 0.0
+        stage = StageHolding(kept, 0.0, (1.0, 1.0, 0.0))
+
+    held = held_bytes(name, num_groups, count, [stage] * stages)
+
+    peaks = [found.memory.bytes for found in simulate(program, ExactCosts()).stages]
+    assert peaks == [10.0 * num_chunks + size for size in held]
+
+
+def test_reductions_hide_behind_what_is_left_of_the_last_pass() -> None:
+    """2 groups of ZB-H1, 2 microbatches of 1 + 1 + 1 s: the first ends its weights at 7, the second starts at 1.
+
+    Reductions of 4 s that may run half a second after the last weight pass has begun end at 6 + 0.5 + 4 on the first.
+    """
+    work = StageWork(1.0, 1.0, 1.0, reduce=((0.5, 4.0),), update=0.25)
+
+    assert scheduled_step("zb-h1", 2, 2, [replace(work, reduce=())] * 2) == 7.25
+    assert scheduled_step("zb-h1", 2, 2, [work] * 2) == 10.75
+
+
+def test_traffic_of_every_microbatch_sets_the_pace() -> None:
+    """One group, 3 microbatches of 2 + 1 + 1 s with 6 s of traffic beside them."""
+    assert scheduled_step("zb-h2", 1, 3, [StageWork(2.0, 1.0, 1.0, traffic=6.0)]) == 18.0
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama3-8b"])
+def test_seconds_of_passes_are_those_of_the_program(model: str, cache_dir: Path) -> None:
+    """Of the best plan of a cluster with slow devices, for every kind of block, with the backward split and whole."""
+    execution, rules = Execution.of(model, 4, 2), model_rules(model, cache_dir)
+    configuration = Configuration(1, Mesh.of(outer=2, inner=2), 2, "1f1b")
+    candidate = solved_candidate(execution.folded, rules, configuration, 4)
+    plan = written(candidate, 8, True)
+
+    for name in ("1f1b", "zb-h1"):
+        program = lower(replace(plan, schedule=name), execution.folded, COSTS)
+        found = pass_seconds(candidate.tables, candidate.choice, splits=SCHEDULES[name].splits)
+
+        table = program.table()
+        for kind in range(len(found)):
+            for column, phase in enumerate((SegmentPhase.FORWARD, SegmentPhase.BACKWARD, SegmentPhase.WEIGHT)):
+                segment = table.get((kind, phase))
+                expected = 0.0 if segment is None else lay_out(segment, COSTS).seconds
+                assert found[kind, column] == pytest.approx(expected, rel=1e-9), (kind, phase)

@@ -1,0 +1,210 @@
+"""Plans by degrees: they compute the model, do what their degrees say, and refuse what cannot be."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import autopar
+from autopar import solvers
+from autopar.cluster import Cluster, load_cluster
+from autopar.degrees import Degrees
+from autopar.errors import JobError
+from autopar.formulate.recipes import batch_dims
+from autopar.plan import Job, ModelInfo, Plan
+from autopar.prediction import Predictor
+from autopar.program.records import Collective, SegmentPhase
+from autopar.search.by_degrees import axes, cut, place, plan_by_degrees
+from autopar.workload import open_workload
+from tests.executions import COSTS, TINY, Execution, model_graph, model_rules
+
+_CASES = {
+    "data": ("gpt2", Degrees(dp=4, global_batch=8)),
+    "zero1": ("gpt2", Degrees(dp=4, zero=1, global_batch=8, recompute="full")),
+    "zero2": ("llama3-8b", Degrees(dp=2, zero=2, microbatch=2, global_batch=8)),
+    "zero3": ("llama3-8b", Degrees(dp=2, zero=3, microbatch=2, global_batch=8)),
+    "megatron": ("gpt2", Degrees(tp=4, microbatch=2, global_batch=4)),
+    "megatron_sequence": ("gpt2", Degrees(dp=2, tp=2, sequence_parallel=True, zero=1, global_batch=4)),
+    "pipeline": ("gpt2", Degrees(pp=3, tp=2, global_batch=4)),
+    "interleaved": ("gpt2", Degrees(pp=2, interleave=2, global_batch=4)),
+    "zero_bubble": ("gpt2", Degrees(pp=2, schedule="zb-h1", global_batch=4)),
+    "context": ("llama3-8b", Degrees(dp=2, cp=2, zero=1, global_batch=4)),
+    "experts": ("mixtral-8x7b", Degrees(dp=4, ep=2, zero=1, global_batch=8)),
+    "experts_tensor": ("mixtral-8x7b", Degrees(dp=2, ep=2, tp=2, global_batch=4)),
+    "masked": ("bert-base", Degrees(dp=2, tp=2, pp=2, global_batch=4)),
+    "layers": ("mlp-xs", Degrees(dp=2, pp=2, layers=(2, 0), zero=1, global_batch=8)),
+}
+
+
+def _plan(name: str, degrees: Degrees, cache_dir: Path) -> tuple[Execution, Plan]:
+    execution = Execution.of(name, degrees.samples, degrees.num_microbatches, steps=1)
+    folded, rules = execution.folded, model_rules(name, cache_dir)
+    dims = batch_dims(folded.graph.values, model_graph(name, 10).values)
+    placed = place(folded, rules, dims, degrees, COSTS, solvers.load("auto"))
+    job = Job("train", degrees.gpus, degrees.global_batch, 1e12, COSTS.cluster.to_dict())
+    return execution, plan_by_degrees(placed, degrees, ModelInfo("tiny", "zoo:tiny", "00", 0), job)
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_plans_by_degrees_compute_the_model(case: str, cache_dir: Path) -> None:
+    """Loss, gradients and updated parameters are those of the unpartitioned model, and the file says the same."""
+    execution, plan = _plan(*_CASES[case], cache_dir)
+
+    execution.check(Plan.from_json(plan.to_json()))
+
+
+@pytest.mark.parametrize(
+    ("case", "summary"),
+    [
+        ("data", "dp=4 × pp=1"),
+        ("zero1", "dp=4 (zero-1) × pp=1"),
+        ("zero2", "dp=2 (zero-2) × pp=1"),
+        ("zero3", "dp=2 (zero-3) × pp=1"),
+        ("megatron", "dp=1 × tp=4 × pp=1"),
+        ("megatron_sequence", "dp=2 (zero-1) × tp=2 (sequence parallel) × pp=1"),
+        ("interleaved", "dp=1 × pp=2 (2 stages each), interleaved"),
+    ],
+)
+def test_plans_are_what_their_degrees_say(case: str, summary: str, cache_dir: Path) -> None:
+    """The line that is read from the placements repeats the degrees."""
+    _, plan = _plan(*_CASES[case], cache_dir)
+
+    assert plan.summary.startswith(summary)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "forward", "backward"),
+    [
+        (False, {"all_reduce": 2}, {"all_reduce": 2}),
+        # the inputs of both column-parallel products are gathered again for the gradients of their weights
+        (True, {"all_gather": 2, "reduce_scatter": 2}, {"all_gather": 4, "reduce_scatter": 2}),
+    ],
+)
+def test_a_layer_has_the_collectives_of_megatron(
+    sequence: bool, forward: dict[str, int], backward: dict[str, int], cache_dir: Path
+) -> None:
+    """Shoeybi et al. 2019, section 3: two all-reduces per layer and direction; Korthikanti et al. 2022, figure 5."""
+    degrees = Degrees(tp=2, sequence_parallel=sequence, microbatch=2, global_batch=2)
+    execution, plan = _plan("gpt2", degrees, cache_dir)
+    layer = next(kind.id for kind in execution.folded.kinds if kind.count > 1)
+
+    segments = {segment.phase: segment for segment in execution.program(plan).segments if segment.kind == layer}
+
+    for phase, expected in ((SegmentPhase.FORWARD, forward), (SegmentPhase.BACKWARD, backward)):
+        found = [i for i in segments[phase].instructions if isinstance(i, Collective)]
+        assert Counter(str(instruction.kind) for instruction in found) == expected
+
+
+def test_the_tensor_axis_is_innermost() -> None:
+    """Devices of a tensor group are neighbours, those of a data group are furthest apart."""
+    mesh, _ = axes(Degrees(dp=8, ep=2, cp=2, tp=4, global_batch=8))
+
+    assert str(mesh) == "dp=4×cp=2×ep=2×tp=4"
+    assert [axis.stride for axis in mesh.axes] == [16, 8, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "expected"),
+    [
+        (8, 4, [2, 2, 2, 2]),
+        (70, 12, [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5]),  # BLOOM: what surrounds the layers counts as one at each end
+        (22, 8, [2, 3, 3, 3, 3, 3, 3, 2]),  # zero-bubble's 1.5B
+        (7, 3, [2, 3, 2]),
+    ],
+)
+def test_layers_are_cut_evenly(layers: int, stages: int, expected: list[int]) -> None:
+    """What surrounds the layers joins the outer stages."""
+    config = {**TINY["gpt2"], "num_layers": layers}
+    folded = open_workload("zoo:gpt2", dims=config).folded(2)
+
+    ranges = cut(folded, Degrees(pp=stages, global_batch=stages))
+
+    lengths = [stop - start for start, stop in ranges]
+    lengths[0] -= 1
+    lengths[-1] -= 1
+    assert lengths == expected
+
+
+def test_a_plan_over_memory_is_predicted_and_said_so(cache_dir: Path) -> None:
+    """The limit decides whether a plan fits, not whether it is predicted."""
+    found = autopar.predict(
+        "zoo:gpt2", Degrees(dp=8, microbatch=4, global_batch=64), memory_limit=1e9, cache_dir=cache_dir
+    )
+
+    assert not found.fits
+    assert found.plan.simulated is not None
+    assert found.plan.objective == found.plan.simulated.step_seconds == found.timeline.step_seconds > 0
+    assert [stage.peak for stage in found.plan.simulated.stages] == [s.memory.bytes for s in found.timeline.stages]
+
+
+def test_stages_share_placements(cache_dir: Path) -> None:
+    """Plans that differ in stages, schedule or batch are placed once; more microbatches take longer."""
+    predictor = Predictor(open_workload("zoo:gpt2"), cache_dir)
+    cluster = load_cluster("a100")
+
+    once = predictor.predict(Degrees(dp=2, pp=4, global_batch=32), cluster).timeline.step_seconds
+    twice = predictor.predict(Degrees(dp=2, pp=4, global_batch=64), cluster).timeline.step_seconds
+    one_stage = predictor.predict(Degrees(dp=2, global_batch=32), cluster).timeline.step_seconds
+
+    assert len(predictor._placed) == 1
+    assert once < twice < 2 * once
+    assert once < one_stage
+
+
+def test_a_microbatch_as_large_as_the_probe_is_split(cache_dir: Path) -> None:
+    """The batch is found by comparing two sizes; if they are equal, a third is looked at."""
+    predictor = Predictor(open_workload("zoo:gpt2", dims=TINY["gpt2"]), cache_dir)
+    probe = next(value.shape[0] for name, value in predictor.workload.probe.values.items() if name == "input_ids")
+
+    _, plan = predictor.lowered(Degrees(dp=probe, global_batch=probe), _one_node(probe))
+
+    assert plan.summary.startswith(f"dp={probe}")
+
+
+def _one_node(devices: int) -> Cluster:
+    cluster = load_cluster("h100")
+    return replace(cluster, devices_per_node=devices, inter=cluster.intra)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dp": 0}, "dp is 0"),
+        ({"zero": 4}, "ZeRO stage 4"),
+        ({"dp": 3, "global_batch": 4}, "a global batch of 4 does not divide by dp 3 x microbatch 1"),
+        (
+            {"dp": 4, "ep": 3, "global_batch": 4},
+            "the expert-parallel degree 3 does not divide the data-parallel degree 4",
+        ),
+        ({"sequence_parallel": True}, "sequence parallelism without tensor parallelism"),
+        ({"schedule": "soon"}, "there is no schedule 'soon'"),
+        ({"recompute": "some"}, "recompute 'some'"),
+        ({"pp": 2, "global_batch": 2, "layers": (1, 1, 1)}, "layers are given for 3 stages, there are 2"),
+    ],
+)
+def test_impossible_degrees_are_refused(given: dict[str, object], message: str) -> None:
+    """One clear error says what does not divide what."""
+    with pytest.raises(JobError) as caught:
+        Degrees(**given)  # type: ignore[arg-type]
+
+    assert caught.value.args[0] == message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        (Degrees(pp=16, global_batch=16), "12 layers cannot be cut into 16 stages"),
+        (Degrees(pp=2, global_batch=2, layers=(5, 5)), "layers per stage add up to 10, the model has 12"),
+        (Degrees(pp=2, interleave=2, global_batch=3), "3 microbatches"),
+        (Degrees(dp=12, global_batch=12), "12 GPUs do not fill nodes of 8"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(degrees: Degrees, message: str, cache_dir: Path) -> None:
+    """Degrees that are possible as such may not be possible for a model or a cluster."""
+    with pytest.raises(JobError) as caught:
+        autopar.predict("zoo:gpt2", degrees, cache_dir=cache_dir)
+
+    assert message in caught.value.args[0]
+    assert caught.value.hint
