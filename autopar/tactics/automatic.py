@@ -140,7 +140,7 @@ def complete(
     end = time.monotonic() + limit
     attempt = _Collecting(search, configuration, tables, flow, end)
     for hidden in HIDDEN:
-        weighting = weights(tables, flow, recompute=False, hidden=hidden, bounding=False, traffic=None)
+        weighting = weights(tables, flow, recompute="none", hidden=hidden, bounding=False, traffic=None)
         left = max(0.1, min(PLACEMENT_SECONDS, end - time.monotonic()))
         solution = search.solver.solve(problem(tables, weighting), time_limit=left)
         if solution.choice is not None:
