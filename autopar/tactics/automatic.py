@@ -18,6 +18,7 @@ from autopar.formulate.tables import Decision, Tables, build_tables
 from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
 from autopar.progress import never, silent
+from autopar.recompute import Recompute
 from autopar.search.floor import floor
 from autopar.search.planner import PLACEMENT_SECONDS, Attempt, Search
 from autopar.search.space import Configuration
@@ -140,7 +141,7 @@ def complete(
     end = time.monotonic() + limit
     attempt = _Collecting(search, configuration, tables, flow, end)
     for hidden in HIDDEN:
-        weighting = weights(tables, flow, recompute="none", hidden=hidden, bounding=False, traffic=None)
+        weighting = weights(tables, flow, recompute=Recompute.NONE, hidden=hidden, bounding=False, traffic=None)
         left = max(0.1, min(PLACEMENT_SECONDS, end - time.monotonic()))
         solution = search.solver.solve(problem(tables, weighting), time_limit=left)
         if solution.choice is not None:
