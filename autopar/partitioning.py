@@ -7,7 +7,7 @@ from pathlib import Path
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import discover
-from autopar.errors import JobError, TacticError
+from autopar.errors import JobError
 from autopar.formulate.recipes import BatchDims, batch_dims
 from autopar.plan import Job, Plan
 from autopar.program.lower import lower
@@ -15,7 +15,7 @@ from autopar.program.verify import verify_program
 from autopar.search.summary import summarise
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
-from autopar.tactics.draft import Draft, Step
+from autopar.tactics.draft import Draft, Step, num_groups
 from autopar.tactics.records import Pipeline, Tactic
 from autopar.task import MEMORY_SHARE, check_request, rules_for, stored_stack
 from autopar.verdict import simulated
@@ -154,17 +154,9 @@ def as_mesh(mesh: str | Mapping[str, int] | Mesh) -> Mesh:
 
 
 def _groups(schedule: Sequence[Tactic]) -> int:
-    """Return the number of groups of devices: stages, but those that are interleaved on the same devices once."""
+    """Return the number of groups of devices: stages, stages that take turns on the same devices counted once."""
     last = next((tactic for tactic in reversed(schedule) if isinstance(tactic, Pipeline)), None)
-    if last is None:
-        return 1
-    if isinstance(last.stages, int):
-        return last.stages
-    if len(last.stages) % last.chunks:
-        raise TacticError(
-            f"{len(last.stages)} stages in chunks of {last.chunks}", hint="give every group of devices equally many"
-        )
-    return len(last.stages) // last.chunks
+    return 1 if last is None else num_groups(last)
 
 
 def _microbatches(schedule: Sequence[Tactic], workload: Workload, batch: int) -> int:

@@ -88,4 +88,4 @@ def test_the_earlier_tactic_wins(cache_dir: Path) -> None:
 
     assert [split.dim for split in splits if split is not None] == [0, 1]
     assert not first.steps[-1].conflicts
-    assert [conflict.op for step in second.steps for conflict in step.conflicts] == []
+    assert [conflict.op for step in second.steps for conflict in step.conflicts] == ["y"]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # the engine is not needed to read its result
 
 _MOST = 6
 """Names listed before the rest is counted."""
+_MOST_EVENTS = 3
+"""The same of conflicts, and of what was refused."""
 
 
 def format_partition(partition: "Partition") -> str:
@@ -57,15 +59,18 @@ def format_step(number: int, step: "Step", before: "Step | None") -> list[str]:
         reached = ", ".join(f"{count} over {axis} along dim {dim}" for (axis, dim), count in sorted(places.items()))
         entries.append(("split", f"{len(step.split)} distinct values: {reached}"))
     lines += ["   " + line for line in format_entries(entries)]
-    for conflict in step.conflicts[:_MOST]:
-        lines += wrap(f"conflict: {conflict}", 80, "   ", "     ")
-    if len(step.conflicts) > _MOST:
-        lines.append(f"   and {len(step.conflicts) - _MOST} more conflicts")
+    for what, items in (("conflict", step.conflicts), ("refused", step.refused)):
+        for item in items[:_MOST_EVENTS]:
+            lines += wrap(f"{what}: {item}", 80, "   ", "     ")
+        if len(items) > _MOST_EVENTS:
+            lines.append(f"   {what}: {len(items) - _MOST_EVENTS} more")
+    if before is not None and step.traffic == before.traffic:
+        return lines
     known = {(item.collective, item.axis): item.count for item in before.traffic} if before is not None else {}
     rows = []
-    for item in step.traffic:
-        added = item.count - known.get((item.collective, item.axis), 0)
-        rows.append((str(item.collective), item.axis, f"{item.count:,}", f"{added:+,}", format_bytes(item.bytes)))
+    for entry in step.traffic:
+        added = entry.count - known.get((entry.collective, entry.axis), 0)
+        rows.append((str(entry.collective), entry.axis, f"{entry.count:,}", f"{added:+,}", format_bytes(entry.bytes)))
     if rows:
         table = format_table(("collective", "axis", "count", "added", "bytes on a device"), rows)
         lines += ["   " + line for line in table]

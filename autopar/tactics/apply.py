@@ -1,6 +1,7 @@
 """What each tactic decides: the classes it splits or pins, found from the structure of the graph."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import assert_never
 
@@ -24,6 +25,40 @@ Splitting = Shard | Replicate | DataParallel | Megatron | SequenceParallel | Con
 """Tactics that decide where values lie."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A value that a tactic asked for and could not have as it asked.
+
+    Attributes:
+        value: Its name.
+        axis: Name of the mesh axis.
+        dim: The dim, or `PINNED` if it was to stay whole.
+        reason: Why.
+    """
+
+    value: str
+    axis: str
+    dim: int
+    reason: str
+
+    def __str__(self) -> str:
+        wanted = "whole" if self.dim == PINNED else f"along dim {self.dim}"
+        return f"{self.value}, {wanted} over {self.axis}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a tactic.
+
+    Attributes:
+        conflicts: Decisions that did not go together in an op.
+        refused: What it asked for and could not have.
+    """
+
+    conflicts: tuple[Conflict, ...]
+    refused: tuple[Refused, ...]
+
+
 class Applier:
     """Applies tactics to a state.
 
@@ -40,8 +75,8 @@ class Applier:
         self._axes = {axis.name: index for index, axis in enumerate(self.topology.mesh.axes)}
         self.representatives = self._find_representatives()
 
-    def apply(self, tactic: Splitting, number: int) -> list[Conflict]:
-        """Apply a tactic and return the conflicts met.
+    def apply(self, tactic: Splitting, number: int) -> Outcome:
+        """Apply a tactic and return what became of it.
 
         Args:
             tactic: What to do.
@@ -50,25 +85,28 @@ class Applier:
         Raises:
             TacticError: If it speaks of an axis or a value that is not there, or splits nothing.
         """
+        self._conflicts: list[Conflict] = []
+        self._refused: list[Refused] = []
         match tactic:
             case Shard(inputs, axis):
-                return self._shard(inputs, self.axis(axis), number)
+                self._shard(inputs, self.axis(axis), number)
             case Replicate(pattern, axis):
-                return self._pin(pattern, range(len(self._axes)) if axis is None else [self.axis(axis)], number)
+                self._pin(pattern, range(len(self._axes)) if axis is None else [self.axis(axis)], number)
             case DataParallel(axis):
-                return self._shard_all(self._data(0), self.axis(axis), number)
+                self._shard_data(self._batches(), self.axis(axis), number, "batch")
             case ContextParallel(axis):
-                return self._shard_all(self._data(1), self.axis(axis), number)
+                self._shard_data(self._sequences(), self.axis(axis), number, "sequence")
             case Megatron(axis, vocabulary):
-                return self._megatron(self.axis(axis), number, vocabulary=vocabulary)
+                self._megatron(self.axis(axis), number, vocabulary=vocabulary)
             case SequenceParallel(axis):
-                return self._sequence(self.axis(axis), number)
+                self._sequence(self.axis(axis), number)
             case ExpertParallel(axis):
-                return self._shard_all(self._experts(self.axis(axis)), self.axis(axis), number)
+                self._shard_all(self._experts(), self.axis(axis), number)
             case ZeRO():
-                return self._zero(tactic, self.axis(tactic.axis), number)
+                self._zero(tactic, self.axis(tactic.axis), number)
             case _:
                 assert_never(tactic)
+        return Outcome(tuple(self._conflicts), tuple(self._refused))
 
     def axis(self, name: str) -> int:
         """Return the index of a mesh axis.
@@ -126,7 +164,7 @@ class Applier:
 
     # What tactics split.
 
-    def _shard(self, inputs: Mapping[Pattern, int], axis: int, number: int) -> list[Conflict]:
+    def _shard(self, inputs: Mapping[Pattern, int], axis: int, number: int) -> None:
         wanted = []
         for pattern, dim in inputs.items():
             names = self.matches(pattern)
@@ -135,33 +173,82 @@ class Applier:
                 if not -rank <= dim < rank:
                     raise TacticError(f"{name!r} has no dim {dim}: it has {rank}", hint="dims count from 0")
             wanted += [(name, dim % self.topology.rank(name)) for name in names]
-        return self._shard_all(wanted, axis, number)
+        if wanted and not any(self._is_possible(name, dim, axis) for name, dim in wanted):
+            raise TacticError(self._indivisible(*wanted[0], axis), hint="choose another dim, or another mesh")
+        self._shard_all(wanted, axis, number)
 
-    def _shard_all(self, wanted: Iterable[tuple[str, int]], axis: int, number: int) -> list[Conflict]:
-        changed = [name for name, dim in wanted if self.state.decide(name, axis, dim, number)]
-        return propagate(self.state, axis, changed, number)
+    def _is_possible(self, name: str, dim: int, axis: int) -> bool:
+        return self.state.split(name, axis) is not None or self.state.divides(name, dim, axis)
 
-    def _pin(self, pattern: Pattern, axes: Iterable[int], number: int) -> list[Conflict]:
+    def _indivisible(self, name: str, dim: int, axis: int) -> str:
+        shape, own = self.graph.values[name].shape, self.topology.mesh.axes[axis]
+        others = [
+            self.topology.mesh.axes[other].name
+            for other, decided in self.state.splits.get(self.topology.of(name), {}).items()
+            if other != axis and decided.dim == dim
+        ]
+        more = f", which {' and '.join(others)} split already," if others else ""
+        return f"dim {dim} of {name!r} {shape}{more} cannot be divided over {own.name} of {own.size}"
+
+    def _shard_all(self, wanted: Iterable[tuple[str, int]], axis: int, number: int) -> None:
+        changed = []
+        for name, dim in wanted:
+            if self.state.decide(name, axis, dim, number):
+                changed.append(name)
+            else:
+                self._refuse(name, axis, dim)
+        self._conflicts += propagate(self.state, axis, changed, number)
+
+    def _refuse(self, name: str, axis: int, dim: int) -> None:
+        """Note what could not be had, unless it was so before."""
+        before = self.state.split(name, axis)
+        if before is None:
+            reason = "it cannot be divided"
+        elif before.dim == dim:
+            return
+        elif before.dim == PINNED:
+            reason = f"tactic {before.tactic + 1} pinned it"
+        else:
+            reason = f"tactic {before.tactic + 1} split it along dim {before.dim}"
+        self._refused.append(Refused(name, self.topology.mesh.axes[axis].name, dim, reason))
+
+    def _pin(self, pattern: Pattern, axes: Iterable[int], number: int) -> None:
+        names = self.matches(pattern)
         for axis in axes:
-            for name in self.matches(pattern):
-                self.state.decide(name, axis, PINNED, number)
-        return []
+            for name in names:
+                if not self.state.decide(name, axis, PINNED, number):
+                    before = self.state.split(name, axis)
+                    assert before is not None
+                    if before.dim != PINNED:
+                        self._refuse(name, axis, PINNED)
 
-    def _data(self, offset: int) -> list[tuple[str, int]]:
-        """Return the data inputs that have a batch, with the dim so many after it."""
-        found = []
-        for name in self.graph.inputs:
-            dim = self.batch.get(name)
-            if dim is not None and dim + offset < self.topology.rank(name):
-                found.append((name, dim + offset))
-        if not found:
-            what = "batch" if offset == 0 else "sequence"
+    def _shard_data(self, wanted: list[tuple[str, int]], axis: int, number: int, what: str) -> None:
+        if not wanted:
             raise TacticError(f"no input of the model has a {what} dim", hint="name the inputs with Shard")
+        for name, dim in wanted:
+            if not self._is_possible(name, dim, axis):
+                raise TacticError(
+                    f"{self._indivisible(name, dim, axis)}: it is the {what} of a microbatch",
+                    hint="choose another mesh, a larger batch or fewer microbatches",
+                )
+        self._shard_all(wanted, axis, number)
+
+    def _batches(self) -> list[tuple[str, int]]:
+        """Return the data inputs that have a batch, with its dim."""
+        return [(name, self.batch[name]) for name in self.graph.inputs if name in self.batch]
+
+    def _sequences(self) -> list[tuple[str, int]]:
+        """Return the data inputs that have a sequence, with its dim: tokens, or rows of features, after the batch."""
+        found = []
+        for name, dim in self._batches():
+            value = self.graph.values[name]
+            if len(value.shape) == dim + (3 if value.is_float else 2):
+                found.append((name, dim + 1))
         return found
 
-    def _experts(self, axis: int) -> list[tuple[str, int]]:
+    def _experts(self) -> list[tuple[str, int]]:
         """Return the parameters of one matrix per expert: split along the first dim, what they are used in is, too."""
-        found = []
+        found: dict[str, int] = {}
         for parameter in self.topology.folded.parameters:
             name = parameter.value.name
             for key, slot in self.topology.readers.get(name, ()):
@@ -172,18 +259,17 @@ class Applier:
                     sharded_dim(strategy.inputs[slot]) == 0 and sharded_dim(strategy.outputs[0]) is not None
                     for strategy in self.topology.strategies(key)
                 ):
-                    found.append((name, 0))
+                    found[name] = 0
         if not found:
             raise TacticError("no parameter holds one matrix per expert", hint="leave ExpertParallel out")
-        return found
+        return list(found.items())
 
-    def _zero(self, tactic: ZeRO, axis: int, number: int) -> list[Conflict]:
+    def _zero(self, tactic: ZeRO, axis: int, number: int) -> None:
         if tactic.stage not in (1, 2, 3):
             raise TacticError(f"ZeRO has no stage {tactic.stage}", hint="it has 1, 2 and 3")
         states: dict[str, dict[Role, list[str]]] = {}
         for state in self.graph.states:
             states.setdefault(state.owner, {}).setdefault(state.role, []).append(state.input)
-        conflicts: list[Conflict] = []
         for parameter in self.topology.folded.parameters:
             name = parameter.value.name
             own = states.get(name, {})
@@ -197,8 +283,7 @@ class Applier:
                     self.state.decide(total, axis, PINNED, number)
             else:
                 wanted = [*sums, *wanted]
-            conflicts += self._shard_all([(value, dim) for value in wanted], axis, number)
-        return conflicts
+            self._shard_all([(value, dim) for value in wanted], axis, number)
 
     def _free_dim(self, value: Value, axis: int) -> int | None:
         """Return the first dim that an axis can split and no other axis does; else the first it can split."""
@@ -206,8 +291,7 @@ class Applier:
         dims = [dim for dim in range(len(value.shape)) if self.state.divides(value.name, dim, axis)]
         return next((dim for dim in dims if dim not in taken), dims[0] if dims else None)
 
-    def _megatron(self, axis: int, number: int, *, vocabulary: bool) -> list[Conflict]:
-        conflicts: list[Conflict] = []
+    def _megatron(self, axis: int, number: int, *, vocabulary: bool) -> None:
         split = 0
         for name in self._matrices():
             if self.state.split(name, axis) is not None:
@@ -218,16 +302,15 @@ class Applier:
                 continue
             propagate(trial, axis, [name], number)
             if self._is_pair(trial, axis, number):
-                conflicts += self._shard_all([(name, dim)], axis, number)
+                self._shard_all([(name, dim)], axis, number)
                 split += 1
         if vocabulary:
-            conflicts += self._shard_all([(name, 0) for name in self._tables()], axis, number)
+            self._shard_all([(name, 0) for name in self._tables()], axis, number)
         if not split and not vocabulary:
             raise TacticError(
                 f"no pair of products can be split over {self.topology.mesh.axes[axis].name}",
                 hint="heads and hidden widths have to be divisible by the size of the axis",
             )
-        return conflicts
 
     def _matrices(self) -> list[str]:
         """Return the parameters that forward products read, in the order of the graph."""
@@ -265,18 +348,18 @@ class Applier:
                     return any(self.topology.of(name) in self.topology.trained for name in op.inputs if name)
         return False
 
-    def _sequence(self, axis: int, number: int) -> list[Conflict]:
+    def _sequence(self, axis: int, number: int) -> None:
         """Split what passes between blocks along the dim after the batch."""
         wanted = []
         for cls in self.topology.boundaries:
             dim = self.batch.get(cls)
-            if dim is not None and self.topology.rank(cls) > dim + 2 and self.state.split(cls, axis) is None:
+            if dim is not None and self.topology.rank(cls) == dim + 3 and self.state.split(cls, axis) is None:
                 wanted.append((cls, dim + 1))
         if not wanted:
             raise TacticError(
                 "nothing that passes between blocks has a sequence dim", hint="leave SequenceParallel out"
             )
-        return self._shard_all(wanted, axis, number)
+        self._shard_all(wanted, axis, number)
 
 
 def _suffix(name: str, owner: str) -> str:

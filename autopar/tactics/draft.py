@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise, product
+from itertools import chain, product
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
@@ -15,7 +15,7 @@ from autopar.program.lower import lower
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
-from autopar.tactics.apply import Applier, Splitting
+from autopar.tactics.apply import Applier, Outcome, Refused, Splitting
 from autopar.tactics.automatic import complete
 from autopar.tactics.count import Traffic, traffic
 from autopar.tactics.propagate import Conflict
@@ -30,6 +30,7 @@ from autopar.tactics.records import (
     Tactic,
     ZeRO,
 )
+from autopar.tactics.stages import blocks_per_stage, even_layers, layers
 from autopar.tactics.state import State, Topology
 from autopar.tactics.write import Writer
 
@@ -45,6 +46,7 @@ class Step:
         peak_bytes: Bytes on the fullest device.
         split: Values it split, with mesh axis and dim, those that propagation reached included.
         conflicts: Decisions that did not go together.
+        refused: Values it asked for that it could not split.
         unsplit: Parameters that still lie whole on every device, and why.
     """
 
@@ -54,6 +56,7 @@ class Step:
     peak_bytes: float
     split: tuple[tuple[str, str, int], ...]
     conflicts: tuple[Conflict, ...]
+    refused: tuple[Refused, ...]
     unsplit: tuple[Unsplit, ...]
 
 
@@ -94,7 +97,9 @@ class Draft:
         self.num_microbatches = num_microbatches
         self.state = State(Topology(folded, rules, mesh))
         self.applier = Applier(self.state, batch)
-        self._pipeline = Pipeline(1, "1f1b" if job.mode == "train" else "forward-only")
+        self._schedule = "1f1b" if job.mode == "train" else "forward-only"
+        self._blocks: tuple[int, ...] = (folded.num_blocks,)  # per stage
+        self._chunks = 1
         self._recompute: dict[int | None, str] = {None: "none"}
         self.steps: list[Step] = []
 
@@ -105,16 +110,16 @@ class Draft:
             TacticError: If it cannot be applied; nothing has changed then.
         """
         before = {(name, axis) for name, axes in self.state.splits.items() for axis in axes}
-        conflicts: list[Conflict] = []
+        outcome = Outcome((), ())
         match tactic:
             case Pipeline():
-                self._pipeline = self._checked(tactic)
+                self._cut(tactic)
             case Recompute():
                 self._recompute_stages(tactic)
             case Automatic():
                 self._complete(tactic)
             case _:
-                conflicts = self.applier.apply(tactic, len(self.steps))
+                outcome = self.applier.apply(tactic, len(self.steps))
         axes = [axis.name for axis in self.state.topology.mesh.axes]
         split = tuple(
             (name, axes[axis], decided.dim)
@@ -130,7 +135,8 @@ class Draft:
             timeline.step_seconds,
             timeline.peak_bytes,
             split,
-            tuple(conflicts),
+            outcome.conflicts,
+            outcome.refused,
             unsplit(self.state),
         )
         self.steps.append(step)
@@ -146,7 +152,7 @@ class Draft:
             self.rules,
             self.costs,
             frozenset(self.applier.axis(name) for name in tactic.axes),
-            flow=Flow(len(self._counts()), self.num_microbatches, self._pipeline.schedule),
+            flow=Flow(len(self._blocks), self.num_microbatches, self._schedule),
             global_batch=self.job.global_batch,
             memory_limit=self.job.memory_limit,
             solver=tactic.method,
@@ -195,63 +201,80 @@ class Draft:
             summary="",
             mesh=self.state.topology.mesh.axes,
             stages=self._stages(),
-            schedule=self._pipeline.schedule,
+            schedule=self._schedule,
             num_microbatches=self.num_microbatches,
             blocks=writer.blocks(),
             objective=0.0,
         )
 
     def _stages(self) -> tuple[StagePlan, ...]:
-        size, groups = self.state.topology.mesh.size, len(self._counts()) // self._pipeline.chunks
+        size = self.state.topology.mesh.size
+        groups = SCHEDULES[self._schedule].groups(len(self._blocks) // self._chunks, self._chunks)
         stages, first = [], 0
-        for index, count in enumerate(self._counts()):
-            group = index % groups
+        for index, (count, group) in enumerate(zip(self._blocks, groups, strict=True)):
             recompute = self._recompute.get(index, self._recompute[None])
             stages.append(StagePlan((first, first + count), (group * size, (group + 1) * size), recompute))
             first += count
         return tuple(stages)
 
-    def _counts(self) -> tuple[int, ...]:
-        """Return the number of blocks of each stage; equal numbers, the first and last block not counted."""
-        stages = self._pipeline.stages
-        if isinstance(stages, tuple):
-            return stages
-        count, blocks = stages * self._pipeline.chunks, self.folded.num_blocks
-        inner = max(blocks - 2, 0)
-        if inner >= count:
-            cuts = [round(index * inner / count) for index in range(count + 1)]
-            sizes = [end - start for start, end in pairwise(cuts)]
-            sizes[0] += 1
-            sizes[-1] += blocks - inner - 1
-            return tuple(sizes)
-        cuts = [round(index * blocks / count) for index in range(count + 1)]
-        return tuple(end - start for start, end in pairwise(cuts))
-
-    def _checked(self, tactic: Pipeline) -> Pipeline:
-        blocks = self.folded.num_blocks
-        sizes = tactic.stages if isinstance(tactic.stages, tuple) else (1,) * (tactic.stages * tactic.chunks)
-        if tactic.schedule not in SCHEDULES:
-            raise TacticError(f"there is no schedule {tactic.schedule!r}", hint=f"there are {', '.join(SCHEDULES)}")
-        if not sizes or min(sizes) < 1 or (isinstance(tactic.stages, tuple) and sum(sizes) != blocks):
-            raise TacticError(
-                f"stages of {', '.join(map(str, sizes))} blocks do not make the {blocks} blocks of the model",
-                hint="give a number of stages, or sizes that add up",
-            )
-        if len(sizes) > blocks:
-            raise TacticError(f"{len(sizes)} stages for {blocks} blocks", hint="use fewer stages")
+    def _cut(self, tactic: Pipeline) -> None:
+        schedule = tactic.schedule or ("1f1b" if self.job.mode == "train" else "forward-only")
+        if schedule not in SCHEDULES:
+            raise TacticError(f"there is no schedule {schedule!r}", hint=f"there are {', '.join(SCHEDULES)}")
+        if SCHEDULES[schedule].trains != (self.job.mode == "train"):
+            raise TacticError(f"schedule {schedule} does not go with mode {self.job.mode}", hint="leave it out")
+        groups = num_groups(tactic)
+        why, hint = SCHEDULES[schedule].problem(groups, self.num_microbatches, tactic.chunks)
+        if why:
+            raise TacticError(f"schedule {schedule} {why}", hint=hint)
         if tactic.microbatches not in (None, self.num_microbatches):
             raise TacticError(
                 f"{tactic.microbatches} microbatches, after {self.num_microbatches} were settled",
                 hint="say it once, in the last Pipeline of the schedule",
             )
-        return tactic
+        blocks, total = tactic.stages, self.folded.num_blocks
+        if isinstance(blocks, int):
+            count, available = groups * tactic.chunks, len(layers(self.folded))
+            if count > total:
+                raise TacticError(f"{count} stages for {total} blocks", hint=f"use at most {available} stages")
+            blocks = blocks_per_stage(self.folded, even_layers(available, count))
+        elif min(blocks) < 1 or sum(blocks) != total:
+            raise TacticError(
+                f"stages of {', '.join(map(str, blocks))} blocks do not make the {total} blocks of the model",
+                hint="give a number of stages, or sizes that add up",
+            )
+        beyond = [stage for stage in self._recompute if stage is not None and stage >= len(blocks)]
+        if beyond:
+            raise TacticError(
+                f"{len(blocks)} stages, after stage {beyond[0]} was told what to recompute",
+                hint="say what stages recompute after the Pipeline",
+            )
+        self._schedule, self._blocks, self._chunks = schedule, blocks, tactic.chunks
 
     def _recompute_stages(self, tactic: Recompute) -> None:
         if tactic.what not in ("none", "selective", "full"):
             raise TacticError(f"recompute {tactic.what!r}", hint="it is none, selective or full")
-        count = len(self._counts())
+        if self.job.mode != "train":
+            raise TacticError("without a backward pass nothing runs again", hint="leave Recompute out")
+        count = len(self._blocks)
         for stage in tactic.stages or ():
             if not 0 <= stage < count:
                 raise TacticError(f"there is no stage {stage}", hint=f"stages are 0 to {count - 1}")
         for index in (None,) if tactic.stages is None else tactic.stages:
             self._recompute[index] = tactic.what
+
+
+def num_groups(tactic: Pipeline) -> int:
+    """Return the number of groups of devices of a pipeline.
+
+    Raises:
+        TacticError: If there is none, or stages cannot be dealt to groups equally.
+    """
+    if tactic.chunks < 1:
+        raise TacticError(f"a pipeline of {tactic.chunks} chunks", hint="every group of devices has at least one")
+    stages = tactic.stages * tactic.chunks if isinstance(tactic.stages, int) else len(tactic.stages)
+    if stages < 1:
+        raise TacticError("a pipeline without stages", hint="give a number of stages, or the blocks of every stage")
+    if stages % tactic.chunks:
+        raise TacticError(f"{stages} stages in chunks of {tactic.chunks}", hint="give every group equally many")
+    return stages // tactic.chunks

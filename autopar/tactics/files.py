@@ -113,6 +113,8 @@ def _tactic(item: object, where: str) -> Tactic:
         read = msgspec.convert(given, _readable(name), strict=True)
     except msgspec.ValidationError as error:
         raise TacticError(f"{where}: {name}: {error}", hint=_fields(record)) from None
+    if record is Shard and not read.inputs:
+        raise TacticError(f"{where}: shard: names no values", hint="write inputs: {NAME: DIM}")
     return record(**{field.name: getattr(read, field.name) for field in fields(record)})
 
 

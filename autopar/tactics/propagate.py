@@ -27,7 +27,7 @@ class Conflict:
         op: Its name.
         axis: Name of the mesh axis.
         winner: The value that was split first, and along which dim.
-        loser: The value that is gathered before the op, or split again after it.
+        loser: The value that is put together or exchanged before the op, or exchanged after it.
     """
 
     op: str
@@ -77,6 +77,7 @@ def propagate(state: State, axis: int, changed: Iterable[str], tactic: int) -> l
 
     passing = passes_terms(state, axis)
     for name in changed:
+        conflicts += _late(state, name, axis)
         wake(name)
     while waiting:
         key = heapq.heappop(waiting)
@@ -94,8 +95,36 @@ def propagate(state: State, axis: int, changed: Iterable[str], tactic: int) -> l
         for name, placement, _ in placed(state, key, topology.strategies(key)[number]):
             dim = sharded_dim(placement)
             if dim is not None and topology.is_placed(op, name) and state.decide(name, axis, dim, tactic):
+                conflicts += _late(state, name, axis)
                 wake(name)
     return conflicts
+
+
+def _late(state: State, name: str, axis: int) -> list[Conflict]:
+    """Return where a value that has just been split meets ops that had been decided before, and not for this split.
+
+    A parameter that is gathered before use is no conflict.
+    """
+    topology, cls = state.topology, state.topology.of(name)
+    decided = state.split(cls, axis)
+    if decided is None or decided.dim == PINNED or cls in topology.trained:
+        return []
+    found = []
+    places = [(key, slot, False) for key, slot in topology.readers.get(cls, ())]
+    places += [(key, slot, True) for key, slot in topology.makers.get(cls, ())]
+    for key, slot, is_output in places:
+        strategy = state.strategy(key, axis)
+        if strategy is None:
+            continue
+        own = (strategy.outputs if is_output else strategy.inputs)[slot]
+        # What an op leaves whole or in terms is sliced or scattered.
+        if (isinstance(own, Shard) or not is_output) and sharded_dim(own) != decided.dim:
+            op = topology.ops[key]
+            first = next(item for item in _known(state, key, axis) if _splits(strategy, item))
+            value = (op.outputs if is_output else op.inputs)[slot]
+            axis_name = topology.mesh.axes[axis].name
+            found.append(Conflict(op.name, axis_name, (first.name, first.decided.dim), (value, decided.dim)))
+    return found
 
 
 def placed(state: State, key: OpKey, strategy: Strategy) -> Iterable[tuple[str, Placement, bool]]:

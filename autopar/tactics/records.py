@@ -105,14 +105,14 @@ class Pipeline:
     """Cut the chain of blocks into stages.
 
     Attributes:
-        stages: Number of stages, or the number of blocks of each.
-        schedule: A key of `autopar.schedule.SCHEDULES`.
+        stages: Number of groups of devices, which share the layers evenly; or the number of blocks of every stage.
+        schedule: A key of `autopar.schedule.SCHEDULES`; None for "1f1b" in training and "forward-only" else.
         microbatches: Microbatches per step; None leaves it as it was.
-        chunks: Stages per group of devices, for schedules that interleave.
+        chunks: Stages per group of devices, for schedules that give a group several.
     """
 
     stages: int | tuple[int, ...]
-    schedule: str = "1f1b"
+    schedule: str | None = None
     microbatches: int | None = None
     chunks: int = 1
 
