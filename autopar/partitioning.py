@@ -30,11 +30,13 @@ class Partition:
         plan: The plan, with the simulator's verdict.
         steps: What each tactic did.
         timeline: One simulated step.
+        trips: How often a loop runs the model.
     """
 
     plan: Plan
     steps: tuple[Step, ...]
     timeline: Timeline
+    trips: int = 1
 
 
 def partition(
@@ -48,6 +50,7 @@ def partition(
     global_batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     memory_limit: float | None = None,
+    trips: int = 1,
     loss: str = "auto",
     optimizer: str = "adam",
     cache_dir: Path | None = None,
@@ -64,6 +67,7 @@ def partition(
         global_batch: Samples per step; None for the model's published batch, else 8 per device.
         dims: Dynamic dims by name; for zoo models fields of the configuration.
         memory_limit: Bytes per device; None for most of the device's memory. A plan above it is returned all the same.
+        trips: How often a loop runs the model, a step of decoding: the report counts them all, the plan is of one.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
@@ -74,7 +78,7 @@ def partition(
     """
     return partition_steps(
         model, mesh, schedule, cluster=cluster, stack=stack, mode=mode, global_batch=global_batch, dims=dims,
-        memory_limit=memory_limit, loss=loss, optimizer=optimizer, cache_dir=cache_dir,
+        memory_limit=memory_limit, trips=trips, loss=loss, optimizer=optimizer, cache_dir=cache_dir,
     ).plan  # fmt: skip
 
 
@@ -89,6 +93,7 @@ def partition_steps(
     global_batch: int | None = None,
     dims: Mapping[str, int] | None = None,
     memory_limit: float | None = None,
+    trips: int = 1,
     loss: str = "auto",
     optimizer: str = "adam",
     cache_dir: Path | None = None,
@@ -115,6 +120,7 @@ def partition_steps(
     draft = Draft(
         folded, rules, devices, costs,
         model=workload.info(), job=job, batch=_batch_dims(workload, batch // count), num_microbatches=count,
+        trips=trips,
     )  # fmt: skip
     for tactic in schedule:
         step = draft.apply(tactic)
@@ -125,7 +131,7 @@ def partition_steps(
     verify_program(program, folded, rules)
     timeline = simulate(program, costs)
     plan = replace(simulated(plan, timeline, folded, costs), objective=timeline.step_seconds)
-    return Partition(plan, tuple(draft.steps), timeline)
+    return Partition(plan, tuple(draft.steps), timeline, trips)
 
 
 def as_mesh(mesh: str | Mapping[str, int] | Mesh) -> Mesh:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from autopar.errors import TacticError
 from autopar.sharding import Mesh
-from autopar.tactics import DataParallel, Megatron, Shard, Tactic, ZeRO
-from tests.tactic_models import chain, counts, decoder, draft
+from autopar.tactics import DataParallel, Megatron, Replicate, Shard, Tactic, ZeRO
+from tests.tactic_models import chain, counts, decode_step, decoder, draft, graph_network, unet
 
 B, M, Z2, Z3 = DataParallel("b"), Megatron("m"), ZeRO(2, "b"), ZeRO(3, "b")
 EMBEDDING = Shard({"embed": 1}, "m")
@@ -89,3 +90,65 @@ def test_the_earlier_tactic_wins(cache_dir: Path) -> None:
     assert [split.dim for split in splits if split is not None] == [0, 1]
     assert not first.steps[-1].conflicts
     assert [conflict.op for step in second.steps for conflict in step.conflicts] == ["y"]
+
+
+MQ = (
+    Replicate("*.new_*", "m"),  # one head of keys and values: every device makes it for all samples
+    Shard({"*.wq": 2, "*.scores": 0, "*.attended": 0, "*.merged": 2}, "m"),
+)
+
+
+@pytest.mark.parametrize("num_layers", [2, 32])
+@pytest.mark.parametrize("trips", [1, 1536])
+def test_a_decoding_loop_counts_every_trip(num_layers: int, trips: int, cache_dir: Path) -> None:
+    """Two sums a layer; with one head of keys split along the batch, two exchanges a layer as well.
+
+    Exchanged are the queries, which come by heads, and what they attend to, which goes on by heads. PartIR has 98,304
+    sums for 32 layers and 1536 trips, too, and exchanges in all trips but the first, which gathers.
+    """
+    model, n = decode_step(num_layers), num_layers * trips
+
+    def count(*schedule: Tactic) -> tuple[int, int, int, int]:
+        return counts(draft(model, Mesh.of(b=2, m=2), 16, cache_dir, trips=trips), schedule)
+
+    assert count(B) == (0, 0, 0, 0)
+    assert count(M) == (0, 2 * n, 0, 0)
+    assert count(B, M) == (0, 2 * n, 0, 0)
+    assert count(B, *MQ, M) == (0, 2 * n, 0, 2 * n)
+
+
+def test_training_steps_run_in_no_loop(cache_dir: Path) -> None:
+    with pytest.raises(TacticError, match="2 trips"):
+        draft(decoder(2), MESH, 16, cache_dir, trips=2)
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_unet(depth: int, cache_dir: Path) -> None:
+    """A stem and four convolutions a level, each with a bias: n of both.
+
+    ZeRO-3 gathers weights forward and backward, but for the backward of the stem: an image needs no gradient.
+    """
+    model, n = unet(depth), 4 * depth + 1
+
+    def count(*schedule: Tactic) -> tuple[int, int, int, int]:
+        return counts(draft(model, Mesh.of(b=8), 8, cache_dir), schedule)
+
+    assert count(B) == (0, 2 * n + 1, 0, 0)
+    assert count(B, ZeRO(2, "b")) == (n, n + 1, n, 0)
+    assert count(B, ZeRO(2, "b", min_dims=1)) == (2 * n, 1, 2 * n, 0)
+    assert count(B, ZeRO(3, "b")) == (2 * n - 1, n + 1, n, 0)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_graph_network_by_edges(steps: int, cache_dir: Path) -> None:
+    """Summed over edges are, per step, what nodes hear and the gradients of the two parameters of edges.
+
+    So is the gradient of the nodes, which comes in terms from senders and from receivers and is summed once; the first
+    nodes are data and need none.
+    """
+    edges = Shard({"edges": 1, "senders": 1, "receivers": 1}, "b")
+    model = graph_network(steps)
+
+    assert counts(draft(model, Mesh.of(b=4), 16, cache_dir), (edges,)) == (0, 4 * steps - 1, 0, 0)
+    # The batch sums the gradients of all four parameters of a step, and the loss.
+    assert counts(draft(model, Mesh.of(b=4), 16, cache_dir), (B,)) == (0, 4 * steps + 1, 0, 0)

@@ -224,7 +224,7 @@ def test_inference_has_no_backward(cache_dir: Path) -> None:
 
 
 def test_three_axes(cache_dir: Path) -> None:
-    schedule = [
+    schedule: list[Tactic] = [
         DataParallel("d"), ContextParallel("c"), Megatron("t", vocabulary=True), SequenceParallel("t"),
         ZeRO(1, "d"), ZeRO(1, "c"),
     ]  # fmt: skip

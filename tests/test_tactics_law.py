@@ -25,7 +25,10 @@ from autopar.tactics import (
     ZeRO,
 )
 from autopar.tactics.draft import Draft
-from tests.executions import COSTS, Execution, model_graph, model_rules
+from autopar.workload import Workload
+from tests.executions import COSTS, Execution, model_graph, model_rules, random_feeds
+from tests.gradients import as_float64
+from tests.tactic_models import decode_step, decoder, draft, graph_network, unet
 
 D, M, S, P = DataParallel("b"), Megatron("m"), SequenceParallel("m"), Pipeline(2, microbatches=2)
 SCHEDULES: dict[str, Sequence[Tactic]] = {
@@ -77,31 +80,58 @@ def _cases() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "schedule"), _cases())
 def test_partitioned_equals_unpartitioned(name: str, schedule: str, cache_dir: Path) -> None:
-    draft = _draft(name, cache_dir)
+    found = _draft(name, cache_dir)
     for tactic in SCHEDULES[schedule]:
-        draft.apply(tactic)
+        found.apply(tactic)
 
-    assert _execution(name).check(draft.plan()) <= 1e-9
+    assert _execution(name).check(found.plan()) <= 1e-9
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), name=st.sampled_from(FAMILIES))
 def test_any_shards_equal_unpartitioned(data: st.DataObject, name: str, cache_dir: Path) -> None:
-    draft = _draft(name, cache_dir)
-    values = [value for value in draft.folded.graph.values.values() if value.shape and value.name in _speakable(draft)]
+    found = _draft(name, cache_dir)
+    values = [value for value in found.folded.graph.values.values() if value.shape and value.name in _speakable(found)]
     for _ in range(data.draw(st.integers(1, 6))):
         value = data.draw(st.sampled_from(values))
         dim = data.draw(st.integers(0, len(value.shape) - 1))
         pattern = data.draw(st.sampled_from(["split", "pin"]))
         axis = data.draw(st.sampled_from("bm"))
-        alike = _speakable(draft)[value.name]
-        names = {name for name, other in _speakable(draft).items() if other == alike}
+        alike = _speakable(found)[value.name]
+        names = {name for name, other in _speakable(found).items() if other == alike}
         speaks = lambda other, names=names: other.name in names  # noqa: E731
-        draft.apply(Shard({speaks: dim}, axis) if pattern == "split" else Replicate(speaks, axis))
+        found.apply(Shard({speaks: dim}, axis) if pattern == "split" else Replicate(speaks, axis))
     if data.draw(st.booleans()):
-        draft.apply(P)
+        found.apply(P)
 
-    assert _execution(name).check(draft.plan()) <= 1e-9
+    assert _execution(name).check(found.plan()) <= 1e-9
+
+
+E = Shard({"edges": 1, "senders": 1, "receivers": 1}, "m")
+Q = (Replicate("*.new_*", "m"), Shard({"*.wq": 2, "*.scores": 0, "*.attended": 0, "*.merged": 2}, "m"))
+
+
+@pytest.mark.parametrize(
+    ("workload", "schedule"),
+    [
+        (decoder(2), (D, M, ZeRO(3, "b"), Shard({"embed": 1}, "m"))),
+        (decoder(2, norm="rms"), (D, M, ZeRO(3, "b"), Shard({"embed": 1}, "m"))),
+        (unet(2), (D, ZeRO(2, "b", min_dims=1))),
+        (unet(2), (D, ZeRO(3, "b"), Shard({"*.wide": 1, "stem": 1}, "m"))),
+        (graph_network(3), (E,)),
+        (graph_network(3), (E, D, ZeRO(3, "m"))),
+        (decode_step(2), (D, *Q, M)),
+    ],
+)
+def test_other_families(workload: Workload, schedule: Sequence[Tactic], cache_dir: Path) -> None:
+    folded = workload.folded(16)
+    found = draft(workload, Mesh.of(b=2, m=2), 16, cache_dir)
+    for tactic in schedule:
+        found.apply(tactic)
+    graph = as_float64(folded.graph)
+    data, states = random_feeds(graph, 1, {})
+
+    assert Execution.of_graph(graph, data, states).check(found.plan()) <= 1e-9
 
 
 def _speakable(draft: Draft) -> Mapping[str, str]:

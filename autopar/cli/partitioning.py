@@ -27,6 +27,9 @@ from autopar.cli.options import (
 @stack_option
 @click.option("--global-batch", type=positive_whole(), metavar="B", help="Samples per step; default: the model's own.")
 @memory_limit_option
+@click.option(
+    "--trips", type=positive_whole(), default=1, show_default=True, metavar="N", help="Trips of a loop around MODEL."
+)
 @click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step.")
 @click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer.")
 @model_options
@@ -41,6 +44,7 @@ def partition(
     stack: str,
     global_batch: int | None,
     memory_limit: float | None,
+    trips: int,
     loss: str,
     optimizer: str,
     mode: str,
@@ -72,6 +76,7 @@ def partition(
         global_batch=global_batch,
         dims=dims,
         memory_limit=memory_limit,
+        trips=trips,
         loss=loss,
         optimizer=optimizer,
         cache_dir=cache,

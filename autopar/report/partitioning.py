@@ -33,10 +33,12 @@ def format_partition(partition: "Partition") -> str:
 def _verdict(plan: Plan, partition: "Partition") -> list[tuple[str, str]]:
     limit, peak = plan.job.memory_limit, partition.timeline.peak_bytes
     fits = "fits" if peak <= limit else "does not fit"
+    seconds = partition.timeline.step_seconds
+    loop = f", {format_seconds(seconds * partition.trips)} for {partition.trips} trips" if partition.trips > 1 else ""
     return [
         ("plan", plan.summary),
         ("mesh of a stage", str(plan.device_mesh)),
-        ("step time", format_seconds(partition.timeline.step_seconds)),
+        ("step time", format_seconds(seconds) + loop),
         ("memory", f"{fits}: peak {format_bytes(peak)} of {format_bytes(limit)}"),
     ]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, product
 
 from autopar.cost import CostModel
@@ -41,8 +41,8 @@ class Step:
 
     Attributes:
         tactic: The tactic.
-        traffic: All collectives asked for so far, this tactic's included.
-        seconds: Simulated step time.
+        traffic: All collectives asked for so far, this tactic's included, of all trips.
+        seconds: Simulated time of a step, of all trips.
         peak_bytes: Bytes on the fullest device.
         split: Values it split, with mesh axis and dim, those that propagation reached included.
         conflicts: Decisions that did not go together.
@@ -80,6 +80,7 @@ class Draft:
         job: Job,
         batch: Mapping[str, int],
         num_microbatches: int,
+        trips: int = 1,
     ) -> None:
         """Start with everything replicated on one stage.
 
@@ -92,9 +93,15 @@ class Draft:
             job: What it records of the request.
             batch: The batch dim of every value that has one.
             num_microbatches: Microbatches per step.
+            trips: How often a loop around the model runs it; steps are reported for all of them.
+
+        Raises:
+            TacticError: If a training step is to run in a loop.
         """
+        if trips < 1 or (trips > 1 and job.mode == "train"):
+            raise TacticError(f"{trips} trips through the model in mode {job.mode}", hint="loops are for --mode infer")
         self.folded, self.rules, self.costs, self.model, self.job = folded, rules, costs, model, job
-        self.num_microbatches = num_microbatches
+        self.num_microbatches, self.trips = num_microbatches, trips
         self.state = State(Topology(folded, rules, mesh))
         self.applier = Applier(self.state, batch)
         self._schedule = "1f1b" if job.mode == "train" else "forward-only"
@@ -131,8 +138,11 @@ class Draft:
         timeline = self._simulated(writer)
         step = Step(
             tactic,
-            traffic(writer, self.costs.policy),
-            timeline.step_seconds,
+            tuple(
+                replace(item, count=item.count * self.trips, bytes=item.bytes * self.trips)
+                for item in traffic(writer, self.costs.policy)
+            ),
+            timeline.step_seconds * self.trips,
             timeline.peak_bytes,
             split,
             outcome.conflicts,
