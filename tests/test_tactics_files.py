@@ -36,7 +36,7 @@ _TACTICS: st.SearchStrategy[Tactic] = st.one_of(
     st.builds(Megatron, _NAMES, st.booleans()),
     st.builds(SequenceParallel, _NAMES),
     st.builds(ContextParallel, _NAMES),
-    st.builds(ExpertParallel, _NAMES),
+    st.builds(ExpertParallel, _NAMES, st.booleans()),
     st.builds(ZeRO, st.integers(1, 3), _NAMES, st.integers(0, 3)),
     st.builds(
         Pipeline,

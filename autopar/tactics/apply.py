@@ -1,12 +1,14 @@
 """What each tactic decides: the classes it splits or pins, found from the structure of the graph."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import assert_never
 
+from autopar.discover import Strategy
 from autopar.errors import TacticError
 from autopar.ir.graph import Phase, Role, Value
+from autopar.sharding import Placement
 from autopar.tactics.propagate import Conflict, propagate
 from autopar.tactics.records import (
     ContextParallel,
@@ -19,7 +21,7 @@ from autopar.tactics.records import (
     Shard,
     ZeRO,
 )
-from autopar.tactics.state import PINNED, State, is_partial, sharded_dim
+from autopar.tactics.state import PINNED, OpKey, State, is_partial, sharded_dim
 
 Splitting = Shard | Replicate | DataParallel | Megatron | SequenceParallel | ContextParallel | ExpertParallel | ZeRO
 """Tactics that decide where values lie."""
@@ -100,8 +102,8 @@ class Applier:
                 self._megatron(self.axis(axis), number, vocabulary=vocabulary)
             case SequenceParallel(axis):
                 self._sequence(self.axis(axis), number)
-            case ExpertParallel(axis):
-                self._shard_all(self._experts(), self.axis(axis), number)
+            case ExpertParallel(axis, batch):
+                self._expert_parallel(self.axis(axis), number, batch=batch)
             case ZeRO():
                 self._zero(tactic, self.axis(tactic.axis), number)
             case _:
@@ -225,13 +227,16 @@ class Applier:
     def _shard_data(self, wanted: list[tuple[str, int]], axis: int, number: int, what: str) -> None:
         if not wanted:
             raise TacticError(f"no input of the model has a {what} dim", hint="name the inputs with Shard")
+        self._check_data(wanted, axis, what)
+        self._shard_all(wanted, axis, number)
+
+    def _check_data(self, wanted: list[tuple[str, int]], axis: int, what: str) -> None:
         for name, dim in wanted:
             if not self._is_possible(name, dim, axis):
                 raise TacticError(
                     f"{self._indivisible(name, dim, axis)}: it is the {what} of a microbatch",
                     hint="choose another mesh, a larger batch or fewer microbatches",
                 )
-        self._shard_all(wanted, axis, number)
 
     def _batches(self) -> list[tuple[str, int]]:
         """Return the data inputs that have a batch, with its dim."""
@@ -246,9 +251,68 @@ class Applier:
                 found.append((name, dim + 1))
         return found
 
-    def _experts(self) -> list[tuple[str, int]]:
+    def _expert_parallel(self, axis: int, number: int, *, batch: bool) -> None:
+        """Give every device its experts; what they read and make is exchanged where the batch meets them.
+
+        The products of experts are settled first, then the batch propagates up to them from both sides, then what lies
+        between them follows the experts.
+        """
+        experts = self._experts()
+        data = self._batches() if batch else []
+        self._check_data(data, axis, "batch")
+        owned = [
+            state.input
+            for state in self.graph.states
+            if state.role in (Role.GRADIENT, Role.MOMENT) and state.owner in experts
+        ]
+        changed = [name for name in (*experts, *owned) if self._decided(name, axis, 0, number)]
+        fixed = [key for name in changed for key in self._settle(name, axis, _keeps_apart)]
+        self._shard_all(data, axis, number)
+        for key in fixed:
+            op, strategy = self.topology.ops[key], self.state.strategy(key, axis)
+            assert strategy is not None
+            tensors = zip((*op.outputs, *op.inputs), (*strategy.outputs, *strategy.inputs), strict=True)
+            for name, placement in tensors:
+                dim = sharded_dim(placement)
+                if name and dim is not None and self.topology.is_placed(op, name):
+                    changed += [name] if self.state.decide(name, axis, dim, number) else []
+        self._conflicts += propagate(self.state, axis, changed, number)
+
+    def _decided(self, name: str, axis: int, dim: int, number: int) -> bool:
+        """Split a value and return whether that was possible; note it if not."""
+        done = self.state.decide(name, axis, dim, number)
+        if not done:
+            self._refuse(name, axis, dim)
+        return done
+
+    def _settle(self, name: str, axis: int, wanted: Callable[[Strategy, Placement], bool]) -> list[OpKey]:
+        """Choose the first strategy wanted for the ops that read a parameter or make its gradient; return these ops.
+
+        Args:
+            name: The parameter, or the sum of its gradients.
+            axis: Index of the mesh axis.
+            wanted: Whether a strategy will do; told how it places the value.
+        """
+        topology, found = self.topology, []
+        places = [(key, slot, False) for key, slot in topology.readers.get(topology.of(name), ())]
+        for key, _ in topology.makers.get(topology.of(name), ()):  # the sum over microbatches: what it adds is made by
+            for term in topology.ops[key].inputs:
+                places += [(maker, slot, True) for maker, slot in topology.makers.get(topology.of(term), ())]
+        for key, slot, is_output in places:
+            op = topology.ops[key]
+            if op.phase is Phase.UPDATE or axis in self.state.chosen.get(key, {}):
+                continue
+            for option in topology.possible(key, self.state.chosen.get(key, {}), axis):
+                strategy = topology.strategies(key)[option]
+                if wanted(strategy, (strategy.outputs if is_output else strategy.inputs)[slot]):
+                    self.state.chosen.setdefault(key, {})[axis] = int(option)
+                    found.append(key)
+                    break
+        return found
+
+    def _experts(self) -> list[str]:
         """Return the parameters of one matrix per expert: split along the first dim, what they are used in is, too."""
-        found: dict[str, int] = {}
+        found: dict[str, None] = {}
         for parameter in self.topology.folded.parameters:
             name = parameter.value.name
             for key, slot in self.topology.readers.get(name, ()):
@@ -259,10 +323,10 @@ class Applier:
                     sharded_dim(strategy.inputs[slot]) == 0 and sharded_dim(strategy.outputs[0]) is not None
                     for strategy in self.topology.strategies(key)
                 ):
-                    found[name] = 0
+                    found[name] = None
         if not found:
             raise TacticError("no parameter holds one matrix per expert", hint="leave ExpertParallel out")
-        return list(found.items())
+        return list(found)
 
     def _zero(self, tactic: ZeRO, axis: int, number: int) -> None:
         if tactic.stage not in (1, 2, 3):
@@ -305,7 +369,7 @@ class Applier:
                 self._shard_all([(name, dim)], axis, number)
                 split += 1
         if vocabulary:
-            self._shard_all([(name, 0) for name in self._tables()], axis, number)
+            self._split_vocabulary(axis, number)
         if not split and not vocabulary:
             raise TacticError(
                 f"no pair of products can be split over {self.topology.mesh.axes[axis].name}",
@@ -318,21 +382,39 @@ class Applier:
         for op in self.topology.ops.values():
             if op.phase is Phase.FORWARD and op.kind in ("MatMul", "Gemm", "Einsum"):
                 for name in op.inputs[1:]:
-                    if name and self.topology.of(name) in self.topology.trained and self.topology.rank(name) == 2:
+                    if name and self.topology.of(name) in self.topology.trained and self.topology.rank(name) >= 2:
                         found[self.topology.of(name)] = None
         return list(found)
 
-    def _tables(self) -> list[str]:
-        """Return the parameters that are looked up by row."""
-        found: dict[str, None] = {}
-        for op in self.topology.ops.values():
-            if (
-                op.phase is Phase.FORWARD
-                and op.kind == "Gather"
-                and self.topology.of(op.inputs[0]) in self.topology.trained
-            ):
-                found[self.topology.of(op.inputs[0])] = None
-        return list(found)
+    def _split_vocabulary(self, axis: int, number: int) -> None:
+        """Split parameters along the vocabulary, with what the optimizer keeps of them.
+
+        Rows are looked up where they are, and what is found is summed.
+        """
+        for name, dim in self._vocabulary():
+            if not self._decided(name, axis, dim, number):
+                continue
+            self._settle(name, axis, _sums_rows)
+            states = [state.input for state in self.graph.states if state.owner == name and state.input != name]
+            self._shard_all([(state, dim) for state in states], axis, number)
+            self._conflicts += propagate(self.state, axis, [name], number)
+
+    def _vocabulary(self) -> list[tuple[str, int]]:
+        """Return the parameters outside the layers that have one row or column per class, with that dim.
+
+        Classes are what the loss, or the model, tells apart: an embedding that is tied to the head, or its twin.
+        """
+        folded = self.topology.folded
+        scored = [op.inputs[0] for op in self.topology.ops.values() if op.kind == "autopar::CrossEntropyStats"]
+        classes = {
+            self.graph.values[name].shape[-1] for name in scored or self.graph.outputs if self.topology.rank(name)
+        }
+        found = []
+        for parameter in folded.parameters:
+            shape = parameter.value.shape
+            if folded.kinds[parameter.producer.kind].count == 1 and len(shape) == 2:
+                found += [(parameter.value.name, dim) for dim, size in enumerate(shape) if size in classes][:1]
+        return found
 
     def _is_pair(self, trial: State, axis: int, number: int) -> bool:
         """Whether what a trial has split is summed up again by a product with a parameter, within its blocks."""
@@ -360,6 +442,18 @@ class Applier:
                 "nothing that passes between blocks has a sequence dim", hint="leave SequenceParallel out"
             )
         self._shard_all(wanted, axis, number)
+
+
+def _keeps_apart(strategy: Strategy, own: Placement) -> bool:
+    """Whether a product of experts splits them and nothing else."""
+    terms = any(map(is_partial, (*strategy.inputs, *strategy.outputs)))
+    return sharded_dim(own) == 0 and sharded_dim(strategy.outputs[0]) == 0 and not terms
+
+
+def _sums_rows(strategy: Strategy, own: Placement) -> bool:
+    """Whether a look-up splits a table by rows and leaves terms."""
+    terms = all(map(is_partial, strategy.outputs)) and not any(map(is_partial, strategy.inputs))
+    return sharded_dim(own) == 0 and terms
 
 
 def _suffix(name: str, owner: str) -> str:

@@ -7,11 +7,14 @@ from itertools import chain, product
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
-from autopar.errors import TacticError
+from autopar.errors import PlanError, TacticError
 from autopar.formulate.fold import Folded
+from autopar.formulate.selective import selective_ops
 from autopar.formulate.step import Pipeline as Flow
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
 from autopar.program.lower import lower
+from autopar.recompute import Recompute as Flavour
+from autopar.recompute import format_recompute, parse_recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
@@ -108,6 +111,11 @@ class Draft:
         self._blocks: tuple[int, ...] = (folded.num_blocks,)  # per stage
         self._chunks = 1
         self._recompute: dict[int | None, str] = {None: "none"}
+        self._selective = {
+            kind.id: tuple(kind.ops[position].name for position in sorted(positions))
+            for kind, positions in zip(folded.kinds, selective_ops(folded, costs), strict=True)
+        }
+        self._number = 0  # of the next tactic
         self.steps: list[Step] = []
 
     def apply(self, tactic: Tactic) -> Step:
@@ -117,16 +125,7 @@ class Draft:
             TacticError: If it cannot be applied; nothing has changed then.
         """
         before = {(name, axis) for name, axes in self.state.splits.items() for axis in axes}
-        outcome = Outcome((), ())
-        match tactic:
-            case Pipeline():
-                self._cut(tactic)
-            case Recompute():
-                self._recompute_stages(tactic)
-            case Automatic():
-                self._complete(tactic)
-            case _:
-                outcome = self.applier.apply(tactic, len(self.steps))
+        outcome = self.decide(tactic)
         axes = [axis.name for axis in self.state.topology.mesh.axes]
         split = tuple(
             (name, axes[axis], decided.dim)
@@ -152,6 +151,25 @@ class Draft:
         self.steps.append(step)
         return step
 
+    def decide(self, tactic: Tactic) -> Outcome:
+        """Apply a tactic without a look at what it adds.
+
+        Raises:
+            TacticError: If it cannot be applied; nothing has changed then.
+        """
+        outcome = Outcome((), ())
+        match tactic:
+            case Pipeline():
+                self._cut(tactic)
+            case Recompute():
+                self._recompute_stages(tactic)
+            case Automatic():
+                self._complete(tactic)
+            case _:
+                outcome = self.applier.apply(tactic, self._number)
+        self._number += 1
+        return outcome
+
     def _complete(self, tactic: Automatic) -> None:
         """Let a solver decide what is open: of the completions it finds good, the fastest that fits is taken."""
         if tactic.objective != "time":
@@ -167,7 +185,7 @@ class Draft:
             memory_limit=self.job.memory_limit,
             solver=tactic.method,
             time_limit=tactic.time_limit,
-            tactic=len(self.steps),
+            tactic=self._number,
         )
         for state in chain(found, self._by_hand(tactic.axes)):
             merit = self._merit(state)
@@ -189,7 +207,7 @@ class Draft:
                 applier = Applier(state, self.applier.batch)
                 for tactic in schedule:
                     with suppress(TacticError):  # the model has nothing left that this could split
-                        applier.apply(tactic, len(self.steps))
+                        applier.apply(tactic, self._number)
                 yield state
 
     def _merit(self, state: State) -> tuple[float, float]:
@@ -213,7 +231,7 @@ class Draft:
             stages=self._stages(),
             schedule=self._schedule,
             num_microbatches=self.num_microbatches,
-            blocks=writer.blocks(),
+            blocks=tuple(replace(block, selective=self._selective[block.kind]) for block in writer.blocks()),
             objective=0.0,
         )
 
@@ -222,10 +240,18 @@ class Draft:
         groups = SCHEDULES[self._schedule].groups(len(self._blocks) // self._chunks, self._chunks)
         stages, first = [], 0
         for index, (count, group) in enumerate(zip(self._blocks, groups, strict=True)):
-            recompute = self._recompute.get(index, self._recompute[None])
+            what = self._recompute.get(index, self._recompute[None])
+            recompute = self._of_layers(what, first, count) if what in set(Flavour) else what
             stages.append(StagePlan((first, first + count), (group * size, (group + 1) * size), recompute))
             first += count
         return tuple(stages)
+
+    def _of_layers(self, what: str, first: int, count: int) -> str:
+        """Return what the blocks of a stage recompute if its layers do so, and what surrounds them nothing."""
+        own = set(layers(self.folded))
+        return format_recompute(
+            tuple(Flavour(what) if block in own else Flavour.NONE for block in range(first, first + count))
+        )
 
     def _cut(self, tactic: Pipeline) -> None:
         schedule = tactic.schedule or ("1f1b" if self.job.mode == "train" else "forward-only")
@@ -262,14 +288,22 @@ class Draft:
         self._schedule, self._blocks, self._chunks = schedule, blocks, tactic.chunks
 
     def _recompute_stages(self, tactic: Recompute) -> None:
-        if tactic.what not in ("none", "selective", "full"):
-            raise TacticError(f"recompute {tactic.what!r}", hint="it is none, selective or full")
         if self.job.mode != "train":
             raise TacticError("without a backward pass nothing runs again", hint="leave Recompute out")
         count = len(self._blocks)
         for stage in tactic.stages or ():
             if not 0 <= stage < count:
                 raise TacticError(f"there is no stage {stage}", hint=f"stages are 0 to {count - 1}")
+        if tactic.what not in set(Flavour):
+            if tactic.stages is None:
+                raise TacticError(
+                    f"recompute {tactic.what!r}", hint="it is none, selective or full; of a stage also runs of blocks"
+                )
+            for stage in tactic.stages:
+                try:
+                    parse_recompute(tactic.what, self._blocks[stage])
+                except PlanError as error:
+                    raise TacticError(f"stage {stage}: {error.args[0]}", hint=error.hint) from None
         for index in (None,) if tactic.stages is None else tactic.stages:
             self._recompute[index] = tactic.what
 

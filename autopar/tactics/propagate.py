@@ -120,10 +120,11 @@ def _late(state: State, name: str, axis: int) -> list[Conflict]:
         # What an op leaves whole or in terms is sliced or scattered.
         if (isinstance(own, Shard) or not is_output) and sharded_dim(own) != decided.dim:
             op = topology.ops[key]
-            first = next(item for item in _known(state, key, axis) if _splits(strategy, item))
+            known = [(item.name, item.decided.dim) for item in _known(state, key, axis) if _splits(strategy, item)]
+            dims = ((other, sharded_dim(placement)) for other, placement, _ in placed(state, key, strategy))
+            known += [(other, dim) for other, dim in dims if dim is not None]
             value = (op.outputs if is_output else op.inputs)[slot]
-            axis_name = topology.mesh.axes[axis].name
-            found.append(Conflict(op.name, axis_name, (first.name, first.decided.dim), (value, decided.dim)))
+            found.append(Conflict(op.name, topology.mesh.axes[axis].name, known[0], (value, decided.dim)))
     return found
 
 

@@ -80,9 +80,16 @@ class ContextParallel:
 
 @dataclass(frozen=True, slots=True)
 class ExpertParallel:
-    """Split parameters that hold one matrix per expert along the experts."""
+    """Split parameters that hold one matrix per expert along the experts.
+
+    Attributes:
+        axis: Name of the mesh axis.
+        batch: Whether it splits the batch of everything else, as data parallelism does: tokens are exchanged on their
+            way to the experts and back. Else tokens that are whole on the axis stay so.
+    """
 
     axis: str
+    batch: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,8 @@ class Recompute:
     """Run forwards again in the backward instead of keeping their values.
 
     Attributes:
-        what: "none", "selective" or "full".
+        what: "none", "selective" or "full" for the layers, the blocks that repeat; for the stages named also runs of
+            blocks, "full*4 none*2".
         stages: Which stages; None for all.
     """
 

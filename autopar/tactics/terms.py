@@ -2,7 +2,8 @@
 
 `partial + partial = partial`: the gradients of a tied embedding are added before they are reduced, sums over
 microbatches before they are. An op passes terms on if it can, has nothing but terms as inputs, and so do all others
-that read these inputs: if one of them needs the reduced value, reducing it once serves all.
+that read these inputs: if one of them needs the reduced value, reducing it once serves all. Nor does an op of the
+forward pass on terms that the backward reads reduced: they would be reduced in both.
 """
 
 from collections.abc import Mapping
@@ -64,7 +65,11 @@ def _stands(state: State, key: OpKey, axis: int, candidates: dict[OpKey, int]) -
             if topology.ops[reader].phase is not Phase.UPDATE
         ):
             return False
-    return True
+    return not any(
+        topology.ops[reader].phase is Phase.BACKWARD and op.phase is not Phase.BACKWARD and reader not in candidates
+        for name in own
+        for reader, _ in topology.readers.get(name, ())
+    )
 
 
 def leaves_terms(state: State, key: OpKey, slot: int, axis: int, passing: Mapping[OpKey, int]) -> bool:
