@@ -101,7 +101,10 @@ def test_any_shards_equal_unpartitioned(data: st.DataObject, name: str, cache_di
         alike = _speakable(found)[value.name]
         names = {name for name, other in _speakable(found).items() if other == alike}
         speaks = lambda other, names=names: other.name in names  # noqa: E731
-        found.apply(Shard({speaks: dim}, axis) if pattern == "split" else Replicate(speaks, axis))
+        if pattern == "pin":
+            found.apply(Replicate(speaks, axis))
+        elif found.state.divides(alike, dim, "bm".index(axis)):
+            found.apply(Shard({speaks: dim}, axis))
     if data.draw(st.booleans()):
         found.apply(P)
 

@@ -1,6 +1,7 @@
 """What each tactic decides: the classes it splits or pins, found from the structure of the graph."""
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import assert_never
@@ -76,6 +77,12 @@ class Applier:
         self.graph = self.topology.folded.graph
         self._axes = {axis.name: index for index, axis in enumerate(self.topology.mesh.axes)}
         self.representatives = self._find_representatives()
+
+    def of(self, state: State) -> "Applier":
+        """Return the same for another state of the same graph."""
+        other = copy(self)
+        other.state = state
+        return other
 
     def apply(self, tactic: Splitting, number: int) -> Outcome:
         """Apply a tactic and return what became of it.
@@ -394,7 +401,8 @@ class Applier:
         for name, dim in self._vocabulary():
             if not self._decided(name, axis, dim, number):
                 continue
-            self._settle(name, axis, _sums_rows)
+            if dim == 0:
+                self._settle(name, axis, _sums_rows)
             states = [state.input for state in self.graph.states if state.owner == name and state.input != name]
             self._shard_all([(state, dim) for state in states], axis, number)
             self._conflicts += propagate(self.state, axis, [name], number)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain, product
 
@@ -11,7 +12,7 @@ from autopar.errors import PlanError, TacticError
 from autopar.formulate.fold import Folded
 from autopar.formulate.selective import selective_ops
 from autopar.formulate.step import Pipeline as Flow
-from autopar.plan import Job, ModelInfo, Plan, StagePlan
+from autopar.plan import BlockPlan, Job, ModelInfo, Plan, StagePlan
 from autopar.program.lower import lower
 from autopar.recompute import Recompute as Flavour
 from autopar.recompute import format_recompute, parse_recompute
@@ -116,7 +117,18 @@ class Draft:
             for kind, positions in zip(folded.kinds, selective_ops(folded, costs), strict=True)
         }
         self._number = 0  # of the next tactic
+        self._written: tuple[BlockPlan, ...] | None = None  # the placements, while they stay as they are
         self.steps: list[Step] = []
+
+    def again(self, job: Job, num_microbatches: int) -> "Draft":
+        """Return a draft with the same placements so far, on one stage, for another request."""
+        other = copy(self)
+        other.state = self.state.copy()
+        other.applier = self.applier.of(other.state)
+        other.job, other.num_microbatches, other.steps = job, num_microbatches, list(self.steps)
+        other._recompute = {None: "none"}
+        other._blocks, other._chunks = (self.folded.num_blocks,), 1
+        return other
 
     def apply(self, tactic: Tactic) -> Step:
         """Apply a tactic and return what it did.
@@ -165,7 +177,9 @@ class Draft:
                 self._recompute_stages(tactic)
             case Automatic():
                 self._complete(tactic)
+                self._written = None
             case _:
+                self._written = None
                 outcome = self.applier.apply(tactic, self._number)
         self._number += 1
         return outcome
@@ -204,7 +218,7 @@ class Draft:
                 schedule += [SequenceParallel(axis) for axis in tensor if sequence]
                 schedule += [ZeRO(stage, axis) for axis in data if stage]
                 state = self.state.copy()
-                applier = Applier(state, self.applier.batch)
+                applier = self.applier.of(state)
                 for tactic in schedule:
                     with suppress(TacticError):  # the model has nothing left that this could split
                         applier.apply(tactic, self._number)
@@ -216,13 +230,18 @@ class Draft:
         return max(0.0, timeline.peak_bytes - self.job.memory_limit), timeline.step_seconds
 
     def _simulated(self, writer: Writer) -> Timeline:
-        return simulate(lower(self._plan(writer), self.folded, self.costs), self.costs)
+        return simulate(lower(self._plan(self._blocks_of(writer)), self.folded, self.costs), self.costs)
 
     def plan(self) -> Plan:
         """Return the plan as it stands."""
-        return self._plan(Writer(self.state))
+        if self._written is None:
+            self._written = self._blocks_of(Writer(self.state))
+        return self._plan(self._written)
 
-    def _plan(self, writer: Writer) -> Plan:
+    def _blocks_of(self, writer: Writer) -> tuple[BlockPlan, ...]:
+        return tuple(replace(block, selective=self._selective[block.kind]) for block in writer.blocks())
+
+    def _plan(self, blocks: tuple[BlockPlan, ...]) -> Plan:
         return Plan(
             model=self.model,
             job=self.job,
@@ -231,7 +250,7 @@ class Draft:
             stages=self._stages(),
             schedule=self._schedule,
             num_microbatches=self.num_microbatches,
-            blocks=tuple(replace(block, selective=self._selective[block.kind]) for block in writer.blocks()),
+            blocks=blocks,
             objective=0.0,
         )
 
