@@ -28,6 +28,7 @@ from autopar.tactics import (
     format_schedule,
 )
 from autopar.tactics.draft import Draft
+from autopar.tactics.state import PINNED, Decided
 from autopar.workload import Workload
 from tests.tactic_models import chain, decoder, draft
 
@@ -201,7 +202,7 @@ def test_stages_that_recompute_have_to_be_there(cache_dir: Path) -> None:
 
     with pytest.raises(TacticError, match="1 stages, after stage 1 was told what to recompute"):
         found.apply(Pipeline(1))
-    assert [stage.recompute for stage in found.plan().stages] == ["none", "full"]
+    assert [stage.recompute for stage in found.plan().stages] == ["none", "full*2 none*1"]
 
 
 @pytest.mark.parametrize("mesh", ["", "b", "b=", "=2", "b=0", "b=2,b=2", "b=two", "b=-1", "1=2"])
@@ -274,3 +275,28 @@ def test_the_command_has_one_clear_error(tmp_path: Path, capsys: pytest.CaptureF
         f"error: {file}, tactic 1: megatron: Object contains unknown field `heads`\n"
         "hint: its fields are axis, vocabulary\n"
     )
+
+
+@pytest.mark.parametrize("method", ["auto", "mcts"])
+def test_automatic_keeps_what_was_decided_and_makes_steps_no_slower(method: str, cache_dir: Path) -> None:
+    found = draft(decoder(4), MESH, 16, cache_dir)
+    before = found.apply(Replicate("embed", "b"))
+    tactic = Automatic(("b",), method=method, time_limit=3.0)
+
+    after = found.apply(tactic)
+
+    assert after.seconds <= before.seconds
+    assert found.state.split("embed", 0) == Decided(PINNED, 0, 0)
+    assert all(axis == "b" for _, axis, _ in after.split)
+
+
+def test_the_tree_search_finds_something_better_and_the_same_every_time(cache_dir: Path) -> None:
+    plans, seconds = [], []
+    for _ in range(2):
+        found = draft(chain(), Mesh.of(b=4), 1 << 16, cache_dir)
+        seconds.append(found.apply(Pipeline(1)).seconds)
+        seconds.append(found.apply(Automatic(("b",), method="mcts", seed=1)).seconds)
+        plans.append(found.plan())
+
+    assert seconds[1] < seconds[0]
+    assert plans[0] == plans[1]

@@ -36,7 +36,11 @@ from autopar.tactics.records import (
 )
 from autopar.tactics.stages import blocks_per_stage, even_layers, layers
 from autopar.tactics.state import State, Topology
+from autopar.tactics.tree import TreeSearch
 from autopar.tactics.write import Writer
+
+TREE_SEARCH = "mcts"
+"""In place of a solver's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +192,18 @@ class Draft:
         """Let a solver decide what is open: of the completions it finds good, the fastest that fits is taken."""
         if tactic.objective != "time":
             raise TacticError(f"objective {tactic.objective!r}", hint="the only one is time")
+        axes = frozenset(self.applier.axis(name) for name in tactic.axes)
+        if tactic.method == TREE_SEARCH:
+            limit = self.job.memory_limit
+            search = TreeSearch(self.state, axes, self._number, self._merit, limit, tactic.seed)
+            self.state.take(search.run(tactic.time_limit))
+            return
         best, least = self.state.copy(), self._merit(self.state)
         found = complete(
             self.state,
             self.rules,
             self.costs,
-            frozenset(self.applier.axis(name) for name in tactic.axes),
+            axes,
             flow=Flow(len(self._blocks), self.num_microbatches, self._schedule),
             global_batch=self.job.global_batch,
             memory_limit=self.job.memory_limit,
