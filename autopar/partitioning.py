@@ -8,7 +8,6 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import discover
 from autopar.errors import JobError
-from autopar.formulate.recipes import BatchDims, batch_dims
 from autopar.plan import Job, Plan
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
@@ -119,7 +118,7 @@ def partition_steps(
     costs = CostModel(machine, stack=software)
     draft = Draft(
         folded, rules, devices, costs,
-        model=workload.info(), job=job, batch=_batch_dims(workload, batch // count), num_microbatches=count,
+        model=workload.info(), job=job, batch=workload.batch_dims(batch // count), num_microbatches=count,
         trips=trips,
     )  # fmt: skip
     for tactic in schedule:
@@ -178,11 +177,3 @@ def _microbatches(schedule: Sequence[Tactic], workload: Workload, batch: int) ->
             hint=f"a batch of {count * fixed}, or {max(1, batch // fixed)} microbatches",
         )
     return count
-
-
-def _batch_dims(workload: Workload, samples: int) -> BatchDims:
-    fixed = workload.fixed_batch
-    values = workload.folded(samples).graph.values
-    if fixed is None:
-        return batch_dims(values, workload.probe.values)
-    return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}

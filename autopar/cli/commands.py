@@ -27,7 +27,7 @@ from autopar.cli.options import (
     resolve_cache_dir,
     solver_names,
 )
-from autopar.cli.partitioning import partition
+from autopar.cli.partitioning import diff, partition
 from autopar.cli.predicting import predict
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
@@ -56,6 +56,7 @@ def app() -> None:
 
 app.add_command(select)
 app.add_command(partition)
+app.add_command(diff)
 app.add_command(predict)
 app.add_command(schedules)
 app.add_command(validate)

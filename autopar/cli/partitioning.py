@@ -1,4 +1,4 @@
-"""The command that partitions a model by tactics."""
+"""The commands about plans made by hand: partition a model by tactics, compare two plans."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_folder
 from autopar.cli.options import (
     cache_options,
+    file_path,
     json_option,
     memory_limit_option,
     model_options,
@@ -86,3 +87,17 @@ def partition(
         click.echo(f"wrote plan.json into {output}", err=True)
     click.echo(found.plan.to_json().decode() if as_json else format_partition(found), nl=as_json)
     return ExitCode.DONE
+
+
+@click.command()
+@click.argument("first", metavar="PLAN_A", type=file_path())
+@click.argument("second", metavar="PLAN_B", type=file_path())
+def diff(first: Path, second: Path) -> None:
+    """Say what changes from PLAN_A to PLAN_B, and what that costs.
+
+    Both are plan.json files of one model. Prints degrees, stages and placements that differ, and time and memory.
+    """
+    from autopar.plan import Plan
+    from autopar.report import format_difference
+
+    click.echo(format_difference(Plan.load(first), Plan.load(second)), nl=False)
