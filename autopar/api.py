@@ -35,6 +35,7 @@ def solve(
     loss: str = "auto",
     optimizer: str = "adam",
     stack: str | Path | Stack = DEFAULT,
+    precision: str = "mixed",
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
@@ -56,6 +57,7 @@ def solve(
         loss: "auto", "cross-entropy", "mse" or "mean".
         optimizer: "adam" or "sgd".
         stack: What the software makes of the hardware: name, YAML file or record.
+        precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         progress: Told how far the search is.
         should_stop: Polled; once true the best plan so far is returned with `termination` "interrupted".
@@ -78,6 +80,7 @@ def solve(
         loss=loss,
         optimizer=optimizer,
         stack=stack,
+        precision=precision,
         cache_dir=cache_dir,
         progress=progress,
     )

@@ -16,7 +16,7 @@ from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
 from autopar.tactics.draft import Draft, Step, num_groups
 from autopar.tactics.records import Pipeline, Tactic
-from autopar.task import MEMORY_SHARE, check_request, rules_for, stored_stack
+from autopar.task import check_request, default_limit, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, default_batch, open_workload
 
@@ -113,7 +113,7 @@ def partition_steps(
     count = _microbatches(schedule, workload, batch)
     folded = workload.folded(batch // count)
     rules = rules_for(folded, discover(workload.probe, cache_dir=cache_dir))
-    limit = memory_limit or MEMORY_SHARE * machine.device.memory
+    limit = memory_limit or default_limit(machine)
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software))
     costs = CostModel(machine, stack=software)
     draft = Draft(

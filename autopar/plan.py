@@ -52,6 +52,7 @@ class Job:
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
         stack: Software stack, as `autopar.cost.stack` writes it; empty for the default one.
+        precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
     """
 
     mode: str
@@ -62,6 +63,7 @@ class Job:
     loss: str = "auto"
     optimizer: str = "adam"
     stack: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "mixed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Plans by degrees and what becomes of them: placed, cut, lowered, verified and simulated, as any other plan.
 
 A `Predictor` keeps what plans of one model share: the graph of each microbatch size, the sharding rules, the placements
-of each mesh. Placements are completed under the default stack, so that they do not change with what a stack says, and
-a prediction is a function of the stack that can be fitted.
+of each mesh. Placements are completed under the default stack with the attention kernels of the stack, so that they do
+not change with its numbers, and a prediction is a function of these that can be fitted.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,7 @@ from pathlib import Path
 
 from autopar import solvers
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, CostModel, Stack, load_stack
-from autopar.cost.policy import MIXED, DtypePolicy
+from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, load_policy, load_stack
 from autopar.degrees import Degrees
 from autopar.discover import Rules, discover
 from autopar.errors import JobError
@@ -25,7 +24,7 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.search.by_degrees import Placed, axes, place, plan_by_degrees
 from autopar.simulate import Timeline, simulate
-from autopar.task import MEMORY_SHARE, check_request, job_machine, rules_for, stored_stack
+from autopar.task import check_request, default_limit, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -114,8 +113,25 @@ class Predictor:
         memory_limit: float | None = None,
     ) -> tuple[Program, Plan]:
         """Return the plan of degrees and its program; arguments and errors as of `predict`."""
-        folded, costs = self._folded(degrees), CostModel(cluster, policy)
-        key = (degrees.samples, *axes(degrees), cluster, policy)
+        folded = self._folded(degrees)
+        plan = self.planned(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
+        program = lower(plan, folded, CostModel(cluster, policy, kernels(stack)))
+        if self.verify:
+            verify_program(program, folded, self._rules_of(degrees.samples, folded))
+        return program, plan
+
+    def planned(
+        self,
+        degrees: Degrees,
+        cluster: Cluster,
+        stack: Stack = DEFAULT,
+        *,
+        policy: DtypePolicy = MIXED,
+        memory_limit: float | None = None,
+    ) -> Plan:
+        """Return the plan of degrees; arguments and errors as of `predict`."""
+        folded, costs = self._folded(degrees), CostModel(cluster, policy, kernels(stack))
+        key = (degrees.samples, *axes(degrees), cluster, policy, stack.attention)
         rules = self._rules_of(degrees.samples, folded)
         if key not in self._placed:
             solver = solvers.load("auto")
@@ -124,17 +140,14 @@ class Predictor:
             self.workload.mode,
             degrees.gpus,
             degrees.global_batch,
-            memory_limit or MEMORY_SHARE * cluster.device.memory,
+            memory_limit or default_limit(cluster),
             cluster.to_dict(),
             self.workload.loss,
             self.workload.optimizer,
             stored_stack(stack),
+            policy.name,
         )
-        plan = plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
-        program = lower(plan, folded, costs)
-        if self.verify:
-            verify_program(program, folded, rules)
-        return program, plan
+        return plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
 
     def _folded(self, degrees: Degrees) -> Folded:
         fixed = self.workload.fixed_batch
@@ -161,6 +174,11 @@ class Predictor:
         return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
 
 
+def kernels(stack: Stack) -> Stack:
+    """Return what placements and programs know of a stack: which kernels there are, and none of its numbers."""
+    return replace(DEFAULT, attention=stack.attention)
+
+
 def predict(
     model: str | Path,
     degrees: Degrees,
@@ -172,6 +190,7 @@ def predict(
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    precision: str = "mixed",
     cache_dir: Path | None = None,
     trace: bool = False,
 ) -> Prediction:
@@ -189,6 +208,7 @@ def predict(
         memory_limit: Bytes per device; None for most of the device's memory.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         trace: Whether to collect the bars of a trace.
 
@@ -199,4 +219,5 @@ def predict(
     software = stack if isinstance(stack, Stack) else load_stack(stack)
     workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
     predictor = Predictor(workload, cache_dir)
-    return predictor.predict(degrees, machine, software, memory_limit=memory_limit, trace=trace)
+    policy = load_policy(precision)
+    return predictor.predict(degrees, machine, software, policy=policy, memory_limit=memory_limit, trace=trace)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autopar import solvers
 from autopar.cluster import Cluster, cluster_from_dict, load_cluster
-from autopar.cost import DEFAULT, CostModel, Stack, load_stack, stack_from_dict
+from autopar.cost import DEFAULT, CostModel, Stack, load_policy, load_stack, reserve_bytes, stack_from_dict
 from autopar.discover import Rules, discover
 from autopar.errors import JobError
 from autopar.formulate.fold import Folded
@@ -22,8 +22,6 @@ from autopar.search.floor import floor
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
 from autopar.workload import Workload, default_batch, open_workload
-
-MEMORY_SHARE = 0.94  # of device memory; the rest is fragmentation, library workspaces and NCCL buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +127,7 @@ def prepare(
     loss: str = "auto",
     optimizer: str = "adam",
     stack: str | Path | Stack = DEFAULT,
+    precision: str = "mixed",
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
 ) -> Task:
@@ -138,7 +137,7 @@ def prepare(
         AutoparError: If the model, cluster or request is wrong.
     """
     machine = job_machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
-    software = stack if isinstance(stack, Stack) else load_stack(stack)
+    software, policy = stack if isinstance(stack, Stack) else load_stack(stack), load_policy(precision)
     check_request(gpus, machine, global_batch, memory_limit)
     clock = PhaseClock(progress)
     with clock("import"):
@@ -147,9 +146,14 @@ def prepare(
         space = _space(workload, machine, gpus, batch)
     with clock("discover"):
         found = discover(workload.probe, cache_dir=cache_dir, progress=progress)
-    limit = memory_limit or MEMORY_SHARE * machine.device.memory
-    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software))
-    return Task(job, workload, found, CostModel(machine, stack=software), space, clock.times)
+    limit = memory_limit or default_limit(machine)
+    job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software), precision)
+    return Task(job, workload, found, CostModel(machine, policy, software), space, clock.times)
+
+
+def default_limit(machine: Cluster) -> float:
+    """Return the bytes per device a plan may use if nobody says: what the device has, less a reserve."""
+    return machine.device.memory - reserve_bytes(machine.device)
 
 
 def stored_stack(stack: Stack) -> dict[str, object]:
@@ -171,9 +175,11 @@ def job_costs(job: Job, stack: Stack | None = None) -> CostModel:
 
     Raises:
         ClusterError: If what the job holds is no cluster.
+        JobError: If it names no precision.
         StackError: If it holds no stack.
     """
-    return CostModel(cluster_from_dict(job.cluster), stack=job_stack(job) if stack is None else stack)
+    software = job_stack(job) if stack is None else stack
+    return CostModel(cluster_from_dict(job.cluster), load_policy(job.precision), software)
 
 
 def rules_for(folded: Folded, rules: Rules) -> Rules:

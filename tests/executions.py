@@ -64,19 +64,24 @@ SMALLEST = 1e-4
 
 
 def _slow_cluster() -> Cluster:
-    """Return a cluster whose devices are so slow that even the tiny models are worth splitting."""
+    """Return a cluster of devices so slow that even tiny models are worth splitting, and without tiles to fill."""
     h100 = PRESETS["h100"]
     device = replace(
         h100.device,
         peaks=tuple((name, peak / 1e6) for name, peak in h100.device.peaks),
         memory_bandwidth=3e6,
         launch=1e-9,
+        num_sms=0,
     )
     link = Link("slow", 1e8, 1e-7)
     return replace(h100, device=device, intra=link, inter=link)
 
 
 COSTS = CostModel(_slow_cluster())
+QUICK_MEMORY = replace(
+    COSTS, cluster=replace(COSTS.cluster, device=replace(COSTS.cluster.device, memory_bandwidth=3e9))
+)
+"""The same with memory that is faster than the links, as it is on real clusters: collectives are what counts."""
 
 
 def model_graph(name: str, batch: int, *, train: bool = True, double: bool = True) -> Graph:

@@ -116,7 +116,7 @@ def lowered_bytes(tables: Tables, choice: tuple[int, ...]) -> RangeBytes:
     """Return what every range of blocks holds once lowered."""
     trains = any(op.phase is Phase.BACKWARD for op in tables.folded.graph.ops)
     lowered = lower_blocks(assemble_blocks(tables, choice), tables.folded, tables.resharder)
-    return range_bytes(lowered, tables.folded.chain, tables.folded.buffer_bytes, trains=trains)
+    return range_bytes(lowered, tables.folded, trains=trains)
 
 
 def best_by_enumeration(

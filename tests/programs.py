@@ -25,6 +25,8 @@ from autopar.program.records import (
     Slice,
     StageProgram,
     Store,
+    defines,
+    reads,
 )
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
@@ -340,7 +342,7 @@ def _segments(draw: st.DrawFn, kind: int, mesh: Mesh, first: bool, last: bool, t
 def programs(draw: st.DrawFn) -> Program:
     """Draw a valid program: 1 to 3 stages of 1 to 3 blocks, on meshes inside a node or across nodes."""
     mesh = draw(st.sampled_from([Mesh.of(dp=1, tp=1), Mesh.of(dp=2, tp=2), Mesh.of(dp=8, tp=4)]))
-    schedule = draw(st.sampled_from(["1f1b", "gpipe", "forward-only"]))
+    schedule = draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-h2", "forward-only"]))
     lengths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     trains = schedule != "forward-only"
     count = sum(lengths)
@@ -368,4 +370,25 @@ def programs(draw: st.DrawFn) -> Program:
                 (Resident(Category.PARAMETERS, 7.0), Resident(Category.OPTIMIZER, 12.0)),
             )
         )
+    if SCHEDULES[schedule].splits:
+        segments = [half for segment in segments for half in halves(segment)]
     return Program(tuple(stages), tuple(segments), schedule, draw(st.integers(1, 5)))
+
+
+def halves(segment: Segment) -> tuple[Segment, ...]:
+    """Return a backward in two parts, what its outputs need and the rest; any other segment as it is."""
+    if segment.phase is not SegmentPhase.BACKWARD:
+        return (segment,)
+    wanted = {operand.value for operand in segment.outputs}
+    first: list[Instruction] = []
+    for instruction in reversed(segment.instructions):
+        if not wanted.isdisjoint(operand.value for operand in defines(instruction)):
+            first.insert(0, instruction)
+            wanted.update(operand.value for operand in reads(instruction))
+    rest = tuple(instruction for instruction in segment.instructions if instruction not in first)
+    made = [*segment.inputs, *(operand for instruction in first for operand in defines(instruction))]
+    read = {operand.value for instruction in rest for operand in reads(instruction)}
+    saved = tuple(operand for operand in made if operand.value in read)
+    backward = replace(segment, external=(), instructions=tuple(first), saved=saved, stores=())
+    weight = replace(segment, phase=SegmentPhase.WEIGHT, inputs=(), instructions=rest, outputs=())
+    return backward, weight

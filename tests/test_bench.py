@@ -241,6 +241,7 @@ def test_command_passes_on_what_was_asked(recorder: Recorder, capsys: pytest.Cap
         "memory_limit": None,
         "loss": "auto",
         "optimizer": "adam",
+        "precision": "mixed",
         "cache_dir": None,
     }
     assert capsys.readouterr().out == format_comparison(_comparison())

@@ -90,6 +90,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "loss": "mse",
         "optimizer": "sgd",
         "stack": "mine.yaml",
+        "precision": "mixed",
         "cache_dir": None,
         "dump_problem": None,
     }

@@ -14,7 +14,7 @@ from autopar.ir.graph import Graph, Op
 from autopar.program.records import Collective, Compute, SegmentPhase, Slice
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Shard, parse_placement
-from tests.executions import COSTS
+from tests.executions import QUICK_MEMORY
 from tests.fused_models import fused_gpt, vocabulary_loss
 from tests.pinned_plans import best_candidate, execution, op_placements, pinned, pinned_plan, plan_of
 from tests.random_graphs import Writer
@@ -143,7 +143,7 @@ def test_a_fused_projection_is_split_by_heads(degree: int) -> None:
     """Megatron's plan where queries, keys and values are one product: between it and the output nothing is moved."""
     graph, larger = fused_gpt(4), fused_gpt(8)
     model = execution(graph)
-    tables = build_tables(model.folded, discover(graph), Mesh.of(inner=degree), COSTS)
+    tables = build_tables(model.folded, discover(graph), Mesh.of(inner=degree), QUICK_MEMORY)
     recipe = next(r for r in recipes(tables, batch_dims(graph.values, larger.values)) if r.name == "megatron")
     configuration = Configuration(1, tables.mesh, 2, "1f1b")
 
@@ -163,5 +163,6 @@ def test_a_fused_projection_is_split_by_heads(degree: int) -> None:
     assert op_placements(plan)[fused.name].inputs == ("R", "S(1/3)")
     names = [item.op.name if isinstance(item, Compute) else "moved" for item in forward]
     assert "moved" not in names[names.index(fused.name) : names.index(out.name)]
-    for instructions in (forward, backward):  # one all_reduce, or a reduce_scatter and an all_gather
-        assert sum(isinstance(item, Collective) for item in instructions) <= 2
+    # One all_reduce, or a reduce_scatter and an all_gather; traffic of gradients of weights runs beside compute.
+    for instructions in (forward, backward):
+        assert sum(isinstance(item, Collective) and not item.overlaps for item in instructions) <= 2

@@ -1,11 +1,13 @@
 """From block seconds to step seconds: the formula by hand, the best split by enumeration, bounds below everything."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autopar.cost import Overlap
+from autopar.cost import Overlap, Stack
 from autopar.formulate.memory import BlockBytes, FloatArray, RangeBytes
 from autopar.formulate.step import (
     Pipeline,
@@ -20,15 +22,17 @@ from autopar.formulate.step import (
     step_time,
     weights,
 )
-from autopar.formulate.tables import Slot
+from autopar.formulate.tables import Slot, build_tables
 from autopar.recompute import Recompute
 from tests.formulations import (
+    COSTS,
     best_by_enumeration,
     good_choice,
     lowered_bytes,
     optimum,
     random_choice,
     ranges_of,
+    rules,
     splits,
     stage_peak,
     tables,
@@ -72,23 +76,34 @@ def test_one_stage_with_gradient_traffic_by_hand() -> None:
 def test_two_stages_by_hand() -> None:
     """Stages of 1 + 2 s and 2 + 4 s, four microbatches, hops of 0.5 s.
 
-    Flow: 3 + 6 + 2 · 0.5 for the first microbatch, and for the others 3 · (6 + 2 · 0.5 / 2): 29.5. The reduction of a
-    block starts when its backward ends, and each stage has one: stage 0 ends at 29.5 + 3 = 32.5. Stage 1 ends its last
-    backward 2 + 0.5 s earlier: 29.5 - 2.5 + 9 = 36, the step.
+    Flow: 3 + 6 + 3 · 6 + 2 · 0.5 = 28. The reduction of a block starts when its backward ends, and each stage has one:
+    stage 0 ends at 28 + 3 = 31. Stage 1 ends its last backward 2 + 0.5 s earlier: 28 - 2.5 + 9 = 34.5, the step.
     """
     totals = _totals((1, 2, 0, 3, 0), (2, 4, 0, 9, 0))
 
     time = step_time(totals, (0, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 2)), (NONE, NONE)), hop=0.5)
 
-    assert (time.seconds, time.flow, time.tail) == (36.0, 29.5, 9.0)
+    assert (time.seconds, time.flow, time.tail) == (34.5, 28.0, 9.0)
     assert time.stage_seconds.tolist() == [3.0, 6.0]
+
+
+def test_hops_slow_the_pace_of_equal_stages() -> None:
+    """Stages of 3 s, hops of 0.5 s: two microbatches at a time pass 3 + 3 s and a hop there and back in 7 s.
+
+    Flow: 3 + 3 + 1 for the first and 3 · 3.5 for the others. With GPipe only the first one waits for hops.
+    """
+    totals, split = _totals((1, 2, 0, 0, 0)), Split(((0, 1), (1, 2)), (NONE, NONE))
+
+    one, gpipe = (step_time(totals, (0, 0), Pipeline(2, 4, name), split, hop=0.5) for name in ("1f1b", "gpipe"))
+
+    assert (one.flow, gpipe.flow) == (17.5, 16.0)
 
 
 def test_recompute_by_hand() -> None:
     """A stage that recomputes adds its forward to its backward, which then hides more of the reduction.
 
-    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 1 + 3 · 8.5 = 37.5. Its reductions of 4.5 s start when the
-    backward of its second block ends, 3 s before that of its first: 37.5 - 2.5 + (9 - 3) = 41; stage 0: 37.5 + 3.
+    Stage 1 has two blocks of 1 + (2 + 1) s: flow 3 + 8 + 3 · 8 + 1 = 36. Its reductions of 4.5 s start when the
+    backward of its second block ends, 3 s before that of its first: 36 - 2.5 + (9 - 3) = 39.5; stage 0: 36 + 3 = 39.
     """
     totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0))
 
@@ -96,20 +111,20 @@ def test_recompute_by_hand() -> None:
         totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), Split(((0, 1), (1, 3)), (NONE, Recompute.FULL)), hop=0.5
     )
 
-    assert (time.seconds, time.flow) == (41.0, 37.5)
+    assert (time.seconds, time.flow) == (39.5, 36.0)
 
 
 def test_selective_recompute_by_hand() -> None:
-    """As above with half the forward running again: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7.5 + 1 = 33.5.
+    """As above with half the forward running again: stage 1 has blocks of 1 + 2.5 s, flow 3 + 7 + 3 · 7 + 1 = 32.
 
-    Its reductions start 2.5 s before the end: 33.5 - 2.5 + (9 - 2.5) = 37.5.
+    Its reductions start 2.5 s before the end: 32 - 2.5 + (9 - 2.5) = 36.
     """
     totals = _totals((1, 2, 0, 3, 0), (1, 2, 0, 4.5, 0), selective=0.5)
     split = Split(((0, 1), (1, 3)), (NONE, Recompute.SELECTIVE))
 
     time = step_time(totals, (0, 1, 1), Pipeline(2, 4, "1f1b"), split, hop=0.5)
 
-    assert (time.seconds, time.flow) == (37.5, 33.5)
+    assert (time.seconds, time.flow) == (36.0, 32.0)
 
 
 def test_inference_by_hand() -> None:
@@ -202,11 +217,17 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, RangeBytes, tuple[int, ...], P
 def test_best_split_is_best(
     case: tuple[FloatArray, RangeBytes, tuple[int, ...], Pipeline, float, float],
 ) -> None:
-    """No split that fits takes less time; where none fits there is no answer."""
+    """No split that fits takes less time; where none fits there is no answer.
+
+    Where hops make the pace slower the one that is found may be worse, by no more than that.
+    """
+    pipeline, hop = case[3], case[5]
     found = best_split(*case)
 
     expected = best_by_enumeration(*case)
-    assert (np.inf if found is None else found[1].seconds) == pytest.approx(expected, rel=TOLERANCE)
+    seconds = np.inf if found is None else found[1].seconds
+    slack = 2 * (pipeline.num_microbatches - 1) * hop if pipeline.schedule == "1f1b" else 0.0
+    assert expected * (1 - TOLERANCE) <= seconds <= (expected + slack) * (1 + TOLERANCE)
 
 
 @given(_chains())
@@ -286,6 +307,31 @@ def test_bounds_are_below_every_plan(
                     seconds = step_time(totals, chain, pipeline, Split(ranges, recompute), hop=0.0).seconds
                     assert max(linear, least) <= seconds * (1 + TOLERANCE)
             choice = random_choice(instance, rng, near=choice)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
+@pytest.mark.parametrize("traffic", [0.0, 0.6])
+def test_bounds_hold_for_software_that_hides_little(pipeline: Pipeline, traffic: float) -> None:
+    """The same with a share of communication exposed, a slowdown of the rest, and a host that launches slowly."""
+    scalars = (("overlap_slowdown", 1.2), ("exposed_share", 0.1), ("host_launch", 2e-5))
+    stack = Stack("slow", scalars=scalars)
+    plain = tables("gpt2")
+    found = build_tables(plain.folded, rules("gpt2"), plain.mesh, replace(COSTS, stack=stack))
+    slow = replace(pipeline, overlap=Overlap.of(stack))
+    hidden = 1.0 if pipeline.num_stages == 1 else 0.0
+    weighting = weights(found, slow, recompute=NONE, hidden=hidden, bounding=True, traffic=traffic)
+    instance = problem(found, weighting)
+    rng = np.random.default_rng(4)
+    least, choice = optimum(instance)
+
+    for _ in range(6):
+        linear, totals = instance.cost(choice), found.block_seconds(choice)
+        assert (totals[:, [Slot.FORWARD, Slot.BACKWARD]] >= found.host_seconds).all()
+        for ranges in splits(len(plain.folded.chain), pipeline.num_stages):
+            recompute = tuple(list(Recompute)[number] for number in rng.integers(3, size=len(ranges)))
+            seconds = step_time(totals, plain.folded.chain, slow, Split(ranges, recompute), hop=0.0).seconds
+            assert max(linear, least) <= seconds * (1 + TOLERANCE)
+        choice = random_choice(instance, rng, near=choice)
 
 
 def test_the_bound_of_one_stage_is_tight() -> None:

@@ -9,6 +9,7 @@ import pytest
 import autopar
 from autopar import solvers
 from autopar.cluster import Cluster, load_cluster
+from autopar.cost import CostModel
 from autopar.degrees import Degrees
 from autopar.errors import JobError
 from autopar.formulate.recipes import batch_dims
@@ -17,7 +18,7 @@ from autopar.prediction import Predictor
 from autopar.program.records import Collective, SegmentPhase
 from autopar.search.by_degrees import axes, cut, place, plan_by_degrees
 from autopar.workload import open_workload
-from tests.executions import COSTS, TINY, Execution, model_graph, model_rules
+from tests.executions import COSTS, QUICK_MEMORY, TINY, Execution, model_graph, model_rules
 
 _CASES = {
     "data": ("gpt2", Degrees(dp=4, global_batch=8)),
@@ -37,11 +38,11 @@ _CASES = {
 }
 
 
-def _plan(name: str, degrees: Degrees, cache_dir: Path) -> tuple[Execution, Plan]:
+def _plan(name: str, degrees: Degrees, cache_dir: Path, costs: CostModel = COSTS) -> tuple[Execution, Plan]:
     execution = Execution.of(name, degrees.samples, degrees.num_microbatches, steps=1)
     folded, rules = execution.folded, model_rules(name, cache_dir)
     dims = batch_dims(folded.graph.values, model_graph(name, 10).values)
-    placed = place(folded, rules, dims, degrees, COSTS, solvers.load("auto"))
+    placed = place(folded, rules, dims, degrees, costs, solvers.load("auto"))
     job = Job("train", degrees.gpus, degrees.global_batch, 1e12, COSTS.cluster.to_dict())
     return execution, plan_by_degrees(placed, degrees, ModelInfo("tiny", "zoo:tiny", "00", 0), job)
 
@@ -86,7 +87,7 @@ def test_a_layer_has_the_collectives_of_megatron(
 ) -> None:
     """Shoeybi et al. 2019, section 3: two all-reduces per layer and direction; Korthikanti et al. 2022, figure 5."""
     degrees = Degrees(tp=2, sequence_parallel=sequence, microbatch=2, global_batch=2)
-    execution, plan = _plan("gpt2", degrees, cache_dir)
+    execution, plan = _plan("gpt2", degrees, cache_dir, QUICK_MEMORY)
     layer = next(kind.id for kind in execution.folded.kinds if kind.count > 1)
 
     segments = {segment.phase: segment for segment in execution.program(plan).segments if segment.kind == layer}
@@ -197,7 +198,7 @@ def test_impossible_degrees_are_refused(given: dict[str, object], message: str) 
     [
         (Degrees(pp=16, global_batch=16), "12 layers cannot be cut into 16 stages"),
         (Degrees(pp=2, global_batch=2, layers=(5, 5)), "layers per stage add up to 10, the model has 12"),
-        (Degrees(pp=2, interleave=2, global_batch=3), "3 microbatches"),
+        (Degrees(pp=2, interleave=2, global_batch=3), "3 microbatches are no whole number of rounds"),
         (Degrees(dp=12, global_batch=12), "12 GPUs do not fill nodes of 8"),
     ],
 )

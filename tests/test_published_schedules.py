@@ -52,7 +52,7 @@ def _samples_per_second(model: str, count: int) -> float:
     "model", ["GPT 14.6B", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT 1.5B", "GPT 28.3B"))]
 )
 def test_throughput_grows_with_microbatches_as_measured(model: str) -> None:
-    """Within 3 %, with nothing fitted; the largest deviation is 0.5 %."""
+    """Within 3 %, with nothing fitted; the largest deviation is 1.1 %."""
     _, measured = MEASURED[model]
     fewest = min(measured)
     base = _samples_per_second(model, fewest)

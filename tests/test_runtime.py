@@ -109,7 +109,7 @@ def test_solved_plans_with_little_memory_train_like_the_model(name: str, cache_d
 
     plan = solved_plan(execution.folded, rules, SPACE[4], 4, 0.8 * peak)
 
-    assert any(stage.recompute == "full" for stage in plan.stages)
+    assert any(stage.recompute != "none" for stage in plan.stages)
     execution.check(plan)
 
 

@@ -16,12 +16,14 @@ from autopar.program.records import Category, Compute, Operand, Program, Segment
 from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
 from autopar.recompute import Recompute
+from autopar.report import format_report
 from autopar.schedule import SCHEDULES, Pass, Schedule, Task, ZeroBubble
 from autopar.schedule.timing import time_tasks
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import Row, simulate
 from tests.executions import COSTS, Execution, model_rules, random_plan
+from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages, value, work
 
 SECONDS = st.integers(1, 6).map(float)
@@ -293,6 +295,15 @@ def test_a_schedule_can_be_added_from_outside(monkeypatch: pytest.MonkeyPatch, c
 
     assert timeline.step_seconds == (4 + 2) * 3 + 4 * 1
     assert SCHEDULES["weights-last"].in_flight(0, 3, 4) == 4
+
+
+def test_reports_say_that_steps_are_taken_to_overlap() -> None:
+    """A plan that is timed from a group's first task to its last needs an optimizer that waits for nobody."""
+    plan = two_stage_plan()
+
+    told = [format_report(replace(plan, schedule=name)) for name in ("1f1b", "zb-h1")]
+
+    assert ["starts its next step while others finish" in " ".join(text.split()) for text in told] == [False, True]
 
 
 def test_the_command_lists_and_draws_schedules(capsys: pytest.CaptureFixture[str]) -> None:

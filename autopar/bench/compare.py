@@ -36,6 +36,7 @@ def compare(
     loss: str = "auto",
     optimizer: str = "adam",
     stack: str | Path | Stack = DEFAULT,
+    precision: str = "mixed",
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
@@ -57,6 +58,7 @@ def compare(
         loss: "auto", "cross-entropy", "mse" or "mean".
         optimizer: "adam" or "sgd".
         stack: What the software makes of the hardware: name, YAML file or record.
+        precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         progress: Told how far each method is; phases of others than ours start with the name of the method.
         should_stop: Polled; once true the method at work ends with its best plan and no other is begun.
@@ -77,6 +79,7 @@ def compare(
         loss=loss,
         optimizer=optimizer,
         stack=stack,
+        precision=precision,
         cache_dir=cache_dir,
         progress=progress,
     )

@@ -422,6 +422,7 @@ def _run_problems(
 
     files = problem_files(folder)
     done: list[ProblemRun] = []
+    written: list[Path] = []
     with Interruption() as interruption, show_progress() as progress:
         limit = DEFAULT_PROBLEM_SECONDS if time_limit is None else time_limit
         runs = run_problems(files, solvers, time_limit=limit, progress=progress, should_stop=interruption.requested)
@@ -430,9 +431,10 @@ def _run_problems(
             if not as_json:
                 click.echo(format_run(run))
             if output is not None:  # after every problem, so that an interrupted run leaves what it has
-                for path in write_page(done, conditions(command), output, problem_name(folder)):
-                    click.echo(f"wrote {path}", err=True)
+                written = write_page(done, conditions(command), output, problem_name(folder))
         stopped = interruption.requested()
+    for path in written:
+        click.echo(f"wrote {path}", err=True)
     if as_json:
         _echo_json([run_to_dict(run) for run in done])
     return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
@@ -595,6 +597,22 @@ def clusters(name: str | None, as_json: bool) -> None:
         for name, cluster in PRESETS.items()
     ]
     click.echo("\n".join(format_table(("name", "node", "memory", "inside a node", "between nodes"), rows)))
+
+
+@app.command()
+@json_option
+def stacks(as_json: bool) -> None:
+    """List the software stacks known by name.
+
+    A YAML file with the fields that --json prints describes any other.
+    """
+    from autopar.cost import bundled_stacks
+    from autopar.report.stacks import format_stacks
+
+    if as_json:
+        _echo_json({name: stack.to_dict() for name, stack in bundled_stacks().items()})
+    else:
+        click.echo(format_stacks(bundled_stacks()), nl=False)
 
 
 def _echo_json(value: Any) -> None:

@@ -134,6 +134,17 @@ def memory_limit_option(function: Command) -> Command:
     )(function)
 
 
+def precision_option(function: Command) -> Command:
+    """Add the option for what is stored in which precision."""
+    return click.option(
+        "--precision",
+        type=click.Choice(["mixed", "megatron-fp16", "fsdp", "fp32"]),
+        default="mixed",
+        show_default=True,
+        help="What is stored in which precision; `docs/cost_model.md` has the bytes.",
+    )(function)
+
+
 def job_options(*, gpus_required: bool = True) -> Callable[[Command], Command]:
     """Return what adds the options that say what is to be planned, and how hard to look for it."""
     gpus = click.option(
@@ -149,6 +160,7 @@ def _other_job_options(function: Command) -> Command:
                 "--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file."
             ),
             stack_option,
+            precision_option,
             click.option(
                 "--global-batch",
                 type=click.IntRange(min=1),

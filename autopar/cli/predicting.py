@@ -15,6 +15,7 @@ from autopar.cli.options import (
     memory_limit_option,
     model_options,
     positive_whole,
+    precision_option,
     resolve_cache_dir,
     stack_option,
 )
@@ -59,6 +60,7 @@ def _degree(name: str, text: str) -> Callable[[Command], Command]:
 )
 @click.option("--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file.")
 @stack_option
+@precision_option
 @memory_limit_option
 @click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step.")
 @click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer.")
@@ -73,6 +75,7 @@ def predict(
     dims: dict[str, int],
     cluster: str,
     stack: str,
+    precision: str,
     memory_limit: float | None,
     loss: str,
     optimizer: str,
@@ -107,6 +110,7 @@ def predict(
         degrees,
         cluster=cluster,
         stack=stack,
+        precision=precision,
         mode=mode,
         dims=dims,
         memory_limit=memory_limit,

@@ -5,7 +5,8 @@ from autopar.cost.flops import op_flops
 from autopar.cost.fusion import ALONE, Fused
 from autopar.cost.model import CostModel
 from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
-from autopar.cost.policy import FP32, MIXED, POLICIES, DtypePolicy
+from autopar.cost.policy import FP32, FSDP, MEGATRON_FP16, MIXED, POLICIES, DtypePolicy, load_policy
+from autopar.cost.reserve import reserve_bytes
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
 from autopar.cost.stack import DEFAULT, SCALARS, Fit, FitSource, Stack, bundled_stacks, load_stack, stack_from_dict
 from autopar.cost.traffic import is_view, op_bytes
@@ -15,6 +16,8 @@ __all__ = [
     "BUCKET_BYTES",
     "DEFAULT",
     "FP32",
+    "FSDP",
+    "MEGATRON_FP16",
     "MIXED",
     "POLICIES",
     "SCALARS",
@@ -33,9 +36,11 @@ __all__ = [
     "bundled_stacks",
     "devices_in_node",
     "is_view",
+    "load_policy",
     "load_stack",
     "op_bytes",
     "op_flops",
+    "reserve_bytes",
     "reshards",
     "stack_from_dict",
 ]

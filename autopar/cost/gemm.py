@@ -32,10 +32,10 @@ SPLIT_SHARE = 0.16  # of the memory time of writing and reading float32 parts: m
 FLOAT32 = 4.0
 # fp16 rows that are no multiple of 16 bytes keep batched products from the tensor cores. In BLOOM's topology search
 # (bigscience tr11 chronicles) a step took 34 % longer with 108 channels per head than with 216, where 112 and 224
-# differ by 3 %, and 27 % longer with 150 than with 144: both mean 10 TFLOP/s of an A100, a twelfth of what aligned ones
-# reach.
+# differ by 3 %, and 27 % longer with 150 than with 144: both mean about 10 TFLOP/s of an A100, a tenth of what
+# aligned ones reach.
 ALIGNMENT = 8.0
-UNALIGNED_SHARE = 1 / 12
+UNALIGNED_SHARE = 1 / 10
 
 
 def compute_seconds(product: Product, device: Device, rate: float) -> FloatArray:

@@ -1,18 +1,26 @@
 """Bytes per element: what mixed precision stores, whatever the graph says.
 
-Graphs are float32 so that any op of them can be executed; what a training run stores is accounted here. Of a
-parameter trained by Adam in mixed precision (Megatron-LM's convention, 18 bytes):
+Graphs are float32 so that any op of them can be executed; what a training run stores is accounted here. Of a parameter
+trained by Adam, by the policies in `POLICIES`:
 
-    parameter 2 + gradient buffer 4 + moments 2 x 4 + float32 master copy 4
+    mixed          parameter 2 + gradient buffer 4 + moments 2 x 4 + float32 master copy 4             = 18
+    megatron-fp16  parameter 2 + gradient buffer 2 + moments 2 x 4 + master copy 4 + its gradient 4    = 20
+    fsdp           parameter 4, of which 2 are gathered for use + gradient 4 + moments 2 x 4           = 16
+    fp32           parameter 4 + gradient buffer 4 + moments 2 x 4                                     = 16
 
-The master copy lies where the moments lie: each of k moments counts 1/k of it. Without moments (plain SGD) it lies
-with the parameter.
+The first two are Megatron-LM's (its README: 18 and 20, 6 + 12/d and 4 + 16/d with the distributed optimizer over d
+devices), the third is PyTorch FSDP2's with `param_dtype=bfloat16` and `reduce_dtype=float32` as torchtitan has it:
+shards are float32, a unit is gathered in bfloat16, gradients are reduced in float32 and kept so.
+
+The optimizer's own copies lie where the moments lie: each of k moments counts 1/k of them. Without moments (plain SGD)
+they lie with the parameter.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autopar.errors import JobError
 from autopar.ir.graph import ITEM_BYTES, Graph, Role, Value
 
 
@@ -25,10 +33,11 @@ class DtypePolicy:
         numbers: Class of numbers matrix products run in, a key of `Device.peaks`.
         activation: Bytes of an element of data, activations and their gradients, and of buffers.
         parameter: Bytes of an element of a parameter as the forward and backward pass read it.
+        stored: Bytes of an element of a parameter as it is kept between them.
         gradient: Bytes of an element of the buffer in which gradients are summed.
         moment: Bytes of an element of one optimizer moment.
-        master: Bytes of an element of the optimizer's own copy of the parameter; 0 where the parameter itself is
-            exact enough.
+        master: Bytes of an element of the optimizer's own copies, of the parameter and of its gradient; 0 where the
+            parameter itself is exact enough.
         gradient_wire: Bytes of an element of a gradient buffer while it is reduced over devices: 4 as Megatron-LM
             does, 2 as DDP in bfloat16 does.
     """
@@ -37,6 +46,7 @@ class DtypePolicy:
     numbers: str
     activation: float
     parameter: float
+    stored: float
     gradient: float
     moment: float
     master: float
@@ -59,7 +69,7 @@ class DtypePolicy:
             return float(ITEM_BYTES[value.dtype])
         match role:
             case Role.PARAMETER:
-                return self.parameter
+                return self.stored
             case Role.GRADIENT:
                 return self.gradient
             case Role.MOMENT:
@@ -76,6 +86,8 @@ class DtypePolicy:
                 return self.gradient_wire
             case Role.MOMENT:
                 return self.moment
+            case Role.PARAMETER:
+                return self.parameter
             case _:
                 return self.element_bytes(value, role)
 
@@ -95,6 +107,16 @@ class DtypePolicy:
                 sizes[name] = size
         return sizes
 
+    def graph_read_bytes(self, graph: Graph) -> dict[str, float]:
+        """Return the bytes of one element of every value of a graph as forward and backward ops read it."""
+        parameters = (
+            name for state in graph.states if state.role is Role.PARAMETER for name in (state.input, state.output)
+        )
+        return self.graph_element_bytes(graph) | {
+            name: self.element_bytes(graph.values[name]) if not graph.values[name].is_float else self.parameter
+            for name in parameters
+        }
+
     def graph_wire_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the bytes of one element of every value of a graph while it travels."""
         sizes = {name: self.wire_bytes(value) for name, value in graph.values.items()}
@@ -104,6 +126,40 @@ class DtypePolicy:
         return sizes
 
 
-MIXED = DtypePolicy("mixed", "half", 2.0, 2.0, 4.0, 4.0, 4.0, 4.0)
-FP32 = DtypePolicy("fp32", "single", 4.0, 4.0, 4.0, 4.0, 0.0, 4.0)
-POLICIES: Mapping[str, DtypePolicy] = {policy.name: policy for policy in (MIXED, FP32)}
+MIXED = DtypePolicy(
+    "mixed",
+    "half",
+    activation=2.0,
+    parameter=2.0,
+    stored=2.0,
+    gradient=4.0,
+    moment=4.0,
+    master=4.0,
+    gradient_wire=4.0,
+)
+MEGATRON_FP16 = replace(MIXED, name="megatron-fp16", gradient=2.0, master=8.0, gradient_wire=2.0)
+FSDP = replace(MIXED, name="fsdp", stored=4.0, master=0.0)
+FP32 = DtypePolicy(
+    "fp32",
+    "single",
+    activation=4.0,
+    parameter=4.0,
+    stored=4.0,
+    gradient=4.0,
+    moment=4.0,
+    master=0.0,
+    gradient_wire=4.0,
+)
+POLICIES: Mapping[str, DtypePolicy] = {policy.name: policy for policy in (MIXED, MEGATRON_FP16, FSDP, FP32)}
+"""What can be trained in, by name."""
+
+
+def load_policy(name: str) -> DtypePolicy:
+    """Return a policy by name.
+
+    Raises:
+        JobError: If there is none of that name.
+    """
+    if name not in POLICIES:
+        raise JobError(f"there is no precision {name!r}", hint=f"choose {', '.join(POLICIES)}")
+    return POLICIES[name]

@@ -22,6 +22,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.products import PRODUCT_KINDS
 from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Folded, boundary_groups
 from autopar.formulate.options import encode
@@ -298,7 +299,7 @@ def _wanted(facts: _Facts, task: Task, decision: Decision, kind: int, op: Op | N
     """Return the (S,) strategies of a decision that do what a task asks of its axis."""
     match task:
         case Megatron():
-            return _megatron(facts, task, decision, placed)
+            return _megatron(facts, task, decision, op, placed)
         case Tensor():
             return _tensor(facts, task, decision, kind, op, placed)
         case Expert() if any(name in facts.experts for name, _, _ in placed):
@@ -389,8 +390,13 @@ def _tensor(facts: _Facts, task: Tensor, decision: Decision, kind: int, op: Op |
     return mask
 
 
-def _megatron(facts: _Facts, task: Megatron, decision: Decision, placed: Placed) -> Mask:
+def _megatron(facts: _Facts, task: Megatron, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+    """Return the strategies of Megatron-LM's tensor parallelism.
+
+    With sequence parallelism products see all tokens, and what lies between them, of the model's width, a part each.
+    """
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
+    is_product = op is not None and op.kind in PRODUCT_KINDS
     for name, digits, _ in placed:
         position = facts.positions.get(name)
         if name in facts.codes:
@@ -403,6 +409,11 @@ def _megatron(facts: _Facts, task: Megatron, decision: Decision, placed: Placed)
                 mask &= digits != 2 + position
             if name in facts.widths:
                 mask &= digits != 2 + facts.widths[name]
+            if task.sequence and position is not None:
+                if is_product:
+                    mask &= digits != 2 + position
+                elif op is not None and name in facts.widths:
+                    mask &= (digits == 2 + position) | (digits == 1)
     return mask
 
 

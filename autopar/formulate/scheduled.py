@@ -13,9 +13,11 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.overlap import Overlap
+from autopar.cost.overlap import Overlap, launched
 from autopar.formulate.split import weight_ops
+from autopar.formulate.step import Split
 from autopar.formulate.tables import Decision, Edge, Slot, Tables
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
 from autopar.schedule.timing import time_tasks
@@ -137,8 +139,44 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
         for column, half in ((1, halves.backward), (2, halves.weight)):
             # what would cover the collectives of a backward is put off: they are waited for
             seconds = overlap.backward(half.kernels, np.zeros(len(found)), half.waits, half.gathers)
-            found[:, column] = np.maximum(half.launches * tables.costs.stack["host_launch"], seconds)
+            found[:, column] = launched(seconds, half.launches * tables.costs.stack["host_launch"])
     return found
+
+
+def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: bool) -> tuple[StageWork, ...]:
+    """Return what the stages of a split take.
+
+    Args:
+        tables: The decisions.
+        choice: Strategy per node.
+        split: Blocks to stages.
+        splits: Whether the schedule splits the backward.
+    """
+    chain = np.asarray(tables.folded.chain)
+    passes, totals = pass_seconds(tables, choice, splits=splits)[chain], tables.block_seconds(choice)[chain]
+    again = {
+        Recompute.NONE: np.zeros(len(chain)),
+        Recompute.SELECTIVE: totals[:, Slot.SELECTIVE],
+        Recompute.FULL: totals[:, Slot.FORWARD],
+    }
+    works = []
+    for (start, stop), recompute in zip(split.ranges, split.recompute, strict=True):
+        rerun = again[recompute][start:stop]
+        forward, backward, weight = passes[start:stop].T
+        last = weight if splits else backward + rerun
+        done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
+        reduce = totals[start:stop, Slot.REDUCE][::-1]
+        works.append(
+            StageWork(
+                forward=fsum(forward),
+                backward=fsum(backward + rerun),
+                weight=fsum(weight),
+                traffic=fsum(totals[start:stop, Slot.GRADIENT]),
+                reduce=tuple((float(at), float(seconds)) for at, seconds in zip(done, reduce, strict=True) if seconds),
+                update=fsum(totals[start:stop, Slot.UPDATE]),
+            )
+        )
+    return tuple(works)
 
 
 class _Half:

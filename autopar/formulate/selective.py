@@ -46,7 +46,7 @@ def selective_ops(folded: Folded, costs: CostModel) -> tuple[frozenset[int], ...
         folded: The graph.
         costs: Seconds of ops, bytes they keep.
     """
-    element_bytes = costs.policy.graph_element_bytes(folded.graph)
+    element_bytes = costs.policy.graph_read_bytes(folded.graph)
     return tuple(_of_kind(folded, kind, costs, element_bytes) for kind in folded.kinds)
 
 

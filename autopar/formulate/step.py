@@ -6,7 +6,7 @@ gradient reduction per step, u_s its update, h the seconds of one hop between st
 share of traffic that overlaps nothing and d the slowdown of what does:
 
     t_s    = max(f_s + b_s + e g_s, g_s + a_s) + (d - 1) min(f_s + b_s, (1 - e) g_s)
-    pace   = max_s t_s + 2 h (p - 1) / p              the second term with 1F1B only
+    pace   = max_{s<=q} (sum_{s<=i<=q} t_i + 2 (q - s) h) / (q - s + 1)   with 1F1B; else max_s t_s
     flow   = sum_s t_s + (m - 1) pace + 2 (p - 1) h
     e_s    = max_j (sum_{i<=j} (1 - e) r_i - sum_{i<j} b_i)   over the blocks i of stage s
     left_s = max(0, (1 - e) r_s + g_s - b_s, e_s)     what the last backward does not hide
@@ -15,7 +15,8 @@ share of traffic that overlaps nothing and d the slowdown of what does:
     step   = max_s (flow + sum_{q>=s} slow_q - sum_{q<s} b_q - s h + tail_s) + fixed
 
 f and b of a block are those of `autopar.cost.overlap`. Traffic runs beside compute, one thing at a time. Under 1F1B a
-stage waits for its oldest microbatch to come back before it takes a new one, so that hops are paid once per microbatch.
+stage waits for its oldest microbatch to come back before it takes a new one: between stages s and q there are
+q - s + 1 microbatches at a time, each of which passes all of these stages and the hops between them there and back.
 The backward ends with the first block, and what is reduced per step starts when the backward of its block ends: e_s is
 what the first blocks leave no time for.
 Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event
@@ -55,6 +56,8 @@ class Pipeline:
         schedule: Their order.
         overlap: How compute and communication share time.
         fixed: Seconds added to every step.
+        num_chunks: Stages per group of devices; above 1 they are interleaved.
+        turns: By what share of itself a pass is longer where a device holds several stages.
     """
 
     num_stages: int
@@ -62,14 +65,20 @@ class Pipeline:
     schedule: str
     overlap: Overlap = HIDING
     fixed: float = 0.0
+    num_chunks: int = 1
+    turns: float = 0.0
 
     def hops(self, hop: float) -> float:
-        """Return the seconds of all hops on the way of a step, at `hop` seconds each."""
-        there = (self.num_stages - 1) * hop
-        if not SCHEDULES[self.schedule].trains:
-            return there
-        again = (self.num_microbatches - 1) / self.num_stages if self.schedule == "1f1b" else 0.0
-        return 2 * there * (1 + again)
+        """Return the seconds of all hops of one microbatch, at `hop` seconds each."""
+        return (2 if SCHEDULES[self.schedule].trains else 1) * (self.num_stages - 1) * hop
+
+    def pace(self, stages: FloatArray, hop: float) -> float:
+        """Return the seconds from one microbatch to the next, given those of each group of devices."""
+        if self.schedule != "1f1b" or not hop:
+            return float(stages.max())
+        sums = np.concatenate([[0.0], np.cumsum(stages)])
+        first, last = np.triu_indices(len(stages))
+        return float(((sums[last + 1] - sums[first] + 2 * (last - first) * hop) / (last - first + 1)).max())
 
     def in_flight(self, stage: int) -> int:
         """Return the microbatches whose activations a stage holds at its fullest."""
@@ -94,6 +103,44 @@ class StepTime:
     stage_seconds: FloatArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StageTimes:
+    """Seconds of stages, (stages,) each: the f_s, b_s, g_s, a_s, r_s, u_s and e_s of this module."""
+
+    forward: FloatArray
+    backward: FloatArray
+    gradient: FloatArray
+    gathers: FloatArray
+    reduced: FloatArray
+    update: FloatArray
+    late: FloatArray
+
+
+def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap: Overlap) -> StageTimes:
+    """Return the seconds of the stages of a split; arguments as of `step_time`."""
+    flavours = np.repeat(np.arange(len(split.ranges)), [stop - start for start, stop in split.ranges])
+    blocks = totals[np.asarray(chain)]
+    again, gathers = np.zeros(len(blocks)), np.zeros(len(blocks))
+    for recompute in set(split.recompute):
+        chosen = np.array([flavour == recompute for flavour in split.recompute])[flavours]
+        again[chosen], gathers[chosen] = _again(blocks[chosen], recompute), _gathers(blocks[chosen], recompute)
+    starts = np.array([start for start, _ in split.ranges])
+    backward, reduced = blocks[:, Slot.BACKWARD] + again, (1 - overlap.share) * blocks[:, Slot.REDUCE]
+    spent, due = np.cumsum(backward), np.cumsum(reduced)
+    before, owed = spent - backward, due - reduced  # of the blocks before each
+    late = np.maximum.reduceat(due - before, starts) - owed[starts] + before[starts]
+    sums = np.add.reduceat(blocks, starts)
+    return StageTimes(
+        sums[:, Slot.FORWARD],
+        np.add.reduceat(backward, starts),
+        sums[:, Slot.GRADIENT],
+        np.add.reduceat(gathers, starts),
+        sums[:, Slot.REDUCE],
+        sums[:, Slot.UPDATE],
+        np.maximum(0.0, late),
+    )
+
+
 def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float) -> StepTime:
     """Return the step time of blocks split into stages.
 
@@ -104,28 +151,31 @@ def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, spli
         split: Blocks to stages.
         hop: Seconds of sending one microbatch's boundary from a stage to the next.
     """
-    overlap = pipeline.overlap
-    per_block = totals[np.asarray(chain)]
-    sums = np.array([per_block[start:stop].sum(axis=0) for start, stop in split.ranges])  # (stages, slots)
-    forward = sums[:, Slot.FORWARD]
-    again = np.array([_again(stage, recompute) for stage, recompute in zip(sums, split.recompute, strict=True)])
-    backward = sums[:, Slot.BACKWARD] + again
+    return time_of(stage_times(totals, chain, split, pipeline.overlap), pipeline, hop)
+
+
+def time_of(stages: StageTimes, pipeline: Pipeline, hop: float) -> StepTime:
+    """Return the step time of stages; `hop` as of `step_time`."""
+    overlap, chunks = pipeline.overlap, pipeline.num_chunks
+    backward, late = stages.backward, stages.late
     trains = bool(backward.any())
-    gathers = np.array([_gathers(stage, recompute) for stage, recompute in zip(sums, split.recompute, strict=True)])
-    stage = _stage_seconds(forward + backward, sums[:, Slot.GRADIENT], gathers, overlap)
-    flow = float(stage.sum() + (pipeline.num_microbatches - 1) * stage.max() + pipeline.hops(hop))
-    reduced = (1 - overlap.share) * sums[:, Slot.REDUCE]
-    late = np.zeros(len(reduced))
-    for stage_index, (start, stop) in enumerate(split.ranges):
-        blocks = per_block[start:stop]
-        spent = (blocks[:, Slot.BACKWARD] + _again(blocks, split.recompute[stage_index])).cumsum()
-        due = (1 - overlap.share) * blocks[:, Slot.REDUCE].cumsum() - np.concatenate([[0.0], spent[:-1]])
-        late[stage_index] = max(0.0, due.max())
-    left = np.maximum(late, reduced + sums[:, Slot.GRADIENT] - backward)
-    tail = left + overlap.share * sums[:, Slot.REDUCE] + sums[:, Slot.UPDATE]
+    stage = _stage_seconds(stages.forward + backward, stages.gradient, stages.gathers, overlap)
+    if chunks > 1:
+        stage = stage * (1 + pipeline.turns)
+    # Devices that hold several stages are as busy as all of them; a microbatch fills the pipeline one stage at a time.
+    groups = stage.reshape(chunks, -1).sum(axis=0)
+    busiest = groups.max()
+    follow = (pipeline.num_microbatches - 1) * pipeline.pace(groups, hop)
+    flow = float(groups.sum() + (chunks - 1) * busiest) / chunks + follow + pipeline.hops(hop)
+    reduced = (1 - overlap.share) * stages.reduced
+    left = np.maximum(late, reduced + stages.gradient - backward)
     slow = (overlap.slowdown - 1) * (reduced - late)
-    earlier = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + hop * np.arange(len(backward))
-    ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[::-1])[::-1] + tail + pipeline.fixed
+    # The first chunk of a group is the last to run backwards; what the others reduce has had time until then.
+    first = slice(0, len(groups))
+    once = (overlap.share * stages.reduced + stages.update).reshape(chunks, -1).sum(axis=0)
+    tail = left[first] + once
+    earlier = np.concatenate([[0.0], np.cumsum(backward[first])[:-1]]) + hop * np.arange(len(groups))
+    ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[first][::-1])[::-1] + tail + pipeline.fixed
     slowest = int(ends.argmax())
     return StepTime(float(ends[slowest]), flow, float(tail[slowest]), stage)
 
@@ -166,15 +216,17 @@ def best_split(
     """Return the split into stages with the least step time whose stages all fit, or None.
 
     Recompute is chosen per stage, the fastest flavour that fits: none, else selective, else full. Among those splits
-    the best is found exactly if gradient traffic hides behind compute (g_s <= f_s + b_s); where it does not, the split
-    minimises a slightly smaller step time, in which such a stage delays only the stages after it by its forward.
+    the best is found exactly if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s) and hops take no time
+    from the pace; else the split minimises a slightly smaller step time, in which such a stage delays only the stages
+    after it by its forward, and the slowest stage sets the pace.
 
     For a cap T on the slowest stage the rest of the formula is a dynamic program over stages: with A_s the forward
     seconds of the stages before s, its state is the latest end so far,
 
         end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s    as t_q - b_q = f_q with and without recompute,
 
-    so that step = end_p + (m - 1) T + hops + fixed. Caps are tried in ascending order until (m - 1) T is too much.
+    so that step = end_p + (m - 1) T + 2 (p - 1) h + fixed, but for a pace that hops make slower. Caps are tried in
+    ascending order until (m - 1) T is too much.
     """
     if pipeline.num_stages > len(chain):
         return None

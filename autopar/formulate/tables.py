@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
+from autopar.cost.overlap import launched
 from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
@@ -230,10 +231,10 @@ class Tables:
             totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
         )
         again = (totals[:, slot] for slot in AGAIN.values())
-        totals[:, Slot.SELECTIVE] = np.maximum(self.host_seconds_again, overlap.forward(*again))
+        totals[:, Slot.SELECTIVE] = launched(overlap.forward(*again), self.host_seconds_again)
         host = self.host_seconds
-        totals[:, Slot.FORWARD] = np.maximum(host[:, 0], forward)
-        totals[:, Slot.BACKWARD] = np.maximum(host[:, 1], backward)
+        totals[:, Slot.FORWARD] = launched(forward, host[:, 0])
+        totals[:, Slot.BACKWARD] = launched(backward, host[:, 1])
         return totals
 
     @property
@@ -244,10 +245,14 @@ class Tables:
     @property
     def host_seconds_again(self) -> FloatArray:
         """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
-        launches = np.zeros(len(self.folded.kinds))
-        for node in (self.nodes[index] for index in self.again_nodes):
-            launches[node.kind] += node.seconds.max() > 0
-        return launches * self.costs.stack["host_launch"]
+        ranks = {name: len(value.shape) for name, value in self.folded.graph.values.items()}
+        seconds = np.zeros(len(self.folded.kinds))
+        for kind, positions in zip(self.folded.kinds, self.selective, strict=True):
+            fused = self.costs.fuse(kind.ops, ranks)
+            for op in (kind.ops[position] for position in positions):
+                rank = next((ranks[name] for name in op.inputs if name), 0)
+                seconds[kind.id] += self.costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+        return seconds
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
         """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
@@ -293,6 +298,8 @@ class _Builder:
         self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
         self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
+        states = [state for state in self.graph.states if state.role is Role.PARAMETER]
+        self.read = self.resident | {name: self.wire[name] for state in states for name in (state.input, state.output)}
         self.trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
         self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
@@ -355,14 +362,15 @@ class _Builder:
 
     def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
         """Return the (S,) seconds of what devices run, rows from neighbours included."""
+        sizes = self.resident if op.phase is Phase.UPDATE else self.read
         fused = self.fused.get(op.name, ALONE)
-        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, self.resident, fused)
+        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, sizes, fused)
         for index in set(choices.local_kinds.tolist()) - {-1}:
             local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
             assert local is not None
             part = choices.select(rows)
             other = replace(op, kind=local.kind)
-            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, self.resident, fused)
+            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, sizes, fused)
         for halos in choices.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
             seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])

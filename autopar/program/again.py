@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from autopar.program.records import Compute, Instruction, Operand, Segment, SegmentPhase, defines, forward_values, reads
+from autopar.cost import is_view
+from autopar.program.records import Compute, Operand, Segment, SegmentPhase, defines, forward_values, reads
 
 
 def run_again(forward: Segment, ops: Collection[str]) -> Segment | None:
@@ -22,23 +23,26 @@ def run_again(forward: Segment, ops: Collection[str]) -> Segment | None:
         for operand in defines(instruction)
     }
 
-    def repeats(instruction: Instruction) -> bool:
-        return not isinstance(instruction, Compute) or instruction.op.name in ops
+    chosen_ops: set[int] = set()
+    for index, instruction in enumerate(forward.instructions):
+        if isinstance(instruction, Compute):
+            # A view of what is made again is made again with it: keeping one would keep the memory of both.
+            source = instruction.inputs[0] if _is_view(instruction) else None
+            follows = source is not None and makers.get(source.value) in chosen_ops
+            if follows or instruction.op.name in ops:
+                chosen_ops.add(index)
 
-    dropped = [
-        operand.value
-        for operand in forward.saved
-        if operand.value in makers
-        and isinstance(forward.instructions[makers[operand.value]], Compute)
-        and repeats(forward.instructions[makers[operand.value]])
-    ]
+    def repeats(index: int) -> bool:
+        return index in chosen_ops or not isinstance(forward.instructions[index], Compute)
+
+    dropped = [makers[operand.value] for operand in forward.saved if makers.get(operand.value) in chosen_ops]
     hidden = [
         index
         for index, instruction in enumerate(forward.instructions)
-        if isinstance(instruction, Compute) and instruction.kept and instruction.op.name in ops
+        if index in chosen_ops and isinstance(instruction, Compute) and instruction.kept
     ]
     chosen: set[int] = set()
-    pending = [makers[value] for value in dropped] + hidden
+    pending = dropped + hidden
     while pending:
         index = pending.pop()
         if index in chosen:
@@ -46,7 +50,7 @@ def run_again(forward: Segment, ops: Collection[str]) -> Segment | None:
         chosen.add(index)
         for operand in reads(forward.instructions[index]):
             maker = makers.get(operand.value)
-            if maker is not None and repeats(forward.instructions[maker]):
+            if maker is not None and repeats(maker):
                 pending.append(maker)
     instructions = tuple(instruction for index, instruction in enumerate(forward.instructions) if index in chosen)
     if not instructions:
@@ -66,6 +70,11 @@ def run_again(forward: Segment, ops: Collection[str]) -> Segment | None:
         saved=_in_order(kept, forward.saved),
         parts=tuple(part for part in forward.parts if part.value in outside),
     )
+
+
+def _is_view(compute: Compute) -> bool:
+    first = compute.inputs[0] if compute.inputs else None
+    return first is not None and is_view(compute.op, len(first.shape))
 
 
 def _in_order(kept: tuple[Operand, ...], saved: tuple[Operand, ...]) -> tuple[Operand, ...]:

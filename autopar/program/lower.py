@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
+
 from autopar.cost import Bucketed, CostModel, DtypePolicy, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
@@ -19,7 +21,7 @@ from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement, Plan
 from autopar.program.again import run_again
-from autopar.program.chain import HandOver, hand_overs
+from autopar.program.chain import HandOver, hand_overs, instance_names
 from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.records import (
     Category,
@@ -44,6 +46,8 @@ from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh, Placements, Replicate, Shard, format_placements, local_shape, parse_placements
 
 _HINT = "the plan belongs to another model or was edited: solve again"
+_MASTER = "|master"
+"""Ends the name of a parameter as the optimizer reads it, where its update runs."""
 _COPY_PHASE = {
     SegmentPhase.FORWARD: "forward",
     SegmentPhase.BACKWARD: "backward",
@@ -77,13 +81,18 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         for segment in block.segments
         if segment.phase is not SegmentPhase.AGAIN or kind in selective
     )
-    stages = []
+    stages, shared = [], copies(lowered, folded)
     for index, stage in enumerate(plan.stages):
         kinds = folded.chain[stage.blocks[0] : stage.blocks[1]]
         totals: dict[Category, float] = {}
         for kind in kinds:
             for category, amount in lowered[kind].resident.items():
                 totals[category] = totals.get(category, 0.0) + amount
+        here = [other for other in plan.stages if other.devices == stage.devices]
+        for copy in shared:
+            owned = any(copy.owner in range(*other.blocks) for other in here)
+            if not owned and any(block in range(*stage.blocks) for block in copy.readers):
+                totals[Category.PARAMETERS] = totals.get(Category.PARAMETERS, 0.0) + copy.bytes
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
@@ -93,10 +102,19 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class LoweredKind:
-    """The segments of a kind of block, and the persistent bytes per device of one instance."""
+    """A kind of block, lowered.
+
+    Attributes:
+        segments: Its segments.
+        resident: Persistent bytes per device of one instance.
+        owned: Names of its parameters.
+        borrowed: Bytes per device of the parameters of other blocks that it reads, by name.
+    """
 
     segments: list[Segment]
     resident: dict[Category, float]
+    owned: frozenset[str]
+    borrowed: Mapping[str, float]
 
 
 @lru_cache(maxsize=16)  # a search lowers many plans of one graph
@@ -105,6 +123,45 @@ def _known(
 ) -> tuple[dict[int, HandOver], tuple[Mapping[str, float], Mapping[str, float]]]:
     """Return what lowering needs to know of a graph whatever the plan."""
     return hand_overs(folded), element_bytes(folded.graph, policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A parameter that blocks read which do not own it (tied embeddings); a stage without its owner has a copy of it.
+
+    Attributes:
+        owner: The block that owns it.
+        readers: The blocks that read it.
+        bytes: Bytes per device of the copy. Its gradient travels to the owner; there are no moments.
+    """
+
+    owner: int
+    readers: tuple[int, ...]
+    bytes: float
+
+
+def copies(lowered: Mapping[int, LoweredKind], folded: Folded) -> list[Copy]:
+    """Return the parameters that blocks share."""
+    if not any(kind.borrowed for kind in lowered.values()):
+        return []
+    names = _names(folded)
+    owners = {
+        names[block].get(name, name): block for block, kind in enumerate(folded.chain) for name in lowered[kind].owned
+    }
+    readers: dict[str, list[tuple[int, float]]] = {}
+    for block, kind in enumerate(folded.chain):
+        for name, size in lowered[kind].borrowed.items():
+            readers.setdefault(names[block].get(name, name), []).append((block, size))
+    return [
+        Copy(owners[name], tuple(block for block, _ in found), max(size for _, size in found))
+        for name, found in readers.items()
+        if name in owners
+    ]
+
+
+@lru_cache(maxsize=16)
+def _names(folded: Folded) -> tuple[Mapping[str, str], ...]:
+    return instance_names(folded)
 
 
 def lower_blocks(
@@ -129,7 +186,7 @@ def lower_blocks(
     for block in blocks:
         if not 0 <= block.kind < len(folded.kinds):
             raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
-        lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], reshards, sizes, splits).run()
+        lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], reshards, costs, sizes, splits).run()
     missing = set(folded.chain) - lowered.keys()
     if missing:
         raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
@@ -166,19 +223,25 @@ class _BlockLowering:
         folded: Folded,
         handed: HandOver,
         reshards: _Reshards,
+        costs: CostModel,
         sizes: tuple[Mapping[str, float], Mapping[str, float]],
         splits: bool,
     ) -> None:
         self.handed, self.graph = handed, folded.graph
         self.kind: BlockKind = folded.kinds[block.kind]
         self.mesh: Mesh = reshards.alone.mesh
-        self.reshards = reshards
+        self.reshards, self.costs = reshards, costs
         self.late = weight_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
-        # Moments never travel: the optimizer reads and writes all they weigh, their share of the master copy included.
-        moments = [state for state in self.graph.states if state.role is Role.MOMENT]
-        self.moments = {name for state in moments for name in (state.input, state.output)}
+        # The optimizer reads and writes all that moments weigh, their share of the master copy included, and parameters
+        # as they are stored.
+        self.whole = {
+            name
+            for state in self.graph.states
+            for name in (state.input, state.output)
+            if state.role is Role.MOMENT or (state.role is Role.PARAMETER and name != state.input)
+        }
         self.ops = {op.op: op for op in block.ops}
         self.homes: dict[str, Placements] = {}
         for item in (*block.states, *block.borrowed, *block.arrivals):
@@ -186,6 +249,7 @@ class _BlockLowering:
         self.departures = {item.value: parse_placements(item.placement) for item in block.departures}
         self.copies = {item.value: parse_placements(item.placement) for item in block.copies}
         self.parameters = {item.value for item in block.states}
+        self.borrowed = [item.value for item in block.borrowed]
         self.roles = {state.output: state.role for state in self.graph.states if state.output != state.input}
         self.states = {state.output: state.input for state in self.graph.states}
         self._check_complete()
@@ -256,7 +320,8 @@ class _BlockLowering:
                 segments.append(self._segment(weight, (), (), ()))
         if groups[SegmentPhase.UPDATE]:
             segments.extend(self._update(groups[SegmentPhase.UPDATE]))
-        return LoweredKind(segments, self._resident())
+        borrowed = {name: self._kept_bytes(name, self.homes[name]) for name in self.borrowed}
+        return LoweredKind(segments, self._resident(), frozenset(self.parameters), borrowed)
 
     def _weight(self, backward: _Draft, ops: list[Op]) -> _Draft | None:
         """Return the part of the backward that leads to gradients of parameters only, if there is any.
@@ -310,7 +375,7 @@ class _BlockLowering:
 
     def _operand(self, name: str, placements: Placements, label: str = "") -> Operand:
         shape = local_shape(self.graph.values[name].shape, placements, self.mesh)
-        size = self.resident[name] if name in self.moments else self.wire[name]
+        size = self.resident[name] if name in self.whole or label.endswith(_MASTER) else self.wire[name]
         for dim in shape:
             size *= dim
         return Operand(label or name, shape, size, placements)
@@ -426,7 +491,7 @@ class _BlockLowering:
             target = parse_placements(text)
             if op.phase is Phase.UPDATE and name in self.parameters:
                 # The optimizer updates its own copy, which lies where the update runs.
-                operand = self._operand(name, target, f"{name}|master")
+                operand = self._operand(name, target, f"{name}{_MASTER}")
                 inputs.append(self._declare(draft, operand, name))
             else:
                 inputs.append(self._read(draft, name, target, overlaps=accumulates))
@@ -445,7 +510,16 @@ class _BlockLowering:
             outputs.append(operand)
             if self.roles.get(name) is Role.GRADIENT:
                 self._store(draft, operand, self.states[name])
-        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants, start))
+        kept = self._left_behind(op, inputs, outputs) if op.phase is not Phase.UPDATE else 0.0
+        draft.instructions.append(Compute(local, tuple(inputs), tuple(outputs), constants, start, kept))
+
+    def _left_behind(self, op: Op, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> float:
+        """Return the bytes an op's kernel keeps for its gradient besides values."""
+        read, made = (
+            [None if operand is None else np.array([operand.shape], dtype=np.int64) for operand in operands]
+            for operands in (inputs, outputs)
+        )
+        return float(self.costs.kept_bytes(op, read, made, self.wire)[0])
 
     def _segment(
         self, draft: _Draft, inputs: tuple[Operand, ...], saved: tuple[Operand, ...], outputs: tuple[Operand, ...]
@@ -463,15 +537,19 @@ class _BlockLowering:
             tuple(draft.parts.values()),
         )
 
+    def _kept_bytes(self, name: str, placements: Placements) -> float:
+        """Return the bytes per device of a persistent tensor at a placement."""
+        elements = 1.0
+        for dim in local_shape(self.graph.values[name].shape, placements, self.mesh):
+            elements *= dim
+        return elements * self.resident[name]
+
     def _resident(self) -> dict[Category, float]:
         """Return the bytes of the persistent tensors of one instance."""
         totals: dict[Category, float] = {}
 
         def add(category: Category, name: str, placements: Placements) -> None:
-            elements = 1.0
-            for dim in local_shape(self.graph.values[name].shape, placements, self.mesh):
-                elements *= dim
-            totals[category] = totals.get(category, 0.0) + elements * self.resident[name]
+            totals[category] = totals.get(category, 0.0) + self._kept_bytes(name, placements)
 
         for name in sorted(self.parameters):
             add(Category.PARAMETERS, name, self.homes[name])

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
-from autopar.report.summary import describe_job, describe_model, time_parts
+from autopar.report.summary import assumptions, describe_job, describe_model, time_parts
 from autopar.report.text import format_entries, format_share, format_table, heading
 from autopar.report.timeline import format_timeline
 from autopar.units import format_bytes, format_count, format_seconds
@@ -31,6 +31,7 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
         ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
         ("MFU", f"{100 * plan.simulated.mfu:.1f} %"),
         ("memory", fits),
+        *assumptions(plan),
     ]
     lines = [describe_model(plan), describe_job(plan), "", *format_entries(entries)]
     lines += heading("Stages")

@@ -14,7 +14,8 @@ from autopar.report.text import (
     format_table,
     heading,
 )
-from autopar.units import format_bytes, format_count, format_seconds
+from autopar.schedule import SCHEDULES
+from autopar.units import format_bytes, format_count, format_seconds, parse_quantity
 
 WHY_STOPPED: Mapping[str, str] = {
     "optimal": "optimal: the gap is proven to be within tolerance",
@@ -86,6 +87,7 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
             ("spent on", _spent(simulated)),
             ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
             ("MFU", f"{100 * simulated.mfu:.1f} %"),
+            *assumptions(plan),
         ]
     search = plan.search
     if search is not None:
@@ -95,6 +97,14 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
             ("stopped", WHY_STOPPED.get(search.termination, search.termination)),
         ]
     return entries
+
+
+def assumptions(plan: Plan) -> list[tuple[str, str]]:
+    """Return what the simulated time of a plan takes for granted beyond its program."""
+    schedule = SCHEDULES.get(plan.schedule)
+    if schedule is None or not schedule.steps_overlap or len(plan.stages) == 1:
+        return []
+    return [("assumes", "a group of devices starts its next step while others finish: no norm of all gradients first")]
 
 
 def time_parts(simulated: Simulated) -> list[tuple[str, float]]:
@@ -154,10 +164,21 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
     ]
     return [
         *heading(f"Memory per device, limit {format_bytes(limit)}"),
+        *_reserve(plan),
         *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
         "",
         *memory_breakdown(simulated),
     ]
+
+
+def _reserve(plan: Plan) -> list[str]:
+    """Return what the device has besides the limit, which no plan counts on."""
+    whole = plan.job.cluster.get("device", {}).get("memory")
+    if not isinstance(whole, str):
+        return []
+    memory = parse_quantity(whole, "B")
+    left = format_bytes(max(0.0, memory - plan.job.memory_limit))
+    return [f"{format_bytes(memory)} less a reserve of {left} for context, libraries and fragmentation", ""]
 
 
 def _search(search: SearchReport) -> list[str]:

@@ -115,6 +115,7 @@ def chunks_of(groups: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     >>> chunks_of((0, 1, 1, 0))
     ((0, 3), (1, 2))
     """
-    return tuple(
-        tuple(stage for stage, own in enumerate(groups) if own == group) for group in range(max(groups, default=-1) + 1)
-    )
+    found: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
+    for stage, group in enumerate(groups):
+        found[group].append(stage)
+    return tuple(map(tuple, found))

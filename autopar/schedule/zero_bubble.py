@@ -9,7 +9,7 @@ seconds of the three passes of a stage, p stages and enough microbatches:
     ZB-H1    (p - 1) (F + B - W)    p
     ZB-H2    (p - 1) (F + B - 2 W)  2 p - 1
 
-and none for ZB-V if F = B = W, with what 1F1B holds at most.
+and none for ZB-V (Qi et al., 2024, arXiv:2405.15362) if F = B = W, with what 1F1B holds at most.
 
 The bubble at the start of a step is the one at the end of the step before: later groups start later and end later. So
 these steps overlap, which takes an optimizer that does not wait for all groups before it updates (section 4 of the
@@ -110,7 +110,7 @@ class ZeroBubbleV(Schedule):
         return "", ""
 
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
-        """Return the order of the paper's section 6, its phases one after the other.
+        """Return a warm-up, the two chunks in turn, and a cool-down; `ScheduleZBVZeroBubble` of PyTorch runs alike.
 
         A step of fewer microbatches than fill the pipeline is the full one with the tasks of the missing ones left out.
         """

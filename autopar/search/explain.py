@@ -79,7 +79,7 @@ def _shortage(search: Search, configuration: Configuration) -> Shortage:
         return worst
     lowered = lower_blocks(assemble_blocks(tables, solution.choice), folded, tables.resharder)
     trains = SCHEDULES[pipeline.schedule].trains
-    memory = range_bytes(lowered, chain, folded.buffer_bytes, trains=trains)
+    memory = range_bytes(lowered, folded, trains=trains)
     for recompute in Recompute if trains else (Recompute.NONE,):
         fullest = max(
             (memory.peak(start, stop, pipeline.in_flight(stage), recompute), stage)

@@ -54,7 +54,7 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
 
 def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, float, float]]:
     """Return count and seconds of launch, compute and memory of every distinct op but views and updates, by name."""
-    element_bytes = costs.policy.graph_element_bytes(folded.graph)
+    element_bytes = costs.policy.graph_read_bytes(folded.graph)
     work = {}
     ranks = {name: len(value.shape) for name, value in folded.graph.values.items()}
     for kind in folded.kinds:

@@ -604,7 +604,7 @@ class Attempt:
         if self._weighed is None or self._weighed[0] != choice:
             folded, trains = self.tables.folded, SCHEDULES[self.pipeline.schedule].trains
             lowered = lower_blocks(assemble_blocks(self.tables, choice), folded, self.tables.resharder)
-            self._weighed = choice, range_bytes(lowered, folded.chain, folded.buffer_bytes, trains=trains)
+            self._weighed = choice, range_bytes(lowered, folded, trains=trains)
         return self._weighed[1]
 
     def _even(self, choice: Choice, recompute: Recompute) -> Split:

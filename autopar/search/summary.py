@@ -14,6 +14,7 @@ from functools import cache
 from autopar.formulate.fold import Folded
 from autopar.ir.graph import Phase, Role
 from autopar.plan import Plan
+from autopar.recompute import parse_recompute
 from autopar.sharding import Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05
@@ -95,14 +96,18 @@ def _schedule(plan: Plan) -> str:
 
 
 def _recompute(plan: Plan) -> str:
-    counts = Counter(stage.recompute for stage in plan.stages)
-    none = counts.pop("none", 0)
-    if not counts:
-        return "no recompute"
-    if len(counts) == 1 and not none and not any("*" in text for text in counts):
-        return f"{next(iter(counts))} recompute"
-    stages = " and ".join(f"{text} recompute on {count}" for text, count in sorted(counts.items()))
-    return f"{stages} of {len(plan.stages)} stages"
+    """Return which flavours the layers have: blocks that occur more than once, all blocks if none does."""
+    layers = {index for block in plan.blocks if len(block.instances) > 1 for index in block.instances}
+    counts: Counter[str] = Counter()
+    for stage in plan.stages:
+        first, last = stage.blocks
+        flavours = parse_recompute(stage.recompute, last - first)
+        counts.update(str(flavour) for index, flavour in enumerate(flavours, first) if not layers or index in layers)
+    if len(counts) == 1:
+        name = next(iter(counts))
+        return "no recompute" if name == "none" else f"{name} recompute"
+    parts = [f"{name} recompute in {count}" for name, count in sorted(counts.items()) if name != "none"]
+    return f"{' and '.join(parts)} of {counts.total()} {'layers' if layers else 'blocks'}"
 
 
 def _role(tallies: _AxisTallies) -> str:

@@ -63,8 +63,9 @@ class BlockMemory:
     update: float
 
 
-State = tuple[tuple[int, bool], ...]
-"""Of each value handed to a block, which tensor it is (numbered in order of appearance) and whether it is kept."""
+State = tuple[tuple[int, bool, bool], ...]
+"""Of each value handed to a block, which tensor it is (numbered in order of appearance), whether an earlier block keeps
+it, and whether one keeps it until its weight pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ class BlockMemories:
 
     def enter(self, kind: int) -> State:
         """Return the state of a stage before its first block: nothing is kept yet."""
-        return tuple((position, False) for position in range(len(self._table[kind, SegmentPhase.FORWARD].inputs)))
+        return tuple(
+            (position, False, False) for position in range(len(self._table[kind, SegmentPhase.FORWARD].inputs))
+        )
 
     def walk(self, kinds: Sequence[int], flavours: Sequence[Recompute]) -> Iterator[BlockMemory]:
         """Yield the blocks of a stage in order."""
@@ -147,8 +150,9 @@ class BlockMemories:
         segments, segment = self._segments(kind), self._table[kind, SegmentPhase.FORWARD]
         lives, kept = segments.forward, self._kept(kind, flavour)
         names = [operand.value for operand in segment.inputs]
-        tensors = {name: tensor for name, (tensor, _) in zip(names, state, strict=True)}
-        held = {tensor for tensor, is_kept in state if is_kept}
+        tensors = {name: tensor for name, (tensor, *_) in zip(names, state, strict=True)}
+        held = {tensor for tensor, is_kept, _ in state if is_kept}
+        waiting = {tensor for tensor, _, is_late in state if is_late}
         paid = frozenset(name for name, tensor in tensors.items() if tensor in held)
         fresh = sum(size for name, size in kept.items() if name not in paid)
 
@@ -159,20 +163,23 @@ class BlockMemories:
             fresh,
             Peak(forward, sum(size for name, size in kept.items() if name in live)),
             self._backward(kind, flavour, paid, kept, fresh),
-            fsum(self._late(kind).values()),
-            self._weight(kind),
+            fsum(size for name, size in self._late(kind).items() if tensors.get(name) not in waiting),
+            self._weight(kind, frozenset(name for name in names if tensors[name] in waiting)),
             max(part.gathered for part in (lives, *following) if part is not None),
             max((part.reducing for part in following[1:] if part is not None), default=0.0),
             max((liveness_peak(part, {}, ())[0] for part in segments.once), default=0.0),
         )
         held |= {tensors[name] for name in kept if name in tensors}
-        after: list[tuple[int, bool]] = []
+        late = self._late(kind)
+        waiting |= {tensors[name] for name in late if name in tensors}
+        after: list[tuple[int, bool, bool]] = []
         numbers: dict[object, int] = {}
         for operand in segment.outputs:
             name = lives.shared.get(operand.value, operand.value)
             is_kept = tensors[name] in held if name in tensors else name in kept
+            is_late = tensors[name] in waiting if name in tensors else name in late
             origin: object = tensors.get(name, name)
-            after.append((numbers.setdefault(origin, len(numbers)), is_kept))
+            after.append((numbers.setdefault(origin, len(numbers)), is_kept, is_late))
         return memory, tuple(after)
 
     def _backward(
@@ -202,7 +209,7 @@ class BlockMemories:
     def _late(self, kind: int) -> dict[str, float]:
         """Return what a block keeps from its backward to its weight pass, by the memory it has.
 
-        What an earlier block of the stage keeps as well counts here, too, as it is there longer.
+        What an earlier block of the stage keeps until its backward counts here, too: it is there longer.
         """
         weight, segments = self._segments(kind).weight, self._segments(kind)
         if weight is None or segments.backward is None:
@@ -212,12 +219,12 @@ class BlockMemories:
         backward = segments.backward.sizes(self._table[kind, SegmentPhase.BACKWARD].saved)
         return {name: size for name, size in (forward | backward).items() if name in used}
 
-    def _weight(self, kind: int) -> Peak:
-        """Return the fullest moment of a weight pass."""
+    def _weight(self, kind: int, paid: frozenset[str]) -> Peak:
+        """Return the fullest moment of a weight pass; what earlier blocks keep as long is `paid`."""
         weight, late = self._segments(kind).weight, self._late(kind)
         if weight is None:
             return NOTHING
-        peak, live = liveness_peak(weight, late, ())
+        peak, live = liveness_peak(weight, late, (), paid)
         return Peak(peak, sum(size for name, size in late.items() if name in live))
 
 

@@ -225,7 +225,8 @@ def simulate(
     error = costs.stack.fit.error if costs.stack.fit else None
     if not trace:
         return Timeline(sim.step, timelines, error)
-    events = [transfer_event(transfer, program.groups) for transfer in sim.transfers]
+    placed = program.groups
+    events = [transfer_event(transfer, placed) for transfer in sim.transfers]
     for i, chunks in enumerate(sim.groups):
         events.extend(task_events(i, chunks, sim.runs[i]))
         events.extend(gradient_events(i, sim.jobs[i], sim.times[i]))
@@ -256,4 +257,4 @@ def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:
                 end=sim.reduced[group] + sim.slower[group] * _update_seconds(chunks),
             )
         )
-    return critical_path(tracks, sim.transfers, sim.step)
+    return critical_path(tracks, sim.transfers, sim.fixed)

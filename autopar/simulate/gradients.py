@@ -59,8 +59,12 @@ class Boundary:
     resource: Resource
 
 
-_Key = tuple[CollectiveKind, Axis, bool]
-"""What gradients of one bucket have in common: collective, axis, and whether it is the reduction of a step."""
+_Key = tuple[CollectiveKind, Axis, bool, int]
+"""What gradients of one bucket have in common.
+
+Collective, axis, whether it is the reduction of a step, and how many collectives their gradients have behind them, so
+that no two buckets can wait for each other.
+"""
 
 
 class _Buckets:
@@ -79,9 +83,8 @@ class _Buckets:
         base = len(self._gradients)
         for traffic in what.traffic:
             after = base + traffic.after if traffic.after >= 0 else -1
-            if after >= 0 and self._job[after] < 0:
-                self._close(self._gradients[after][3])
-            key = (traffic.collective, traffic.axis, once)
+            hops = self._gradients[after][3][3] + 1 if after >= 0 else 0
+            key = (traffic.collective, traffic.axis, once, hops)
             bucket = self._open.setdefault(key, [])
             bucket.append(len(self._gradients))
             self._gradients.append((traffic, start + traffic.ready, after, key))
@@ -93,13 +96,17 @@ class _Buckets:
     def flush(self) -> tuple[Job, ...]:
         """Close all buckets and return the jobs."""
         for key in list(self._open):
-            self._close(key)
+            if key in self._open:  # closing one closes those it needs
+                self._close(key)
         return tuple(self.jobs)
 
     def _close(self, key: _Key) -> None:
-        collective, axis, once = key
+        collective, axis, once, _ = key
         numbers, total = self._open.pop(key), self._full.pop(key)
         members = [self._gradients[number] for number in numbers]
+        for _, _, needed, _ in members:
+            if needed >= 0 and self._job[needed] < 0:
+                self._close(self._gradients[needed][3])
         traffic = members[0][0]
         seconds, name = traffic.seconds, traffic.name
         if len(members) > 1:

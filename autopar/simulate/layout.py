@@ -19,7 +19,7 @@ from autopar.cluster import Cluster
 from autopar.cost import ALONE, BUCKET_BYTES, Fused, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import devices_in_node
-from autopar.cost.overlap import WEIGHT_COVER
+from autopar.cost.overlap import WEIGHT_COVER, launched
 from autopar.ir.graph import Op
 from autopar.program.records import (
     Collective,
@@ -148,6 +148,7 @@ class Layout:
         collective_seconds: What collectives and gathers add to that.
         host_seconds: What the launching host adds to both.
         link_seconds: Link time of these collectives and gathers, hidden or not.
+        gather_seconds: That of gathers alone.
         spans: Kernels in order, and these collectives and gathers in order.
         stops: Where devices wait for them.
         traffic: Collectives that overlap whole, in order.
@@ -157,6 +158,7 @@ class Layout:
     collective_seconds: float
     host_seconds: float
     link_seconds: float
+    gather_seconds: float
     spans: tuple[Span, ...]
     stops: tuple[Stop, ...]
     traffic: tuple[Traffic, ...]
@@ -273,7 +275,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                     traffic.append(Traffic(link, name, kernels, seconds, after, kind, axis, instruction.bytes))
                     after = len(traffic) - 1
                 elif segment.phase is SegmentPhase.UPDATE:
-                    if bucket:
+                    if 0 < instruction.bytes < bucket:
                         seconds = instruction.bytes / bucket * float(costs.collective_seconds(kind, bucket, axis))
                     waits.append(_Wait(link, name, kernels, seconds, False, axis))
                 else:
@@ -303,12 +305,13 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         gathered = float(overlap.gathered(gathers, kernels - WEIGHT_COVER * weight)) if gathers else 0.0
     share = {False: waited / collectives if collectives else 0.0, True: gathered / gathers if gathers else 0.0}
     busy = kernels + waited + gathered
-    host = 0.0 if segment.phase is SegmentPhase.UPDATE else max(0.0, launches - busy)
+    host = 0.0 if segment.phase is SegmentPhase.UPDATE else float(launched(busy, launches)) - busy
     return Layout(
         compute_seconds=kernels - exchanged,
         collective_seconds=float(exchanged + waited + gathered),
         host_seconds=host,
         link_seconds=exchanged + collectives + gathers,
+        gather_seconds=gathers,
         spans=tuple(_in_place(spans, waits, share)),
         stops=tuple(Stop(wait.at, wait.seconds * share[wait.gathers], wait.axis) for wait in waits),
         traffic=tuple(traffic),

@@ -9,17 +9,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.formulate.fold import Folded
 from autopar.formulate.memory import FloatArray, RangeBytes
-from autopar.program.lower import LoweredKind
+from autopar.program.lower import LoweredKind, copies
 from autopar.program.records import SegmentPhase
 from autopar.recompute import Recompute
 from autopar.simulate.blocks import BlockMemories, BlockMemory, State
 from autopar.simulate.memory import received_bytes
 
 
-def range_bytes(
-    lowered: Mapping[int, LoweredKind], chain: Sequence[int], buffers: float, *, trains: bool
-) -> RangeBytes:
+def range_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: bool) -> RangeBytes:
     """Return what every range of a chain of blocks holds as a stage.
 
     It is what `stage_memory` and `memory_over_time` say of it, under any schedule in which the fullest forward and the
@@ -27,11 +26,11 @@ def range_bytes(
 
     Args:
         lowered: The kinds of blocks.
-        chain: Kind of each block.
-        buffers: Bytes of the buffers of the model, which every stage holds.
+        folded: The chain of blocks; every stage holds the buffers of the model.
         trains: Whether there are backwards and an update.
     """
     table = {(kind, segment.phase): segment for kind, block in lowered.items() for segment in block.segments}
+    chain = folded.chain
     memories, num_blocks = BlockMemories(table, trains), len(chain)
     index = np.asarray(chain)
     resident = {kind: sum(amount for _, amount in block.resident.items()) for kind, block in lowered.items()}
@@ -59,7 +58,14 @@ def range_bytes(
         kept[recompute], running[recompute] = before, fullest + receiving + _buffers(blocks, numbers)
         update[:, 1:] = np.maximum.accumulate(_of(blocks, numbers, [block.update for block in blocks]), axis=1)
     total = np.concatenate([[0.0], np.cumsum([resident[kind] for kind in index.tolist()])])
-    spans = (total[None, :] - total[:-1, None]) * inside + buffers
+    spans = (total[None, :] - total[:-1, None]) * inside + folded.buffer_bytes
+    for copy in copies(lowered, folded):
+        first, stop = np.arange(num_blocks)[:, None], np.arange(num_blocks + 1)[None, :]
+        owned = (first <= copy.owner) & (copy.owner < stop)
+        read = np.zeros(spans.shape, dtype=bool)
+        for reader in copy.readers:
+            read |= (first <= reader) & (reader < stop)
+        spans += copy.bytes * (read & ~owned)
     return RangeBytes(
         spans,
         {flavour: kept.get(flavour, kept[Recompute.NONE]) for flavour in Recompute},

@@ -22,10 +22,10 @@ from autopar.cost.stack import SCALARS, Fit, FitSource, Range
 from autopar.errors import AutoparError, DataError
 from autopar.program.records import Program
 from autopar.progress import Progress, ProgressCallback, silent
-from autopar.simulate import simulate
+from autopar.simulate.engine import run_step
 from autopar.validation.express import Case, InexpressibleError, express
 from autopar.validation.records import Row
-from autopar.validation.run import batches, predictor
+from autopar.validation.run import batches, predict_case, predictor
 from autopar.validation.score import Errors, errors
 from autopar.validation.stacks import STACKS
 
@@ -34,9 +34,11 @@ FloatArray = NDArray[np.float64]
 _OUTLIER = 0.05  # error from which on a row counts less than quadratically
 _PRIOR = 0.02  # error that a scalar at the far end of its bounds counts as
 _STEP = 0.01  # of the range of a scalar: differences for derivatives
-_FELT = 0.002  # mean change of a prediction over a tenth of its range below which a scalar is not fitted
-_ITERATIONS = 12
-_ENOUGH = 1e-4  # relative decrease of the loss below which a fit is done
+_FELT = 0.005  # mean change of predictions below which a scalar is not fitted, moved half way to its farther bound
+_ROUSED = 0.25  # of the range: where scalars start that make no difference at their default (the host's launches)
+_ITERATIONS = 8
+_ENOUGH = 2e-3  # relative decrease of the loss below which a fit is done
+_MOST = 120  # rows of either part that are looked at; more would say the same again
 _VALID = ("n_gpus", "hidden", "layers", "seq", "micro_batch", "tp", "pp")
 
 
@@ -50,7 +52,7 @@ class Prepared:
     def log_ratio(self, stack: Stack) -> float:
         """Return the logarithm of predicted over measured seconds."""
         costs = CostModel(self.case.cluster, self.case.policy, stack)
-        return float(np.log(simulate(self.program, costs).step_seconds / self.case.seconds))
+        return float(np.log(run_step(self.program, costs).step / self.case.seconds))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +77,7 @@ class Calibration:
 def prepare(
     rows: Sequence[Row], name: str, cache_dir: Path | None = None, progress: ProgressCallback = silent
 ) -> list[Prepared]:
-    """Return the rows that a stack is for, lowered; those with assumptions about the plan are left out."""
+    """Return the rows that a stack is for, lowered, at most `_MOST` of them."""
     cases = []
     for group in batches(rows):
         for row in group:
@@ -83,13 +85,17 @@ def prepare(
                 case = express(row)
             except InexpressibleError:
                 continue
-            if case.stack.name == name and not case.lighter:
+            if case.stack.name == name:
                 cases.append(case)
+    if len(cases) > _MOST:
+        cases = [cases[index * len(cases) // _MOST] for index in range(_MOST)]
     prepared = []
     for done, case in enumerate(cases):
         progress(Progress("lower", done, len(cases), detail=case.row.id))
         machine = predictor(case.family, case.config, cache_dir)  # type: ignore[arg-type]  # frozen
         try:
+            if case.lighter:
+                case, _ = predict_case(case, case.stack, cache_dir)
             program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy)
         except AutoparError:
             continue
@@ -117,27 +123,55 @@ def calibrate(
     Raises:
         DataError: If there is no such stack, or no row to fit it to.
     """
-    known = next((entry for entry in STACKS if entry.name == name), None)
-    if known is None:
-        raise DataError(f"no framework is known as stack {name!r}", hint=f"choose {', '.join(e.name for e in STACKS)}")
+    start = _start(name)
     unknown = [scalar for scalar in scalars if scalar not in SCALARS]
     if unknown:
         raise DataError(f"there is no scalar {unknown[0]!r}", hint=f"choose {', '.join(SCALARS)}")
-    start = Stack(known.name, known.attention, known.fusion, clusters=known.clusters)
-    every = prepare(rows, name, cache_dir, progress)
-    for_fit = [one for one in every if one.case.row.calibrates]
-    held_out = [one for one in every if not one.case.row.calibrates]
+    for_fit, held_out = (
+        prepare([row for row in rows if row.calibrates is calibrates], name, cache_dir, progress)
+        for calibrates in (True, False)
+    )
+    return fit_prepared(for_fit, held_out, start, scalars, progress)
+
+
+def _start(name: str) -> Stack:
+    """Return a stack of the table with nothing fitted.
+
+    Raises:
+        DataError: If there is none of that name.
+    """
+    known = next((entry for entry in STACKS if entry.name == name), None)
+    if known is None:
+        raise DataError(f"no framework is known as stack {name!r}", hint=f"choose {', '.join(e.name for e in STACKS)}")
+    return Stack(known.name, known.attention, known.fusion, clusters=known.clusters)
+
+
+def fit_prepared(
+    for_fit: Sequence[Prepared],
+    held_out: Sequence[Prepared],
+    start: Stack,
+    scalars: Sequence[str] = (),
+    progress: ProgressCallback = silent,
+) -> Calibration:
+    """Return a stack fitted to rows that are lowered already.
+
+    Args:
+        for_fit: Rows to fit it to.
+        held_out: Rows to report on.
+        start: Its name and kernels.
+        scalars: Scalars to fit; by default all that make a difference to the rows.
+        progress: Told how far it is.
+
+    Raises:
+        DataError: If there is no row to fit it to.
+    """
     if not for_fit:
-        raise DataError(f"no row to calibrate {name!r} with", hint="rows need a step time, sizes and degrees")
+        raise DataError(f"no row to calibrate {start.name!r} with", hint="rows need a step time, sizes and degrees")
     fitter = _Fitter(for_fit, start, progress)
     names = tuple(scalars) or fitter.felt()
-    before = fitter.residuals(start)
-    stack, jacobian, after = fitter.fit(names)
-    found = [errors(_shares(values)) for values in (after, after / (1 - _leverage(jacobian, after)), before)]
-    fitted, left_out, first = found
-    assert fitted is not None
-    assert left_out is not None
-    assert first is not None
+    stack, jacobian, before, after = fitter.fit(names)
+    left_out = after / (1 - _leverage(jacobian, after))
+    fitted, alone, first = (_errors(values) for values in (after, left_out, before))
     checked = errors(_shares(np.array([one.log_ratio(stack) for one in held_out])))
     sources = Counter(one.case.row.source for one in for_fit)
     fit = Fit(
@@ -149,9 +183,15 @@ def calibrate(
         tuple(_ranges(for_fit)),
         None if checked is None else round(checked.mean, 4),
     )
-    rounded = tuple((scalar, float(f"{stack[scalar]:.4g}")) for scalar in names)
-    done = Stack(known.name, known.attention, known.fusion, rounded, known.clusters, fit)
-    return Calibration(done, fitted, left_out, checked, first)
+    rounded = {**dict(start.scalars), **{scalar: float(f"{stack[scalar]:.4g}") for scalar in names}}
+    done = Stack(start.name, start.attention, start.fusion, tuple(rounded.items()), start.clusters, fit)
+    return Calibration(done, fitted, alone, checked, first)
+
+
+def _errors(log_ratios: FloatArray) -> Errors:
+    found = errors(_shares(log_ratios))
+    assert found is not None, "there are rows"
+    return found
 
 
 def _shares(log_ratios: FloatArray) -> list[float]:
@@ -163,7 +203,7 @@ def _ranges(prepared: Sequence[Prepared]) -> list[Range]:
     for name in _VALID:
         values = [value for one in prepared if isinstance(value := getattr(one.case.row, name), int)]
         if values:
-            found.append(Range(name, min(values), max(values)))
+            found.append(Range(name, float(min(values)), float(max(values))))
     return found
 
 
@@ -194,19 +234,18 @@ class _Fitter:
         return np.array([one.log_ratio(stack) for one in self._prepared])
 
     def felt(self) -> tuple[str, ...]:
-        """Return the scalars that make a difference to the rows."""
+        """Return the scalars that make a difference to the rows when they leave their default."""
         base = self.residuals(self._start)
         names = []
         for name, scalar in SCALARS.items():
             towards = scalar.low if scalar.default - scalar.low > scalar.high - scalar.default else scalar.high
-            moved = scalar.default + 0.1 * (towards - scalar.default)
-            change = np.abs(self.residuals(self._start.with_scalars(**{name: moved})) - base)
-            if change.mean() > _FELT:
+            moved = self._start.with_scalars(**{name: scalar.default + 0.5 * (towards - scalar.default)})
+            if np.abs(self.residuals(moved) - base).mean() > _FELT:
                 names.append(name)
         return tuple(names)
 
-    def fit(self, names: Sequence[str]) -> tuple[Stack, FloatArray, FloatArray]:
-        """Return the best stack found, the derivatives there, (rows, scalars), and the residuals."""
+    def fit(self, names: Sequence[str]) -> tuple[Stack, FloatArray, FloatArray, FloatArray]:
+        """Return the best stack found, the derivatives there, (rows, scalars), and residuals before and after."""
         low = np.array([SCALARS[name].low for name in names])
         span = np.array([SCALARS[name].high for name in names]) - low
         default = (np.array([SCALARS[name].default for name in names]) - low) / span
@@ -219,9 +258,15 @@ class _Fitter:
             return _loss(residuals) + float(((_PRIOR * (point - default)) ** 2).sum())
 
         point, damping = default.copy(), 1e-3
-        residuals = self.residuals(stack_at(point))
+        before = residuals = self.residuals(stack_at(point))
         best = objective(residuals, point)
         jacobian = self._jacobian(stack_at, point, residuals)
+        asleep = np.abs(jacobian).mean(axis=0) < _FELT
+        if asleep.any():
+            point = np.where(asleep, np.where(default > 0.5, default - _ROUSED, default + _ROUSED), point)
+            residuals = self.residuals(stack_at(point))
+            best = objective(residuals, point)
+            jacobian = self._jacobian(stack_at, point, residuals)
         for iteration in range(_ITERATIONS):
             self._progress(Progress("fit", iteration + 1, _ITERATIONS, detail=f"loss {best:.4g}"))
             weights = _weights(residuals)
@@ -240,7 +285,7 @@ class _Fitter:
                 damping *= 6
             if not improved:
                 break
-        return stack_at(point), jacobian, residuals
+        return stack_at(point), jacobian, before, residuals
 
     def _jacobian(
         self, stack_at: Callable[[FloatArray], Stack], point: FloatArray, residuals: FloatArray

@@ -32,7 +32,7 @@ STACKS = (
     Known(r"zero-bubble", r"A100", "zero-bubble-a100", "fused", "chains", _A100),
     Known(r"megatron-deepspeed.*bloom", r"A100", "bloom-a100", "unfused", "chains", _A100),
     Known(r"megatron-deepspeed", r"A100", "megatron-deepspeed-a100", "unfused", "chains", _A100),
-    Known(r"deepspeed zero-3", r"A100", "megatron-a100", "unfused", "chains", _A100),
+    Known(r"deepspeed zero-3", r"A100", "deepspeed-zero3-a100", "unfused", "chains", _A100),
     Known(r"megascale|megatron-lm \(", r"A100", "megascale-a100", "fused", "chains", _A100),
     Known(r"megatron-lm", r"A100", "megatron-a100", "unfused", "chains", _A100),
     Known(r"megatron-lm", r"V100", "megatron-v100", "unfused", "chains", _V100),

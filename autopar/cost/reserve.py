@@ -1,0 +1,15 @@
+"""What a device keeps for what no program shows."""
+
+from autopar.cluster import Device
+
+CONTEXT = 1.5e9
+"""Bytes of the CUDA context, cuBLAS workspaces and NCCL's channels, by hand: a context takes about 0.5 GB, a cuBLAS
+workspace on Hopper 32 MiB per stream, NCCL some 100 MB per communicator, of which a run has three to six."""
+FRAGMENTATION = 0.04
+"""Share of the memory that the caching allocator loses to gaps, by hand; with the context the reserve of a device of
+80 GB is 4.7 GB. Megatron Bridge's guide to memory tuning names both as what estimates of tensors leave out."""
+
+
+def reserve_bytes(device: Device) -> float:
+    """Return the bytes of a device that no plan should count on."""
+    return min(CONTEXT, 0.25 * device.memory) + FRAGMENTATION * device.memory
