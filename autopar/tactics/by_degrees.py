@@ -1,5 +1,7 @@
 """Plans by degrees as schedules of tactics."""
 
+from itertools import accumulate, pairwise
+
 from autopar.degrees import Degrees
 from autopar.formulate.fold import Folded
 from autopar.sharding import Mesh
@@ -14,7 +16,7 @@ from autopar.tactics.records import (
     Tactic,
     ZeRO,
 )
-from autopar.tactics.stages import blocks_per_stage
+from autopar.tactics.stages import blocks_per_stage, even_blocks
 
 
 def mesh_by_degrees(degrees: Degrees) -> Mesh:
@@ -53,3 +55,15 @@ def stages_by_degrees(degrees: Degrees, folded: Folded) -> tuple[Tactic, ...]:
     stages = blocks_per_stage(folded, degrees.layers) if degrees.layers else degrees.pp
     pipeline = Pipeline(stages, schedule, degrees.num_microbatches, degrees.interleave)
     return (pipeline, Recompute(degrees.recompute)) if degrees.recompute != "none" else (pipeline,)
+
+
+def ranges_by_degrees(degrees: Degrees, folded: Folded) -> tuple[tuple[int, int], ...]:
+    """Return the range of blocks of every stage.
+
+    Raises:
+        TacticError: If there are fewer layers than stages, or other layers than given.
+    """
+    given = degrees.layers
+    counts = blocks_per_stage(folded, given) if given else even_blocks(folded, degrees.num_stages)
+    ends = [0, *accumulate(counts)]
+    return tuple(pairwise(ends))

@@ -34,7 +34,7 @@ from autopar.tactics.records import (
     Tactic,
     ZeRO,
 )
-from autopar.tactics.stages import blocks_per_stage, even_layers, layers
+from autopar.tactics.stages import even_blocks, layers
 from autopar.tactics.state import State, Topology
 from autopar.tactics.tree import TreeSearch
 from autopar.tactics.write import Writer
@@ -299,10 +299,7 @@ class Draft:
             )
         blocks, total = tactic.stages, self.folded.num_blocks
         if isinstance(blocks, int):
-            count, available = groups * tactic.chunks, len(layers(self.folded))
-            if count > total:
-                raise TacticError(f"{count} stages for {total} blocks", hint=f"use at most {available} stages")
-            blocks = blocks_per_stage(self.folded, even_layers(available, count))
+            blocks = even_blocks(self.folded, groups * tactic.chunks)
         elif min(blocks) < 1 or sum(blocks) != total:
             raise TacticError(
                 f"stages of {', '.join(map(str, blocks))} blocks do not make the {total} blocks of the model",

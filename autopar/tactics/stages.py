@@ -37,6 +37,18 @@ def even_layers(number: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def even_blocks(folded: Folded, stages: int) -> tuple[int, ...]:
+    """Return the number of blocks of every stage of an even cut.
+
+    Raises:
+        TacticError: If there are too many stages.
+    """
+    number = len(layers(folded))
+    if stages > folded.num_blocks:
+        raise TacticError(f"{number} layers cannot be cut into {stages} stages", hint=f"use at most {number} stages")
+    return blocks_per_stage(folded, even_layers(number, stages))
+
+
 def blocks_per_stage(folded: Folded, layers_per_stage: Sequence[int]) -> tuple[int, ...]:
     """Return the number of blocks of every stage, given how many of them are layers.
 
