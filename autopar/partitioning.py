@@ -15,10 +15,11 @@ from autopar.search.summary import summarise
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
 from autopar.tactics.draft import Draft, Step, num_groups
+from autopar.tactics.reading import tactics_of
 from autopar.tactics.records import Pipeline, Tactic
 from autopar.task import check_request, default_limit, rules_for, stored_stack
 from autopar.verdict import simulated
-from autopar.workload import Workload, default_batch, open_workload
+from autopar.workload import Workload, default_batch, open_plan, open_workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +132,23 @@ def partition_steps(
     timeline = simulate(program, costs)
     plan = replace(simulated(plan, timeline, folded, costs), objective=timeline.step_seconds)
     return Partition(plan, tuple(draft.steps), timeline, trips)
+
+
+def read_tactics(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> tuple[Tactic, ...]:
+    """Return a schedule of tactics that makes a plan again.
+
+    Args:
+        plan: A plan, solved or read from a file.
+        model: Where the model is now; None for where it was.
+        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
+
+    Raises:
+        PlanError: If the plan does not fit the model, or no rule allows what it does.
+    """
+    workload = open_plan(plan, model)
+    folded = workload.folded(plan.microbatch)
+    rules = rules_for(folded, discover(workload.probe, cache_dir=cache_dir))
+    return tactics_of(plan, folded, rules, workload.batch_dims(plan.microbatch))
 
 
 def as_mesh(mesh: str | Mapping[str, int] | Mesh) -> Mesh:

@@ -272,6 +272,11 @@ def test_the_command_prints_the_report_and_writes_the_plan(
     assert printed == format_partition(found)
     assert Plan.load(folder / "plan.json") == Plan.from_json(capsys.readouterr().out.encode())
 
+    main(["explain", str(folder / "plan.json"), "--tactics", "--cache-dir", str(cache_dir)])
+    file.write_text(capsys.readouterr().out)
+    main([*command, "--cache-dir", str(cache_dir), "--json"])
+    assert Plan.from_json(capsys.readouterr().out.encode()).blocks == found.plan.blocks
+
 
 def test_the_command_has_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "schedule.yaml"

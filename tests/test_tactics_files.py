@@ -17,6 +17,7 @@ from autopar.tactics import (
     ExpertParallel,
     Megatron,
     Pipeline,
+    Place,
     Recompute,
     Replicate,
     SequenceParallel,
@@ -32,6 +33,7 @@ _COUNTS = st.integers(1, 64)
 _TACTICS: st.SearchStrategy[Tactic] = st.one_of(
     st.builds(Shard, st.dictionaries(_NAMES, st.integers(-4, 4), min_size=1, max_size=3), _NAMES),
     st.builds(Replicate, _NAMES, st.none() | _NAMES),
+    st.builds(Place, *(st.dictionaries(_NAMES, _NAMES, max_size=2) for _ in range(3))),
     st.builds(DataParallel, _NAMES),
     st.builds(Megatron, _NAMES, st.booleans()),
     st.builds(SequenceParallel, _NAMES),
@@ -71,7 +73,7 @@ def test_a_schedule_reads_as_it_was_written(
 def test_every_tactic_is_drawn() -> None:
     drawn = {Shard, Replicate, DataParallel, Megatron, SequenceParallel, ContextParallel, ExpertParallel, ZeRO}
 
-    assert drawn | {Pipeline, Recompute, Automatic} == set(TACTICS.values())
+    assert drawn | {Place, Pipeline, Recompute, Automatic} == set(TACTICS.values())
 
 
 @pytest.mark.parametrize(

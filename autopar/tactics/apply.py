@@ -9,7 +9,7 @@ from typing import assert_never
 from autopar.discover import Strategy
 from autopar.errors import TacticError
 from autopar.ir.graph import Phase, Role, Value
-from autopar.sharding import Placement
+from autopar.sharding import Placement, Placements, parse_placements
 from autopar.tactics.propagate import Conflict, propagate
 from autopar.tactics.records import (
     ContextParallel,
@@ -17,6 +17,7 @@ from autopar.tactics.records import (
     ExpertParallel,
     Megatron,
     Pattern,
+    Place,
     Replicate,
     SequenceParallel,
     Shard,
@@ -24,7 +25,9 @@ from autopar.tactics.records import (
 )
 from autopar.tactics.state import PINNED, OpKey, State, is_partial, sharded_dim
 
-Splitting = Shard | Replicate | DataParallel | Megatron | SequenceParallel | ContextParallel | ExpertParallel | ZeRO
+Splitting = (
+    Shard | Replicate | Place | DataParallel | Megatron | SequenceParallel | ContextParallel | ExpertParallel | ZeRO
+)
 """Tactics that decide where values lie."""
 
 
@@ -101,6 +104,8 @@ class Applier:
                 self._shard(inputs, self.axis(axis), number)
             case Replicate(pattern, axis):
                 self._pin(pattern, range(len(self._axes)) if axis is None else [self.axis(axis)], number)
+            case Place():
+                self._place(tactic, number)
             case DataParallel(axis):
                 self._shard_data(self._batches(), self.axis(axis), number, "batch")
             case ContextParallel(axis):
@@ -230,6 +235,47 @@ class Applier:
                     assert before is not None
                     if before.dim != PINNED:
                         self._refuse(name, axis, PINNED)
+
+    def _place(self, tactic: Place, number: int) -> None:
+        state, topology, mesh = self.state, self.topology, self.topology.mesh
+        keys = {op.name: key for key, op in topology.ops.items()}
+        numbers: dict[OpKey, list[int]] = {}
+        for name, text in tactic.ops.items():
+            if name not in keys:
+                raise TacticError(
+                    f"there is no op {name!r} in a representative block", hint="name ops as plan.json does"
+                )
+            options = {str(strategy): number for number, strategy in enumerate(topology.strategies(keys[name]))}
+            parts = text.split(" | ")
+            if len(parts) != len(mesh.axes) or any(part not in options for part in parts):
+                raise TacticError(
+                    f"{name!r} cannot run as {text!r} on {mesh}",
+                    hint=f"on each axis it is one of {'; '.join(options)}",
+                )
+            numbers[keys[name]] = [options[part] for part in parts]
+        placed = {name: self._parsed(name, name, text) for name, text in tactic.values.items()}
+        copies = {name: self._parsed(name, name.rpartition("@")[0], text) for name, text in tactic.copies.items()}
+        for key, found in numbers.items():
+            for axis, option in enumerate(found):
+                state.chosen.setdefault(key, {}).setdefault(axis, option)
+        for name, placements in placed.items():
+            state.placed.setdefault(topology.of(name), placements)
+            for axis, placement in enumerate(placements):
+                dim = sharded_dim(placement)
+                state.decide(name, axis, PINNED if dim is None else dim, number)
+        state.copies = copies if state.copies is None else {**copies, **state.copies}
+
+    def _parsed(self, name: str, value: str, text: str) -> Placements:
+        """Return placements of a value, which `name` stands for."""
+        if value not in self.graph.values:
+            raise TacticError(f"there is no value {name!r}", hint="name values as plan.json does")
+        try:
+            placements = parse_placements(text)
+        except ValueError:
+            raise TacticError(f"{name!r} at {text!r}", hint="write one placement per axis, such as S(0)R") from None
+        if len(placements) != len(self.topology.mesh.axes):
+            raise TacticError(f"{name!r} at {text!r} on {self.topology.mesh}", hint="write one placement per axis")
+        return placements
 
     def _shard_data(self, wanted: list[tuple[str, int]], axis: int, number: int, what: str) -> None:
         if not wanted:

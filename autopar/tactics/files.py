@@ -24,6 +24,7 @@ from autopar.tactics.records import (
     ExpertParallel,
     Megatron,
     Pipeline,
+    Place,
     Recompute,
     Replicate,
     SequenceParallel,
@@ -35,6 +36,7 @@ from autopar.tactics.records import (
 TACTICS: Mapping[str, type[Tactic]] = {
     "shard": Shard,
     "replicate": Replicate,
+    "place": Place,
     "data_parallel": DataParallel,
     "megatron": Megatron,
     "sequence_parallel": SequenceParallel,
@@ -126,11 +128,15 @@ def _fields(record: type[Tactic]) -> str:
 def _readable(name: str) -> type[Any]:
     """Return a record with the fields of a tactic: values are named by patterns only, other fields are errors."""
     record = TACTICS[name]
-    types: dict[str, Any] = {"inputs": dict[str, int], "pattern": str}
-    found = []
+    named = dict[str, str]
+    types: dict[str, Any] = {"inputs": dict[str, int], "pattern": str, "ops": named, "values": named, "copies": named}
+    found: list[Any] = []
     for field in fields(record):
         kind = types.get(field.name, field.type)
-        found.append((field.name, kind, field.default) if _has_default(field) else (field.name, kind))
+        if field.default_factory is not MISSING:
+            found.append((field.name, kind, msgspec.field(default_factory=dict)))
+        else:
+            found.append((field.name, kind, field.default) if _has_default(field) else (field.name, kind))
     return msgspec.defstruct(record.__name__, found, forbid_unknown_fields=True)
 
 
@@ -142,7 +148,7 @@ def _mapping(tactic: Tactic) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for field in fields(tactic):
         value = getattr(tactic, field.name)
-        if _has_default(field) and value == field.default:
+        if (_has_default(field) and value == field.default) or (field.default_factory is not MISSING and not value):
             continue
         if isinstance(value, Mapping):
             value = dict(value)

@@ -5,7 +5,7 @@ are plain records. What a tactic does is in `apply.py`; all that split something
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from autopar.ir.graph import Value
@@ -39,6 +39,23 @@ class Replicate:
 
     pattern: Pattern
     axis: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place things exactly, on all axes at once, as a plan has them: what no other tactic says.
+
+    Nothing propagates. Names are those of the representative of equal blocks, as in plan.json; there are no patterns.
+
+    Attributes:
+        ops: How ops run, by axis, as `autopar rules` prints it: "S(0),R -> S(0) | R,S(1) -> S(1)".
+        values: Placements of parameters, and of what passes between blocks: "S(0)R".
+        copies: Placements of copies that several ops of a phase share, by `value@kind/phase`; all of them, if any.
+    """
+
+    ops: Mapping[str, str]
+    values: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +177,7 @@ class Automatic:
 Tactic: TypeAlias = (
     Shard
     | Replicate
+    | Place
     | DataParallel
     | Megatron
     | SequenceParallel

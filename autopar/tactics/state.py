@@ -20,7 +20,7 @@ from autopar.formulate.fold import Folded, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
 from autopar.formulate.options import Options, options
 from autopar.ir.graph import Op, Phase, Role
-from autopar.sharding import Mesh, Partial, Replicate, Shard
+from autopar.sharding import Mesh, Partial, Placements, Replicate, Shard
 
 OpKey = tuple[int, int]
 """Kind of block and position of an op in it."""
@@ -147,12 +147,16 @@ class State:
         splits: By class and axis.
         chosen: By op, then axis: number of its strategy on one axis.
         decisions: How many there are.
+        placed: Placements that were said exactly, by class.
+        copies: Placements of copies that were said exactly, by name; None if writing down has to find them.
     """
 
     topology: Topology
     splits: dict[str, dict[int, Decided]] = field(default_factory=dict)
     chosen: dict[OpKey, dict[int, int]] = field(default_factory=dict)
     decisions: int = 0
+    placed: dict[str, Placements] = field(default_factory=dict)
+    copies: dict[str, Placements] | None = None
 
     def copy(self) -> "State":
         """Return a state that can be tried out."""
@@ -161,11 +165,14 @@ class State:
             {name: dict(axes) for name, axes in self.splits.items()},
             {key: dict(axes) for key, axes in self.chosen.items()},
             self.decisions,
+            dict(self.placed),
+            self.copies if self.copies is None else dict(self.copies),
         )
 
     def take(self, other: "State") -> None:
         """Become what another state of the same graph is."""
         self.splits, self.chosen, self.decisions = other.splits, other.chosen, other.decisions
+        self.placed, self.copies = other.placed, other.copies
 
     def split(self, name: str, axis: int) -> Decided | None:
         """Return what is decided about the class of a value on an axis."""

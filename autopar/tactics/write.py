@@ -44,6 +44,9 @@ class Writer:
 
     def of_class(self, name: str) -> Placements:
         """Return how a class lies where no op says otherwise: split, whole, or in terms that all its readers take."""
+        exact = self.state.placed.get(self.topology.of(name))
+        if exact is not None:
+            return exact
         found: list[Placement] = []
         chunks = self.topology.meaning.chunks(name)
         for axis, passed in enumerate(self._passed(name)):
@@ -127,16 +130,26 @@ class Writer:
 
     def _results(self, kind: BlockKind) -> list[ValuePlacement]:
         """Return how results of the model leave it: in no terms."""
-        results = self.topology.folded.graph.outputs
+        results = frozenset(self.topology.folded.graph.outputs)
+        if self.state.copies is not None:  # what is said exactly is all there is
+            results = results & self.state.placed.keys() - self.topology.boundary_set
         return [
-            ValuePlacement(name, format_placements(self.reduced((kind.id, position), slot)))
+            ValuePlacement(
+                name, format_placements(self.state.placed.get(name) or self.reduced((kind.id, position), slot))
+            )
             for position, op in enumerate(kind.ops)
             for slot, name in enumerate(op.outputs)
             if name in results
         ]
 
     def _copies(self, kind: BlockKind) -> list[ValuePlacement]:
-        """Return the reduced copies of what ops leave in terms, one per phase that reads it."""
+        """Return the reduced copies of what ops leave in terms, one per phase that reads it, or those said exactly."""
+        if self.state.copies is not None:
+            return [
+                ValuePlacement(name, format_placements(placements))
+                for name, placements in self.state.copies.items()
+                if name.rpartition("@")[2].partition("/")[0] == str(kind.id)
+            ]
         phases: dict[str, dict[str, int]] = {}
         for op in kind.ops:
             for name in op.inputs:
