@@ -12,7 +12,9 @@ import pytest
 
 from autopar.errors import TacticError
 from autopar.sharding import Mesh
-from autopar.tactics import DataParallel, Megatron, Replicate, Shard, Tactic, ZeRO
+from autopar.tactics import DataParallel, ExpertParallel, Megatron, Replicate, Shard, Tactic, ZeRO
+from autopar.workload import open_workload
+from tests.executions import TINY
 from tests.tactic_models import chain, counts, decode_step, decoder, draft, graph_network, unet
 
 B, M, Z2, Z3 = DataParallel("b"), Megatron("m"), ZeRO(2, "b"), ZeRO(3, "b")
@@ -152,3 +154,18 @@ def test_graph_network_by_edges(steps: int, cache_dir: Path) -> None:
     assert counts(draft(model, Mesh.of(b=4), 16, cache_dir), (edges,)) == (0, 4 * steps - 1, 0, 0)
     # The batch sums the gradients of all four parameters of a step, and the loss.
     assert counts(draft(model, Mesh.of(b=4), 16, cache_dir), (B,)) == (0, 4 * steps + 1, 0, 0)
+
+
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_experts_exchange_tokens(num_layers: int, cache_dir: Path) -> None:
+    """Nine exchanges a layer, counted per use; no expert and no token is gathered.
+
+    Forward, tokens go to two products and come back from one. Backward, the gradient of what came back goes to two
+    products, the tokens go to two gradients of weights, and the gradient of the tokens comes back in two terms. Summed
+    are the gradients of the 7 other parameters of a layer, of 3 outside the layers, and the loss.
+    """
+    model = open_workload("zoo:mixtral-8x7b", dims={**TINY["mixtral-8x7b"], "num_layers": num_layers})
+
+    found = counts(draft(model, Mesh.of(e=4), 8, cache_dir), (ExpertParallel("e"),))
+
+    assert found == (0, 7 * num_layers + 4, 0, 9 * num_layers)
