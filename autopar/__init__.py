@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autopar.api import rules, simulate_plan, solve
     from autopar.degrees import Degrees
+    from autopar.partitioning import partition
     from autopar.plan import Plan
     from autopar.prediction import predict
 
 __version__ = "0.1.0"
-__all__ = ["Degrees", "Plan", "__version__", "predict", "rules", "simulate_plan", "solve"]
+__all__ = ["Degrees", "Plan", "__version__", "partition", "predict", "rules", "simulate_plan", "solve"]
 
 # Names are loaded when they are first used, so that `import autopar` stays light.
 _HOMES = {
     "solve": "autopar.api",
     "simulate_plan": "autopar.api",
     "rules": "autopar.api",
+    "partition": "autopar.partitioning",
     "predict": "autopar.prediction",
     "Degrees": "autopar.degrees",
     "Plan": "autopar.plan",

@@ -61,6 +61,10 @@ class JobError(AutoparError, ValueError):
     """A request makes no sense for this model or cluster (0 GPUs, a batch that cannot be divided, ...)."""
 
 
+class TacticError(AutoparError, ValueError):
+    """A tactic speaks of an axis or value that is not there, or cannot do what it says."""
+
+
 class PlanError(AutoparError, ValueError):
     """A plan file is malformed or does not belong to the model."""
 

@@ -33,11 +33,11 @@ from autopar.program.lower import LoweredKind, lower_blocks
 from autopar.program.records import Category, Collective, Segment, SegmentPhase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass
-from autopar.search.by_degrees import cut
 from autopar.sharding import Axis
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.layout import Layout, Shapes, lay_out
 from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
+from autopar.tactics.by_degrees import ranges_by_degrees
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -216,7 +216,7 @@ class _Table:
         """Return the blocks of every stage."""
         key = (degrees.num_stages, degrees.layers)
         if key not in self._ranges:
-            self._ranges[key] = cut(self.folded, degrees)
+            self._ranges[key] = ranges_by_degrees(degrees, self.folded)
         return self._ranges[key]
 
     def stages(self, degrees: Degrees) -> StageTimes:

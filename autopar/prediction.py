@@ -1,8 +1,8 @@
 """Plans by degrees and what becomes of them: placed, cut, lowered, verified and simulated, as any other plan.
 
-A `Predictor` keeps what plans of one model share: the graph of each microbatch size, the sharding rules, the placements
-of each mesh. Placements are completed under the default stack with the attention kernels of the stack, so that they do
-not change with its numbers, and a prediction is a function of these that can be fitted.
+Degrees are a schedule of tactics, and a plan by degrees is what `autopar partition` makes of it. A `Predictor` keeps
+what plans of one model share: the graph of each microbatch size, the sharding rules, the placements of each mesh. No
+price decides a placement, so that a prediction is a function of the numbers of a software stack that can be fitted.
 """
 
 from collections.abc import Mapping
@@ -10,20 +10,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from autopar import solvers
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, load_policy, load_stack
 from autopar.degrees import Degrees
 from autopar.discover import Rules, discover
 from autopar.errors import JobError
 from autopar.formulate.fold import Folded
-from autopar.formulate.recipes import BatchDims, batch_dims
 from autopar.plan import Job, Plan
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
-from autopar.search.by_degrees import Placed, axes, place, plan_by_degrees
+from autopar.search.summary import summarise
 from autopar.simulate import Timeline, simulate
+from autopar.tactics.by_degrees import mesh_by_degrees, placing_by_degrees, stages_by_degrees
+from autopar.tactics.draft import Draft
 from autopar.task import check_request, default_limit, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
@@ -64,7 +64,7 @@ class Predictor:
     workload: Workload
     cache_dir: Path | None = None
     verify: bool = True
-    _placed: dict[object, Placed] = field(default_factory=dict, repr=False)
+    _placed: dict[object, Draft] = field(default_factory=dict, repr=False)
     _rules: dict[int, Rules] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -93,7 +93,8 @@ class Predictor:
             trace: Whether to collect the bars of a trace.
 
         Raises:
-            JobError: If the degrees do not fit the model or the cluster.
+            JobError: If the degrees do not fit the cluster.
+            TacticError: If they do not fit the model.
         """
         cluster = job_machine(degrees.gpus, cluster)
         check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
@@ -131,11 +132,7 @@ class Predictor:
     ) -> Plan:
         """Return the plan of degrees; arguments and errors as of `predict`."""
         folded, costs = self._folded(degrees), CostModel(cluster, policy, kernels(stack))
-        key = (degrees.samples, *axes(degrees), cluster, policy, stack.attention)
         rules = self._rules_of(degrees.samples, folded)
-        if key not in self._placed:
-            solver = solvers.load("auto")
-            self._placed[key] = place(folded, rules, self._batch_dims(degrees.samples, folded), degrees, costs, solver)
         job = Job(
             self.workload.mode,
             degrees.gpus,
@@ -147,7 +144,21 @@ class Predictor:
             stored_stack(stack),
             policy.name,
         )
-        return plan_by_degrees(self._placed[key], degrees, self.workload.info(), job)
+        mesh, placing = mesh_by_degrees(degrees), placing_by_degrees(degrees)
+        key = (degrees.samples, mesh, placing, cluster, policy, stack.attention)
+        if key not in self._placed:
+            placed = Draft(
+                folded, rules, mesh, costs,
+                model=self.workload.info(), job=job, batch=self.workload.batch_dims(degrees.samples),
+                num_microbatches=degrees.num_microbatches,
+            )  # fmt: skip
+            for tactic in placing:
+                placed.decide(tactic)
+            self._placed[key] = placed
+        draft = self._placed[key].again(job, degrees.num_microbatches)
+        for tactic in stages_by_degrees(degrees, folded):
+            draft.decide(tactic)
+        return summarise(draft.plan(), folded)
 
     def _folded(self, degrees: Degrees) -> Folded:
         fixed = self.workload.fixed_batch
@@ -163,15 +174,6 @@ class Predictor:
         if samples not in self._rules:
             self._rules[samples] = rules_for(folded, self.rules)
         return self._rules[samples]
-
-    def _batch_dims(self, samples: int, folded: Folded) -> BatchDims:
-        fixed = self.workload.fixed_batch
-        values = folded.graph.values
-        if fixed is None:
-            # A microbatch as large as the probe differs from it nowhere, but from one twice as large.
-            dims = batch_dims(values, self.workload.probe.values)
-            return dims or batch_dims(values, self.workload.folded(2 * samples).graph.values)
-        return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
 
 
 def kernels(stack: Stack) -> Stack:

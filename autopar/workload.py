@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from autopar import models
 from autopar.errors import JobError, ModelError, PlanError
 from autopar.formulate.fold import Folded, fold
+from autopar.formulate.recipes import batch_dims
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph
 from autopar.onnx import load
@@ -95,6 +96,15 @@ class Workload:
         except ModelError:
             return size
         return None
+
+    def batch_dims(self, samples: int) -> Mapping[str, int]:
+        """Return the batch dim of every value of a microbatch that has one."""
+        values = self.folded(samples).graph.values
+        if self.fixed_batch is not None:
+            fixed = self.fixed_batch
+            return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
+        # A microbatch as large as the probe differs from it nowhere, but from one twice as large.
+        return batch_dims(values, self.probe.values) or batch_dims(values, self.folded(2 * samples).graph.values)
 
     @cached_property
     def probe(self) -> Graph:

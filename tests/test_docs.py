@@ -35,7 +35,10 @@ WITH_CODE = [path for path in DOCUMENTS if any(language == "python" for language
 def test_code_runs_and_prints_what_it_says(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Block after block, in an empty folder. README's shell blocks install things; `.ci/run` runs them."""
+    """Block after block, in an empty folder; a YAML block that begins with a file's name becomes that file.
+
+    README's shell blocks install things; `.ci/run` runs them.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOPAR_CACHE_DIR", str(tmp_path / "cache"))
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -47,6 +50,8 @@ def test_code_runs_and_prints_what_it_says(
                 program, *arguments = line.split("#")[0].split()
                 assert program == "autopar"
                 assert main(arguments) == 0, line
+        elif language == "yaml" and (named := re.match(r"# (\S+\.yaml)\n", text)):
+            Path(named[1]).write_text(text)
         elif language == "python" and ">>>" in text:
             test = parser.get_doctest(text, names, path.name, str(path), 0)
             runner.run(test, clear_globs=False)

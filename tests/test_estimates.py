@@ -9,7 +9,7 @@ import pytest
 from autopar.cluster import load_cluster
 from autopar.cost import Stack
 from autopar.degrees import Degrees
-from autopar.errors import JobError
+from autopar.errors import JobError, TacticError
 from autopar.estimates import Estimator
 from autopar.prediction import Predictor
 from autopar.workload import open_workload
@@ -95,5 +95,5 @@ def test_plans_share_tables() -> None:
     ],
 )
 def test_what_has_no_estimate_is_refused(degrees: Degrees, message: str) -> None:
-    with pytest.raises(JobError, match=message):
+    with pytest.raises((JobError, TacticError), match=message):
         Estimator(_predictor(), CLUSTER).estimate([degrees])

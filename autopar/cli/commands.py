@@ -27,6 +27,7 @@ from autopar.cli.options import (
     resolve_cache_dir,
     solver_names,
 )
+from autopar.cli.partitioning import diff, partition
 from autopar.cli.predicting import predict
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
@@ -54,6 +55,8 @@ def app() -> None:
 
 
 app.add_command(select)
+app.add_command(partition)
+app.add_command(diff)
 app.add_command(predict)
 app.add_command(schedules)
 app.add_command(validate)
@@ -213,7 +216,12 @@ def simulate(
 @app.command()
 @click.argument("plan_file", metavar="PLAN", type=file_path())
 @click.option("--ops", is_flag=True, help="List the placements of every op too.")
-def explain(plan_file: Path, ops: bool) -> None:
+@click.option("--tactics", is_flag=True, help="Print a schedule of tactics that makes the plan again, as YAML.")
+@click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
+@cache_options
+def explain(
+    plan_file: Path, ops: bool, tactics: bool, model: str | None, cache_dir: Path | None, no_cache: bool
+) -> None:
     """Explain a plan.
 
     PLAN is a plan.json. Prints where time and memory go, which tensor lies where, and why the runners-up lost.
@@ -221,7 +229,15 @@ def explain(plan_file: Path, ops: bool) -> None:
     from autopar.plan import Plan
     from autopar.report import format_explain
 
-    click.echo(format_explain(Plan.load(plan_file), ops=ops), nl=False)
+    plan = Plan.load(plan_file)
+    if tactics:
+        from autopar.partitioning import read_tactics
+        from autopar.tactics import format_schedule
+
+        cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+        click.echo(format_schedule(read_tactics(plan, model=model, cache_dir=cache)), nl=False)
+        return
+    click.echo(format_explain(plan, ops=ops), nl=False)
 
 
 @app.command()

@@ -51,8 +51,8 @@ Seconds = TypeVar("Seconds", float, FloatArray)
 def launched(device: Seconds, host: Seconds) -> Seconds:
     """Return what a pass takes that keeps the device busy for so long, and the host that launches it.
 
-    >>> launched(2.0, 0.0), round(launched(1.0, 1.0), 2), round(launched(10.0, 1.0), 2)
-    (2.0, 1.26, 10.0)
+    >>> [round(float(launched(device, host)), 2) for device, host in ((2.0, 0.0), (1.0, 1.0), (10.0, 1.0))]
+    [2.0, 1.26, 10.0]
     """
     longer, shorter = np.maximum(device, host), np.minimum(device, host)
     ratio = shorter / np.maximum(longer, 1e-30)

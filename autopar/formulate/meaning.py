@@ -41,6 +41,7 @@ class Meaning:
     _reductions: Mapping[str, str]  # by class, of those that are ever partial
     _chunks: Mapping[Dim, int]  # of dims that have more than one
     _arriving: frozenset[tuple[int, str]]  # (block, value from another block)
+    _any_terms: bool  # whether values may be terms of anything, between blocks too
 
     def reduction(self, value: str) -> str | None:
         """Return what the terms of a value are put together by when it is partial; None if it never is."""
@@ -78,7 +79,9 @@ class Meaning:
         factors = set()
         for name, placement in chain.from_iterable(_sides(op, strategy, self.folded.free)):
             match placement:
-                case Partial(reduce) if reduce != self.reduction(name) or (op.block, name) in self._arriving:
+                case Partial(reduce) if not self._any_terms and (
+                    reduce != self.reduction(name) or (op.block, name) in self._arriving
+                ):
                     return None
                 case Shard(dim, chunks):
                     whole = self._chunks.get((self._classes.of(name), dim), 1)
@@ -93,12 +96,19 @@ class Meaning:
         return _times(strategy, factor) if strategy.cyclic else None
 
 
-def meaning(folded: Folded, rules: Rules) -> Meaning:
+def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning:
     """Decide what the placements of all values stand for.
+
+    Args:
+        folded: The graph.
+        rules: What its ops can do.
+        any_terms: Whether to offer all strategies with terms: of several reductions of one value, and of values on
+            their way between blocks. Whoever asks for it has to fit them together.
 
     Reductions are decided in the order of the graph: the first op that can leave terms of a value, given what the terms
     of its own inputs are, decides, and prefers sums. Values that no op leaves terms of are never partial, nor are
-    parameters, moments and what arrives from another block: what reads terms of them is not offered.
+    parameters, moments and, unless told otherwise, what arrives from another block: what reads terms of them is not
+    offered.
 
     Chunks are found in two steps. Strategies that hold block-cyclic too tie the dims they shard; tied dims have one
     count. Then the strategies that ask for chunks, the fewest chunks first, get them where no strategy before them asks
@@ -111,7 +121,7 @@ def meaning(folded: Folded, rules: Rules) -> Meaning:
     classes = _Classes(folded)
     reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
     arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
-    return Meaning(folded, rules, classes, reductions, chunks, frozenset(arriving))
+    return Meaning(folded, rules, classes, reductions, chunks, frozenset(arriving), any_terms)
 
 
 class _Union(Generic[Key]):

@@ -1,43 +1,29 @@
-"""What people do by hand, as restrictions of the placement problem: the points of a grid search, plans by degrees.
+"""What people do by hand, as restrictions of the placement problem: the points of a grid search.
 
 A recipe gives each mesh axis a task. On a *data* axis every value is split along the batch, parameters are copied and
 gradients summed; with ZeRO-1 the update is split, with ZeRO-2 the sums of gradients too, with ZeRO-3 the parameters
-between their uses as well. A *context* axis does the same with the positions of a sequence in place of the batch. On an
-*expert* axis the experts of a mixture (parameters of rank 3) are dealt out and everything else is data parallel. On a
-*tensor* axis (Megatron-LM) the parameters of repeated blocks are split where they are used, values between blocks are
-copied or, with sequence parallelism, split along the sequence, and nothing is split along the batch. What a recipe
-leaves open (which matrix by rows, which by columns) is for the solver to complete. `Megatron` leaves less open than
-`Tensor`: matrices stay split wherever they are stored, read and updated, those of the vocabulary along the vocabulary,
-and nothing is split along the sequence unless it is asked for.
-
-A recipe can be applied to finished tables, as masks over the strategies of the nodes (`recipes`), or while tables are
-built (`Following`): what an axis may not do is then never combined with what the other axes do, so that tables of three
-axes stay small.
+between their uses as well. On a *tensor* axis (Megatron-LM) the parameters of repeated blocks are split where they are
+used, values between blocks are copied or, with sequence parallelism, split along the sequence, and nothing is split
+along the batch. What a recipe leaves open (which matrix by rows, which by columns) is for the solver to complete.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.products import PRODUCT_KINDS
-from autopar.discover import Rules, Strategy
-from autopar.formulate.fold import Folded, boundary_groups
-from autopar.formulate.options import encode
+from autopar.formulate.fold import Folded
 from autopar.formulate.tables import Decision, Node, Tables
 from autopar.ir.graph import Op, Phase, Role, Value
 from autopar.problem import Problem, Recipe
-from autopar.sharding import Shard
 
 Mask = NDArray[np.bool_]
 BatchDims = Mapping[str, int]
 """The batch dim of every value that has one."""
 
-_MATRIX_RANK, _EXPERT_RANK = 2, 3  # of parameters: what tensor parallelism splits, what expert parallelism deals out
-_SEQUENCE_RANK = 3  # of what passes between the blocks of a model of sequences: batch, positions, width
-_ROUTER = 512  # a matrix with a dim up to this size is a router of experts, which Megatron-LM copies
+_MATRIX_RANK = 2  # of parameters: what tensor parallelism splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +37,6 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """Context parallelism: the positions of a sequence are split; `zero` as of `Data`."""
-
-    zero: int
-
-    def __str__(self) -> str:
-        return "context" + (f"+zero-{self.zero}" if self.zero else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Expert:
-    """Expert parallelism: experts are dealt out, all else is data parallel; `zero` as of `Data`."""
-
-    zero: int
-
-    def __str__(self) -> str:
-        return "expert" + (f"+zero-{self.zero}" if self.zero else "")
-
-
-@dataclass(frozen=True, slots=True)
 class Tensor:
     """Megatron's tensor parallelism, with or without sequence parallelism."""
 
@@ -80,17 +46,7 @@ class Tensor:
         return "megatron" + ("+sequence" if self.sequence else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Megatron:
-    """Tensor parallelism as Megatron-LM does it, to the letter."""
-
-    sequence: bool
-
-    def __str__(self) -> str:
-        return "megatron to the letter" + ("+sequence" if self.sequence else "")
-
-
-Task = Data | Context | Expert | Tensor | Megatron
+Task = Data | Tensor
 
 Placed = Sequence[tuple[str, NDArray[np.int64], bool]]
 """Of every tensor of a decision: (name, (S,) code on one axis, is output); 0 Replicate, 1 Partial, 2 + d Shard(d)."""
@@ -104,24 +60,16 @@ class _Facts:
     batch: BatchDims
     parameters: frozenset[str]
     gradients: frozenset[str]
-    experts: frozenset[str]  # parameters of rank 3, their gradients, moments and new contents
     summands: frozenset[str]  # what a backward pass makes of parameters: gradients on their way to the sum
-    positions: Mapping[str, int]  # the dim of the positions in a sequence, of values that have one
-    widths: Mapping[str, int]  # the dim of the model's width, of values that have one
-    codes: Mapping[str, tuple[int, ...]]  # what a tensor axis may do to matrices and to what the update makes of them
 
     @classmethod
-    def of(cls, folded: Folded, dims: BatchDims, rules: Rules | None = None) -> "_Facts":
+    def of(cls, folded: Folded, dims: BatchDims) -> "_Facts":
         states = folded.graph.states
-        parameters = frozenset(state.input for state in states if state.role is Role.PARAMETER)
-        values = folded.graph.values
-        experts = {name for name in parameters if len(values[name].shape) == _EXPERT_RANK}
         return cls(
             folded,
             dims,
-            parameters,
+            frozenset(state.input for state in states if state.role is Role.PARAMETER),
             frozenset(name for s in states if s.role is Role.GRADIENT for name in (s.input, s.output)),
-            frozenset(name for s in states if s.owner in experts for name in (s.input, s.output)) | experts,
             frozenset(
                 name
                 for kind in folded.kinds
@@ -130,65 +78,7 @@ class _Facts:
                 for name in op.outputs
                 if name not in dims
             ),
-            {} if rules is None else _following(folded, rules, dims, 1),
-            {} if rules is None else _following(folded, rules, dims, 2),
-            _codes(folded),
         )
-
-
-def _following(folded: Folded, rules: Rules, dims: BatchDims, offset: int) -> dict[str, int]:
-    """Return the dim that holds what lies `offset` dims behind the batch between blocks, of values that have one.
-
-    Between blocks of a model of sequences the batch is followed by the positions and those by the width. Inside, an op
-    that can be split along such a dim in one tensor is split along it in others too, which is what its strategies say.
-    """
-    values = folded.graph.values
-    found: dict[str, int] = {}
-
-    def mark(name: str, dim: int) -> None:
-        if name in dims and dim != dims[name]:
-            found.setdefault(name, dim)
-
-    for producers, arrivals in boundary_groups(folded):
-        made = [folded.kinds[p.kind].ops[p.position].outputs[p.slot] for p in producers]
-        for name in (*made, *(arrival.value for _, arrival in arrivals)):
-            if len(values[name].shape) == _SEQUENCE_RANK and name in dims:
-                mark(name, dims[name] + offset)
-    ops = [op for kind in folded.kinds for op in kind.ops if op.phase is not Phase.UPDATE]
-    for sweep in (ops, ops[::-1], ops):
-        for op in sweep:
-            names = (*op.inputs, *op.outputs)
-            if not any(name in found for name in names):
-                continue
-            for strategy in rules.of(op).strategies:
-                sharded = [
-                    (name, placement.dim)
-                    for name, placement in zip(names, (*strategy.inputs, *strategy.outputs), strict=True)
-                    if isinstance(placement, Shard)
-                ]
-                if any(found.get(name) == dim for name, dim in sharded):
-                    for name, dim in sharded:
-                        mark(name, dim)
-    return found
-
-
-def _codes(folded: Folded) -> dict[str, tuple[int, ...]]:
-    """Return the codes that matrices, their gradients, moments and new contents may have on a tensor axis."""
-    graph = folded.graph
-    ops = [op for kind in folded.kinds for op in kind.ops]
-    classes = {graph.values[op.inputs[0]].shape[-1] for op in ops if op.kind == "autopar::CrossEntropyStats"}
-    repeated = {p.value.name for p in folded.parameters if folded.kinds[p.producer.kind].count > 1}
-    found: dict[str, tuple[int, ...]] = {}
-    for parameter in folded.parameters:
-        name, shape = parameter.value.name, parameter.value.shape
-        if len(shape) < _MATRIX_RANK:
-            continue
-        if name not in repeated:
-            found[name] = tuple(2 + dim for dim, size in enumerate(shape) if size in classes)[:1] or (0, 1)
-        elif min(shape) > _ROUTER:
-            found[name] = tuple(range(2 + (len(shape) >= _EXPERT_RANK), 2 + len(shape)))
-    owned = [(s.owner, name) for s in graph.states for name in (s.input, s.output) if s.owner in found]
-    return found | {name: found[owner] for owner, name in owned}
 
 
 def batch_dims(small: Mapping[str, Value], large: Mapping[str, Value]) -> dict[str, int]:
@@ -236,42 +126,6 @@ def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Following:
-    """Tables that follow one recipe: what each axis may do, asked for while tables are built.
-
-    Attributes:
-        folded: The graph.
-        rules: What its ops can do.
-        dims: The batch dim of every value that has one.
-        tasks: What each mesh axis does, major first.
-    """
-
-    folded: Folded
-    rules: Rules
-    dims: BatchDims
-    tasks: tuple[Task, ...]
-    _facts: _Facts = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_facts", _Facts.of(self.folded, self.dims, self.rules))
-
-    def of_op(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> tuple[Mask, ...]:
-        """Return by axis which of an op's strategies on one axis it may take."""
-        placed: list[tuple[str, NDArray[np.int64], bool]] = []
-        for slot, name in enumerate((*op.inputs, *op.outputs)):
-            if name and name not in self.folded.free:
-                rows = [(*strategy.inputs, *strategy.outputs)[slot] for strategy in strategies]
-                codes = np.array([encode(placement) for placement in rows], dtype=np.int64)
-                placed.append((name, codes, slot >= len(op.inputs)))
-        return tuple(_wanted(self._facts, task, Decision.OP, kind, op, placed) for task in self.tasks)
-
-    def of_value(self, decision: Decision, kind: int, value: Value) -> tuple[Mask, ...]:
-        """Return by axis which codes (Replicate, Partial, Shard(0), ...) a value may have."""
-        placed = [(value.name, np.arange(len(value.shape) + 2, dtype=np.int64), True)]
-        return tuple(_wanted(self._facts, task, decision, kind, None, placed) for task in self.tasks)
-
-
 def _digits(numbers: NDArray[np.int64], rank: int, axis: int, num_axes: int) -> NDArray[np.int64]:
     """Return the code of one axis of placement numbers."""
     digits: NDArray[np.int64] = numbers // (rank + 2) ** (num_axes - 1 - axis) % (rank + 2)
@@ -298,17 +152,13 @@ def _tensors(tables: Tables, node: Node, axis: int) -> Placed:
 def _wanted(facts: _Facts, task: Task, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
     """Return the (S,) strategies of a decision that do what a task asks of its axis."""
     match task:
-        case Megatron():
-            return _megatron(facts, task, decision, op, placed)
         case Tensor():
             return _tensor(facts, task, decision, kind, op, placed)
-        case Expert() if any(name in facts.experts for name, _, _ in placed):
-            return _expert(facts, op, placed)
-        case _:
+        case Data():
             return _data(facts, task, decision, op, placed)
 
 
-def _data(facts: _Facts, task: Data | Context | Expert, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+def _data(facts: _Facts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
     dims = facts.batch
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
     if decision is Decision.PARAMETER:
@@ -324,43 +174,13 @@ def _data(facts: _Facts, task: Data | Context | Expert, decision: Decision, op: 
         return mask
     for name, digits, is_output in placed:
         if name in dims:
-            mask &= _split(facts, task, decision, name, digits)
+            mask &= digits == 2 + dims[name]
         elif name in facts.gradients:
             mask &= digits == 1
         elif is_output or name in facts.summands:
             mask &= digits <= 1
         else:
             mask &= digits == 0
-    return mask
-
-
-def _split(
-    facts: _Facts, task: Data | Context | Expert, decision: Decision, name: str, digits: NDArray[np.int64]
-) -> Mask:
-    """Return how a value with a batch dim is split.
-
-    Which dim holds the positions of a sequence is clear between blocks only, where it follows the batch; inside the
-    solver finds it, as nothing else may be split. In front of the experts of a mixture comes the change from the batch
-    to the experts, which lie in the first dim.
-    """
-    batch = 2 + facts.batch[name]
-    match task:
-        case Context():
-            if decision is Decision.BOUNDARY and name in facts.positions:
-                return np.asarray(digits == 2 + facts.positions[name])
-            return np.asarray(digits != batch)
-        case Expert() if batch > 2:
-            return np.asarray((digits == batch) | (digits == 2))
-        case _:
-            return np.asarray(digits == batch)
-
-
-def _expert(facts: _Facts, op: Op | None, placed: Placed) -> Mask:
-    """Return the strategies in which each device has its own experts, and no gradient is left to be summed."""
-    mask = np.ones(len(placed[0][1]), dtype=bool)
-    for name, digits, _ in placed:
-        if name in facts.experts or name in facts.batch or (op is not None and op.phase is Phase.UPDATE):
-            mask &= digits == 2
     return mask
 
 
@@ -387,33 +207,6 @@ def _tensor(facts: _Facts, task: Tensor, decision: Decision, kind: int, op: Op |
             and len(values[name].shape) >= _MATRIX_RANK
         ):
             mask &= digits >= 2
-    return mask
-
-
-def _megatron(facts: _Facts, task: Megatron, decision: Decision, op: Op | None, placed: Placed) -> Mask:
-    """Return the strategies of Megatron-LM's tensor parallelism.
-
-    With sequence parallelism products see all tokens, and what lies between them, of the model's width, a part each.
-    """
-    mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
-    is_product = op is not None and op.kind in PRODUCT_KINDS
-    for name, digits, _ in placed:
-        position = facts.positions.get(name)
-        if name in facts.codes:
-            mask &= np.isin(digits, facts.codes[name])
-        elif decision is Decision.BOUNDARY:
-            mask &= digits == (2 + position if task.sequence and position is not None else 0)
-        elif name in facts.batch:
-            mask &= digits != 2 + facts.batch[name]
-            if position is not None and not task.sequence:
-                mask &= digits != 2 + position
-            if name in facts.widths:
-                mask &= digits != 2 + facts.widths[name]
-            if task.sequence and position is not None:
-                if is_product:
-                    mask &= digits != 2 + position
-                elif op is not None and name in facts.widths:
-                    mask &= (digits == 2 + position) | (digits == 1)
     return mask
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from autopar.discover import Replaced, Scaled, Strategy
 from autopar.formulate.fold import Source
+from autopar.formulate.placing import op_placement
 from autopar.formulate.tables import Decision, Tables
-from autopar.ir.graph import Op
-from autopar.plan import BlockPlan, DividedNumber, HaloRows, LocalKind, OpPlacement, ReplacedNumber, ValuePlacement
-from autopar.sharding import Mesh, Placements, format_placements
+from autopar.plan import BlockPlan, OpPlacement, ValuePlacement
+from autopar.sharding import format_placements
 
 
 def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
@@ -22,7 +21,7 @@ def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, .
         if node.decision is Decision.OP:
             assert node.options is not None
             op = folded.kinds[node.kind].ops[node.position]
-            ops[node.kind][op.name] = _op_placement(op, node.options.by_axis(strategy), tables.mesh)
+            ops[node.kind][op.name] = op_placement(op, node.options.by_axis(strategy), tables.mesh)
             continue
         assert node.value is not None
         assert node.placements is not None
@@ -86,33 +85,3 @@ def _crossings(
         for arrival in kind.arrivals:
             arrivals[kind.id].append(ValuePlacement(arrival.value, by_producer[arrival.producers[0][0]]))
     return arrivals, departures
-
-
-def _op_placement(op: Op, by_axis: Sequence[Strategy], mesh: Mesh) -> OpPlacement:
-    """Return an op's placements and what changes inside it, given its strategy on each mesh axis."""
-
-    def texts(names: Sequence[str], placements: Sequence[Placements]) -> tuple[str, ...]:
-        """Return the text per tensor, `placements` being (tensors,) per axis."""
-        return tuple(
-            format_placements(tuple(own)) if name else "" for name, *own in zip(names, *placements, strict=True)
-        )
-
-    divisors: dict[Scaled, int] = {}
-    replaced: dict[Replaced, None] = {}
-    halos = []
-    for strategy, axis in zip(by_axis, mesh.axes, strict=True):
-        for number in strategy.scaled:
-            divisors[number] = divisors.get(number, 1) * axis.size
-        replaced |= dict.fromkeys(strategy.replaced)
-        halos += [HaloRows(h.input, h.dim, axis.name, h.before, h.after, h.fill) for h in strategy.halos]
-    told = [axis.name for strategy, axis in zip(by_axis, mesh.axes, strict=True) if strategy.local is not None]
-    local = next((strategy.local for strategy in by_axis if strategy.local is not None), None)
-    return OpPlacement(
-        op.name,
-        texts(op.inputs, [strategy.inputs for strategy in by_axis]),
-        texts(op.outputs, [strategy.outputs for strategy in by_axis]),
-        divided=tuple(DividedNumber(number.source, number.entry, divisor) for number, divisor in divisors.items()),
-        replaced=tuple(ReplacedNumber(number.attr, number.entry, number.value) for number in replaced),
-        halos=tuple(sorted(halos, key=lambda rows: (rows.input, rows.dim))),
-        local=None if local is None else LocalKind(local.kind, local.input, local.dim, tuple(told)),
-    )

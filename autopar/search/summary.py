@@ -8,16 +8,14 @@ this but splits some of the parameters is tensor parallel in part of the model.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-import numpy as np
-
-from autopar.formulate.tables import Decision, Tables
+from autopar.formulate.fold import Folded
 from autopar.ir.graph import Phase, Role
 from autopar.plan import Plan
 from autopar.recompute import parse_recompute
-from autopar.sharding import Placement, Shard
+from autopar.sharding import Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05
 """Share of the parameters that makes an axis more than idle."""
@@ -58,10 +56,10 @@ class _AxisTallies:
     boundaries: _Tally
 
 
-def summarise(plan: Plan, tables: Tables, choice: Sequence[int]) -> Plan:
-    """Return the plan with its one-line summary."""
+def summarise(plan: Plan, folded: Folded) -> Plan:
+    """Return the plan of a folded graph with its one-line summary."""
     axes = [_AxisTallies(*(_Tally() for _ in range(7))) for _ in plan.mesh]
-    _tally(axes, tables, choice)
+    _tally(axes, plan, folded)
     degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "spatial": 1, "idle": 1}
     notes: dict[str, list[str]] = {name: [] for name in degrees}
     levels: dict[str, set[int]] = {name: set() for name in degrees}
@@ -138,39 +136,44 @@ def _zero(tallies: _AxisTallies) -> int:
     return 1 if tallies.updates.most(tallies.updates.split) else 0
 
 
-def _tally(axes: list[_AxisTallies], tables: Tables, choice: Sequence[int]) -> None:
-    graph = tables.folded.graph
+def _tally(axes: list[_AxisTallies], plan: Plan, folded: Folded) -> None:
+    graph = folded.graph
     parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
     written = {state.output: state.role for state in graph.states if state.output != state.input}
+    shares = {parameter.value.name: parameter.count for parameter in folded.parameters}
 
-    def add(field: str, name: str, number: np.int64, weight: float) -> None:
+    def add(field: str, name: str, text: str, weight: float) -> None:
         value = graph.values[name]
-        for tallies, placement in zip(axes, tables.meaning.placements(name, int(number), len(axes)), strict=True):
+        for tallies, placement in zip(axes, _parsed(text), strict=True):
             getattr(tallies, field).add(placement, weight * value.size, len(value.shape))
 
-    for node, strategy in zip(tables.nodes, choice, strict=True):
-        weight = tables.folded.kinds[node.kind].count * node.share
-        if node.decision is Decision.PARAMETER and node.value is not None and node.placements is not None:
-            add("stored", node.value.name, node.placements[strategy], weight)
-        elif node.decision is Decision.BOUNDARY and node.value is not None and node.placements is not None:
-            add("boundaries", node.value.name, node.placements[strategy], weight)
-        elif node.options is not None:
-            op = tables.folded.kinds[node.kind].ops[node.position]
-            for name, numbers in zip(op.inputs, node.options.inputs, strict=True):
-                if numbers is not None and name in parameters and op.phase is Phase.FORWARD:
+    for block in plan.blocks:
+        kind = folded.kinds[block.kind]
+        for state in block.states:
+            add("stored", state.value, state.placement, shares.get(state.value, kind.count))
+        for departure in block.departures:
+            add("boundaries", departure.value, departure.placement, kind.count)
+        for op, placed in zip(kind.ops, block.ops, strict=True):
+            for name, text in zip(op.inputs, placed.inputs, strict=True):
+                if text and name in parameters and op.phase is Phase.FORWARD:
                     shape = graph.values[name].shape
                     if len(shape) > 1:
-                        add("used", name, numbers[strategy], weight)
+                        add("used", name, text, kind.count)
                     if len(shape) == 3:
-                        add("experts", name, numbers[strategy], weight)
-            for name, numbers in zip(op.outputs, node.options.outputs, strict=True):
-                if numbers is None or not name:
+                        add("experts", name, text, kind.count)
+            for name, text in zip(op.outputs, placed.outputs, strict=True):
+                if not text or not name:
                     continue
                 shape = graph.values[name].shape
                 role = written.get(name)
                 if role is Role.GRADIENT:
-                    add("gradients", name, numbers[strategy], weight)
+                    add("gradients", name, text, kind.count)
                 elif role is Role.PARAMETER:
-                    add("updates", name, numbers[strategy], weight)
+                    add("updates", name, text, kind.count)
                 elif op.phase is Phase.FORWARD and len(shape) > 1 and graph.values[name].is_float:
-                    add("activations", name, numbers[strategy], weight)
+                    add("activations", name, text, kind.count)
+
+
+@cache
+def _parsed(text: str) -> Placements:
+    return parse_placements(text)

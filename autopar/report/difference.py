@@ -1,0 +1,116 @@
+"""What differs between two plans of a model, and what that costs."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from autopar.errors import PlanError
+from autopar.plan import BlockPlan, Plan
+from autopar.report.summary import describe_job, describe_model, memory_categories, time_parts
+from autopar.report.text import format_change, format_entries, format_table, heading
+from autopar.units import format_bytes, format_seconds
+
+_MOST = 20
+"""Placements listed per distinct block before the rest is counted."""
+
+
+def format_difference(first: Plan, second: Plan) -> str:
+    """Return what changes from one plan to another: degrees, stages, placements by block, and time and memory.
+
+    Raises:
+        PlanError: If the plans are of different models, or of steps of different modes.
+    """
+    if first.model.name != second.model.name or first.job.mode != second.job.mode:
+        raise PlanError(
+            f"one plan is for {first.model.name} ({first.job.mode}), the other for {second.model.name} "
+            f"({second.job.mode})",
+            hint="compare plans of one model",
+        )
+    changes = [*_outer(first, second)]
+    lines = [describe_model(first), describe_job(first), ""]
+    lines += format_entries([("first", first.summary), ("second", second.summary)])
+    lines += heading("Decisions")
+    lines += format_table(("what", "first", "second"), changes) if changes else ["the same mesh, stages and schedule"]
+    lines += _placements(first, second)
+    lines += _costs(first, second)
+    return "\n".join(lines) + "\n"
+
+
+def _outer(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield what differs outside the blocks, with both contents."""
+    pairs = (
+        ("gpus", first.job.gpus, second.job.gpus),
+        ("global batch", first.job.global_batch, second.job.global_batch),
+        ("mesh of a stage", first.device_mesh, second.device_mesh),
+        ("stages", len(first.stages), len(second.stages)),
+        ("blocks per stage", _sizes(first), _sizes(second)),
+        ("schedule", first.schedule, second.schedule),
+        ("microbatches", first.num_microbatches, second.num_microbatches),
+        ("recompute", _recompute(first), _recompute(second)),
+    )
+    for what, before, after in pairs:
+        if str(before) != str(after):
+            yield what, str(before), str(after)
+
+
+def _sizes(plan: Plan) -> str:
+    return " ".join(str(stage.blocks[1] - stage.blocks[0]) for stage in plan.stages)
+
+
+def _recompute(plan: Plan) -> str:
+    return ", ".join(dict.fromkeys(stage.recompute for stage in plan.stages))
+
+
+def _placements(first: Plan, second: Plan) -> list[str]:
+    lines: list[str] = []
+    if [axis.name for axis in first.mesh] != [axis.name for axis in second.mesh]:
+        return [*heading("Placements"), "not compared: the meshes have different axes"]
+    others = {block.representative: block for block in second.blocks}
+    for block in first.blocks:
+        other = others.get(block.representative)
+        if other is None:
+            continue
+        rows = [*_moved("parameter", _values(block), _values(other)), *_moved("op", _ops(block), _ops(other))]
+        if rows:
+            count = len(block.instances)
+            of = f" and {count - 1} equal ones" if count > 1 else ""
+            lines += heading(f"Block {block.representative}{of}, placements that differ: {len(rows)}")
+            lines += format_table(("what", "name", "first", "second"), rows[:_MOST])
+            if len(rows) > _MOST:
+                lines.append(f"and {len(rows) - _MOST} more")
+    return lines or [*heading("Placements"), "all the same"]
+
+
+def _values(block: BlockPlan) -> Mapping[str, str]:
+    """Return placements of parameters, and of what enters and leaves a block, by name."""
+    return {item.value: item.placement for item in (*block.states, *block.arrivals, *block.departures)}
+
+
+def _ops(block: BlockPlan) -> Mapping[str, str]:
+    return {op.op: f"{' '.join(op.inputs)} -> {' '.join(op.outputs)}" for op in block.ops}
+
+
+def _moved(what: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterable[tuple[str, str, str, str]]:
+    for name, placement in before.items():
+        if after.get(name, placement) != placement:
+            yield what, name, placement, after[name]
+
+
+def _costs(first: Plan, second: Plan) -> list[str]:
+    before, after = first.simulated, second.simulated
+    if before is None or after is None:
+        return []
+    times = [("step", before.step_seconds, after.step_seconds)]
+    known = dict(time_parts(after))
+    times += [(name, seconds, known.get(name, 0.0)) for name, seconds in time_parts(before)]
+    rows = [(name, format_seconds(old), format_seconds(new), _change(new, old)) for name, old, new in times]
+    lines = [*heading("Time of the busiest stage"), *format_table(("part", "first", "second", "change"), rows)]
+    full = [max(found.stages, key=lambda stage: stage.peak) for found in (before, after)]
+    sizes = [("peak", full[0].peak, full[1].peak)]
+    names = dict.fromkeys((*memory_categories(before), *memory_categories(after)))
+    sizes += [(name, full[0].breakdown.get(name, 0.0), full[1].breakdown.get(name, 0.0)) for name in names]
+    rows = [(name, format_bytes(old), format_bytes(new), _change(new, old)) for name, old, new in sizes if old or new]
+    lines += heading("Memory of the fullest stage, per device")
+    return [*lines, *format_table(("category", "first", "second", "change"), rows)]
+
+
+def _change(new: float, old: float) -> str:
+    return format_change(new, old) if old > 0 else ""

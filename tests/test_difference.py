@@ -1,0 +1,54 @@
+"""The text of what differs between two plans."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar.cli import main
+from autopar.errors import PlanError
+from autopar.plan import Plan, StagePlan, ValuePlacement
+from autopar.report import format_difference
+from tests.plans import two_stage_plan
+
+GOLDEN = Path(__file__).parent / "golden" / "difference.txt"
+
+
+def _other() -> Plan:
+    """Return the plan with one stage, another schedule, another placement of a parameter, and another verdict."""
+    plan = two_stage_plan()
+    block, state = plan.blocks[0], plan.blocks[0].states[0]
+    moved = replace(block, states=(ValuePlacement(state.value, "RS(0)"), *block.states[1:]))
+    assert plan.simulated is not None
+    return replace(
+        plan,
+        summary="dp=2 × tp=2 × pp=1, 8 microbatches of 8, no recompute",
+        stages=(StagePlan((0, 4), (0, 4), "none"),),
+        num_microbatches=8,
+        blocks=(moved, *plan.blocks[1:]),
+        simulated=replace(plan.simulated, step_seconds=2 * plan.simulated.step_seconds),
+    )
+
+
+def test_the_difference_is_the_golden_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compared whole: a change of the text is a change of the golden file."""
+    two_stage_plan().save(tmp_path / "a.json")
+    _other().save(tmp_path / "b.json")
+
+    code = main(["diff", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+
+    assert (code, capsys.readouterr().out) == (0, GOLDEN.read_text())
+
+
+def test_equal_plans_differ_in_nothing() -> None:
+    text = format_difference(two_stage_plan(), two_stage_plan())
+
+    assert "the same mesh, stages and schedule" in text
+    assert "all the same" in text
+
+
+def test_plans_of_different_models_are_not_compared() -> None:
+    plan = two_stage_plan()
+
+    with pytest.raises(PlanError, match="one plan is for tiny"):
+        format_difference(plan, replace(plan, model=replace(plan.model, name="other")))
