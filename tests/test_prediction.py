@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 
 import autopar
-from autopar import solvers
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import CostModel
 from autopar.degrees import Degrees
-from autopar.errors import JobError
+from autopar.errors import JobError, TacticError
 from autopar.formulate.recipes import batch_dims
 from autopar.plan import Job, ModelInfo, Plan
 from autopar.prediction import Predictor
 from autopar.program.records import Collective, SegmentPhase
-from autopar.search.by_degrees import axes, cut, place, plan_by_degrees
+from autopar.search.summary import summarise
+from autopar.tactics.by_degrees import (
+    mesh_by_degrees,
+    placing_by_degrees,
+    ranges_by_degrees,
+    stages_by_degrees,
+)
+from autopar.tactics.draft import Draft
 from autopar.workload import open_workload
 from tests.executions import COSTS, QUICK_MEMORY, TINY, Execution, model_graph, model_rules
 
@@ -42,9 +48,14 @@ def _plan(name: str, degrees: Degrees, cache_dir: Path, costs: CostModel = COSTS
     execution = Execution.of(name, degrees.samples, degrees.num_microbatches, steps=1)
     folded, rules = execution.folded, model_rules(name, cache_dir)
     dims = batch_dims(folded.graph.values, model_graph(name, 10).values)
-    placed = place(folded, rules, dims, degrees, costs, solvers.load("auto"))
-    job = Job("train", degrees.gpus, degrees.global_batch, 1e12, COSTS.cluster.to_dict())
-    return execution, plan_by_degrees(placed, degrees, ModelInfo("tiny", "zoo:tiny", "00", 0), job)
+    job = Job("train", degrees.gpus, degrees.global_batch, 1e12, costs.cluster.to_dict())
+    draft = Draft(
+        folded, rules, mesh_by_degrees(degrees), costs,
+        model=ModelInfo("tiny", "zoo:tiny", "00", 0), job=job, batch=dims, num_microbatches=degrees.num_microbatches,
+    )  # fmt: skip
+    for tactic in (*placing_by_degrees(degrees), *stages_by_degrees(degrees, folded)):
+        draft.decide(tactic)
+    return execution, summarise(draft.plan(), folded)
 
 
 @pytest.mark.parametrize("case", _CASES)
@@ -99,7 +110,7 @@ def test_a_layer_has_the_collectives_of_megatron(
 
 def test_the_tensor_axis_is_innermost() -> None:
     """Devices of a tensor group are neighbours, those of a data group are furthest apart."""
-    mesh, _ = axes(Degrees(dp=8, ep=2, cp=2, tp=4, global_batch=8))
+    mesh = mesh_by_degrees(Degrees(dp=8, ep=2, cp=2, tp=4, global_batch=8))
 
     assert str(mesh) == "dp=4×cp=2×ep=2×tp=4"
     assert [axis.stride for axis in mesh.axes] == [16, 8, 4, 1]
@@ -119,7 +130,7 @@ def test_layers_are_cut_evenly(layers: int, stages: int, expected: list[int]) ->
     config = {**TINY["gpt2"], "num_layers": layers}
     folded = open_workload("zoo:gpt2", dims=config).folded(2)
 
-    ranges = cut(folded, Degrees(pp=stages, global_batch=stages))
+    ranges = ranges_by_degrees(Degrees(pp=stages, global_batch=stages), folded)
 
     lengths = [stop - start for start, stop in ranges]
     lengths[0] -= 1
@@ -198,13 +209,13 @@ def test_impossible_degrees_are_refused(given: dict[str, object], message: str) 
     [
         (Degrees(pp=16, global_batch=16), "12 layers cannot be cut into 16 stages"),
         (Degrees(pp=2, global_batch=2, layers=(5, 5)), "layers per stage add up to 10, the model has 12"),
-        (Degrees(pp=2, interleave=2, global_batch=3), "no whole number of rounds"),
+        (Degrees(pp=2, interleave=2, global_batch=3), "3 are no whole number of rounds"),
         (Degrees(dp=12, global_batch=12), "12 GPUs do not fill nodes of 8"),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(degrees: Degrees, message: str, cache_dir: Path) -> None:
     """Degrees that are possible as such may not be possible for a model or a cluster."""
-    with pytest.raises(JobError) as caught:
+    with pytest.raises((JobError, TacticError)) as caught:
         autopar.predict("zoo:gpt2", degrees, cache_dir=cache_dir)
 
     assert message in caught.value.args[0]
