@@ -6,11 +6,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autopar.api import rules, simulate_plan, solve
     from autopar.degrees import Degrees
+    from autopar.frameworks import export
     from autopar.plan import Plan
     from autopar.prediction import predict
+    from autopar.torch_export import from_torch
 
 __version__ = "0.1.0"
-__all__ = ["Degrees", "Plan", "__version__", "predict", "rules", "simulate_plan", "solve"]
+__all__ = [
+    "Degrees",
+    "Plan",
+    "__version__",
+    "export",
+    "from_torch",
+    "predict",
+    "rules",
+    "simulate_plan",
+    "solve",
+]
 
 # Names are loaded when they are first used, so that `import autopar` stays light.
 _HOMES = {
@@ -18,6 +30,8 @@ _HOMES = {
     "simulate_plan": "autopar.api",
     "rules": "autopar.api",
     "predict": "autopar.prediction",
+    "export": "autopar.frameworks",
+    "from_torch": "autopar.torch_export",
     "Degrees": "autopar.degrees",
     "Plan": "autopar.plan",
 }

@@ -2,13 +2,13 @@
 
 import pytest
 
-from autopar.search.summary import _AxisTallies, _role, _Tally
+from autopar.search.roles import AxisTallies
 from autopar.sharding import Placement, Replicate, Shard
 
 
-def tallies(**fields: tuple[Placement, float]) -> _AxisTallies:
+def tallies(**fields: tuple[Placement, float]) -> AxisTallies:
     """Return an axis that places a part of the elements so and replicates the rest, by field."""
-    result = _AxisTallies(*(_Tally() for _ in range(7)))
+    result = AxisTallies.empty()
     for name, (placement, share) in fields.items():
         getattr(result, name).add(placement, share, 4)
         getattr(result, name).add(Replicate(), 1 - share, 4)
@@ -28,6 +28,6 @@ def tallies(**fields: tuple[Placement, float]) -> _AxisTallies:
         (tallies(activations=(Shard(2), 0.4), used=(Shard(1), 0.01)), "idle"),
     ],
 )
-def test_an_axis_is_called_what_it_does_to_most_elements(axis: _AxisTallies, role: str) -> None:
+def test_an_axis_is_called_what_it_does_to_most_elements(axis: AxisTallies, role: str) -> None:
     """An axis that splits a fifth of the parameters is not idle, one that splits a hundredth is."""
-    assert _role(axis) == role
+    assert axis.role == role

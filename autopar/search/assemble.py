@@ -26,4 +26,4 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
         blocks=blocks,
         objective=candidate.objective,
     )
-    return summarise(plan, candidate.tables, candidate.choice)
+    return summarise(plan, candidate.tables.folded)

@@ -167,4 +167,4 @@ def plan_by_degrees(placed: Placed, degrees: Degrees, model: ModelInfo, job: Job
         blocks=assemble_blocks(placed.tables, placed.choice),
         objective=0.0,
     )
-    return summarise(plan, placed.tables, placed.choice)
+    return summarise(plan, folded)
