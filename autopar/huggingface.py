@@ -141,7 +141,7 @@ def _without_memory() -> Iterator[None]:
 
     factories = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 
-    class Large(TorchFunctionMode):
+    class Large(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             if func in factories and kwargs.get("device") is None:

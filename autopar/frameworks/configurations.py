@@ -96,7 +96,9 @@ def _megatron(text: str, gpus: int | None, model: str | None) -> Configuration:
     microbatch = arguments.whole("--micro-batch-size") or 1
     degrees = Degrees(
         dp=dp,
-        **shape,
+        tp=shape["tp"],
+        pp=shape["pp"],
+        cp=shape["cp"],
         ep=arguments.whole("--expert-model-parallel-size") or 1,
         zero=_zero(arguments),
         sequence_parallel=arguments.flag("--sequence-parallel") and shape["tp"] > 1,
@@ -133,6 +135,9 @@ class _Taken:
             self._taken[name] = None
         return value
 
+    def peek(self, name: str) -> str | bool | None:
+        return self._arguments.values.get(name)
+
     def understood(self) -> list[str]:
         return [_written(name, self._arguments.values[name]) for name in self._taken]
 
@@ -146,6 +151,7 @@ def _written(name: str, value: str | bool) -> str:
 
 def _zero(arguments: _Taken) -> int:
     levels = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+    distributed = arguments.flag("--use-distributed-optimizer")
     strategy = arguments.text("--data-parallel-sharding-strategy")
     if isinstance(strategy, str) and arguments.flag("--use-megatron-fsdp"):
         if strategy not in levels:
@@ -153,7 +159,7 @@ def _zero(arguments: _Taken) -> int:
                 f"--data-parallel-sharding-strategy {strategy} is not known", hint=f"choose {', '.join(levels)}"
             )
         return levels[strategy]
-    return 1 if arguments.flag("--use-distributed-optimizer") else 0
+    return int(distributed)
 
 
 def _recompute(arguments: _Taken) -> str:
@@ -161,6 +167,9 @@ def _recompute(arguments: _Taken) -> str:
     if granularity not in (None, "full", "selective"):
         raise ExportError(f"--recompute-granularity {granularity} is not known", hint="write full or selective")
     if isinstance(granularity, str):
+        if arguments.peek("--recompute-method") == "uniform":  # all layers, whatever the size of a unit
+            arguments.text("--recompute-method")
+            arguments.text("--recompute-num-layers")
         return granularity
     return "selective" if arguments.flag("--recompute-activations") else "none"
 
@@ -208,7 +217,8 @@ def _model(arguments: _Taken) -> tuple[str, dict[str, int]]:
     if vocab := arguments.whole("--vocab-size"):
         common["vocab"] = vocab
     arguments.whole("--max-position-embeddings")
-    ffn = arguments.whole("--moe-ffn-hidden-size") or arguments.whole("--ffn-hidden-size")
+    dense = arguments.whole("--ffn-hidden-size")
+    ffn = arguments.whole("--moe-ffn-hidden-size") or dense
     experts = arguments.whole("--num-experts")
     gated = arguments.flag("--swiglu")
     bias = not arguments.flag("--disable-bias-linear")

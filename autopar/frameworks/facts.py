@@ -275,7 +275,7 @@ def _sizes(plan: Plan) -> Sizes | None:
     entry = models.spec(source.removeprefix(ZOO))
     known = {field.name: getattr(entry.config, field.name) for field in fields(entry.config)}
     changed = {name: type(known[name])(value) for name, value in plan.model.dims}
-    return sizes_of(entry.family, replace(entry.config, **changed))  # type: ignore[type-var]
+    return sizes_of(entry.family, replace(entry.config, **changed))
 
 
 def _config_sizes(config: Mapping[str, Any], dims: Mapping[str, int]) -> Sizes | None:

@@ -7,7 +7,7 @@ sequence parallel, one that splits height or width of most activations is spatia
 this but splits some of the parameters is tensor parallel in part of the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -137,31 +137,44 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
     written = {state.output: state.role for state in graph.states if state.output != state.input}
     ops = folded.kinds[block.kind].ops
     derived = _made_of_weights(ops, {state.input for state in graph.states} | graph.constants.keys())
+    # Rows of experts lie expert by expert: their dims say nothing of the batch.
+    derived |= _inside_experts(ops, {name for name in parameters if len(graph.values[name].shape) == 3}, derived)
 
-    def add(field: str, name: str, text: str) -> None:
+    owners = {state.output: state.owner for state in graph.states}
+    split_in_use: dict[str, set[int]] = {}
+
+    def add(field: str, name: str, text: str, without: Set[int] = frozenset()) -> None:
         value = graph.values[name]
-        for tallies, placement in zip(axes, _parsed(text), strict=True):
-            getattr(tallies, field).add(placement, weight * value.size, len(value.shape))
+        for index, (tallies, placement) in enumerate(zip(axes, _parsed(text), strict=True)):
+            if index not in without:
+                getattr(tallies, field).add(placement, weight * value.size, len(value.shape))
 
+    for op, placed in zip(ops, block.ops, strict=True):
+        if op.phase is not Phase.FORWARD:
+            continue
+        for name, text in zip(op.inputs, placed.inputs, strict=True):
+            if not text or name not in parameters:
+                continue
+            split = {index for index, placement in enumerate(_parsed(text)) if isinstance(placement, Shard)}
+            split_in_use.setdefault(name, set()).update(split)
+            rank = len(graph.values[name].shape)
+            if rank > 1:
+                add("used", name, text)
+            if rank == 3:
+                add("experts", name, text)
     for state in block.states:
         add("stored", state.value, state.placement)
     for departure in block.departures:
         add("boundaries", departure.value, departure.placement)
     for op, placed in zip(ops, block.ops, strict=True):
-        for name, text in zip(op.inputs, placed.inputs, strict=True):
-            rank = len(graph.values[name].shape) if name else 0
-            if text and name in parameters and op.phase is Phase.FORWARD and rank > 1:
-                add("used", name, text)
-                if rank == 3:
-                    add("experts", name, text)
         for name, text in zip(op.outputs, placed.outputs, strict=True):
             if not name or not text:
                 continue
             value, role = graph.values[name], written.get(name)
-            if role is Role.GRADIENT:
-                add("gradients", name, text)
-            elif role is Role.PARAMETER:
-                add("updates", name, text)
+            if role in (Role.GRADIENT, Role.PARAMETER):
+                # What an op has only a part of anyway (tensor parallelism, experts) is not shared by ZeRO.
+                field = "gradients" if role is Role.GRADIENT else "updates"
+                add(field, name, text, split_in_use.get(owners[name], frozenset()))
             elif op.phase is Phase.FORWARD and len(value.shape) > 1 and value.is_float and name not in derived:
                 add("activations", name, text)
 
@@ -171,6 +184,16 @@ def _made_of_weights(ops: Iterable[Op], known: set[str]) -> set[str]:
     found = set(known)
     for op in ops:
         if all(name in found for name in op.inputs if name):
+            found.update(op.outputs)
+    return found
+
+
+def _inside_experts(ops: Iterable[Op], experts: Set[str], derived: Set[str]) -> set[str]:
+    """Return the values of a block that only what experts made goes into."""
+    found: set[str] = set()
+    for op in ops:
+        data = [name for name in op.inputs if name and name not in derived]
+        if not experts.isdisjoint(op.inputs) or (data and all(name in found for name in data)):
             found.update(op.outputs)
     return found
 
