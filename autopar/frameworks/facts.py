@@ -27,6 +27,8 @@ from autopar.workload import HUGGING_FACE, ZOO
 
 _FROM_INSIDE = {"tp": 0, "sp": 1, "ep": 2, "dp": 2}
 """Order of roles in the numbering of devices that Megatron, torchtitan and DeepSpeed use, the innermost first."""
+_FEW = 0.001
+"""Share of the matrices that may be copied without a word: frameworks copy routers, too."""
 _NAMED = 3
 """Parameters named in a sentence before the rest is counted."""
 
@@ -219,7 +221,12 @@ def _against_roles(plan: Plan, folded: Folded, axes: Sequence[AxisRole]) -> list
                         copied.setdefault(found.axis.name, []).append(name)
                     elif found.role in ("dp", "sp") and is_split and not found.experts:
                         split.setdefault(found.axis.name, []).append(name)
-    lost = [f"tensor-parallel axis {axis!r} copies {_some(names)}" for axis, names in copied.items()]
+    matrices = sum(value.size for value in folded.graph.parameters if len(value.shape) > 1)
+    lost = [
+        f"tensor-parallel axis {axis!r} copies {_some(names)}"
+        for axis, names in copied.items()
+        if sum(values[name].size for name in set(names)) > _FEW * matrices
+    ]
     return lost + [
         f"ops split {_some(names)} over axis {axis!r}, which splits data elsewhere" for axis, names in split.items()
     ]
