@@ -10,8 +10,9 @@ edge has a weight, so that equal tables are stored once, and numbers may be floa
 A solver knows nothing else of neural nets.
 """
 
+import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -151,7 +152,7 @@ class Problem:
         """
         costs = [np.asarray(c) for c in node_costs]
         tables: list[Numbers] = []
-        seen: dict[tuple[tuple[int, ...], bytes], int] = {}
+        seen: dict[tuple[tuple[int, ...], str, bytes], int] = {}
         seen_objects: dict[
             int, int
         ] = {}  # a table given twice as the same object is not hashed again; `kept` keeps ids valid
@@ -164,7 +165,8 @@ class Problem:
             index = seen_objects.get(id(table))
             if index is None:
                 array = np.ascontiguousarray(table)
-                index = seen.setdefault((array.shape, array.dtype.str.encode() + array.tobytes()), len(tables))
+                digest = hashlib.blake2b(array.data, digest_size=16).digest()  # the bytes would double the memory
+                index = seen.setdefault((array.shape, array.dtype.str, digest), len(tables))
                 if index == len(tables):
                     tables.append(array)
                 seen_objects[id(table)] = index
@@ -381,16 +383,50 @@ def check(problem: Problem, solution: Solution) -> None:
         raise ProblemError(f"the solution claims to be optimal with a gap of {solution.gap:.2%}")
 
 
+def check_together(problem: Problem, solutions: Mapping[str, Solution]) -> None:
+    """Recompute everything that several solvers claim, and hold their claims against each other.
+
+    Args:
+        problem: What they solved.
+        solutions: By the name of the solver.
+
+    Raises:
+        ProblemError: As `check`, or if the bound of one is above the cost of another.
+    """
+    for name, solution in solutions.items():
+        try:
+            check(problem, solution)
+        except ProblemError as error:
+            raise ProblemError(f"solver {name!r}: {error.args[0]}") from error
+    for name, solution in solutions.items():
+        for other, found in solutions.items():
+            if found.choice is not None and solution.bound > found.cost + OPTIMALITY_TOLERANCE * abs(found.cost):
+                raise ProblemError(
+                    f"solver {name!r} claims bound {solution.bound}, solver {other!r} has a choice of cost {found.cost}"
+                )
+
+
 def _frozen(array: Numbers, dtype: Any) -> Numbers:
     if array.dtype.kind not in "iuf" or (
         array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max
     ):
         raise ProblemError(f"an array of costs has values that are no numbers or too large for 64 bits: {array!r}")
-    if array.dtype == dtype and not array.flags.writeable and array.flags.owndata:
+    if array.dtype == dtype and _is_frozen(array):
         return array  # nobody writes to it, so it may be shared
     result = np.array(array, dtype=dtype)
     result.flags.writeable = False
     return result
+
+
+def _is_frozen(array: Numbers) -> bool:
+    """Return whether nobody can write to an array, not even to one that it is a view of."""
+    owner = array if array.base is None else array.base
+    return (
+        not array.flags.writeable
+        and isinstance(owner, np.ndarray)
+        and owner.flags.owndata
+        and not owner.flags.writeable
+    )
 
 
 def _exact_partials(terms: Sequence[float]) -> list[float]:

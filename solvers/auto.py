@@ -13,15 +13,16 @@ left is branched on.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.solvers import highs, lazy
-from autopar.solvers.base import EXACT, Budget, Solver, Watch
+from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.components import settle, solve_apart
 from autopar.solvers.coordinate_descent import greedy
 from autopar.solvers.dominance import undominated
 from autopar.solvers.eliminate import Marginals, Reduced, eliminate, eliminate_all, order_of, thin
@@ -61,28 +62,14 @@ class Known:
 class Auto(Solver):
     """Exact; the method is described at the top of the module."""
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit: float = math.inf,
-        start: Sequence[int] | None = None,
-        cutoff: float = math.inf,
-        gap: float = OPTIMALITY_TOLERANCE,
-        should_stop: Callable[[], bool] | None = None,
-        threads: int = 1,
-        seed: int = 0,
-        watch: Watch | None = None,
-    ) -> Solution:
-        """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
+    def run(self, problem: Problem, budget: Budget) -> None:
+        """See `Solver.run`."""
         prepared = prepare(problem)
         merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
         if prepared is None or merged is None:
             budget.raise_bound(math.inf)
-            return budget.solution()
+            return
         exact(prepared, merged, budget)
-        return budget.solution()
 
 
 def exact(prepared: Prepared, merged: Merged, budget: Budget) -> None:
@@ -115,9 +102,10 @@ class _Search:
         self._budget.raise_bound(bound, EXACT)
         if self._offer(labels) or self._budget.spent():
             return
-        kept = undominated(self._field, self._memory)
-        self._merged = self._merged.restrict(kept)
+        self._merged, parts = settle(self._merged.restrict(undominated(self._field, self._memory)))
         self._field, self._memory = self._merged.field, self._merged.memory
+        if parts > 1 and solve_apart(self._prepared, self._merged, self._budget, Auto().run):
+            return
         reduced = eliminate(self._field, keep=self._memory.users())
         if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:
             known = self._price(reduced.field)
@@ -184,12 +172,12 @@ class _Search:
 
     def _relax(self, field: Field) -> Known | None:
         """As `_price`, by the linear program with limits: for fields too wide to eliminate."""
-        program, outcome = lazy.relax(field, self._memory, self._budget, highs.run, self._broken)
-        self._budget.raise_bound(outcome.bound)
-        if outcome.duals is None or self._budget.spent():
+        relaxed = lazy.relaxation(field, self._memory, self._budget, highs.run, self._broken)
+        program, outcome, duals = relaxed.plain, relaxed.outcome, relaxed.plain_outcome.duals
+        if outcome.duals is None or duals is None or self._budget.spent():
             return None
         prices = np.zeros(self._memory.num_rows)
-        prices[list(program.limits)] = program.prices(outcome.duals) / self._memory.scales[list(program.limits)]
+        prices[list(program.limits)] = program.prices(duals) / self._memory.scales[list(program.limits)]
         for factor in DEARER:
             answer = self._minimise(self._priced(factor * prices), rounded=True)
             if answer is None:
@@ -197,7 +185,7 @@ class _Search:
             self._improve(answer[0])
             if self._offer(answer[0]):
                 break
-        thinned, order = thin(program.residual(outcome.duals), MAX_ENTRIES // 4, MAX_WORK // 4)
+        thinned, order = thin(relaxed.program.residual(outcome.duals), MAX_ENTRIES // 4, MAX_WORK // 4)
         eliminated = eliminate_all(thinned, order, self._budget)
         return None if eliminated is None else Known(eliminated.marginals(), outcome.bound)
 
@@ -264,4 +252,5 @@ class _Search:
             offer,
             report=lambda bound: self._budget.raise_bound(min(bound, ceiling)),
             broken_before=self._broken,
+            cover_rounds=lazy.COVER_ROUNDS,
         )

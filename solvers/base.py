@@ -2,9 +2,9 @@
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Protocol
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Solution, Termination, relative_gap
 
@@ -15,7 +15,7 @@ Watch = Callable[[Choice | None, float, float], None]
 """(best choice, its cost, proven lower bound), None and infinity before the first choice."""
 
 
-class Solver(Protocol):
+class Solver(ABC):
     """Finds a choice for a problem and proves what it can."""
 
     def solve(
@@ -48,7 +48,23 @@ class Solver(Protocol):
         Raises:
             SolverError: If the solver cannot take this problem at all.
         """
-        ...
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
+        self.run(problem, budget)
+        return budget.solution()
+
+    @abstractmethod
+    def run(self, problem: Problem, budget: "Budget") -> None:
+        """Offer choices to the budget and raise its bound until it is spent, or nothing more can be done.
+
+        This is all a solver has to write: what it found and proved, and why it stopped, follow from the budget.
+
+        Args:
+            problem: What to solve.
+            budget: Holds the arguments of `solve`.
+
+        Raises:
+            SolverError: If the solver cannot take this problem at all.
+        """
 
 
 class Budget:
@@ -58,6 +74,7 @@ class Budget:
     is trusted.
 
     Attributes:
+        start: The choice the caller gave to begin from, fitting or not.
         choice: Best choice so far.
         cost: Its cost.
         bound: Best proven lower bound so far.
@@ -84,6 +101,7 @@ class Budget:
         self._gap = gap
         self._should_stop = should_stop
         self._watch = watch
+        self.start = start
         self.threads = threads
         self.seed = seed
         self.interrupted = False
@@ -108,6 +126,11 @@ class Budget:
         result = copy(self)
         result._end = min(self._end, time.monotonic() + seconds)
         return result
+
+    def apart(self, problem: Problem, seconds: float, start: Sequence[int] | None, watch: Watch) -> "Budget":
+        """Return a budget for another problem, of so many seconds, that ends when the caller wants an end of this."""
+        limit = min(seconds, self.remaining)
+        return Budget(problem, limit, start, math.inf, self._gap, self.stopped, self.threads, self.seed, watch)
 
     def adopt(self, part: "Budget") -> None:
         """Take what was found under a part of this budget."""

@@ -1,12 +1,11 @@
 """Beam search: nodes in order, partial choices judged by their cost so far plus the least the rest can add."""
 
 import math
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
-from autopar.solvers.base import EXACT, Budget, Solver, Watch
+from autopar.problem import Problem
+from autopar.solvers.base import EXACT, Budget, Solver
 from autopar.solvers.field import Field, Floats, prepare
 from autopar.solvers.memory import Memory
 
@@ -21,30 +20,16 @@ class Beam(Solver):
     def __init__(self, width: int = 64) -> None:
         self.width = width
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit: float = math.inf,
-        start: Sequence[int] | None = None,
-        cutoff: float = math.inf,
-        gap: float = OPTIMALITY_TOLERANCE,
-        should_stop: Callable[[], bool] | None = None,
-        threads: int = 1,
-        seed: int = 0,
-        watch: Watch | None = None,
-    ) -> Solution:
-        """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
+    def run(self, problem: Problem, budget: Budget) -> None:
+        """See `Solver.run`."""
         prepared = prepare(problem)
         memory = Memory.of(problem, prepared.labels) if prepared is not None else None
         if prepared is None or memory is None or memory.hopeless():
             budget.raise_bound(math.inf)
-            return budget.solution()
+            return
         budget.raise_bound(prepared.field.lowest_cost(), EXACT)
         for labels in self._search(prepared.field, memory, budget):
             budget.offer(prepared.strategies(labels.tolist()))
-        return budget.solution()
 
     def _search(self, field: Field, memory: Memory, budget: Budget) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         """Return complete choices, best first, shape (kept, num_nodes); none if every partial choice died."""

@@ -1,14 +1,13 @@
 """Every choice, one after another: the oracle the other solvers are tested against."""
 
 import math
-from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import SolverError
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
-from autopar.solvers.base import EXACT, Budget, Solver, Watch
+from autopar.problem import Problem
+from autopar.solvers.base import EXACT, Budget, Solver
 from autopar.solvers.field import as_floats
 
 MAX_CHOICES = 1_000_000
@@ -18,32 +17,19 @@ _CHUNK = 1 << 15
 class BruteForce(Solver):
     """Exact, exponential in the number of nodes; refuses problems with more than `MAX_CHOICES` choices."""
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit: float = math.inf,
-        start: Sequence[int] | None = None,
-        cutoff: float = math.inf,
-        gap: float = OPTIMALITY_TOLERANCE,
-        should_stop: Callable[[], bool] | None = None,
-        threads: int = 1,
-        seed: int = 0,
-        watch: Watch | None = None,
-    ) -> Solution:
-        """See `Solver.solve`.
+    def run(self, problem: Problem, budget: Budget) -> None:
+        """See `Solver.run`.
 
         Raises:
             SolverError: If there are too many choices.
         """
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
         sizes = problem.num_strategies
         count = math.prod(sizes)
         if count > MAX_CHOICES:
             raise SolverError(f"brute force on {count:.3g} choices", hint="use --solver auto")
         for first in range(0, count, _CHUNK):
             if budget.spent():
-                return budget.solution()
+                return
             numbers = np.arange(first, min(first + _CHUNK, count))
             choices = np.stack(np.unravel_index(numbers, sizes), axis=1) if sizes else np.zeros((1, 0), np.int64)
             costs = _costs(problem, choices)
@@ -53,7 +39,6 @@ class BruteForce(Solver):
                     break
                 budget.offer(choices[index].tolist())
         budget.raise_bound(budget.cost, EXACT)
-        return budget.solution()
 
 
 def _costs(problem: Problem, choices: NDArray[np.int64]) -> NDArray[np.float64]:

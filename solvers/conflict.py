@@ -170,6 +170,8 @@ class _Search:
 
     def at(self, t: int, nodes: Sequence[int]) -> Conflict:
         """Return the conflict at one time."""
+        if self._room(t) < 0:
+            return self._conflict([], (t,), True)
         used = self._used(t)
         least = {n: used[n][self._allowed[n]].min().item() for n in used}
         # The largest first: what comes late is taken out first.

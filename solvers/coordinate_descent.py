@@ -1,12 +1,12 @@
 """Coordinate descent: repair what does not fit, then give one node after another its best strategy."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
-from autopar.solvers.base import EXACT, Budget, Solver, Watch
+from autopar.problem import Problem
+from autopar.solvers.base import EXACT, Budget, Solver
 from autopar.solvers.field import Field, prepare
 from autopar.solvers.local import State, descend, repair
 from autopar.solvers.memory import Memory
@@ -15,38 +15,17 @@ from autopar.solvers.memory import Memory
 class CoordinateDescent(Solver):
     """A heuristic; its bound is the sum of all least costs."""
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit: float = math.inf,
-        start: Sequence[int] | None = None,
-        cutoff: float = math.inf,
-        gap: float = OPTIMALITY_TOLERANCE,
-        should_stop: Callable[[], bool] | None = None,
-        threads: int = 1,
-        seed: int = 0,
-        watch: Watch | None = None,
-    ) -> Solution:
-        """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
-        search(problem, budget, start=start)
-        return budget.solution()
+    def run(self, problem: Problem, budget: Budget) -> None:
+        """See `Solver.run`."""
+        search(problem, budget)
 
 
-def search(
-    problem: Problem,
-    budget: Budget,
-    *,
-    start: Sequence[int] | None = None,
-    allowed: Sequence[Sequence[int]] | None = None,
-) -> None:
-    """Offer what descent reaches from `start`, from a greedy choice and from the choice that uses least.
+def search(problem: Problem, budget: Budget, *, allowed: Sequence[Sequence[int]] | None = None) -> None:
+    """Offer what descent reaches from the caller's start, from a greedy choice and from the choice that uses least.
 
     Args:
         problem: What to solve.
         budget: Takes the choices, and the bound unless strategies were excluded.
-        start: A choice to begin from.
         allowed: Per node the strategies to consider; all by default.
     """
     prepared = prepare(problem, allowed)
@@ -58,8 +37,8 @@ def search(
     if allowed is None:
         budget.raise_bound(prepared.field.lowest_cost(), EXACT)
     soft = prepared.field.softened()
-    starts = [greedy(soft), _frugal(soft, memory)]
-    if start is not None and (labels := prepared.choice(start)) is not None:
+    starts = [greedy(soft), frugal(soft, memory)]
+    if budget.start is not None and (labels := prepared.choice(budget.start)) is not None:
         starts.insert(0, labels)
     for labels in starts:
         if budget.spent():
@@ -82,7 +61,7 @@ def greedy(field: Field) -> list[int]:
     return labels
 
 
-def _frugal(field: Field, memory: Memory) -> list[int]:
+def frugal(field: Field, memory: Memory) -> list[int]:
     """Return the choice of least use, each node's summed over its segments."""
     use = memory.prices(np.ones(memory.num_rows), [len(u) for u in field.unary])
     return [int(np.lexsort((u, amounts))[0]) if len(u) else 0 for u, amounts in zip(field.unary, use, strict=True)]

@@ -42,6 +42,9 @@ class CpSat(MipSolver):
                 scale = _ROW_TOTAL / max(1e-300, float(np.abs(values).sum()), abs(upper))
                 scaled = np.floor(values * scale).astype(np.int64)
                 model.add(cp_model.LinearExpr.weighted_sum(terms, scaled.tolist()) <= math.ceil(upper * scale))
+        if program.start is not None:
+            for column, value in zip(columns, program.start.tolist(), strict=True):
+                model.add_hint(column, round(value))
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.linearization_level = 2

@@ -1,4 +1,4 @@
-"""Dominance: a label goes if another of its node is never dearer, whatever the neighbours take, and never uses more.
+"""Strategies that are never dearer, whatever the neighbours take, and never use more.
 
 Label s can stand in for label t if it uses no more and
 
@@ -7,19 +7,20 @@ Label s can stand in for label t if it uses no more and
 A maximum is at least the mean, so only pairs whose means satisfy this have to be looked at, which are few.
 """
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.solvers.compiled import compiled
 from autopar.solvers.field import Field, Floats, Ints
+from autopar.solvers.flat import Flat, FlatMemory
 from autopar.solvers.memory import Memory
 
 Flags = NDArray[np.bool_]
 
-_SLACK = 1e-9
+SLACK = 1e-9
 """Relative rounding of means: what is that close is looked at."""
-
-_ENTRIES = 1_000_000
-"""Differences of costs looked at together (8 MB): nodes with a thousand labels would else need gigabytes."""
 
 
 def undominated(field: Field, memory: Memory) -> list[Ints]:
@@ -28,65 +29,109 @@ def undominated(field: Field, memory: Memory) -> list[Ints]:
     A node's labels are judged against all labels of its neighbours that are still kept, so one pass in order of nodes
     is sound.
     """
-    kept = [np.arange(len(u)) for u in field.unary]
-    uses: list[list[Floats]] = [[] for _ in field.unary]
-    for n, amounts in zip(memory.nodes.tolist(), memory.amounts, strict=True):
-        uses[n].append(amounts)
-    for node, unary in enumerate(field.unary):
-        if len(unary) < 2:
+    flat = Flat.of(field)
+    uses = FlatMemory.of(memory, flat.offsets)
+    # fmt: off
+    kept = _undominated(flat.offsets, flat.unary, flat.edges, flat.tables, flat.turned, flat.at,
+                        flat.later, flat.later_at, flat.earlier, flat.earlier_at,
+                        uses.node_at, uses.amount_at, uses.amounts)
+    # fmt: on
+    return [np.flatnonzero(kept[first:last]) for first, last in pairwise(flat.offsets.tolist())]
+
+
+@compiled
+def _undominated(
+    offsets: Ints,
+    unary: Floats,
+    edges: Ints,
+    tables: Floats,
+    turned: Floats,
+    at: Ints,
+    later: Ints,
+    later_at: Ints,
+    earlier: Ints,
+    earlier_at: Ints,
+    node_at: Ints,
+    amount_at: Ints,
+    amounts: Floats,
+) -> Flags:
+    """Return which labels stay."""
+    count = len(offsets) - 1
+    kept = np.ones(offsets[count], np.bool_)
+    for i in range(count):
+        begin = offsets[i]
+        size = offsets[i + 1] - begin
+        if size < 2:
             continue
-        beats = np.ones((len(unary), len(unary)), bool)  # [s, t]: s can stand in for t
-        np.fill_diagonal(beats, False)
-        for amounts in uses[node]:
-            beats &= amounts[:, None] <= amounts[None, :]
-        tables = [field.table(node, other)[:, kept[other]] for other in field.adjacent[node]]
-        beats = _never_dearer(unary, tables, beats)
-        alive = np.ones(len(unary), bool)
-        for label in np.flatnonzero(beats.any(axis=0)).tolist():
-            if (beats[:, label] & alive).any():
-                alive[label] = False
-        kept[node] = np.flatnonzero(alive)
+        means = unary[begin : begin + size].copy()  # of a label's cost; not finite once something is forbidden with it
+        magnitude = _largest(means)
+        for k in range(later_at[i], later_at[i + 1]):
+            magnitude += _add_means(
+                means, tables, at[later[k]], kept[offsets[edges[later[k], 1]] : offsets[edges[later[k], 1] + 1]]
+            )
+        for k in range(earlier_at[i], earlier_at[i + 1]):
+            magnitude += _add_means(
+                means, turned, at[earlier[k]], kept[offsets[edges[earlier[k], 0]] : offsets[edges[earlier[k], 0] + 1]]
+            )
+        beats = np.zeros((size, size), np.bool_)  # [t, s]: s can stand in for t
+        for t in range(size):
+            for s in range(size):
+                if s == t or means[s] - means[t] > SLACK * magnitude:
+                    continue
+                frugal = True
+                for u in range(node_at[i], node_at[i + 1]):
+                    frugal = frugal and amounts[amount_at[u] + s] <= amounts[amount_at[u] + t]
+                if not frugal:
+                    continue
+                dearer = unary[begin + s] - unary[begin + t]
+                for k in range(later_at[i], later_at[i + 1]):
+                    other = edges[later[k], 1]
+                    dearer += _most_dearer(tables, at[later[k]], s, t, kept[offsets[other] : offsets[other + 1]])
+                for k in range(earlier_at[i], earlier_at[i + 1]):
+                    other = edges[earlier[k], 0]
+                    dearer += _most_dearer(turned, at[earlier[k]], s, t, kept[offsets[other] : offsets[other + 1]])
+                beats[t, s] = dearer <= 0
+        for t in range(size):
+            for s in range(size):
+                if beats[t, s] and kept[begin + s]:
+                    kept[begin + t] = False
+                    break
     return kept
 
 
-def _never_dearer(unary: Floats, tables: list[Floats], asked: Flags) -> Flags:
-    """Return, for the pairs of labels asked for, whether the first is never dearer than the second."""
-    first, second = np.nonzero(asked)
-    dearer = unary[first] - unary[second]
-    finite = []
-    for table in tables:
-        if np.isinf(table).any():
-            dearer = dearer + _most_dearer(table, first, second)
-        else:
-            finite.append(table)
-    ahead = np.array([table.mean(axis=1) for table in finite]).reshape(len(finite), len(unary))
-    slack = _SLACK * (np.abs(unary).max() + np.abs(ahead).sum(axis=0).max())
-    rest = ahead.sum(axis=0)
-    for table, mean in zip(finite, ahead, strict=True):
-        possible = dearer + rest[first] - rest[second] <= slack
-        first, second, dearer = first[possible], second[possible], dearer[possible]
-        dearer = dearer + _most_dearer(table, first, second)
-        rest = rest - mean
-    result = np.zeros(asked.shape, bool)
-    result[first, second] = dearer <= 0
+@compiled
+def _largest(numbers: Floats) -> float:
+    """Return the largest finite absolute value."""
+    result = 0.0
+    for number in numbers:
+        if np.isfinite(number):
+            result = max(result, abs(number))
     return result
 
 
-def _most_dearer(table: Floats, first: Ints, second: Ints) -> Floats:
-    """Return, for pairs of rows of a table, by how much the first is dearer than the second at most, over all columns.
+@compiled
+def _add_means(means: Floats, tables: Floats, at: int, columns: Flags) -> float:
+    """Add to each label the mean of its row over the kept columns; return how large the numbers were."""
+    added = np.zeros(len(means))
+    number = max(1, columns.sum())
+    for s in range(len(means)):
+        row = at + s * len(columns)
+        for u in range(len(columns)):
+            if columns[u]:
+                added[s] += tables[row + u] / number
+    means += added
+    return _largest(added)
 
-    What is forbidden with the second does not count; what is forbidden with the first alone counts infinitely.
+
+@compiled
+def _most_dearer(tables: Floats, at: int, s: int, t: int, columns: Flags) -> float:
+    """Return by how much row s of a table is dearer than row t at most, over the kept columns.
+
+    What is forbidden with t does not count; what is forbidden with s alone counts infinitely.
     """
-    barred = np.isinf(table)
-    limited = bool(barred.any())
-    costs = np.where(barred, 0.0, table) if limited else table
-    result = np.empty(len(first))
-    step = max(1, _ENTRIES // table.shape[1])
-    for begin in range(0, len(first), step):
-        part = slice(begin, begin + step)
-        s, t = first[part], second[part]
-        rise = costs[s] - costs[t]
-        if limited:
-            rise = np.where(barred[t], -np.inf, np.where(barred[s], np.inf, rise))
-        result[part] = rise.max(axis=1)
+    result = -np.inf
+    first, second = at + s * len(columns), at + t * len(columns)
+    for u in range(len(columns)):
+        if columns[u] and tables[second + u] < np.inf:
+            result = max(result, tables[first + u] - tables[second + u])
     return result

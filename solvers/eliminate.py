@@ -261,8 +261,8 @@ class Eliminated:
         return Marginals(nodes, pairs)
 
 
-def eliminate_all(field: Field, order: Sequence[int], budget: Budget) -> Eliminated | None:
-    """Eliminate all nodes in `order`; None if the budget ran out.
+def eliminate_all(field: Field, order: Sequence[int], budget: Budget | None) -> Eliminated | None:
+    """Eliminate all nodes in `order`; None if the budget, if there is one, ran out.
 
     Tables may get any number of dims; `order_of` says beforehand how large they get.
     """
@@ -276,7 +276,7 @@ def eliminate_all(field: Field, order: Sequence[int], budget: Budget) -> Elimina
     buckets: dict[int, _Bucket] = {}
     optimum = field.constant
     for v in order:
-        if budget.spent():
+        if budget is not None and budget.spent():
             return None
         own = terms.pop(v)
         scope = tuple(sorted({n for nodes, _ in own for n in nodes} - {v}, key=place.__getitem__))

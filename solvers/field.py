@@ -13,9 +13,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.problem import FORBIDDEN, Numbers, Problem
+from autopar.solvers.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+@compiled
+def _propagate(offsets: Ints, alive: NDArray[np.bool_], pairs: Ints, permitted: NDArray[np.bool_]) -> None:
+    """Take labels without a permitted partner from `alive`, until all have one in every pair (AC-3, Mackworth 1977).
+
+    `pairs` has rows of first node, second node, and where the flags of the pair begin in `permitted`.
+    """
+    count = len(pairs)
+    starts = np.zeros(len(offsets), np.int64)
+    for e in range(count):
+        starts[pairs[e, 0] + 1] += 1
+        starts[pairs[e, 1] + 1] += 1
+    starts = np.cumsum(starts)
+    fill = starts.copy()
+    of = np.zeros(2 * count, np.int64)  # the pairs of each node, one node after another
+    for e in range(count):
+        for side in range(2):
+            of[fill[pairs[e, side]]] = e
+            fill[pairs[e, side]] += 1
+    queued = np.ones(count, np.bool_)
+    pending = np.arange(count)  # a ring: a pair is in it at most once
+    head, waiting = 0, count
+    while waiting > 0:
+        e = pending[head]
+        head = (head + 1) % count
+        waiting -= 1
+        queued[e] = False
+        for side in range(2):
+            node, other = pairs[e, side], pairs[e, 1 - side]
+            size, partners = offsets[node + 1] - offsets[node], offsets[other + 1] - offsets[other]
+            along, across = (partners, 1) if side == 0 else (1, size)
+            changed = False
+            for x in range(size):
+                if not alive[offsets[node] + x]:
+                    continue
+                found = False
+                for y in range(partners):
+                    if alive[offsets[other] + y] and permitted[pairs[e, 2] + x * along + y * across]:
+                        found = True
+                        break
+                if not found:
+                    alive[offsets[node] + x] = False
+                    changed = True
+            if not changed:
+                continue
+            for k in range(starts[node], starts[node + 1]):
+                if not queued[of[k]]:
+                    queued[of[k]] = True
+                    pending[(head + waiting) % count] = of[k]
+                    waiting += 1
 
 
 class Equal(Enum):
@@ -137,24 +189,27 @@ class Field:
 
     def propagate(self) -> bool:
         """Forbid labels without a permitted partner in some neighbour; return False if a node has none left."""
-        infinite: dict[int, bool] = {}
-        for table in self.tables.values():
-            if id(table) not in infinite:
-                infinite[id(table)] = bool(np.isinf(table).any())
-        limited = {pair for pair, table in self.tables.items() if infinite[id(table)]}
-        pending = list(limited)
-        queued = set(pending)
-        while pending:
-            pair = pending.pop()
-            queued.discard(pair)
-            table = self.tables[pair]
-            for node, other, oriented in ((pair[0], pair[1], table), (pair[1], pair[0], table.T)):
-                dead = np.isinf((oriented + self.unary[other]).min(axis=1)) & np.isfinite(self.unary[node])
-                if dead.any():
-                    self.unary[node] = np.where(dead, np.inf, self.unary[node])
-                    again = {(min(node, k), max(node, k)) for k in self.adjacent[node]} - queued
-                    pending += again
-                    queued |= again
+        place: dict[int, int] = {}  # where the flags of a table begin, -1 if it forbids nothing
+        flags: list[NDArray[np.bool_]] = []
+        length = 0
+        pairs: list[tuple[int, int, int]] = []
+        for (a, b), table in self.tables.items():
+            at = place.get(id(table))
+            if at is None:
+                finite = np.isfinite(table)
+                at = place[id(table)] = -1 if finite.all() else length
+                if at >= 0:
+                    flags.append(finite.ravel())
+                    length += finite.size
+            if at >= 0:
+                pairs.append((a, b, at))
+        if pairs:
+            offsets = np.concatenate([[0], np.cumsum([len(u) for u in self.unary])])
+            alive = np.isfinite(np.concatenate(self.unary))
+            before = alive.copy()
+            _propagate(offsets, alive, np.array(pairs, np.int64), np.concatenate(flags))
+            for node in np.unique(np.searchsorted(offsets, np.flatnonzero(alive != before), "right") - 1).tolist():
+                self.unary[node] = np.where(alive[offsets[node] : offsets[node + 1]], self.unary[node], np.inf)
         return all(np.isfinite(u).any() for u in self.unary if len(u))
 
     def restrict(self, kept: Sequence[Ints]) -> "Field":
@@ -162,13 +217,15 @@ class Field:
         result = Field([u[k] for u, k in zip(self.unary, kept, strict=True)], constant=self.constant)
         result.adjacent = [set() for _ in self.unary]
         whole = [len(k) == len(u) for u, k in zip(self.unary, kept, strict=True)]
-        cache: dict[tuple[int, bytes, bytes], Floats] = {}
+        names: dict[bytes, int] = {}  # equal selections get one number, so that they are compared once
+        number = [names.setdefault(k.tobytes(), len(names)) for k in kept]
+        cache: dict[tuple[int, int, int], Floats] = {}
         known: dict[int, Equal] = {}
         for (a, b), table in self.tables.items():
             if whole[a] and whole[b]:
                 part = table
             else:
-                key = (id(table), kept[a].tobytes(), kept[b].tobytes())
+                key = (id(table), number[a], number[b])
                 if key not in cache:
                     cache[key] = table[np.ix_(kept[a], kept[b])]
                 part = cache[key]

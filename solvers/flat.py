@@ -1,23 +1,13 @@
 """A field and its limits as flat arrays, the form compiled code works on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.memory import Memory
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(function: F) -> F:
-    """Return `function` compiled on its first call; later processes find the machine code in a cache."""
-    result: F = numba.njit(cache=True, nogil=True)(function)
-    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +18,7 @@ class Flat:
         offsets: Where each node's labels begin, shape (num_nodes + 1,).
         unary: Cost of each label.
         edges: Nodes of each edge, shape (num_edges, 2), sorted.
+        entries: `tables` and `turned`, one after the other.
         tables: Entries of all distinct tables, each row-major with the labels of the smaller node first.
         turned: The same with each table transposed.
         at: Where the table of each edge begins in `tables` and `turned`.
@@ -43,6 +34,7 @@ class Flat:
     offsets: Ints
     unary: Floats
     edges: Ints
+    entries: Floats
     tables: Floats
     turned: Floats
     at: Ints
@@ -73,12 +65,14 @@ class Flat:
                 position += table.size
             at[e] = known[id(table)]
         count = len(sizes)
+        entries = np.concatenate([np.zeros(0), *(t.ravel() for t in distinct), *(t.T.ravel() for t in distinct)])
         return cls(
             offsets,
             np.concatenate([np.zeros(0), *field.unary]),
             edges,
-            np.concatenate([np.zeros(0), *(t.ravel() for t in distinct)]),
-            np.concatenate([np.zeros(0), *(t.T.ravel() for t in distinct)]),
+            entries,
+            entries[:position],
+            entries[position:],
             at,
             _starts(sizes[edges[:, 0]]),
             _starts(sizes[edges[:, 1]]),

@@ -1,10 +1,9 @@
 """Grid search: each recipe restricts the choices, coordinate descent completes them, the cheapest wins."""
 
 import math
-from collections.abc import Callable, Sequence
 
-from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Recipe, Solution
-from autopar.solvers.base import EXACT, Budget, Solver, Watch
+from autopar.problem import Problem, Recipe
+from autopar.solvers.base import EXACT, Budget, Solver
 from autopar.solvers.coordinate_descent import search
 from autopar.solvers.field import prepare
 
@@ -12,28 +11,14 @@ from autopar.solvers.field import prepare
 class Grid(Solver):
     """A baseline: what known recipes find. Without recipes, those that give all nodes the same strategy number."""
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit: float = math.inf,
-        start: Sequence[int] | None = None,
-        cutoff: float = math.inf,
-        gap: float = OPTIMALITY_TOLERANCE,
-        should_stop: Callable[[], bool] | None = None,
-        threads: int = 1,
-        seed: int = 0,
-        watch: Watch | None = None,
-    ) -> Solution:
-        """See `Solver.solve`."""
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
+    def run(self, problem: Problem, budget: Budget) -> None:
+        """See `Solver.run`."""
         whole = prepare(problem)
         budget.raise_bound(math.inf if whole is None else whole.field.lowest_cost(), EXACT)
         for recipe in problem.recipes or uniform_recipes(problem):
             if budget.spent():
                 break
             search(problem, budget, allowed=recipe.allowed)
-        return budget.solution()
 
 
 def uniform_recipes(problem: Problem) -> tuple[Recipe, ...]:

@@ -65,6 +65,10 @@ def run(program: LinearProgram, whole: bool, budget: Budget, ceiling: float = ma
         model.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (num_columns - program.num_labels)
     if highs.passModel(model) == highspy.HighsStatus.kError:
         raise SolverError("HiGHS refused the linear program")
+    if whole and program.start is not None:
+        start = highspy.HighsSolution()
+        start.col_value = program.start.tolist()
+        highs.setSolution(start)
     # Python's own signal handlers do not run while HiGHS does, so an interruption is looked for from inside.
     for event in (highs.cbSimplexInterrupt, highs.cbMipInterrupt):
         event.subscribe(lambda call: call.interrupt(budget.stopped()))

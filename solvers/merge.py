@@ -9,8 +9,9 @@ Afterwards labels without a permitted partner go, tables that are sums of a row 
 nodes, and the search starts over, until nothing is tied.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,32 +28,69 @@ class Merged:
         memory: The limits on them.
         roots: Per node of the field before, its root's number in `field`.
         labels: Per node of the field before, its label for each label of its root.
+        decided: Nodes of the field before whose label is decided; they follow any root.
     """
 
     field: Field
     memory: Memory
     roots: Ints
     labels: tuple[Ints, ...]
+    decided: frozenset[int] = frozenset()
 
     def invert(self, choice: Sequence[int]) -> list[int]:
         """Return the labels of all nodes of the field before."""
         return [int(mine[choice[root]]) for root, mine in zip(self.roots.tolist(), self.labels, strict=True)]
 
     def choice(self, labels: Sequence[int]) -> list[int] | None:
-        """Return the labels of the roots that stand for labels of all nodes, None if some do not."""
-        result = [-1] * len(self.field.unary)
-        for root, mine, label in zip(self.roots.tolist(), self.labels, labels, strict=True):
-            if result[root] < 0 or mine[result[root]] != label:
-                fitting = np.flatnonzero(mine == label)
-                if result[root] >= 0 or len(fitting) == 0:
-                    return None
-                result[root] = int(fitting[0])
-        return result
+        """Return the labels of the roots that stand for labels of all nodes but those decided, None if some do not."""
+        # Several labels of a root can mean one label of a node that follows it: all that follow must agree on one.
+        fitting: list[Ints | None] = [None] * len(self.field.unary)
+        for node, (root, mine, label) in enumerate(zip(self.roots.tolist(), self.labels, labels, strict=True)):
+            if node in self.decided:
+                continue
+            left = fitting[root]
+            fitting[root] = left = np.flatnonzero(mine == label) if left is None else left[mine[left] == label]
+            if len(left) == 0:
+                return None
+        return [-1 if left is None else int(left[0]) for left in fitting]
 
     def restrict(self, kept: Sequence[Ints]) -> "Merged":
         """Return the reduction to the labels `kept` of each node of `field`."""
         field, memory = self.field.restrict(kept), self.memory.restrict(kept)
         return _compose(self, Merged(field, memory, np.arange(len(kept)), tuple(kept)))
+
+    def decide(self, labels: Mapping[int, int]) -> "Merged":
+        """Return the reduction without some nodes of `field`, given their labels.
+
+        At least one node must be left, which the others follow.
+        """
+        if not labels:
+            return self
+        count = len(self.field.unary)
+        left = np.array([node for node in range(count) if node not in labels], np.int64)
+        place = np.zeros(count, np.int64)
+        place[left] = np.arange(len(left))
+        sizes = [len(unary) for unary in self.field.unary]
+        whole: list[Ints] = [np.arange(size) for size in sizes]
+        for node, label in labels.items():
+            whole[node] = np.full(sizes[left[0]], label)
+        constant = math.fsum(float(self.field.unary[node][label]) for node, label in labels.items())
+        field = Field([self.field.unary[node] for node in left.tolist()], constant=self.field.constant + constant)
+        for (a, b), table in self.field.tables.items():
+            if a in labels and b in labels:
+                field.constant += float(table[labels[a], labels[b]])
+            elif a in labels:
+                field.unary[place[b]] = field.unary[place[b]] + table[labels[a]]
+            elif b in labels:
+                field.unary[place[a]] = field.unary[place[a]] + table[:, labels[b]]
+            else:
+                field.add(int(place[a]), int(place[b]), table)
+        kept = [np.array([labels[node]]) if node in labels else whole[node] for node in range(count)]
+        memory = self.memory
+        if set(memory.nodes.tolist()) & labels.keys():
+            memory = memory.restrict(kept)
+        memory = replace(memory, nodes=place[memory.nodes])
+        return _compose(self, Merged(field, memory, place, tuple(whole), frozenset(labels)))
 
 
 def merge(field: Field, memory: Memory) -> Merged | None:
@@ -69,17 +107,20 @@ def merge(field: Field, memory: Memory) -> Merged | None:
             return None
         kept = [np.flatnonzero(np.isfinite(u)) for u in absorbed.unary]
         if all(len(k) == len(u) for k, u in zip(kept, absorbed.unary, strict=True)):
-            result = Merged(absorbed, result.memory, result.roots, result.labels)
+            result = replace(result, field=absorbed)
             if step is None:
                 return result
             continue
-        result = Merged(absorbed, result.memory, result.roots, result.labels).restrict(kept)
+        result = replace(result, field=absorbed).restrict(kept)
 
 
 def _compose(first: Merged, then: Merged) -> Merged:
     """Return both reductions as one."""
     labels = tuple(mine[then.labels[root]] for root, mine in zip(first.roots.tolist(), first.labels, strict=True))
-    return Merged(then.field, then.memory, then.roots[first.roots], labels)
+    decided = first.decided
+    if then.decided:
+        decided |= {node for node, root in enumerate(first.roots.tolist()) if root in then.decided}
+    return Merged(then.field, then.memory, then.roots[first.roots], labels, decided)
 
 
 def _follow(field: Field) -> dict[tuple[int, int], Ints] | None:

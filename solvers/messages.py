@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.solvers.compiled import compiled
 from autopar.solvers.field import Floats, Ints
-from autopar.solvers.flat import Flat, compiled
+from autopar.solvers.flat import Flat
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,7 +59,14 @@ def _mathopt(program: LinearProgram, whole: bool, budget: Budget, kind: Any) -> 
     model.linear_constraint_matrix.coefficients.extend(program.values[order].tolist())
     limit = timedelta(seconds=budget.remaining) if math.isfinite(budget.remaining) else None
     parameters = mathopt.SolveParameters(time_limit=limit, relative_gap_tolerance=OPTIMALITY_TOLERANCE / 4)
-    result = mathopt.solve(mathopt.Model.from_model_proto(model), kind, params=parameters)
+    built = mathopt.Model.from_model_proto(model)
+    hints = []
+    if whole and program.start is not None and kind is not mathopt.SolverType.HIGHS:  # MathOpt gives HiGHS no hints
+        values = dict(zip(built.variables(), program.start.tolist(), strict=True))
+        hints.append(mathopt.SolutionHint(variable_values=values))
+    result = mathopt.solve(
+        built, kind, params=parameters, model_params=mathopt.ModelSolveParameters(solution_hints=hints)
+    )
     reason = result.termination.reason
     if reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED):
         return Outcome(True, None, math.inf)  # every column is within 0 and 1, so nothing is unbounded
@@ -88,6 +95,8 @@ def _cbc(program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
     refused = solver.LoadModelFromProto(model) if solver is not None else "it is not in this build of OR-Tools"
     if refused:
         raise SolverError(f"CBC of OR-Tools refused the program: {refused}", hint="use --solver pulp-cbc")
+    if whole and program.start is not None:
+        solver.SetHint(solver.variables(), program.start.tolist())
     if math.isfinite(budget.remaining):
         solver.SetTimeLimit(max(1, int(budget.remaining * 1000)))
     parameters = pywraplp.MPSolverParameters()

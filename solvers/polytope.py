@@ -10,11 +10,12 @@ keeps the relaxation exactly as tight as one y per pair of labels and is what ma
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.solvers.covers import Cover
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.memory import Memory
 
@@ -54,6 +55,7 @@ class LinearProgram:
         scale: Problem units per unit of `cost`.
         pairs: Where the pair columns are.
         limits: Segments of the memory rows, which are the last rows.
+        start: Value per column of a choice to begin from, None if there is none; whether it fits is not known.
     """
 
     cost: Floats
@@ -68,6 +70,20 @@ class LinearProgram:
     scale: float
     pairs: tuple[PairColumns, ...]
     limits: tuple[int, ...] = ()
+    start: Floats | None = None
+
+    def beginning(self, labels: Sequence[int]) -> "LinearProgram":
+        """Return the program with a choice to begin from."""
+        start = np.zeros(len(self.cost))
+        for first, last, label in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), labels, strict=True):
+            if first < last:
+                start[first + label] = 1.0
+        for pair in self.pairs:
+            a, b = pair.nodes
+            column = pair.columns[pair.first_class[labels[a]], pair.second_class[labels[b]]]
+            if column >= 0:
+                start[column] = 1.0
+        return replace(self, start=start)
 
     def labels(self, solution: Floats) -> tuple[list[int], bool]:
         """Return the largest label of each node in a solution, and whether the solution was integral."""
@@ -124,28 +140,26 @@ class LinearProgram:
 
     def with_rows(self, memory: Memory, rows: Sequence[int]) -> "LinearProgram":
         """Return the program with the limit of each segment in `rows` added, in units of its scale."""
-        starts, columns, values, upper = [self.starts], [self.columns], [self.values], []
-        end = int(self.starts[-1])
-        for t in rows:
-            at, use = self.memory_row(memory, t)
-            end += len(at)
-            starts.append(np.array([end], np.int32))
-            columns.append(at)
-            values.append(use)
-            upper.append(float(memory.limits[t] / memory.scales[t]))
-        return LinearProgram(
-            self.cost,
-            self.num_labels,
-            self.offsets,
-            np.concatenate([self.row_lower, np.full(len(upper), -np.inf)]),
-            np.concatenate([self.row_upper, upper]),
-            np.concatenate(starts),
-            np.concatenate(columns),
-            np.concatenate(values),
-            self.constant,
-            self.scale,
-            self.pairs,
-            (*self.limits, *rows),
+        added = [self.memory_row(memory, t) for t in rows]
+        upper = [float(memory.limits[t] / memory.scales[t]) for t in rows]
+        return replace(self._with(added, upper), limits=(*self.limits, *rows))
+
+    def with_covers(self, covers: Sequence[Cover]) -> "LinearProgram":
+        """Return the program with a row for each cover; to be called before `with_rows`."""
+        assert not self.limits, "the memory rows are the last ones"
+        added = [(cover.columns, np.ones(len(cover.columns))) for cover in covers]
+        return self._with(added, [float(cover.most) for cover in covers])
+
+    def _with(self, rows: Sequence[tuple[NDArray[np.int32], Floats]], upper: Sequence[float]) -> "LinearProgram":
+        """Return the program with rows (columns, values) that may not exceed `upper`."""
+        ends = int(self.starts[-1]) + np.cumsum([len(at) for at, _ in rows], dtype=np.int32)
+        return replace(
+            self,
+            row_lower=np.concatenate([self.row_lower, np.full(len(upper), -np.inf)]),
+            row_upper=np.concatenate([self.row_upper, upper]),
+            starts=np.concatenate([self.starts, ends]).astype(np.int32),
+            columns=np.concatenate([self.columns, *(at for at, _ in rows)]),
+            values=np.concatenate([self.values, *(values for _, values in rows)]),
         )
 
     def memory_row(self, memory: Memory, t: int) -> tuple[NDArray[np.int32], Floats]:

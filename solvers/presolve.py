@@ -5,8 +5,9 @@
 3. times that can bind: segments of time in which no choice breaks a limit, or that a neighbour covers, go (`memory`).
 4. followers: nodes tied to others by forbidden pairs are folded into them, separable tables absorbed (`merge`).
 5. dominated strategies: a label goes if another is never dearer and never uses more (`dominance`).
-6. nodes with at most two neighbours: eliminated unless a limit depends on them (`eliminate`).
-7. components: what is joined by no table and no limit is solved apart (`components`).
+6. parts no limit binds: decided if elimination does it quickly (`components`).
+7. nodes with at most two neighbours: eliminated unless a limit depends on them (`eliminate`).
+8. components: what is joined by no table and no limit is solved apart (`components`).
 """
 
 import time
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.problem import Problem
-from autopar.solvers.components import Parts, split
+from autopar.solvers.components import Parts, settle, split
 from autopar.solvers.dominance import undominated
 from autopar.solvers.eliminate import Reduced, eliminate
 from autopar.solvers.field import Field, Prepared, join, permitted
@@ -120,10 +121,12 @@ def presolve(problem: Problem) -> tuple[tuple[Step, ...], Presolved | None]:
     clock.step("dominated strategies", Size.of(merged.field, merged.memory.num_rows))
     if merged.memory.hopeless():
         return tuple(clock.steps), None
+    merged, _ = settle(merged)
+    clock.step("parts no limit binds", Size.of(merged.field, merged.memory.num_rows))
     reduced = eliminate(merged.field, keep=merged.memory.users())
     clock.step("degree at most 2", Size.of(reduced.field, merged.memory.num_rows))
     parts = split(reduced.field, merged.memory)
     largest = parts.parts[0] if parts.parts else None
     after = Size(0, 0, 0, 0) if largest is None else Size.of(largest.field, largest.memory.num_rows)
-    clock.step(f"largest of {len(parts.parts)} components", after)
+    clock.step(f"largest of {len(parts.parts)} components" if parts.parts else "no component left", after)
     return tuple(clock.steps), Presolved(parts, prepared, merged, reduced)

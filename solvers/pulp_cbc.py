@@ -32,9 +32,18 @@ class PulpCbc(MipSolver):
             terms = pulp.LpAffineExpression([(columns[indexes[k]], values[k]) for k in entries])
             sense = pulp.LpConstraintEQ if lower == upper else pulp.LpConstraintLE
             model += pulp.LpConstraint(terms, sense, rhs=upper)
+        warm = whole and program.start is not None
+        if program.start is not None:
+            for column, value in zip(columns, program.start.tolist(), strict=True):
+                column.setInitialValue(value)
         limit = max(0.1, budget.remaining) if math.isfinite(budget.remaining) else None
         binary = pulp.PULP_CBC_CMD.pulp_cbc_path
-        model.solve(pulp.COIN_CMD(path=binary, msg=False, threads=1, timeLimit=limit, gapRel=OPTIMALITY_TOLERANCE / 4))
+        gap = OPTIMALITY_TOLERANCE / 4
+        model.solve(
+            pulp.COIN_CMD(
+                path=binary, msg=False, threads=1, timeLimit=limit, gapRel=gap, warmStart=warm, keepFiles=False
+            )
+        )
         if model.sol_status == pulp.LpSolutionInfeasible:
             return Outcome(True, None, math.inf)
         if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):

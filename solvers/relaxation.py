@@ -40,6 +40,7 @@ class Relaxation:
         bound: Best lower bound, safe against rounding.
         best_prices: The prices it was proven at.
         labels: Labels chosen in the last round, one per node; they need not fit.
+        rounds: Rounds so far.
         finished: Whether neither messages nor prices bring the bound any further.
     """
 
@@ -54,7 +55,7 @@ class Relaxation:
         self._unary = flat.unary
         self._average = np.zeros(len(memory.limits))
         self._step = FIRST_STEP
-        self._round = 0
+        self.rounds = 0
         self._before = -np.inf
         self._idle = 0
 
@@ -66,12 +67,12 @@ class Relaxation:
     def round(self) -> Floats:
         """Sweep once and move the prices; return the excess of `labels` in each segment, in its scale."""
         value = self._messages.sweep(self.flat, self._unary) - float(self.prices @ self.memory.limits)
-        self._round += 1
+        self.rounds += 1
         excess = self.excess(self.labels)
         self._average = MEMORY * self._average + (1 - MEMORY) * excess
-        if self._round % WINDOW == 0:
+        if self.rounds % WINDOW == 0:
             self._judge(value)
-        if self._round >= UNPRICED_ROUNDS:
+        if self.rounds >= UNPRICED_ROUNDS:
             self._move(abs(value - self.flat.constant))
         return excess
 
@@ -79,10 +80,10 @@ class Relaxation:
         """Return use less limit in each segment, in its scale."""
         return (self.memory.profile(indicator(self.flat.offsets, labels)) - self.memory.limits) / self.memory.scales
 
-    def settle(self, prices: Floats, rounds: int) -> Ints:
-        """Sweep at fixed prices, which are not kept, and return the labels chosen last."""
+    def settle(self, prices: Floats, rounds: int, unary: Floats | None = None) -> Ints:
+        """Sweep at fixed prices, and costs of labels, which are not kept; return the labels chosen last."""
         messages = self._messages.copy()
-        unary = self.flat.unary + self.memory.priced(prices, len(self.flat.unary))
+        unary = (self.flat.unary if unary is None else unary) + self.memory.priced(prices, len(self.flat.unary))
         for _ in range(rounds):
             messages.sweep(self.flat, unary)
         return messages.labels
@@ -105,7 +106,7 @@ class Relaxation:
             self._idle = 0 if gain > 1e-7 * abs(proven) else self._idle + 1
         else:
             self._idle += 1
-        if self._round > UNPRICED_ROUNDS:
+        if self.rounds > UNPRICED_ROUNDS:
             self._step *= GROWTH if value > self._before else SHRINKAGE
         self._before = value
         priced = bool(self.prices.any()) or len(self.prices) == 0 or not bool((self._average > 0).any())

@@ -1,6 +1,7 @@
 """Synthetic problems: the sharding of a training step, and a family of any size, tree-width and tightness.
 
-`python -m tests.instances DIR` writes problems of the family as files, for `autopar benchmark --problems DIR`.
+`python -m tests.instances DIR` writes problems of the family as files, for `autopar benchmark --problems DIR`;
+`python -m tests.instances DIR large` writes two of 65,000 nodes, in one of which no two tables are alike.
 """
 
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar import iopddl
-from autopar.problem import Problem, Usage
+from autopar.problem import FORBIDDEN, Problem, Usage
 
 MATMUL = (("R", "R", "R"), ("S0", "R", "S0"), ("R", "S1", "S1"), ("S1", "S0", "P"))
 """Strategies of a product on one mesh axis: activations, weight, output."""
@@ -139,6 +140,15 @@ def training_step(
     return Problem.build(costs, edges, usages=usages, limit=limit, name=f"training-step-{layers}")
 
 
+def knapsack() -> Problem:
+    """Return three nodes, worked out by hand: dear (10) without use, or free with use 2, 2 and 3 of a limit of 4.
+
+    The relaxation takes a quarter of one node off; only two of the three can use anything, so the optimum is 10.
+    """
+    usages = [Usage(node, 0, 1, np.array([0, use])) for node, use in enumerate((2, 2, 3))]
+    return Problem.build([[10, 0]] * 3, usages=usages, limit=4)
+
+
 FAMILY = tuple(
     (nodes, width, tightness) for width, tightness in ((2, 0.9), (2, 0.3), (4, 0.3)) for nodes in (100, 1000, 10_000)
 )
@@ -186,6 +196,70 @@ def k_tree(num_nodes: int, *, width: int, tightness: float | None, num_strategie
     return Problem.build(costs, edges, usages=usages, limit=limit, name=name)
 
 
+def layered(
+    num_nodes: int,
+    *,
+    nodes_per_layer: int = 500,
+    num_edges: int | None = None,
+    max_strategies: int = 29,
+    tied: float = 0.6,
+    distinct: float = 0.0,
+    tightness: float | None = 0.3,
+    seed: int = 0,
+) -> Problem:
+    """Return whole-number costs of equal layers one after another, where most nodes follow others.
+
+    It has the traits of the contest's files: few distinct tables, forbidden pairs in tables that tie two nodes, uses
+    that live for a while, and a few strategies or dozens. A node is joined to an earlier one of its layer or
+    of the layer before, unless that would come before the first.
+
+    Args:
+        num_nodes: Nodes.
+        nodes_per_layer: Nodes of a layer; the last one may have fewer.
+        num_edges: Edges, about; three for every two nodes by default, one for each node at least.
+        max_strategies: Strategies of a node at most; at least half of that.
+        tied: Share of the nodes that follow an earlier one.
+        distinct: Share of the tables that are like no other one.
+        tightness: As for `k_tree`; the least use may not fit, because followers have no choice.
+        seed: Of everything random.
+    """
+    rng = np.random.default_rng(seed)
+    layer = min(nodes_per_layer, num_nodes)
+    sizes = rng.integers(max(1, max_strategies // 2), max_strategies + 1, layer)
+    costs = [rng.integers(0, 10**6, size) for size in sizes]
+    per_layer = round((num_edges if num_edges is not None else 1.5 * num_nodes) * layer / num_nodes)
+    second = np.concatenate([np.arange(layer), rng.integers(0, layer, max(0, per_layer - layer))])
+    back = 1 + rng.geometric(1 / 20, len(second)) % (layer - 1 if layer > 1 else 1)
+    follows = np.concatenate([rng.random(layer) < tied, np.zeros(len(second) - layer, bool)])
+    tables = []
+    for node, distance, tie in zip(second.tolist(), back.tolist(), follows.tolist(), strict=True):
+        rows, columns = int(sizes[(node - distance) % layer]), int(sizes[node])
+        table = rng.integers(0, 10**6, (rows, columns)) * (rng.random((rows, columns)) < 0.7)
+        if tie:
+            partner = rng.integers(0, columns, rows)
+            table = np.where(np.arange(columns) == partner[:, None], table, FORBIDDEN)
+        tables.append(table)
+    edges: list[tuple[int, int, NDArray[Any]]] = []
+    usages: list[Usage] = []
+    amounts = [(int(rng.integers(1, 1 << 30)) // (1 + rng.integers(0, 64, size))).astype(np.int64) for size in sizes]
+    lives = 1 + rng.geometric(1 / 60, layer)
+    for first in range(0, num_nodes, layer):
+        for node, distance, table in zip(second.tolist(), back.tolist(), tables, strict=True):
+            if first + node < num_nodes and first + node - distance >= 0:
+                own = table + (rng.random(table.shape) < 0.1) if rng.random() < distinct else table
+                edges.append((first + node - distance, first + node, own))
+        for place in range(min(layer, num_nodes - first)):
+            node = first + place
+            usages.append(Usage(node, node, min(node + int(lives[place]), num_nodes), amounts[place]))
+    node_costs = [costs[node % layer] for node in range(num_nodes)]
+    limit = None
+    if tightness is not None:
+        least = _peak(num_nodes, usages, [u.amounts.min() for u in usages])
+        cheapest = _peak(num_nodes, usages, [u.amounts[c.argmin()] for u, c in zip(usages, node_costs, strict=True)])
+        limit = int(least + tightness * (cheapest - least))
+    return Problem.build(node_costs, edges, usages=usages, limit=limit, name=f"layered-{num_nodes}")
+
+
 def _reshard_table(rng: np.random.Generator, size: int) -> NDArray[np.int64]:
     """Return costs of a change that are 0 for no change."""
     table = rng.integers(1, 400, (size, size))
@@ -209,5 +283,13 @@ def write_family(folder: Path) -> None:
         iopddl.save(k_tree(nodes, width=width, tightness=tightness), folder / name)
 
 
+def write_large(folder: Path, *, num_nodes: int = 65_000) -> None:
+    """Write layered problems as large as the contest's largest, or larger, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, distinct in (("equal", 0.0), ("distinct", 1.0)):
+        problem = layered(num_nodes, nodes_per_layer=max(1, num_nodes // 100), distinct=distinct)
+        iopddl.save(problem, folder / f"layers-{name}.json.gz")
+
+
 if __name__ == "__main__":
-    write_family(Path(sys.argv[1]))
+    (write_large if sys.argv[2:] == ["large"] else write_family)(Path(sys.argv[1]))

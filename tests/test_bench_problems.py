@@ -2,9 +2,11 @@
 
 import json
 import math
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,9 +14,10 @@ from autopar import iopddl
 from autopar.bench.conditions import Conditions
 from autopar.bench.plot import step_plot
 from autopar.bench.problems import ProblemRun, problem_files, run_problems, time_to
-from autopar.bench.problems_report import format_page, format_run
+from autopar.bench.problems_report import format_page, format_run, write_page
+from autopar.bench.svg import Axis, Curve, chart
 from autopar.cli import main
-from autopar.errors import JobError
+from autopar.errors import JobError, ProblemError
 from autopar.problem import Problem, Solution, Termination
 from autopar.selection import Known, Selection
 from autopar.solvers.presolve import Size, Step
@@ -93,7 +96,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has(folder: Path) -> None:
 
     def run(path: Path, *, solver: str, **request: Any) -> Selection:
         calls.append(solver)
-        return selection(solver, WORSE)
+        return selection(solver, NOTHING)
 
     runs = list(
         run_problems(
@@ -103,6 +106,17 @@ def test_a_run_that_is_stopped_keeps_what_it_has(folder: Path) -> None:
 
     assert calls == ["auto"]
     assert [len(each.selections) for each in runs] == [1]
+
+
+def test_claims_are_recomputed_from_the_file(folder: Path) -> None:
+    """A solver that claims what does not hold is named; (1, 1) costs 2."""
+
+    def run(path: Path, *, solver: str, **request: Any) -> Selection:
+        cost = 2 if solver == "auto" else 1
+        return selection(solver, Solution(Termination.OPTIMAL, (1, 1), cost, cost))
+
+    with pytest.raises(ProblemError, match="solver 'beam': the solution claims cost 1, its choice costs 2"):
+        list(run_problems([folder / "b.json.gz"], ("auto", "beam"), time_limit=5.0, run=run))
 
 
 def test_text_of_a_run_is_compared_whole() -> None:
@@ -191,3 +205,34 @@ def test_json_of_the_command_has_the_choices(folder: Path, capsys: pytest.Captur
 def test_what_makes_no_sense_is_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", *arguments.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_images_show_what_the_letters_show(tmp_path: Path) -> None:
+    """One image per problem with a choice, and one of time against nodes where problems of a kind differ in size."""
+    conditions = Conditions(date(2026, 1, 2), "autopar benchmark --problems p", "CPU", 2, 4e9, "Linux", {"numpy": "2"})
+    small, large = (replace(made_by_hand(), file=f"k_nodes-{n}.json", num_nodes=n) for n in (10, 100))
+
+    page, data, *images = write_page([small, large], conditions, tmp_path, "p")
+
+    assert [image.name for image in images] == ["k_nodes-10.svg", "k_nodes-100.svg", "scaling.svg"]
+    for image in images:
+        assert f"]({image.relative_to(tmp_path)})" in page.read_text()
+    assert json.loads(data.read_text())["runs"][0]["nodes"] == 10
+    curves = ElementTree.parse(images[0]).getroot().findall("{*}polyline[@stroke-width='2']")
+    assert [len(curve.get("points", "").split()) for curve in curves] == [6, 2, 2, 2, 2]
+    assert "```" not in page.read_text()
+
+
+def test_a_chart_is_where_its_numbers_are() -> None:
+    """By hand: the axes end at (80, 34) and (570, 350); 10 is half-way between 1 and 100; an open point is white."""
+    curve = Curve("one", ((0.0, 1.0), (5.0, 10.0), (10.0, 1000.0)), frozenset({2}))
+
+    root = ElementTree.fromstring(chart("t", [curve], Axis("s", 0, 10), Axis("y", 1, 100, log=True)))
+
+    lines = root.findall("{*}polyline[@stroke-width='2']")
+    assert lines[0].get("points") == "80,350 325,192 570,34"
+    assert [circle.get("fill") for circle in root.findall("{*}circle")] == ["#0072b2", "#0072b2", "white"]
+    steps = ElementTree.fromstring(chart("t", [curve], Axis("s", 0, 20), Axis("y", 1, 100, log=True), steps=True))
+    assert steps.findall("{*}polyline[@stroke-width='2']")[0].get("points") == (
+        "80,350 202.5,350 202.5,192 325,192 325,34 570,34"
+    )

@@ -1,11 +1,13 @@
 """From block seconds to step seconds: the formula by hand, the best split by enumeration, bounds below everything."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autopar.cost import Overlap
+from autopar.cost import Overlap, Stack
 from autopar.formulate.memory import BlockBytes, FloatArray, RangeBytes
 from autopar.formulate.step import (
     Pipeline,
@@ -20,15 +22,17 @@ from autopar.formulate.step import (
     step_time,
     weights,
 )
-from autopar.formulate.tables import Slot
+from autopar.formulate.tables import Slot, build_tables
 from autopar.recompute import Recompute
 from tests.formulations import (
+    COSTS,
     best_by_enumeration,
     good_choice,
     lowered_bytes,
     optimum,
     random_choice,
     ranges_of,
+    rules,
     splits,
     stage_peak,
     tables,
@@ -303,6 +307,31 @@ def test_bounds_are_below_every_plan(
                     seconds = step_time(totals, chain, pipeline, Split(ranges, recompute), hop=0.0).seconds
                     assert max(linear, least) <= seconds * (1 + TOLERANCE)
             choice = random_choice(instance, rng, near=choice)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
+@pytest.mark.parametrize("traffic", [0.0, 0.6])
+def test_bounds_hold_for_software_that_hides_little(pipeline: Pipeline, traffic: float) -> None:
+    """The same with a share of communication exposed, a slowdown of the rest, and a host that launches slowly."""
+    scalars = (("overlap_slowdown", 1.2), ("exposed_share", 0.1), ("host_launch", 2e-5))
+    stack = Stack("slow", scalars=scalars)
+    plain = tables("gpt2")
+    found = build_tables(plain.folded, rules("gpt2"), plain.mesh, replace(COSTS, stack=stack))
+    slow = replace(pipeline, overlap=Overlap.of(stack))
+    hidden = 1.0 if pipeline.num_stages == 1 else 0.0
+    weighting = weights(found, slow, recompute=NONE, hidden=hidden, bounding=True, traffic=traffic)
+    instance = problem(found, weighting)
+    rng = np.random.default_rng(4)
+    least, choice = optimum(instance)
+
+    for _ in range(6):
+        linear, totals = instance.cost(choice), found.block_seconds(choice)
+        assert (totals[:, [Slot.FORWARD, Slot.BACKWARD]] >= found.host_seconds).all()
+        for ranges in splits(len(plain.folded.chain), pipeline.num_stages):
+            recompute = tuple(list(Recompute)[number] for number in rng.integers(3, size=len(ranges)))
+            seconds = step_time(totals, plain.folded.chain, slow, Split(ranges, recompute), hop=0.0).seconds
+            assert max(linear, least) <= seconds * (1 + TOLERANCE)
+        choice = random_choice(instance, rng, near=choice)
 
 
 def test_the_bound_of_one_stage_is_tight() -> None:

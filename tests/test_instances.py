@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar import iopddl, solvers
-from autopar.problem import Problem, Termination
+from autopar.problem import FORBIDDEN, Problem, Termination
 from tests import instances
 from tests.checks import check_solution
-from tests.instances import k_tree
+from tests.instances import k_tree, layered
 
 
 def least_choice(problem: Problem) -> list[int]:
@@ -75,3 +75,30 @@ def test_the_family_is_written_as_problem_files(tmp_path: Path, monkeypatch: pyt
     names = sorted(path.name for path in (tmp_path / "family").iterdir())
     assert names == ["width-2_tightness-0.3_nodes-00020.json.gz", "width-4_tightness-0.9_nodes-00030.json.gz"]
     assert iopddl.load(tmp_path / "family" / names[0]).num_nodes == 20
+
+
+@given(nodes=st.integers(1, 60), tied=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 99))
+@settings(max_examples=40)
+def test_layers_have_the_traits_they_are_made_with(nodes: int, tied: float, seed: int) -> None:
+    """Edges reach back less than a layer, followers have one permitted strategy each, and some choice exists."""
+    problem = layered(nodes, nodes_per_layer=20, max_strategies=5, tied=tied, tightness=None, seed=seed)
+
+    assert all(0 < b - a < 20 for a, b in problem.edge_nodes.tolist())
+    barred = [table >= FORBIDDEN for table in problem.edge_tables]
+    assert all((~flags).sum(axis=1).tolist() == [1] * len(flags) for flags in barred if flags.any())
+    assert any(flags.any() for flags in barred) <= (tied > 0)
+    assert len(problem.edge_tables) <= 1.5 * 20 + 1
+    solution = solvers.load("auto").solve(problem, time_limit=60)
+    check_solution(problem, solution)
+    assert solution.choice is not None
+
+
+def test_large_problems_are_written_equal_and_distinct(tmp_path: Path) -> None:
+    """The same nodes and edges; only how many tables there are differs."""
+    instances.write_large(tmp_path, num_nodes=300)
+
+    equal, distinct = (iopddl.load(tmp_path / f"layers-{name}.json.gz") for name in ("equal", "distinct"))
+
+    assert equal.num_nodes == distinct.num_nodes == 300
+    assert equal.num_edges == distinct.num_edges
+    assert len(equal.edge_tables) < 10 < 100 < len(distinct.edge_tables)

@@ -113,7 +113,7 @@ INTERLEAVED = equal_stages(4, 4, "interleaved", num_chunks=2)
         (replace(INTERLEAVED, schedule="1f1b"), "'1f1b' runs one stage per group of devices, not 2"),
         (
             replace(INTERLEAVED, num_microbatches=5),
-            "'interleaved' runs microbatches in rounds of 2, .* 5 microbatches are no whole number",
+            "'interleaved' runs microbatches in rounds of 2, .* 5 are no whole number",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Memory per stage in exact numbers: cases in which other estimators were wrong, and published formulas."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,21 @@ import pytest
 
 import autopar
 from autopar.cluster import load_cluster
-from autopar.cost import FSDP, MEGATRON_FP16, MIXED, DtypePolicy, Stack
+from autopar.cost import FSDP, MEGATRON_FP16, MIXED, DtypePolicy, Resharder, Stack
 from autopar.degrees import Degrees
 from autopar.errors import InfeasibleError
+from autopar.formulate.fold import fold
+from autopar.formulate.step import Pipeline
 from autopar.prediction import Prediction, Predictor
+from autopar.program.lower import lower, lower_blocks
 from autopar.program.records import Category
 from autopar.recompute import Recompute
+from autopar.simulate import simulate
 from autopar.simulate.blocks import BlockMemories
+from autopar.simulate.ranges import range_bytes
 from autopar.workload import open_workload
+from tests.executions import COSTS, model_graph, model_rules, random_plan
+from tests.test_runtime import SPACE
 
 A100 = load_cluster("a100")
 UNFUSED = Stack("unfused", attention="unfused")
@@ -146,23 +154,23 @@ def test_limits_are_in_the_unit_of_needs() -> None:
 
 
 @pytest.mark.parametrize("stack", [Stack("fused"), UNFUSED], ids=lambda stack: stack.name)
-@pytest.mark.parametrize("tp", [1, 2])
-def test_a_gpt_layer_keeps_what_korthikanti_counts(tp: int, stack: Stack, cache_dir: Path) -> None:
-    """Sbh (10 + 24 / t + 5 as / (h t)) bytes per layer (Korthikanti et al., 2022, arXiv:2205.05198, equation 2).
+@pytest.mark.parametrize(("tp", "sequence"), [(1, False), (2, False), (2, True)])
+def test_a_gpt_layer_keeps_what_korthikanti_counts(tp: int, sequence: bool, stack: Stack, cache_dir: Path) -> None:
+    """A layer keeps sbh (10 + 24 / t + 5 as / (h t)) bytes (Korthikanti et al., 2022, arXiv:2205.05198, equation 2).
 
-    Of these, 2 sbh are masks of two dropouts that the model of the zoo has not. Fused attention keeps 4 bytes per row
-    of scores in place of 5 per score.
+    With sequence parallelism all of it is divided by t (equation 4). Of these, 2 sbh are masks of two dropouts that the
+    model of the zoo has not. Fused attention keeps 4 bytes per row of scores in place of 5 per score.
     """
     hidden, heads, seq, samples = (WIDE["hidden"], WIDE["heads"], WIDE["seq"], 4)
     program, _ = predictor("gpt2", cache_dir, **WIDE).lowered(
-        Degrees(tp=tp, microbatch=samples, global_batch=samples), A100, stack
+        Degrees(tp=tp, sequence_parallel=sequence, microbatch=samples, global_batch=samples), A100, stack
     )
 
     blocks = BlockMemories(program.table(), True).walk(program.stages[0].blocks, program.stages[0].recompute)
     kept = [block.kept for block in blocks][2] / (seq * samples * hidden)
 
     scores = 5 * heads * seq / hidden if stack is UNFUSED else 4 * heads / hidden
-    assert kept == 10 - 2 + (24 + scores) / tp
+    assert kept == (10 - 2) / (tp if sequence else 1) + (24 + scores) / tp
 
 
 def test_selective_recompute_drops_the_scores_of_unfused_attention(cache_dir: Path) -> None:
@@ -187,3 +195,22 @@ def test_selective_recompute_drops_the_scores_of_unfused_attention(cache_dir: Pa
     for name in ("fused", "unfused"):
         assert seconds[name, NONE] < seconds[name, SELECTIVE] < seconds[name, FULL]
         assert seconds[name, SELECTIVE] - seconds[name, NONE] < 0.4 * (seconds[name, FULL] - seconds[name, NONE])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, cache_dir: Path) -> None:
+    """Of random plans, whatever their stages recompute: one source, so that what fits the search fits the machine."""
+    configuration = SPACE[number]
+    folded = fold(model_graph(name, 4))
+    plan = random_plan(folded, model_rules(name, cache_dir), configuration, 4, seed=number)
+    lowered = lower_blocks(plan.blocks, folded, Resharder(plan.device_mesh, COSTS))
+    pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
+    ranges = range_bytes(lowered, folded, trains=True)
+
+    for flavour in Recompute:
+        stages = tuple(replace(stage, recompute=str(flavour)) for stage in plan.stages)
+        timeline = simulate(lower(replace(plan, stages=stages), folded, COSTS), COSTS)
+        for index, (stage, found) in enumerate(zip(stages, timeline.stages, strict=True)):
+            peak = ranges.peak(*stage.blocks, pipeline.in_flight(index), flavour)
+            assert found.memory.bytes == pytest.approx(peak, rel=1e-12)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autopar import iopddl, solvers
 from autopar.errors import ProblemError
-from autopar.problem import FORBIDDEN, Limit, Problem, Solution, Termination, Usage, check, relative_gap
+from autopar.problem import FORBIDDEN, Limit, Problem, Solution, Termination, Usage, check, check_together, relative_gap
 from tests.checks import close
 from tests.strategies import problems
 
@@ -136,6 +136,31 @@ def test_the_checker_finds_every_false_claim(solution: Solution, message: str) -
 
     with pytest.raises(ProblemError, match=message):
         check(problem, solution)
+
+
+def test_what_somebody_can_still_write_to_is_copied() -> None:
+    """A view that cannot be written to may show an array that can; frozen arrays and their views are shared."""
+    open_, shut = np.arange(4), np.arange(4)
+    shut.flags.writeable = False
+    views = [array.reshape(2, 2) for array in (open_, shut)]
+    views[0].flags.writeable = False
+    problem = Problem.build([[0, 0], [0, 0], [0, 0]], [(0, 1, views[0]), (1, 2, views[1] + 0), (0, 2, views[1])])
+
+    open_[:] = 9
+
+    assert problem.edge_tables[0].tolist() == [[0, 1], [2, 3]]
+    (table,) = Problem.build([[0, 0], [0, 0]], [(0, 1, views[1])]).edge_tables
+    assert np.shares_memory(table, shut)
+
+
+def test_claims_of_several_solvers_are_held_against_each_other() -> None:
+    """Each may be true for all that it says itself: a bound of 3 without a choice, and a choice of cost 2."""
+    problem = small()
+    found = Solution(Termination.FEASIBLE, (1, 1), 2, 1)
+    check_together(problem, {"a": found, "b": Solution(Termination.UNKNOWN, None, math.inf, 2)})
+
+    with pytest.raises(ProblemError, match="solver 'b' claims bound 3, solver 'a' has a choice of cost 2"):
+        check_together(problem, {"a": found, "b": Solution(Termination.UNKNOWN, None, math.inf, 3)})
 
 
 def test_a_gap_is_relative_to_the_cost() -> None:

@@ -1,19 +1,27 @@
 """All reductions in turn, their record, and the split into components, against brute force."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from autopar.problem import FORBIDDEN, Limit, Problem, Usage
-from autopar.solvers.components import Part, split
-from autopar.solvers.field import Field
+from autopar.problem import FORBIDDEN, Limit, Problem, Termination, Usage
+from autopar.solvers import Solver, auto, components, portfolio
+from autopar.solvers.auto import Auto
+from autopar.solvers.components import Part, settle, split
+from autopar.solvers.field import Field, prepare
 from autopar.solvers.memory import Memory
+from autopar.solvers.merge import merge
+from autopar.solvers.portfolio import Portfolio
 from autopar.solvers.presolve import Size, presolve
-from tests.checks import choices, close
+from tests.checks import check_solution, choices, close
+from tests.instances import knapsack
 from tests.strategies import problems, tied_problems
 
 
@@ -55,7 +63,7 @@ def test_components_are_apart_and_their_optima_add_up(first: Problem, second: Pr
             field.add(a + shift, b + shift, rng.integers(0, 9, (2, 2)).astype(float))
     usages = [Usage(n, t, t + 2, rng.integers(0, 9, 2)) for n, t in enumerate(rng.integers(0, 12, len(sizes)))]
     flat = Problem.build([[0, 0] for _ in sizes], usages=usages, limit=12)
-    memory = Memory.of(flat, [np.arange(2) for _ in sizes])
+    memory = Memory.of(flat, [np.arange(2) for _ in sizes]).restrict([np.arange(2) for _ in sizes])
     whole = best_of(Part(np.arange(len(sizes)), field, memory))
 
     parts = split(field, memory)
@@ -147,6 +155,7 @@ def test_every_step_says_what_it_removed() -> None:
         ("times that cannot bind", Size(4, 8, 2, 1)),
         ("followers", Size(3, 6, 1, 1)),
         ("dominated strategies", Size(2, 4, 1, 1)),
+        ("parts no limit binds", Size(2, 4, 1, 1)),
         ("degree at most 2", Size(2, 4, 1, 1)),
         ("largest of 1 components", Size(2, 4, 1, 1)),
     ]
@@ -172,3 +181,91 @@ def test_presolve_that_finds_nothing_permitted_says_so(problem: Problem, data: s
     _, left = presolve(problem)
 
     assert left is None or any(best_of(part) is None for part in left.parts.parts)
+
+
+def strung(problems: Sequence[Problem]) -> Problem:
+    """Return problems as one: their nodes and their times one after another, nothing in common."""
+    nodes, times = 0, 0
+    costs: list[Any] = []
+    edges: list[tuple[int, int, Any, float]] = []
+    usages: list[Usage] = []
+    limits: list[Limit] = []
+    for problem in problems:
+        barred = FORBIDDEN if problem.is_whole else math.inf
+        costs += [np.where(c >= barred, math.inf, c) for c in problem.node_costs]
+        tables = [np.where(t >= barred, math.inf, t) for t in problem.edge_tables]
+        weights = problem.edge_weights.tolist()
+        ends = problem.edge_nodes + nodes
+        edges += [(a, b, tables[i], w) for (a, b), i, w in zip(ends, problem.edge_table_ids, weights, strict=True)]
+        usages += [replace(u, node=u.node + nodes, start=u.start + times, end=u.end + times) for u in problem.usages]
+        limits += [replace(x, start=x.start + times, end=x.end + times) for x in problem.limits]
+        nodes += problem.num_nodes
+        times += 100
+    return Problem.build(costs, edges, usages=usages, limit=limits)
+
+
+@pytest.mark.parametrize(
+    ("solver", "proves"), [(Auto(), True), (Portfolio(max_rounds=60, max_parts=3), False)], ids=["auto", "portfolio"]
+)
+def test_parts_that_share_no_table_and_no_time_are_solved_apart(
+    solver: Solver, proves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the groups, what is found and proven for the whole is what there is for the parts."""
+    monkeypatch.setattr(components, "LEAST_LABELS", 1)
+    monkeypatch.setattr(portfolio, "SMALL", -1)
+    split_up: list[bool] = []
+
+    def counted(*arguments: Any) -> bool:
+        split_up.append(components.solve_apart(*arguments))
+        return split_up[-1]
+
+    for module in (auto, portfolio):
+        monkeypatch.setattr(module, "solve_apart", counted)
+
+    @settings(max_examples=60)
+    @given(parts=st.lists(problems(max_nodes=4, limited=True), min_size=2, max_size=3))
+    @example(parts=[knapsack(), knapsack()])
+    def law(parts: list[Problem]) -> None:
+        whole = strung(parts)
+        best = sum(min((p.cost(c) for c in choices(p) if p.fits(c)), default=math.inf) for p in parts)
+
+        solution = solver.solve(whole)
+
+        check_solution(whole, solution)
+        assert solution.bound <= best or close(whole, solution.bound, best)
+        assert solution.cost >= best or close(whole, solution.cost, best)
+        if proves:
+            assert solution.termination is (Termination.INFEASIBLE if best == math.inf else Termination.OPTIMAL)
+
+    law()
+    assert any(split_up)
+
+
+@given(problem=problems() | tied_problems())
+@settings(max_examples=150)
+def test_deciding_what_no_limit_binds_keeps_an_optimum(problem: Problem) -> None:
+    """What is left has the same optimum, and a choice of it is one of the whole at the same cost."""
+    prepared = prepare(problem)
+    merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
+    assume(merged is not None)
+    assert prepared is not None
+    assert merged is not None
+    best = min((problem.cost(c) for c in choices(problem) if problem.fits(c)), default=math.inf)
+
+    settled, parts = settle(merged.restrict([np.arange(len(unary)) for unary in merged.field.unary]))
+
+    found = best_of(Part(np.arange(len(settled.field.unary)), settled.field, settled.memory))
+    assert parts <= len(settled.field.unary)
+    assert len(settled.field.unary) + len(settled.decided - merged.decided) >= len(merged.field.unary)
+    if best == math.inf:
+        assert found is None
+        return
+    assert found is not None
+    choice = prepared.strategies(settled.invert(found))
+    assert problem.fits(choice)
+    assert close(problem, problem.cost(choice), best)
+    labels = prepared.choice(choice)
+    assert labels is not None
+    again = settled.choice(labels)
+    assert again is not None
+    assert settled.invert(again) == labels

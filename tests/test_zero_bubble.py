@@ -327,7 +327,7 @@ def test_the_command_lists_and_draws_schedules(capsys: pytest.CaptureFixture[str
         (["zb-v"], "'zb-v' runs two stages per group of devices, i and 2p - 1 - i of 2p, not 1"),
         (
             ["interleaved", "--microbatches", "7", "--interleave", "2"],
-            "in rounds of 4, one per group of devices; 7",
+            "in rounds of 4, one per group of devices, and 7",
         ),
         (["zb-h9"], "there is no schedule 'zb-h9'"),
     ],

@@ -7,12 +7,16 @@ from pathlib import Path
 
 from autopar import iopddl
 from autopar.errors import JobError
+from autopar.problem import check_together, relative_gap
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.selection import Known, Selection, select
 from autopar.solvers.presolve import Step, presolve
 
 NEAR = (0.01, 0.001)
 """How far above the best known cost, relative to it, a choice counts as near."""
+
+SMALL_GAP = 0.01
+"""The gap whose time is drawn against the number of nodes."""
 
 _SUFFIXES = (".json", ".json.gz")
 
@@ -53,6 +57,16 @@ def time_to(history: Sequence[Known], best: float, near: float) -> float:
     if math.isinf(best):
         return math.inf
     return next((known.seconds for known in history if known.cost <= best + near * abs(best)), math.inf)
+
+
+def time_to_gap(history: Sequence[Known], gap: float) -> float:
+    """Return the seconds until cost and bound were at most `gap` apart, relative to the cost; infinity if never.
+
+    >>> time_to_gap([Known(1.0, 120, 0), Known(2.0, 101, 100)], 0.01)
+    2.0
+    """
+    near = (known.seconds for known in history if relative_gap(known.cost, known.bound) <= gap)
+    return next(near, math.inf)
 
 
 def problem_files(folder: Path) -> list[Path]:
@@ -104,7 +118,7 @@ def run_problems(
         run: What solves; gets the arguments of `select`.
 
     Raises:
-        ProblemError: If a file is not a problem.
+        ProblemError: If a file is not a problem, or what a solver claims does not hold.
         SolverError: If a solver refuses a problem, or dies with empty hands.
     """
     total = len(files) * len(solvers)
@@ -123,4 +137,5 @@ def run_problems(
             selections.append(
                 run(path, time_limit=time_limit, solver=name, threads=threads, seed=seed, should_stop=should_stop)
             )
+        check_together(iopddl.load(path), {each.solver: each.solution for each in selections})
         yield ProblemRun(path.name, *size, steps, tuple(selections))

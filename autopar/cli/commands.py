@@ -423,6 +423,7 @@ def _run_problems(
 
     files = problem_files(folder)
     done: list[ProblemRun] = []
+    written: list[Path] = []
     with Interruption() as interruption, show_progress() as progress:
         limit = DEFAULT_PROBLEM_SECONDS if time_limit is None else time_limit
         runs = run_problems(files, solvers, time_limit=limit, progress=progress, should_stop=interruption.requested)
@@ -431,9 +432,10 @@ def _run_problems(
             if not as_json:
                 click.echo(format_run(run))
             if output is not None:  # after every problem, so that an interrupted run leaves what it has
-                for path in write_page(done, conditions(command), output, problem_name(folder)):
-                    click.echo(f"wrote {path}", err=True)
+                written = write_page(done, conditions(command), output, problem_name(folder))
         stopped = interruption.requested()
+    for path in written:
+        click.echo(f"wrote {path}", err=True)
     if as_json:
         _echo_json([run_to_dict(run) for run in done])
     return ExitCode.INTERRUPTED if stopped else ExitCode.DONE

@@ -109,6 +109,8 @@ class _Report:
 
         if self._stream and choice is not None:
             click.echo(f"{format_known(known).strip()}\n{format_choice(choice)}")
+        if known.bound == math.inf:
+            return  # nothing fits, which is told with the reason
         gap = relative_gap(known.cost, known.bound) if math.isfinite(known.cost) else math.inf
         if known.seconds - self._last >= _INTERVAL or gap < _MUCH * self._gap:
             self._last, self._gap = known.seconds, gap

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopar.problem import Termination, relative_gap
 from autopar.report.text import format_table
 from autopar.selection import Known, Selection
-from autopar.solvers.presolve import Size, Step
 from autopar.units import format_bytes
+
+if TYPE_CHECKING:
+    from autopar.solvers.presolve import Size, Step
 
 STEPS_HEADER = ("presolve", "nodes", "strategies", "edges", "times", "seconds")
 
@@ -50,12 +52,12 @@ def format_choice(choice: Sequence[int]) -> str:
     return f"[{', '.join(map(str, choice))}]"
 
 
-def format_steps(steps: Sequence[Step], width: int = 80) -> str:
+def format_steps(steps: "Sequence[Step]", width: int = 80) -> str:
     """Return the table of what each reduction left; "" without any."""
     return "\n".join(format_table(STEPS_HEADER, step_rows(steps), width)) + "\n" if steps else ""
 
 
-def step_rows(steps: Sequence[Step]) -> list[tuple[str, ...]]:
+def step_rows(steps: "Sequence[Step]") -> list[tuple[str, ...]]:
     """Return the rows of the table of reductions, the sizes of the problem itself first."""
     first = [("(the file)", *_size(steps[0].before), "")] if steps else []
     return [*first, *((step.name, *_size(step.after), f"{step.seconds:.2f}") for step in steps)]
@@ -105,7 +107,7 @@ def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
-def _size(size: Size) -> tuple[str, ...]:
+def _size(size: "Size") -> tuple[str, ...]:
     return tuple(f"{number:,}" for number in (size.nodes, size.labels, size.pairs, size.rows))
 
 

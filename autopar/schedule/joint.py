@@ -73,8 +73,8 @@ class Interleaved(Schedule):
         """Return what is wrong if the last round is not complete."""
         if num_microbatches % num_groups:
             return (
-                f"runs microbatches in rounds of {num_groups}, one per group of devices; "
-                f"{num_microbatches} microbatches are no whole number of rounds",
+                f"runs microbatches in rounds of {num_groups}, one per group of devices, and {num_microbatches} are no "
+                "whole number of rounds",
                 f"use a multiple of {num_groups} microbatches",
             )
         return "", ""

@@ -1,10 +1,13 @@
 """What a selection is, and what its process says while it works."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autopar.problem import Choice, Solution
-from autopar.solvers.conflict import Conflict
-from autopar.solvers.presolve import Step
+
+if TYPE_CHECKING:  # the program that waits does not need the solvers, which take a while to import
+    from autopar.solvers.conflict import Conflict
+    from autopar.solvers.presolve import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ class Selection:
     seconds: float
     peak_bytes: float
     history: tuple[Known, ...]
-    steps: tuple[Step, ...] = ()
-    conflict: Conflict | None = None
+    steps: "tuple[Step, ...]" = ()
+    conflict: "Conflict | None" = None
     failure: str = ""
 
 
@@ -89,7 +92,7 @@ class Loaded:
 class Reductions:
     """What presolve removes."""
 
-    steps: tuple[Step, ...]
+    steps: "tuple[Step, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class Done:
 class Explained:
     """Why nothing fits."""
 
-    conflict: Conflict
+    conflict: "Conflict"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autopar.errors import SolverError
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Solution, Termination, relative_gap
@@ -30,15 +31,17 @@ from autopar.selection.records import (
     Request,
     Selection,
 )
-from autopar.solvers.conflict import Conflict
-from autopar.solvers.presolve import Step
+
+if TYPE_CHECKING:
+    from autopar.solvers.conflict import Conflict
+    from autopar.solvers.presolve import Step
 
 _LAST_WORDS = 0.8
 """Seconds kept for printing a choice and for the end of both processes; one of gigabytes takes a while to die."""
 _EARLY = 0.35
 """Seconds by which a solver that looks at the clock has to be done earlier than it is cut off."""
-_SHARE = 0.1
-"""Of a short limit, at most this part is kept for either."""
+_LAST_SHARE, _EARLY_SHARE = 0.25, 0.1
+"""Of a short limit, at most these parts are kept for either: ending takes longer on a machine that has other work."""
 _PATIENCE = 0.1
 """Seconds a process that has closed its pipe may take to end."""
 _TICK = 0.05
@@ -80,8 +83,8 @@ def select(
             anything.
     """
     began = time.monotonic() if began is None else began
-    cut = began + time_limit - min(_LAST_WORDS, _SHARE * time_limit)
-    request = Request(str(path), solver, cut - min(_EARLY, _SHARE * time_limit), threads, seed, reductions)
+    cut = began + time_limit - min(_LAST_WORDS, _LAST_SHARE * time_limit)
+    request = Request(str(path), solver, cut - min(_EARLY, _EARLY_SHARE * time_limit), threads, seed, reductions)
     listener = _Listener(began, report)
     process, connection = _start(threads)
     interrupted = ended = False

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from autopar import iopddl, solvers
 from autopar.errors import AutoparError
-from autopar.problem import Choice, Problem, Termination
+from autopar.problem import Choice, Problem, Termination, check
 from autopar.selection.records import Better, Done, Explained, Loaded, Reductions, Refused, Request
 from autopar.solvers.conflict import explain
 from autopar.solvers.presolve import presolve
@@ -56,6 +56,7 @@ def _work(request: Request, connection: Connection) -> None:
         seed=request.seed,
         watch=watch,
     )
+    check(problem, solution)
     connection.send(Done(solution))
     if solution.termination is Termination.INFEASIBLE:
         _explain(problem, request, connection)

@@ -257,4 +257,4 @@ def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:
                 end=sim.reduced[group] + sim.slower[group] * _update_seconds(chunks),
             )
         )
-    return critical_path(tracks, sim.transfers, sim.step)
+    return critical_path(tracks, sim.transfers, sim.fixed)

@@ -125,7 +125,8 @@ def liveness_peak(
     for index, (uses, makes) in enumerate(segment.steps):
         for name, size in makes:
             if name not in free:
-                live[name] = size
+                # A value made again may stand beside a kept view of its first making: both are there.
+                live[name] = live.get(name, 0.0) + size
                 total += size
         if total > peak:
             peak, names = total, frozenset(live)

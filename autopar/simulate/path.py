@@ -65,11 +65,15 @@ class Track:
     end: float
 
 
-def critical_path(tracks: Sequence[Track], transfers: Sequence[Transfer], step: float) -> tuple[PathStep, ...]:
-    """Return the critical path of a step of `step` seconds, in order of time; its pieces add up to the step."""
+def critical_path(tracks: Sequence[Track], transfers: Sequence[Transfer], fixed: float) -> tuple[PathStep, ...]:
+    """Return the critical path of a step, in order of time, with the `fixed` seconds of every step at its end.
+
+    Its pieces follow each other from the first task of any group. They add up to the step, but for schedules whose
+    steps overlap: there the step begins later, with the first task of its own group.
+    """
     group = max(range(len(tracks)), key=lambda index: tracks[index].end)
     track = tracks[group]
-    pieces = [PathStep(track.stages[0], "fixed", -1, "delay", track.end, step)]
+    pieces = [PathStep(track.stages[0], "fixed", -1, "delay", track.end, track.end + fixed)]
     clock = track.end
     planned = sum(layout.seconds for layout in track.update)
     slower = (track.end - track.reduced) / planned if planned else 1.0

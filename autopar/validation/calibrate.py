@@ -25,7 +25,7 @@ from autopar.progress import Progress, ProgressCallback, silent
 from autopar.simulate.engine import run_step
 from autopar.validation.express import Case, InexpressibleError, express
 from autopar.validation.records import Row
-from autopar.validation.run import batches, predictor
+from autopar.validation.run import batches, predict_case, predictor
 from autopar.validation.score import Errors, errors
 from autopar.validation.stacks import STACKS
 
@@ -77,7 +77,7 @@ class Calibration:
 def prepare(
     rows: Sequence[Row], name: str, cache_dir: Path | None = None, progress: ProgressCallback = silent
 ) -> list[Prepared]:
-    """Return the rows that a stack is for, lowered, at most `_MOST`; rows with assumptions on the plan are left out."""
+    """Return the rows that a stack is for, lowered, at most `_MOST` of them."""
     cases = []
     for group in batches(rows):
         for row in group:
@@ -85,7 +85,7 @@ def prepare(
                 case = express(row)
             except InexpressibleError:
                 continue
-            if case.stack.name == name and not case.lighter:
+            if case.stack.name == name:
                 cases.append(case)
     if len(cases) > _MOST:
         cases = [cases[index * len(cases) // _MOST] for index in range(_MOST)]
@@ -94,6 +94,8 @@ def prepare(
         progress(Progress("lower", done, len(cases), detail=case.row.id))
         machine = predictor(case.family, case.config, cache_dir)  # type: ignore[arg-type]  # frozen
         try:
+            if case.lighter:
+                case, _ = predict_case(case, case.stack, cache_dir)
             program, _ = machine.lowered(case.degrees, case.cluster, policy=case.policy)
         except AutoparError:
             continue
@@ -121,27 +123,55 @@ def calibrate(
     Raises:
         DataError: If there is no such stack, or no row to fit it to.
     """
-    known = next((entry for entry in STACKS if entry.name == name), None)
-    if known is None:
-        raise DataError(f"no framework is known as stack {name!r}", hint=f"choose {', '.join(e.name for e in STACKS)}")
+    start = _start(name)
     unknown = [scalar for scalar in scalars if scalar not in SCALARS]
     if unknown:
         raise DataError(f"there is no scalar {unknown[0]!r}", hint=f"choose {', '.join(SCALARS)}")
-    start = Stack(known.name, known.attention, known.fusion, clusters=known.clusters)
     for_fit, held_out = (
         prepare([row for row in rows if row.calibrates is calibrates], name, cache_dir, progress)
         for calibrates in (True, False)
     )
+    return fit_prepared(for_fit, held_out, start, scalars, progress)
+
+
+def _start(name: str) -> Stack:
+    """Return a stack of the table with nothing fitted.
+
+    Raises:
+        DataError: If there is none of that name.
+    """
+    known = next((entry for entry in STACKS if entry.name == name), None)
+    if known is None:
+        raise DataError(f"no framework is known as stack {name!r}", hint=f"choose {', '.join(e.name for e in STACKS)}")
+    return Stack(known.name, known.attention, known.fusion, clusters=known.clusters)
+
+
+def fit_prepared(
+    for_fit: Sequence[Prepared],
+    held_out: Sequence[Prepared],
+    start: Stack,
+    scalars: Sequence[str] = (),
+    progress: ProgressCallback = silent,
+) -> Calibration:
+    """Return a stack fitted to rows that are lowered already.
+
+    Args:
+        for_fit: Rows to fit it to.
+        held_out: Rows to report on.
+        start: Its name and kernels.
+        scalars: Scalars to fit; by default all that make a difference to the rows.
+        progress: Told how far it is.
+
+    Raises:
+        DataError: If there is no row to fit it to.
+    """
     if not for_fit:
-        raise DataError(f"no row to calibrate {name!r} with", hint="rows need a step time, sizes and degrees")
+        raise DataError(f"no row to calibrate {start.name!r} with", hint="rows need a step time, sizes and degrees")
     fitter = _Fitter(for_fit, start, progress)
     names = tuple(scalars) or fitter.felt()
     stack, jacobian, before, after = fitter.fit(names)
-    found = [errors(_shares(values)) for values in (after, after / (1 - _leverage(jacobian, after)), before)]
-    fitted, left_out, first = found
-    assert fitted is not None
-    assert left_out is not None
-    assert first is not None
+    left_out = after / (1 - _leverage(jacobian, after))
+    fitted, alone, first = (_errors(values) for values in (after, left_out, before))
     checked = errors(_shares(np.array([one.log_ratio(stack) for one in held_out])))
     sources = Counter(one.case.row.source for one in for_fit)
     fit = Fit(
@@ -153,9 +183,15 @@ def calibrate(
         tuple(_ranges(for_fit)),
         None if checked is None else round(checked.mean, 4),
     )
-    rounded = tuple((scalar, float(f"{stack[scalar]:.4g}")) for scalar in names)
-    done = Stack(known.name, known.attention, known.fusion, rounded, known.clusters, fit)
-    return Calibration(done, fitted, left_out, checked, first)
+    rounded = {**dict(start.scalars), **{scalar: float(f"{stack[scalar]:.4g}") for scalar in names}}
+    done = Stack(start.name, start.attention, start.fusion, tuple(rounded.items()), start.clusters, fit)
+    return Calibration(done, fitted, alone, checked, first)
+
+
+def _errors(log_ratios: FloatArray) -> Errors:
+    found = errors(_shares(log_ratios))
+    assert found is not None, "there are rows"
+    return found
 
 
 def _shares(log_ratios: FloatArray) -> list[float]:
@@ -167,7 +203,7 @@ def _ranges(prepared: Sequence[Prepared]) -> list[Range]:
     for name in _VALID:
         values = [value for one in prepared if isinstance(value := getattr(one.case.row, name), int)]
         if values:
-            found.append(Range(name, min(values), max(values)))
+            found.append(Range(name, float(min(values)), float(max(values))))
     return found
 
 

@@ -1,0 +1,147 @@
+"""Linear programs: cutting planes, labels fixed by reduced costs, and choices to begin from."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar import solvers
+from autopar.problem import Problem, Termination, Usage
+from autopar.solvers import highs, lazy
+from autopar.solvers.base import Budget
+from autopar.solvers.covers import covers
+from autopar.solvers.field import prepare
+from autopar.solvers.lazy import MipSolver
+from autopar.solvers.memory import Memory
+from autopar.solvers.polytope import linear_program, scale_of
+from tests.checks import check_solution, choices, close
+from tests.instances import k_tree, knapsack
+from tests.strategies import problems
+
+CODES = ("highs", "ortools-highs", "ortools-scip", "ortools-cbc", "pulp-cbc", "cp-sat")
+
+
+def test_a_cover_is_found_where_the_relaxation_breaks_it() -> None:
+    """All of the uses 2, 2 and 3/0 of a solution that takes node 2 to a third: 2 + 2 + 3 > 4, at most two of three."""
+    problem = knapsack()
+    memory = Memory.of(problem, [np.arange(2)] * 3)
+    solution = np.array([0.0, 1.0, 0.0, 1.0, 2 / 3, 1 / 3])
+
+    (cover,) = covers(memory, np.array([0, 2, 4, 6]), [0], solution)
+
+    assert cover.columns.tolist() in ([1, 3, 5], [1, 5], [3, 5])
+    assert cover.most == len(cover.columns) - 1
+    assert solution[cover.columns].sum() > cover.most
+
+
+def test_covers_raise_the_bound_of_the_relaxation() -> None:
+    """By hand: the limit alone allows uses of 4 of 7, which costs 10 at node 2; with pairs barred nothing is halved."""
+    problem = Problem.build([[10, 0]] * 3, usages=[Usage(node, 0, 1, np.array([0, 3])) for node in range(3)], limit=5)
+    prepared = prepare(problem)
+    assert prepared is not None
+    memory = Memory.of(problem, prepared.labels)
+    plain = linear_program(prepared.field, scale_of(prepared.field)).with_rows(memory, [0])
+
+    alone = highs.run(plain, False, budget(problem)).bound
+    relaxed = lazy.relaxation(prepared.field, memory, budget(problem), highs.run, set())
+
+    assert alone == pytest.approx(10 * (3 - 5 / 3))
+    assert relaxed.plain_outcome.bound == pytest.approx(alone)
+    assert relaxed.outcome.bound == pytest.approx(20)
+    assert len(relaxed.program.row_lower) > len(plain.row_lower)
+
+
+@given(problem=problems(limited=True), data=st.data())
+@settings(max_examples=200)
+def test_no_choice_that_fits_breaks_a_cover(problem: Problem, data: st.DataObject) -> None:
+    """Whatever point of the relaxation it was looked for at."""
+    memory = Memory.of(problem, [np.arange(size) for size in problem.num_strategies])
+    offsets = np.concatenate([[0], np.cumsum(problem.num_strategies)])
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    solution = np.concatenate([random.dirichlet(np.full(size, 0.3)) for size in problem.num_strategies])
+
+    for cover in covers(memory, offsets, range(memory.num_rows), solution):
+        assert solution[cover.columns].sum() > cover.most
+        for choice in choices(problem):
+            if problem.fits(choice):
+                taken = {int(offsets[node]) + strategy for node, strategy in enumerate(choice)}
+                assert len(taken & set(cover.columns.tolist())) <= cover.most
+
+
+@given(problem=problems())
+@settings(max_examples=100)
+def test_a_choice_to_begin_from_satisfies_the_program(problem: Problem) -> None:
+    """Its columns keep every row but those of limits, and cost what it costs."""
+    prepared = prepare(problem)
+    if prepared is None:
+        return
+    plain = linear_program(prepared.field, scale_of(prepared.field))
+    for choice in choices(problem):
+        labels = prepared.choice(choice)
+        if labels is None or problem.cost(choice) == math.inf:
+            continue
+
+        start = plain.beginning(labels).start
+
+        assert start is not None
+        rows = np.repeat(np.arange(len(plain.row_lower)), np.diff(plain.starts))
+        activity = np.bincount(rows, plain.values * start[plain.columns], minlength=len(plain.row_lower))
+        assert activity == pytest.approx(plain.row_lower)
+        cost = float(plain.cost @ start) * plain.scale + plain.constant
+        assert cost == pytest.approx(float(problem.cost(choice)), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_the_caller_s_choice_is_where_codes_begin(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program that has to be whole has it, and the optimum is what it is without."""
+    problem = k_tree(12, width=2, tightness=0.3)
+    best = solvers.load("auto").solve(problem)
+    assert best.choice is not None
+    solver = solvers.load(name)
+    assert isinstance(solver, MipSolver)
+    begun: list[bool] = []
+    original = type(solver).code
+
+    def code(self: Any, program: Any, whole: bool, budget: Budget) -> Any:
+        if whole:
+            begun.append(program.start is not None)
+        return original(self, program, whole, budget)
+
+    monkeypatch.setattr(type(solver), "code", code)
+
+    solution = solver.solve(problem, start=best.choice)
+
+    check_solution(problem, solution)
+    assert solution.termination is Termination.OPTIMAL
+    assert close(problem, solution.cost, best.cost)
+    assert begun
+    assert all(begun)
+
+
+def test_labels_go_by_their_reduced_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given the optimum, HiGHS branches on fewer labels than there are, and proves the same."""
+    problem = k_tree(60, width=2, tightness=0.95, seed=1)
+    best = solvers.load("auto").solve(problem)
+    assert best.choice is not None
+    sizes: list[int] = []
+    original = highs.run
+
+    def run(program: Any, whole: bool, budget: Budget, ceiling: float = math.inf) -> Any:
+        sizes.append(program.num_labels)
+        return original(program, whole, budget, ceiling)
+
+    monkeypatch.setattr(highs, "run", run)
+
+    solution = solvers.load("highs").solve(problem, start=best.choice)
+
+    assert solution.termination is Termination.OPTIMAL
+    assert close(problem, solution.cost, best.cost)
+    assert sizes[-1] < 0.9 * sizes[0]
+
+
+def budget(problem: Problem) -> Budget:
+    """Return a budget without limits."""
+    return Budget(problem, math.inf, None, math.inf, 0.0, None)
