@@ -27,7 +27,7 @@ def forward(graph: Graph, given: Mapping[str, Any]) -> Any:
 
     values = dict(given) | {name: np.asarray(array) for name, array in graph.constants.items()}
     for op in graph.ops:
-        args = [values[name] if name else None for name in op.inputs]
+        args: list[Any] = [values[name] if name else None for name in op.inputs]
         match op.kind:
             case "Gather":
                 result = jnp.take(args[0], args[1], axis=op.attr("axis", 0))

@@ -41,7 +41,7 @@ def forward(graph: Graph, module: torch.nn.Module, data: Any) -> Any:
     """Return the output, computed op by op in PyTorch."""
     values: dict[str, Any] = {**dict(module.named_parameters()), graph.inputs[0]: data}
     for op in graph.ops:
-        args = [values.get(name) for name in op.inputs]
+        args: list[Any] = [values.get(name) for name in op.inputs]
         match op.kind:
             case "MatMul":
                 result = args[0] @ args[1]

@@ -147,7 +147,7 @@ def test_what_cannot_be_traced_gets_one_error(tmp_path: Path) -> None:
     """Control flow that depends on data."""
     import torch
 
-    class Branch(torch.nn.Module):
+    class Branch(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return x if x.sum() > 0 else -x
 

@@ -19,7 +19,7 @@ def header(plan: Plan, framework: str, lost: Iterable[str], mark: str = "# ") ->
     if missing:
         sentences += ["Not expressed:", *(f"- {sentence}" for sentence in missing)]
     else:
-        sentences.append("Everything in the plan is expressed.")
+        sentences.append("Degrees, stages, schedule, recompute and batch of the plan are all expressed.")
     lines = [
         line
         for sentence in sentences

@@ -63,9 +63,14 @@ def _recompute(facts: Facts, lost: list[str]) -> dict[str, object]:
             lost.append(f"selective recompute in {found[Recompute.SELECTIVE]} of {found.total()} layers only")
         lost.append("selective recompute by op: NeMo recomputes its core attention")
         return {"model.config.recompute_granularity": "selective"}
+    if len(found) == 1:
+        return {
+            "model.config.recompute_granularity": "full",
+            "model.config.recompute_method": "uniform",
+            "model.config.recompute_num_layers": 1,
+        }
     most = max(sum(flavour is Recompute.FULL for flavour in stage) for stage in facts.recompute)
-    if len(found) > 1:
-        lost.append(f"recompute by layer; the first {most} layers of every stage are recomputed")
+    lost.append(f"recompute by layer; the first {most} layers of every stage are recomputed")
     return {
         "model.config.recompute_granularity": "full",
         "model.config.recompute_method": "block",

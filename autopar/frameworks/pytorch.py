@@ -12,7 +12,7 @@ TRANSPOSED = ".T"
 
 _SCRIPT = '''import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 STAGES = {groups}  # groups of devices of the pipeline
 SHAPE = {shape}
