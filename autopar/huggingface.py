@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
-from autopar.torch_export import check_installed, from_torch
+from autopar.plan import write_atomically
+from autopar.torch_export import check_installed, to_onnx
+
+if TYPE_CHECKING:
+    import onnx
 
 _NEEDED = ("torch", "onnxscript", "transformers")
 _VERSION = 1
@@ -55,13 +59,13 @@ def default_seq(config: Mapping[str, Any]) -> int:
     return min(_LONGEST, int(config.get("max_position_embeddings") or config.get("n_positions") or _LONGEST))
 
 
-def model_file(source: str | Path, settings: Mapping[str, int], cache_dir: Path | None = None) -> Path:
-    """Return the ONNX file of a configuration, exported when it is first asked for.
+def build(source: str | Path, settings: Mapping[str, int], cache_dir: Path | None = None) -> "Path | onnx.ModelProto":
+    """Return the ONNX model of a configuration: a file of the cache, written when it is first asked for.
 
     Args:
         source: A `config.json`, or a folder with one.
         settings: `seq`: tokens per sequence.
-        cache_dir: Folder of the cache; None for the user's.
+        cache_dir: Folder of the cache; None to keep nothing and return the model itself.
 
     Raises:
         ModelError: If the configuration is wrong, its family unknown, or a package missing.
@@ -73,18 +77,20 @@ def model_file(source: str | Path, settings: Mapping[str, int], cache_dir: Path 
                 f"{name}={value} cannot be set on a Hugging Face model", hint="--set seq=2048, tokens per sequence"
             )
     check_installed(_NEEDED)
-    if cache_dir is None:
-        import platformdirs
-
-        cache_dir = platformdirs.user_cache_path("autopar")
     seq = settings.get("seq") or default_seq(config)
+    if cache_dir is None:
+        return _model(config, seq)
     made_by = [_VERSION, seq, *(version(name) for name in _NEEDED)]
     key = hashlib.sha256(json.dumps([config, made_by], sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir / "huggingface" / f"{config['model_type']}-{key}.onnx"
     if not path.exists():
-        module = _module(config)
-        from_torch(module, _inputs(module, seq), path)
+        write_atomically(path, _model(config, seq).SerializeToString(deterministic=True))
     return path
+
+
+def _model(config: dict[str, Any], seq: int) -> "onnx.ModelProto":
+    module = _module(config)
+    return to_onnx(module, _inputs(module, seq))
 
 
 def _module(config: dict[str, Any]) -> Any:

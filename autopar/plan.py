@@ -403,9 +403,9 @@ class Plan:
             raise PlanError(f"cannot read plan {str(path)!r}: {error.strerror}", hint="check the path") from None
         return cls.from_json(data)
 
-    def export(self, to: str, *, model: str | Path | None = None) -> Exported:
+    def export(self, to: str, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Exported:
         """Return the plan in the words of a framework; see `autopar.frameworks.export`."""
-        exported: Exported = import_module("autopar.frameworks").export(self, to, model=model)
+        exported: Exported = import_module("autopar.frameworks").export(self, to, model=model, cache_dir=cache_dir)
         return exported
 
     def without_alternatives(self) -> "Plan":

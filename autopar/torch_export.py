@@ -13,10 +13,13 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
 from autopar.plan import write_atomically
+
+if TYPE_CHECKING:
+    import onnx
 
 OPSET = 23
 """The first with Attention, RMSNormalization and RotaryEmbedding as ops, which the planner knows as one kernel each."""
@@ -59,6 +62,14 @@ def from_torch(
         ModelError: If PyTorch is not installed, or cannot export the module.
         PlanError: If the file cannot be written.
     """
+    model = to_onnx(module, example_inputs)
+    path = Path(path)
+    write_atomically(path, model.SerializeToString(deterministic=True))
+    return path
+
+
+def to_onnx(module: Any, example_inputs: Sequence[Any] | Mapping[str, Any]) -> "onnx.ModelProto":
+    """Return a PyTorch module as an ONNX model without weights; arguments and errors as of `from_torch`."""
     check_installed()
     named = isinstance(example_inputs, Mapping)
     args = () if named else tuple(example_inputs)
@@ -72,11 +83,9 @@ def from_torch(
     _give_weights(model, weights)
     import onnx_ir
 
-    proto = onnx_ir.to_proto(model)
+    proto: onnx.ModelProto = onnx_ir.to_proto(model)
     proto.graph.name = type(module).__name__
-    path = Path(path)
-    write_atomically(path, proto.SerializeToString(deterministic=True))
-    return path
+    return proto
 
 
 def _without_weights(module: Any) -> Any:

@@ -32,7 +32,7 @@ class Workload:
 
     Attributes:
         source: File path, `zoo:NAME` or `hf:PATH`, as the user gave it.
-        model: What is imported: the path, or the zoo's model.
+        model: What is imported: the path, or the model itself.
         mode: "train" or "infer".
         dims: Dynamic dims of the file, or fields of the zoo model's configuration, set by the user.
         loss: Loss of the training step.
@@ -40,7 +40,7 @@ class Workload:
     """
 
     source: str
-    model: "str | onnx.ModelProto"
+    model: "str | Path | onnx.ModelProto"
     mode: str
     dims: Mapping[str, int]
     loss: str
@@ -128,7 +128,7 @@ def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | 
     Args:
         plan: A plan, solved or read from a file.
         model: Where the model is now; None for where it was.
-        cache_dir: Where exported Hugging Face models are kept; None for the user's cache folder.
+        cache_dir: Where exported Hugging Face models are kept between runs; None to keep nothing.
 
     Raises:
         ModelError: If there is no such model.
@@ -170,7 +170,7 @@ def open_workload(
         dims: Dynamic dims by name; for zoo models fields of the configuration, for Hugging Face `seq`.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
-        cache_dir: Where exported Hugging Face models are kept; None for the user's cache folder.
+        cache_dir: Where exported Hugging Face models are kept between runs; None to keep nothing.
 
     Raises:
         JobError: If the mode is unknown.
@@ -182,8 +182,8 @@ def open_workload(
     if source.startswith(ZOO):
         return Workload(source, models.build(source.removeprefix(ZOO), **bound), mode, bound, loss, optimizer)
     if source.startswith(HUGGING_FACE):
-        path = huggingface.model_file(source.removeprefix(HUGGING_FACE), bound, cache_dir)
-        return Workload(source, str(path), mode, bound, loss, optimizer)
+        built = huggingface.build(source.removeprefix(HUGGING_FACE), bound, cache_dir)
+        return Workload(source, built, mode, bound, loss, optimizer)
     return Workload(source, source, mode, bound, loss, optimizer)
 
 

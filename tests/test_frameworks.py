@@ -45,6 +45,12 @@ def hybrid(cache_dir: Path) -> Plan:
 
 
 @pytest.fixture(scope="module")
+def sharded(cache_dir: Path) -> Plan:
+    """A plan that shares parameters over all devices."""
+    return planned("zoo:llama3-8b", LLAMA, cache_dir, dp=8, zero=3, recompute="selective")
+
+
+@pytest.fixture(scope="module")
 def expert(cache_dir: Path) -> Plan:
     """A plan with expert parallelism."""
     return planned("zoo:mixtral-8x7b", MIXTRAL, cache_dir, dp=4, ep=2, zero=1)
@@ -84,7 +90,7 @@ def test_experts_are_data_parallel_devices(expert: Plan) -> None:
     assert (found["--num-experts"], found["--moe-router-topk"]) == ("8", "2")
 
 
-@pytest.mark.parametrize("name", ["hybrid", "expert"])
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
 def test_megatron_arguments_are_documented(name: str, request: pytest.FixtureRequest) -> None:
     """Each is known, and followed by what it takes."""
     for option, value in arguments(request.getfixturevalue(name)).items():
@@ -94,7 +100,7 @@ def test_megatron_arguments_are_documented(name: str, request: pytest.FixtureReq
             assert str(value).isdecimal(), option
 
 
-@pytest.mark.parametrize("name", ["hybrid", "expert"])
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
 def test_torchtitan_fields_are_documented(name: str, request: pytest.FixtureRequest) -> None:
     """The file is TOML, with known fields in known sections."""
     tables = tomllib.loads(request.getfixturevalue(name).export("torchtitan").text)
@@ -117,7 +123,7 @@ def test_torchtitan_gets_the_degrees(hybrid: Plan) -> None:
     assert tables["activation_checkpoint"]["mode"] == "full"
 
 
-@pytest.mark.parametrize("name", ["hybrid", "expert"])
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
 def test_deepspeed_keys_are_documented(name: str, request: pytest.FixtureRequest) -> None:
     """Beside the key that stands for a comment; the batch is what DeepSpeed checks it to be."""
     plan = request.getfixturevalue(name)
@@ -132,7 +138,7 @@ def test_deepspeed_keys_are_documented(name: str, request: pytest.FixtureRequest
     assert comment["not expressed"] == list(plan.export("deepspeed").lost)
 
 
-@pytest.mark.parametrize("name", ["hybrid", "expert"])
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
 def test_nemo_values_are_documented(name: str, request: pytest.FixtureRequest) -> None:
     """Fields of a recipe; devices are those of the plan."""
     plan = request.getfixturevalue(name)
@@ -157,13 +163,38 @@ def test_what_is_lost_is_listed(hybrid: Plan) -> None:
         assert sentence in comments
 
 
-def test_zero_that_differs_by_axis_is_lost(cache_dir: Path) -> None:
-    """Frameworks have one level."""
+def test_zero_holds_on_data_and_context_devices(cache_dir: Path) -> None:
+    """Context-parallel devices hold the same parameters as data-parallel ones."""
     plan = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=2, cp=2, zero=1)
-    folded = open_plan(plan).folded(plan.microbatch)
-    found = facts.read(plan, folded)
 
-    assert (found.dp, found.cp, found.zero) == (2, 2, 1)
+    found = facts.read(plan, open_plan(plan).folded(plan.microbatch))
+
+    assert (found.dp, found.cp, found.zero, found.lost) == (2, 2, 1, ())
+
+
+def test_shards_inside_replicas_are_hybrid(cache_dir: Path) -> None:
+    """ZeRO over the links of a node only is torchtitan's HSDP; Megatron-LM and DeepSpeed say that they lose it."""
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4, zero=3)
+    text = plan.to_json().decode()
+    assert plan.mesh[0].size == 4
+    data = json.loads(text)
+    data["mesh"] = [{"name": "outer", "size": 2, "stride": 2}, {"name": "inner", "size": 2, "stride": 1}]
+    for block in data["blocks"]:
+        for item in [*block["states"], *block["arrivals"], *block["departures"], *block["copies"], *block["borrowed"]]:
+            item["placement"] = ("S(0)" if item["placement"] == "S(0)" and item not in block["states"] else "R") + item[
+                "placement"
+            ]
+        for op in block["ops"]:
+            kept = op["op"].endswith((".update", ".grad.sum"))
+            for side in ("inputs", "outputs"):
+                op[side] = [text and ("R" if kept or text == "R" else text) + text for text in op[side]]
+    hybrid = Plan.from_json(json.dumps(data).encode())
+
+    found = tomllib.loads(hybrid.export("torchtitan").text)["parallelism"]
+
+    assert (found["data_parallel_replicate_degree"], found["data_parallel_shard_degree"]) == (2, 2)
+    assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("megatron").lost)
+    assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("deepspeed").lost)
 
 
 def test_an_idle_axis_cannot_be_said(cache_dir: Path) -> None:
@@ -275,7 +306,7 @@ def test_every_target_writes_a_file(hybrid: Plan, tmp_path: Path, capsys: pytest
 # Configurations as plans.
 
 
-@pytest.mark.parametrize("name", ["hybrid", "expert"])
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
 def test_megatron_arguments_come_back(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Exported and imported, a plan by degrees is the same plan."""
     plan = request.getfixturevalue(name)

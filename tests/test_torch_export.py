@@ -179,13 +179,17 @@ def test_a_configuration_is_planned_and_exported(tmp_path: Path, capsys: pytest.
 @needs_torch
 @pytest.mark.slow
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
-    """So that a plan still fits its model when the cache was emptied."""
+    """So that a plan still fits its model when the cache was emptied, or without one."""
     first, second = (tmp_path / "1", tmp_path / "2")
     source = written("llama", tmp_path)
 
-    files = [huggingface.model_file(source, {}, folder) for folder in (first, second)]
+    files = [huggingface.build(source, {}, folder) for folder in (first, second)]
+    kept = huggingface.build(source, {})
 
-    assert files[0].read_bytes() == files[1].read_bytes()
+    assert isinstance(files[0], Path)
+    assert isinstance(files[1], Path)
+    assert not isinstance(kept, Path)
+    assert files[0].read_bytes() == files[1].read_bytes() == kept.SerializeToString(deterministic=True)
 
 
 def test_the_sequence_is_as_long_as_the_model_takes() -> None:

@@ -36,7 +36,8 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: P
         plan: A plan, solved or read from a file.
         to: "megatron", "torchtitan", "deepspeed", "nemo", "jax", "pytorch" or "onnx".
         model: Where the model is now; None for where it was.
-        cache_dir: Where exported Hugging Face models are kept between runs; None for the user's cache folder.
+        cache_dir: Where exported Hugging Face models are kept between runs; None to keep
+            nothing.
 
     Raises:
         ExportError: If there is no such framework, or it cannot run anything like the plan.

@@ -158,6 +158,8 @@ def _zero(arguments: _Taken) -> int:
             raise ExportError(
                 f"--data-parallel-sharding-strategy {strategy} is not known", hint=f"choose {', '.join(levels)}"
             )
+        arguments.text("--ckpt-format")
+        arguments.flag("--no-gradient-accumulation-fusion")
         return levels[strategy]
     return int(distributed)
 

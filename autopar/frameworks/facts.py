@@ -156,9 +156,11 @@ def read(plan: Plan, folded: Folded) -> Facts:
         if found.role == "tp" and found.in_part:
             lost.append(f"axis {name!r} is tensor parallel in part of the parameters only; the framework splits all")
     levels = {found.axis.name: found.zero for found in used if found.role in ("dp", "sp", "ep")}
-    if len(set(levels.values())) > 1:
-        by_axis = ", ".join(f"{name}: {level}" for name, level in levels.items())
+    by_axis = ", ".join(f"{name}: {level}" for name, level in levels.items())
+    if len(set(levels.values()) - {0}) > 1:
         lost.append(f"ZeRO levels differ by axis ({by_axis}); the highest is exported for all")
+    elif cp > 1 and len(set(levels.values())) > 1:
+        lost.append(f"ZeRO holds on some axes only ({by_axis}); frameworks share over data and context together")
     split_by_sequence = [found for found in used if found.role == "tp" and found.sequence_parallel]
     if split_by_sequence and len(split_by_sequence) < sum(found.role == "tp" for found in used):
         lost.append("only some of the tensor-parallel axes split values between blocks along the sequence")

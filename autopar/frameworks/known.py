@@ -20,6 +20,8 @@ MEGATRON: Mapping[str, str] = {
     "--use-distributed-optimizer": "flag",
     "--use-megatron-fsdp": "flag",
     "--data-parallel-sharding-strategy": "text",
+    "--ckpt-format": "text",
+    "--no-gradient-accumulation-fusion": "flag",
     "--recompute-activations": "flag",
     "--recompute-granularity": "text",
     "--recompute-method": "text",

@@ -96,6 +96,8 @@ def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     if facts.zero in _SHARDING:
         yield "--use-megatron-fsdp", True
         yield "--data-parallel-sharding-strategy", _SHARDING[facts.zero]
+        yield "--ckpt-format", "fsdp_dtensor"
+        yield "--no-gradient-accumulation-fusion", True
         if facts.pp > 1:
             lost.append(f"ZeRO {facts.zero} in a pipeline: check that your version of Megatron's FSDP runs in one")
     if facts.sharded not in (0, facts.dp):
@@ -146,7 +148,7 @@ def _precision(facts: Facts, lost: list[str]) -> Iterable[Argument]:
 
 def _sizes(sizes: Sizes | None, lost: list[str]) -> Iterable[Argument]:
     if sizes is None:
-        lost.append("sizes of the model: the plan is for a file; add --num-layers, --hidden-size and the like")
+        lost.append("sizes of the model: it is no decoder of known sizes; add --num-layers, --hidden-size and the like")
         return
     yield "--num-layers", sizes.layers
     yield "--hidden-size", sizes.hidden

@@ -36,7 +36,7 @@ def _training(facts: Facts, lost: list[str]) -> dict[str, object]:
     local = facts.microbatch * (facts.plan.num_microbatches if facts.pp > 1 else 1)
     fields: dict[str, object] = {"local_batch_size": local, "global_batch_size": facts.plan.job.global_batch}
     if facts.sizes is None:
-        lost.append("sequence length: the plan is for a file; set training.seq_len")
+        lost.append("the sequence length: set training.seq_len")
     else:
         fields["seq_len"] = facts.sizes.seq
     lost.append("the model: choose model.name and model.flavor")
@@ -55,6 +55,9 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
             lost.append("ZeRO 1: torchtitan's FSDP also splits gradients and, between steps, parameters")
         elif facts.zero == 2:
             lost.append("ZeRO 2: torchtitan's FSDP also splits parameters between steps")
+    data = sorted((found for found in facts.axes if found.role == "dp"), key=lambda found: found.axis.stride)
+    if any(found.zero for found in data[1:]) and not data[0].zero:
+        lost.append("devices that share parameters are no neighbours here; torchtitan puts shards inside replicas")
     fields["tensor_parallel_degree"] = facts.tp
     if facts.tp > 1 and not facts.sequence_parallel:
         lost.append("tensor parallelism without sequence parallelism; torchtitan always combines the two")
