@@ -289,6 +289,19 @@ def test_the_onnx_file_carries_the_plan(hybrid: Plan) -> None:
     assert any(entry.key == LOST for entry in model.metadata_props)
 
 
+def test_onnx_accepts_the_file(hybrid: Plan) -> None:
+    """Its own checker, once weights that are not there have become inputs."""
+    model = onnx.load_from_string(hybrid.export("onnx").data)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    kept = [item for item in model.graph.initializer if item.data_location != onnx.TensorProto.EXTERNAL]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+
+    onnx.checker.check_model(model, full_check=True)
+
+
 def test_every_target_writes_a_file(hybrid: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the command line, with what is lost on standard error; a wrong name lists the right ones."""
     hybrid.save(tmp_path / "plan.json")
@@ -417,3 +430,16 @@ def test_stages_may_share_devices(cache_dir: Path) -> None:
     assert isinstance(plan.stages[0], StagePlan)
     assert found["--pipeline-model-parallel-size"] == "2"
     assert found["--num-virtual-stages-per-pipeline-rank"] == "2"
+
+
+def test_sizes_of_hugging_face_decoders() -> None:
+    """In the words of most configurations, and in GPT-2's; other models state none."""
+    llama = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96,
+        "num_key_value_heads": 2, "intermediate_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 32,
+    }  # fmt: skip
+    gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 96, "n_positions": 32}
+
+    assert facts.config_sizes(llama, {}) == facts.Sizes(2, 64, 4, 2, 128, 32, 96, family="llama")
+    assert facts.config_sizes(gpt2, {"seq": 8}) == facts.Sizes(2, 64, 4, 4, 256, 8, 96, family="gpt", tied=True)
+    assert facts.config_sizes({"model_type": "vit", "hidden_size": 64}, {}) is None

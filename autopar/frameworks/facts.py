@@ -278,7 +278,7 @@ def _sizes(plan: Plan) -> Sizes | None:
     """Return the sizes of the model of a plan, None if its source does not state them."""
     source = plan.model.source
     if source.startswith(HUGGING_FACE):
-        return _config_sizes(read_config(source.removeprefix(HUGGING_FACE)), dict(plan.model.dims))
+        return config_sizes(read_config(source.removeprefix(HUGGING_FACE)), dict(plan.model.dims))
     if not source.startswith(ZOO):
         return None
     entry = models.spec(source.removeprefix(ZOO))
@@ -287,22 +287,31 @@ def _sizes(plan: Plan) -> Sizes | None:
     return sizes_of(entry.family, replace(entry.config, **changed))
 
 
-def _config_sizes(config: Mapping[str, Any], dims: Mapping[str, int]) -> Sizes | None:
-    """Return the sizes of a decoder that a Hugging Face configuration states in the usual words, else None."""
-    usual = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
-    if any(not isinstance(config.get(name), int) for name in usual) or "rms_norm_eps" not in config:
+_USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_GPT2 = ("n_layer", "n_embd", "n_head", "vocab_size")
+
+
+def config_sizes(config: Mapping[str, Any], dims: Mapping[str, int]) -> Sizes | None:
+    """Return the sizes of a decoder that a Hugging Face configuration states, None if it is another kind of model."""
+    family = str(config["model_type"])
+    seq = dims.get("seq") or default_seq(config)
+    if family == "gpt2" and all(isinstance(config.get(name), int) for name in _GPT2):
+        layers, hidden, heads, vocab = (config[name] for name in _GPT2)
+        ffn = config.get("n_inner") or 4 * hidden
+        return Sizes(layers, hidden, heads, heads, ffn, seq, vocab, family="gpt", tied=True)
+    if "rms_norm_eps" not in config or not all(isinstance(config.get(name), int) for name in _USUAL):
         return None
-    layers, hidden, heads, ffn, vocab = (config[name] for name in usual)
+    layers, hidden, heads, vocab = (config[name] for name in _USUAL)
     return Sizes(
         layers,
         hidden,
         heads,
         config.get("num_key_value_heads") or heads,
-        ffn,
-        dims.get("seq") or default_seq(config),
+        config.get("intermediate_size") or 4 * hidden,
+        seq,
         vocab,
         config.get("num_local_experts") or 0,
         config.get("num_experts_per_tok") or 0,
-        family=str(config["model_type"]),
+        family=family,
         tied=bool(config.get("tie_word_embeddings", False)),
     )

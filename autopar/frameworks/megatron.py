@@ -15,6 +15,8 @@ from autopar.recompute import Recompute
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategy of Megatron's FSDP by ZeRO level."""
 _SCHEDULES = ("1f1b", "interleaved")
+_FAMILIES = ("gpt", "llama", "mistral", "mixtral")
+"""Families whose layers the arguments describe."""
 
 
 def export(facts: Facts) -> Exported:
@@ -150,6 +152,8 @@ def _sizes(sizes: Sizes | None, lost: list[str]) -> Iterable[Argument]:
     if sizes is None:
         lost.append("sizes of the model: it is no decoder of known sizes; add --num-layers, --hidden-size and the like")
         return
+    if sizes.family not in _FAMILIES:
+        lost.append(f"what is special about {sizes.family} layers: check activation, biases, norms and size of heads")
     yield "--num-layers", sizes.layers
     yield "--hidden-size", sizes.hidden
     yield "--num-attention-heads", sizes.heads
