@@ -1,4 +1,4 @@
-"""Runs a small MLP or GPT under exported DTensor placements: `python tests/sharded_torch.py PLAN PLACEMENTS.py`.
+"""Runs a small MLP under exported DTensor placements: `python tests/sharded_torch.py PLAN PLACEMENTS.py`.
 
 Prints the loss and how far its gradients are from those of the module alone, as JSON. Starts a gloo process per device.
 """
@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed
-import torch.multiprocessing
-from torch.distributed.tensor import DTensor
 
 from autopar.ir.graph import Graph
 from autopar.plan import Plan
 from autopar.workload import open_plan
 
 
-def module_of(graph: Graph, weights: Mapping[str, Any]) -> torch.nn.Module:
+def module_of(graph: Graph, weights: Mapping[str, Any]) -> Any:
     """Return a module whose parameters have the names of the graph's."""
+    import torch
+
     root = torch.nn.Module()
     for name, array in weights.items():
         *path, last = name.split(".")
@@ -37,8 +35,10 @@ def module_of(graph: Graph, weights: Mapping[str, Any]) -> torch.nn.Module:
     return root
 
 
-def forward(graph: Graph, module: torch.nn.Module, data: Any) -> Any:
+def forward(graph: Graph, module: Any, data: Any) -> Any:
     """Return the output, computed op by op in PyTorch."""
+    import torch
+
     values: dict[str, Any] = {**dict(module.named_parameters()), graph.inputs[0]: data}
     for op in graph.ops:
         args: list[Any] = [values.get(name) for name in op.inputs]
@@ -57,6 +57,10 @@ def forward(graph: Graph, module: torch.nn.Module, data: Any) -> Any:
 
 def work(rank: int, plan_file: str, script: str, port: int, output: str) -> None:
     """Be one process."""
+    import torch
+    import torch.distributed
+    from torch.distributed.tensor import DTensor
+
     plan = Plan.load(plan_file)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
@@ -92,6 +96,8 @@ def work(rank: int, plan_file: str, script: str, port: int, output: str) -> None
 
 def main(plan_file: str, script: str) -> None:
     """Start the processes and print what came out."""
+    import torch.multiprocessing
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
