@@ -12,7 +12,7 @@ TRANSPOSED = ".T"
 
 _SCRIPT = '''import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 STAGES = {groups}  # groups of devices of the pipeline
 SHAPE = {shape}
@@ -71,7 +71,17 @@ def distribute(module, device_mesh):
             made[id(parameter)] = torch.nn.Parameter(placed, requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         setattr(module.get_submodule(owner), last, made[id(parameter)])
+    for part in module.modules():
+        if isinstance(part, torch.nn.Embedding):
+            part.register_forward_hook(reduced)
     return module
+
+
+def reduced(part, arguments, output):
+    """Sum up what the rows of a split embedding gave, at once: DTensor can do it only once."""
+    if not isinstance(output, DTensor):
+        return output
+    return output.redistribute(placements=[Replicate() if p.is_partial() else p for p in output.placements])
 
 
 def distribute_input(name, value, device_mesh):
