@@ -90,7 +90,7 @@ def test_plans_share_tables() -> None:
     [
         (Degrees(dp=2, pp=2, schedule="zb-h1", global_batch=8), "no formula for schedule 'zb-h1'"),
         (Degrees(dp=2, ep=2, global_batch=8), "no expert parallelism"),
-        (Degrees(pp=4, interleave=2, global_batch=6), "6 are no whole number of rounds"),
+        (Degrees(pp=4, interleave=2, global_batch=6), "no whole number of rounds"),
         (Degrees(pp=16, global_batch=16), "cannot be cut into 16 stages"),
     ],
 )

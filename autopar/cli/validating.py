@@ -46,7 +46,8 @@ def validate(
     """Hold predictions against published measurements.
 
     DATA_DIR holds a train.json. Every row is built from the zoo and predicted by its degrees, like `autopar predict`;
-    rows that cannot be expressed are listed with the reason. Ctrl-C reports what is done.
+    rows that cannot be expressed are listed with the reason. Timings of kernels and collectives beside it are held
+    against the cost model, unless --source is given. Ctrl-C reports what is done.
     """
     typed = context.obj.arguments if isinstance(context.obj, Invocation) else ()
     command = shlex.join(("autopar", *typed)) if typed else context.command_path
@@ -55,6 +56,7 @@ def validate(
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     from autopar.cost import load_stack
     from autopar.errors import DataError
+    from autopar.validation.micro import micro_errors
     from autopar.validation.records import load_rows
     from autopar.validation.report import format_validation, to_dicts, write_pages
     from autopar.validation.run import predict_rows
@@ -78,17 +80,18 @@ def validate(
             )
         )
         stopped = interruption.requested()
+    micro = () if sources or stopped else micro_errors(data)
     if output is not None:
         from autopar.bench.conditions import conditions
 
-        for path in write_pages(outcomes, conditions(command), output):
+        for path in write_pages(outcomes, conditions(command), output, micro):
             click.echo(f"wrote {path}", err=True)
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(to_dicts(outcomes)), indent=1))
     else:
-        click.echo(format_validation(outcomes), nl=False)
+        click.echo(format_validation(outcomes, micro), nl=False)
     return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
 
 

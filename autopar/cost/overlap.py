@@ -3,8 +3,12 @@
 With c the seconds of kernels, w those of them that only make gradients of parameters, x those of collectives that
 compute waits for, a those of gathers of parameters, and k seconds of the host to launch its kernels:
 
-    forward  = max(k, c + x + a - s min(c, (1 - e) a))
-    backward = max(k, c + x - s min(0.9 w, (1 - e') x) + a - s min(c - 0.9 w, (1 - e) a))
+    forward  = both(k, c + x + a - s min(c, (1 - e) a))
+    backward = both(k, c + x - s min(0.9 w, (1 - e') x) + a - s min(c - 0.9 w, (1 - e) a))
+    both(k, d) = (k^3 + d^3)^(1/3)
+
+Host and device work beside each other, but not for a whole pass: where one of them waits for the other in some parts of
+a block and is waited for in others, both show. The cube is between their sum and their maximum and far from neither.
 
 A gather of parameters runs beside the compute of the block before; equal blocks are alike, so the block's own compute
 stands for it. A collective of the backward runs beside the products that make gradients of parameters, as in
@@ -37,7 +41,23 @@ for passes of 20 blocks."""
 BUCKET_BYTES = 25e6
 """Gradients are reduced in buckets of so many bytes; the default of PyTorch's DistributedDataParallel."""
 
+LAUNCH_EXPONENT = 3.0
+"""How far host and device hide each other. Fit to 240 of vTrain's step times on A100, in many of which both take about
+as long: errors on unseen rows are 9.0 % with the maximum, 7.8 % with 6 and 7.2 % with 3."""
+
 Seconds = TypeVar("Seconds", float, FloatArray)
+
+
+def launched(device: Seconds, host: Seconds) -> Seconds:
+    """Return what a pass takes that keeps the device busy for so long, and the host that launches it.
+
+    >>> launched(2.0, 0.0), round(launched(1.0, 1.0), 2), round(launched(10.0, 1.0), 2)
+    (2.0, 1.26, 10.0)
+    """
+    longer, shorter = np.maximum(device, host), np.minimum(device, host)
+    ratio = shorter / np.maximum(longer, 1e-30)
+    seconds: Seconds = longer * (1.0 + ratio**LAUNCH_EXPONENT) ** (1.0 / LAUNCH_EXPONENT)
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from math import fsum
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.overlap import Overlap
+from autopar.cost.overlap import Overlap, launched
 from autopar.formulate.split import weight_ops
 from autopar.formulate.step import Split
 from autopar.formulate.tables import Decision, Edge, Slot, Tables
@@ -139,7 +139,7 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
         for column, half in ((1, halves.backward), (2, halves.weight)):
             # what would cover the collectives of a backward is put off: they are waited for
             seconds = overlap.backward(half.kernels, np.zeros(len(found)), half.waits, half.gathers)
-            found[:, column] = np.maximum(half.launches * tables.costs.stack["host_launch"], seconds)
+            found[:, column] = launched(seconds, half.launches * tables.costs.stack["host_launch"])
     return found
 
 

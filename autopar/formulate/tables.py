@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
+from autopar.cost.overlap import launched
 from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
@@ -230,10 +231,10 @@ class Tables:
             totals[:, Slot.BACKWARD] + weight, weight, totals[:, Slot.BACKWARD_WAIT], totals[:, Slot.BACKWARD_GATHER]
         )
         again = (totals[:, slot] for slot in AGAIN.values())
-        totals[:, Slot.SELECTIVE] = np.maximum(self.host_seconds_again, overlap.forward(*again))
+        totals[:, Slot.SELECTIVE] = launched(overlap.forward(*again), self.host_seconds_again)
         host = self.host_seconds
-        totals[:, Slot.FORWARD] = np.maximum(host[:, 0], forward)
-        totals[:, Slot.BACKWARD] = np.maximum(host[:, 1], backward)
+        totals[:, Slot.FORWARD] = launched(forward, host[:, 0])
+        totals[:, Slot.BACKWARD] = launched(backward, host[:, 1])
         return totals
 
     @property

@@ -9,11 +9,11 @@ the rest is there from the second run to the backward. With full recompute it ke
 done. Where the backward is split, what the weight pass of a block reads stays until then.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import fsum
 
-from autopar.program.records import Operand, SegmentPhase, Table, kept_values
+from autopar.program.records import Operand, Segment, SegmentPhase, Table, kept_values
 from autopar.recompute import Recompute
 from autopar.simulate.liveness import Lifetimes, lifetimes, liveness_peak
 
@@ -70,11 +70,12 @@ it, and whether one keeps it until its weight pass."""
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The segments of a kind by the memory of their values; the backward knows what its forward has made."""
+    """The segments of a kind by the memory of their values; the backward knows what was made before it."""
 
     forward: Lifetimes
     again: Lifetimes | None
     backward: Lifetimes | None
+    backward_after_again: Lifetimes | None
     weight: Lifetimes | None
     once: tuple[Lifetimes, ...]
 
@@ -120,13 +121,13 @@ class BlockMemories:
                 segment = self._table.get((kind, phase)) if self._trains else None
                 return None if segment is None else lifetimes(segment, shared)
 
-            backward = follows(SegmentPhase.BACKWARD)
-
+            backward, again = follows(SegmentPhase.BACKWARD), follows(SegmentPhase.AGAIN)
             once = (follows(SegmentPhase.REDUCE), follows(SegmentPhase.UPDATE))
             self._kinds[kind] = _Kind(
                 forward,
-                follows(SegmentPhase.AGAIN),
+                again,
                 backward,
+                None if again is None else follows(SegmentPhase.BACKWARD, again.shared),
                 None if backward is None else follows(SegmentPhase.WEIGHT, backward.shared),
                 tuple(part for part in once if part is not None),
             )
@@ -190,21 +191,26 @@ class BlockMemories:
             return NOTHING
         forward, backward = self._table[kind, SegmentPhase.FORWARD], self._table[kind, SegmentPhase.BACKWARD]
         lives, gradients = segments.forward, _sizes(backward.inputs)
-        saved = lives.sizes(forward.saved) | lives.hidden
-        ends = segments.backward.sizes(backward.outputs).keys() | lives.hidden.keys() | self._late(kind).keys()
         free = paid | {operand.value for operand in forward.external}
+        late: Set[str] = self._late(kind).keys()
+        if flavour is Recompute.SELECTIVE and segments.again is not None and segments.backward_after_again is not None:
+            again, after = segments.again, segments.backward_after_again
+            saved = again.sizes(forward.saved) | lives.hidden
+            late = late | {again.shared.get(name, name) for name in late}
+            peaks = (
+                liveness_peak(after, saved | gradients, _stays(after, backward, lives) | late, free),
+                liveness_peak(again, kept | gradients, saved.keys() | gradients.keys(), free),
+            )
+            moments = (Peak(peak, sum(kept.get(name, 0.0) for name in live)) for peak, live in peaks)
+            return max(moments, key=lambda moment: moment.bytes)
+        saved, stays = lives.sizes(forward.saved) | lives.hidden, _stays(segments.backward, backward, lives) | late
         if flavour is Recompute.FULL:
             inputs = free | {operand.value for operand in forward.inputs}  # kept, and counted on top
-            again, _ = liveness_peak(lives, {}, saved.keys(), inputs)
-            peak, _ = liveness_peak(segments.backward, saved | gradients, ends, inputs)
-            return Peak(max(again + sum(gradients.values()), peak), 0.0).on_top_of(fresh)
-        peak, live = liveness_peak(segments.backward, saved | gradients, ends, free)
-        best = Peak(peak, sum(size for name, size in kept.items() if name in live))
-        if flavour is Recompute.SELECTIVE and segments.again is not None:
-            peak, live = liveness_peak(segments.again, kept | gradients, saved.keys() | gradients.keys(), free)
-            second = Peak(peak, sum(size for name, size in kept.items() if name in live))
-            best = max(best, second, key=lambda moment: moment.bytes)
-        return best
+            first, _ = liveness_peak(lives, {}, saved.keys(), inputs)
+            peak, _ = liveness_peak(segments.backward, saved | gradients, stays, inputs)
+            return Peak(max(first + sum(gradients.values()), peak), 0.0).on_top_of(fresh)
+        peak, live = liveness_peak(segments.backward, saved | gradients, stays, free)
+        return Peak(peak, sum(kept.get(name, 0.0) for name in live))
 
     def _late(self, kind: int) -> dict[str, float]:
         """Return what a block keeps from its backward to its weight pass, by the memory it has.
@@ -226,6 +232,11 @@ class BlockMemories:
             return NOTHING
         peak, live = liveness_peak(weight, late, (), paid)
         return Peak(peak, sum(size for name, size in late.items() if name in live))
+
+
+def _stays(lives: Lifetimes, segment: Segment, forward: Lifetimes) -> Set[str]:
+    """Return the memory of what a backward hands on, and of what kernels left behind, which goes when it is done."""
+    return lives.sizes(segment.outputs).keys() | forward.hidden.keys()
 
 
 def _sizes(operands: Sequence[Operand]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from autopar.cluster import Cluster
 from autopar.cost import ALONE, BUCKET_BYTES, Fused, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.cost.collectives import devices_in_node
-from autopar.cost.overlap import WEIGHT_COVER
+from autopar.cost.overlap import WEIGHT_COVER, launched
 from autopar.ir.graph import Op
 from autopar.program.records import (
     Collective,
@@ -305,7 +305,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         gathered = float(overlap.gathered(gathers, kernels - WEIGHT_COVER * weight)) if gathers else 0.0
     share = {False: waited / collectives if collectives else 0.0, True: gathered / gathers if gathers else 0.0}
     busy = kernels + waited + gathered
-    host = 0.0 if segment.phase is SegmentPhase.UPDATE else max(0.0, launches - busy)
+    host = 0.0 if segment.phase is SegmentPhase.UPDATE else float(launched(busy, launches)) - busy
     return Layout(
         compute_seconds=kernels - exchanged,
         collective_seconds=float(exchanged + waited + gathered),

@@ -59,6 +59,7 @@ def lifetimes(segment: Segment, shared: Mapping[str, str] | None = None) -> Life
         shared: Whose memory values have that the segment finds.
     """
     known = dict(shared or {})
+    first = set(known.values()) if segment.phase is SegmentPhase.AGAIN else set()
     free = {store.value.value for store in segment.stores} | {operand.value for operand in segment.external}
     outside = set(free) if segment.phase not in (SegmentPhase.REDUCE, SegmentPhase.UPDATE) else set()
     gathered: dict[str, float] = {}
@@ -77,7 +78,10 @@ def lifetimes(segment: Segment, shared: Mapping[str, str] | None = None) -> Life
                 if isinstance(instruction, Collective):
                     gathered[operand.value] = operand.bytes
             else:
-                makes.append((operand.value, operand.bytes))
+                name = operand.value
+                if name in first:  # made again, beside a view that was kept of what was made first
+                    name = known[operand.value] = f"{operand.value}|again"
+                makes.append((name, operand.bytes))
         if isinstance(instruction, Compute):
             read.update(uses)
             if instruction.kept:
@@ -125,8 +129,7 @@ def liveness_peak(
     for index, (uses, makes) in enumerate(segment.steps):
         for name, size in makes:
             if name not in free:
-                # A value made again may stand beside a kept view of its first making: both are there.
-                live[name] = live.get(name, 0.0) + size
+                live[name] = size
                 total += size
         if total > peak:
             peak, names = total, frozenset(live)

@@ -80,7 +80,7 @@ def express(row: Row) -> Case:
     policy = _policy(row)
     degrees, lighter = _degrees(row, notes)
     family, config = _model(row, degrees, notes)
-    stack = stack_for(row.framework or "", row.gpu or "")
+    stack = stack_for(row.framework or "", row.gpu or "", degrees.zero)
     return Case(row, family, config, degrees, cluster, policy, stack, seconds, tuple(notes.made), lighter)
 
 

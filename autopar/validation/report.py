@@ -13,6 +13,7 @@ from autopar.cost.stack import SCALARS, format_scalar
 from autopar.plan import write_atomically
 from autopar.report.text import format_entries, format_table, heading
 from autopar.validation.calibrate import Calibration
+from autopar.validation.micro import MicroError
 from autopar.validation.run import Outcome
 from autopar.validation.score import GOOD_REGRET, NEAR, Errors, errors, good_share, memory_errors, rankings
 
@@ -104,6 +105,23 @@ def memory_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
     ]
 
 
+def micro_rows(found: Sequence[MicroError]) -> list[tuple[str, ...]]:
+    """Return a line per group of timings of kernels and collectives, errors in percent."""
+    return [
+        (
+            each.kind,
+            each.group,
+            str(each.timings),
+            _percent(each.mean),
+            _percent(each.median),
+            _percent(each.p90),
+            _percent(each.bias, "+"),
+        )
+        for each in found
+    ]
+
+
+_MICRO = ("kind", "group", "timings", "MAPE", "median", "p90", "bias")
 _RANKING = ("group", "plans", "tau", "regret %")
 _MEMORY = ("source", "rows", "MAPE", "median", "p90", f"<{100 * NEAR:g} %", "bias")
 _WHY = ("source", "rows", "why")
@@ -117,7 +135,7 @@ def _ranked(outcomes: Sequence[Outcome]) -> str:
     return f"the plan predicted best is {near} in {share} of {len(found)} groups"
 
 
-def format_validation(outcomes: Sequence[Outcome]) -> str:
+def format_validation(outcomes: Sequence[Outcome], micro: Sequence[MicroError] = ()) -> str:
     """Return the report on a terminal of 120 columns."""
     lines = heading("Step time, all rows: errors in %")[1:]
     lines += format_table(_HEADER, table(outcomes, held_out_only=False), _WIDTH)
@@ -127,6 +145,9 @@ def format_validation(outcomes: Sequence[Outcome]) -> str:
     lines += [*format_table(_RANKING, ranking_rows(outcomes), _WIDTH), "", _ranked(outcomes)]
     lines += heading("Peak memory: errors in %")
     lines += format_table(_MEMORY, memory_rows(outcomes), _WIDTH)
+    if micro:
+        lines += heading("Kernels and collectives: errors in %")
+        lines += format_table(_MICRO, micro_rows(micro), _WIDTH)
     lines += heading("Rows that could not be predicted")
     lines += format_table(_WHY, reasons(outcomes), _WIDTH)
     lines += heading("What was assumed where rows do not say")
@@ -134,7 +155,7 @@ def format_validation(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def format_page(outcomes: Sequence[Outcome], conditions: Conditions) -> str:
+def format_page(outcomes: Sequence[Outcome], conditions: Conditions, micro: Sequence[MicroError] = ()) -> str:
     """Return the page of docs/benchmarks/."""
     lines = [f"# Predictions against published measurements, {conditions.day.isoformat()}", ""]
     lines += [*condition_lines(conditions), ""]
@@ -159,6 +180,10 @@ def format_page(outcomes: Sequence[Outcome], conditions: Conditions) -> str:
         "## Peak memory",
         "",
         *markdown_table(_MEMORY, memory_rows(outcomes)),
+        "",
+        "## Kernels and collectives",
+        "",
+        *markdown_table(_MICRO, micro_rows(micro)),
         "",
         "## Rows that could not be predicted",
         "",
@@ -223,7 +248,9 @@ def to_dicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-def write_pages(outcomes: Sequence[Outcome], conditions: Conditions, folder: Path) -> list[Path]:
+def write_pages(
+    outcomes: Sequence[Outcome], conditions: Conditions, folder: Path, micro: Sequence[MicroError] = ()
+) -> list[Path]:
     """Write the page and its data, and return the files.
 
     Raises:
@@ -231,6 +258,6 @@ def write_pages(outcomes: Sequence[Outcome], conditions: Conditions, folder: Pat
     """
     stem = folder / f"validation_{conditions.day.isoformat()}"
     page, data = stem.with_suffix(".md"), stem.with_suffix(".json")
-    write_atomically(page, format_page(outcomes, conditions).encode())
+    write_atomically(page, format_page(outcomes, conditions, micro).encode())
     write_atomically(data, msgspec.json.format(msgspec.json.encode(to_dicts(outcomes)), indent=1) + b"\n")
     return [page, data]

@@ -14,7 +14,7 @@ from autopar.cost.stack import DEFAULT, Attention, Fusion
 
 
 class Known(NamedTuple):
-    """A stack: patterns of framework and device, name, kernels, and the presets it is for."""
+    """A stack: patterns of framework (with "zero=3" behind it) and device, name, kernels, and its presets."""
 
     framework: str
     device: str
@@ -32,7 +32,7 @@ STACKS = (
     Known(r"zero-bubble", r"A100", "zero-bubble-a100", "fused", "chains", _A100),
     Known(r"megatron-deepspeed.*bloom", r"A100", "bloom-a100", "unfused", "chains", _A100),
     Known(r"megatron-deepspeed", r"A100", "megatron-deepspeed-a100", "unfused", "chains", _A100),
-    Known(r"deepspeed zero-3", r"A100", "deepspeed-zero3-a100", "unfused", "chains", _A100),
+    Known(r"deepspeed.* zero=3", r"A100", "deepspeed-zero3-a100", "unfused", "chains", _A100),
     Known(r"megascale|megatron-lm \(", r"A100", "megascale-a100", "fused", "chains", _A100),
     Known(r"megatron-lm", r"A100", "megatron-a100", "unfused", "chains", _A100),
     Known(r"megatron-lm", r"V100", "megatron-v100", "unfused", "chains", _V100),
@@ -50,19 +50,22 @@ STACKS = (
 )
 
 
-def meant_stack(framework: str, device: str) -> Stack:
+def meant_stack(framework: str, device: str, zero: int = 0) -> Stack:
     """Return the stack that is meant for a framework on a device, with its kernels and nothing fitted.
+
+    The ZeRO stage tells which part of a framework ran where it has several.
 
     >>> meant_stack("Megatron-DeepSpeed (PyTorch 2.0.1)", "A100-SXM-80GB").name
     'megatron-deepspeed-a100'
     """
+    text = f"{framework} zero={zero}"
     for known in STACKS:
-        if re.search(known.framework, framework, re.IGNORECASE) and re.search(known.device, device, re.IGNORECASE):
+        if re.search(known.framework, text, re.IGNORECASE) and re.search(known.device, device, re.IGNORECASE):
             return Stack(known.name, known.attention, known.fusion, clusters=known.clusters)
     return DEFAULT
 
 
-def stack_for(framework: str, device: str) -> Stack:
+def stack_for(framework: str, device: str, zero: int = 0) -> Stack:
     """Return the stack a framework on a device is predicted with: the bundled one if it has been calibrated."""
-    meant = meant_stack(framework, device)
+    meant = meant_stack(framework, device, zero)
     return bundled_stacks().get(meant.name, meant)
