@@ -6,12 +6,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autopar.api import rules, simulate_plan, solve
     from autopar.degrees import Degrees
+    from autopar.frameworks import export
     from autopar.partitioning import partition
     from autopar.plan import Plan
     from autopar.prediction import predict
+    from autopar.torch_export import from_torch
 
 __version__ = "0.1.0"
-__all__ = ["Degrees", "Plan", "__version__", "partition", "predict", "rules", "simulate_plan", "solve"]
+__all__ = [
+    "Degrees",
+    "Plan",
+    "__version__",
+    "export",
+    "from_torch",
+    "partition",
+    "predict",
+    "rules",
+    "simulate_plan",
+    "solve",
+]
 
 # Names are loaded when they are first used, so that `import autopar` stays light.
 _HOMES = {
@@ -20,6 +33,8 @@ _HOMES = {
     "rules": "autopar.api",
     "partition": "autopar.partitioning",
     "predict": "autopar.prediction",
+    "export": "autopar.frameworks",
+    "from_torch": "autopar.torch_export",
     "Degrees": "autopar.degrees",
     "Plan": "autopar.plan",
 }

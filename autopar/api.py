@@ -163,7 +163,7 @@ def _lowered(
     plan: Plan, model: str | Path | None, stack: str | Path | Stack | None, cache_dir: Path | None
 ) -> tuple[Program, CostModel]:
     """Return the verified program of a plan and what it costs."""
-    workload = open_plan(plan, model)
+    workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)
     costs = job_costs(plan.job, stack if stack is None or isinstance(stack, Stack) else load_stack(stack))
     program = lower(plan, folded, costs)
@@ -181,5 +181,5 @@ def rules(
     optimizer: str = "adam",
 ) -> Rules:
     """Return the sharding rules discovered for the ops of a model, and of its training step in training mode."""
-    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
+    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
     return discover(workload.probe, cache_dir=cache_dir)

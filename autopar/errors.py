@@ -87,3 +87,7 @@ class InfeasibleError(AutoparError, RuntimeError):
 
 class InterruptedSearchError(AutoparError, RuntimeError):
     """The search was stopped before it had a first plan or choice."""
+
+
+class ExportError(AutoparError, ValueError):
+    """A plan cannot be said in a framework's words at all, or a framework's configuration cannot be read as a plan."""

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,26 @@ class SearchReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Exported:
+    """A plan in the words of a framework.
+
+    Attributes:
+        name: Name of the file, if the caller has none.
+        data: Its content.
+        lost: What of the plan the framework cannot be told, a sentence each.
+    """
+
+    name: str
+    data: bytes
+    lost: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The content as text."""
+        return self.data.decode()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A parallelisation of one model on one cluster.
 
@@ -381,6 +402,11 @@ class Plan:
         except OSError as error:
             raise PlanError(f"cannot read plan {str(path)!r}: {error.strerror}", hint="check the path") from None
         return cls.from_json(data)
+
+    def export(self, to: str, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Exported:
+        """Return the plan in the words of a framework; see `autopar.frameworks.export`."""
+        exported: Exported = import_module("autopar.frameworks").export(self, to, model=model, cache_dir=cache_dir)
+        return exported
 
     def without_alternatives(self) -> "Plan":
         """Return the plan alone, as it stands in another plan's list of alternatives."""

@@ -219,7 +219,7 @@ def predict(
     """
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     software = stack if isinstance(stack, Stack) else load_stack(stack)
-    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
+    workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
     predictor = Predictor(workload, cache_dir)
     policy = load_policy(precision)
     return predictor.predict(degrees, machine, software, policy=policy, memory_limit=memory_limit, trace=trace)

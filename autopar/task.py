@@ -141,7 +141,7 @@ def prepare(
     check_request(gpus, machine, global_batch, memory_limit)
     clock = PhaseClock(progress)
     with clock("import"):
-        workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer)
+        workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
         batch = global_batch or default_batch(workload, gpus)
         space = _space(workload, machine, gpus, batch)
     with clock("discover"):

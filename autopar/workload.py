@@ -6,13 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopar import models
+from autopar import huggingface, models
 from autopar.errors import JobError, ModelError, PlanError
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.recipes import batch_dims
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph
 from autopar.onnx import load
+from autopar.onnx.reader import read
 from autopar.plan import ModelInfo, Plan
 from autopar.training import training_step
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
 ZOO = "zoo:"
+HUGGING_FACE = "hf:"
 
 _PROBES = (6, 10, 14, 22, 26, 34, 38, 46)
 """Microbatch sizes to discover rules at: even, so that they can be sharded, and unlike the sizes models have."""
@@ -30,8 +32,8 @@ class Workload:
     """One model under one job; graphs are built once per microbatch size.
 
     Attributes:
-        source: File path or `zoo:NAME`, as the user gave it.
-        model: What is imported: the path, or the zoo's model.
+        source: File path, `zoo:NAME` or `hf:PATH`, as the user gave it.
+        model: What is imported: the path, or the model itself.
         mode: "train" or "infer".
         dims: Dynamic dims of the file, or fields of the zoo model's configuration, set by the user.
         loss: Loss of the training step.
@@ -39,7 +41,7 @@ class Workload:
     """
 
     source: str
-    model: "str | onnx.ModelProto"
+    model: "str | Path | onnx.ModelProto"
     mode: str
     dims: Mapping[str, int]
     loss: str
@@ -52,9 +54,17 @@ class Workload:
         Raises:
             ModelError: If the model cannot be imported, or not with that number.
         """
-        # What --set names on a zoo model went into its builder; it has no dynamic dim but the batch.
-        dims = {} if self.source.startswith(ZOO) else self.dims
+        # What --set names on such a model went into its builder; it has no dynamic dim but the batch.
+        dims = {} if self.source.startswith((ZOO, HUGGING_FACE)) else self.dims
         return load(self.model, dims=dims, batch=samples)
+
+    def proto(self) -> "onnx.ModelProto":
+        """Return the model as it was before the import.
+
+        Raises:
+            ModelError: If it cannot be read.
+        """
+        return read(self.model).model
 
     def graph(self, samples: int) -> Graph:
         """Return the graph of a microbatch with blocks found, the whole step in training mode.
@@ -122,12 +132,13 @@ class Workload:
         return ModelInfo(graph.name, self.source, graph.metadata["sha256"], graph.num_parameters, dims)
 
 
-def open_plan(plan: Plan, model: str | Path | None = None) -> Workload:
+def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | None = None) -> Workload:
     """Return the model a plan was made for.
 
     Args:
         plan: A plan, solved or read from a file.
         model: Where the model is now; None for where it was.
+        cache_dir: Where exported Hugging Face models are kept between runs; None to keep nothing.
 
     Raises:
         ModelError: If there is no such model.
@@ -135,7 +146,14 @@ def open_plan(plan: Plan, model: str | Path | None = None) -> Workload:
     """
     job = plan.job
     source = model or plan.model.source
-    workload = open_workload(source, mode=job.mode, dims=dict(plan.model.dims), loss=job.loss, optimizer=job.optimizer)
+    workload = open_workload(
+        source,
+        mode=job.mode,
+        dims=dict(plan.model.dims),
+        loss=job.loss,
+        optimizer=job.optimizer,
+        cache_dir=cache_dir,
+    )
     workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
     if workload.info().sha256 != plan.model.sha256:
         raise PlanError(
@@ -152,18 +170,30 @@ def open_workload(
     dims: Mapping[str, int] | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
+    cache_dir: Path | None = None,
 ) -> Workload:
-    """Return the workload of a model file or zoo model.
+    """Return the workload of a model file, of a zoo model, or of a Hugging Face configuration.
+
+    Args:
+        model: Path of an ONNX file, `zoo:NAME`, `hf:config.json` or `hf:FOLDER`.
+        mode: "train" or "infer".
+        dims: Dynamic dims by name; for zoo models fields of the configuration, for Hugging Face `seq`.
+        loss: Loss of the training step.
+        optimizer: Optimizer of the training step.
+        cache_dir: Where exported Hugging Face models are kept between runs; None to keep nothing.
 
     Raises:
         JobError: If the mode is unknown.
-        ModelError: If there is no such zoo model.
+        ModelError: If there is no such zoo model, or the configuration cannot be exported.
     """
     if mode not in ("train", "infer"):
         raise JobError(f"unknown mode {mode!r}", hint="use train or infer")
     source, bound = str(model), dict(dims or {})
     if source.startswith(ZOO):
         return Workload(source, models.build(source.removeprefix(ZOO), **bound), mode, bound, loss, optimizer)
+    if source.startswith(HUGGING_FACE):
+        built = huggingface.build(source.removeprefix(HUGGING_FACE), bound, cache_dir)
+        return Workload(source, built, mode, bound, loss, optimizer)
     return Workload(source, source, mode, bound, loss, optimizer)
 
 

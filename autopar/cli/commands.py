@@ -14,6 +14,7 @@ import click
 from autopar import __version__
 from autopar.cli.codes import ExitCode
 from autopar.cli.display import show_progress
+from autopar.cli.exporting import export, import_config
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
@@ -50,7 +51,8 @@ DEFAULT_PROBLEM_SECONDS = 60.0
 def app() -> None:
     """Find out how to parallelise a model over a cluster.
 
-    MODEL is an .onnx file or a model of the zoo, such as zoo:gpt2. No command needs a GPU.
+    MODEL is an .onnx file, a model of the zoo, such as zoo:gpt2, or a local Hugging Face configuration, such as
+    hf:config.json. No command needs a GPU.
     """
 
 
@@ -61,6 +63,8 @@ app.add_command(predict)
 app.add_command(schedules)
 app.add_command(validate)
 app.add_command(calibrate)
+app.add_command(export)
+app.add_command(import_config)
 
 
 @app.command()

@@ -1,0 +1,59 @@
+"""Plans in the words of the frameworks that run them, and their configurations as plans."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from autopar.errors import ExportError
+from autopar.formulate.fold import Folded
+from autopar.frameworks import deepspeed, jax, megatron, nemo, onnx_devices, pytorch, torchtitan
+from autopar.frameworks.facts import Facts, read
+from autopar.plan import Exported, Plan
+from autopar.workload import open_plan
+
+__all__ = ["BY_DEGREES", "BY_PLACEMENTS", "Exported", "Facts", "export", "read", "targets"]
+
+BY_DEGREES: dict[str, Callable[[Facts], Exported]] = {
+    "megatron": megatron.export,
+    "torchtitan": torchtitan.export,
+    "deepspeed": deepspeed.export,
+    "nemo": nemo.export,
+}
+"""Frameworks that take degrees."""
+
+BY_PLACEMENTS: dict[str, Callable[[Plan, Folded], Exported]] = {"jax": jax.export, "pytorch": pytorch.export}
+"""Frameworks that take placements of tensors."""
+
+
+def targets() -> tuple[str, ...]:
+    """Return the names of everything a plan can be exported to."""
+    return (*BY_DEGREES, *BY_PLACEMENTS, "onnx")
+
+
+def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Exported:
+    """Return a plan in the words of a framework, with a list of what of it cannot be said there.
+
+    Args:
+        plan: A plan, solved or read from a file.
+        to: "megatron", "torchtitan", "deepspeed", "nemo", "jax", "pytorch" or "onnx".
+        model: Where the model is now; None for where it was.
+        cache_dir: Where exported Hugging Face models are kept between runs; None to keep
+            nothing.
+
+    Raises:
+        ExportError: If there is no such framework, or it cannot run anything like the plan.
+        ModelError: If the model is not there.
+        PlanError: If it is another one than the plan was made for.
+    """
+    if to not in targets():
+        raise ExportError(f"plans cannot be exported to {to!r}", hint=f"choose {', '.join(targets())}")
+    if to in BY_DEGREES and plan.job.mode != "train":
+        raise ExportError(
+            f"the plan is for inference; {to} takes training jobs", hint="export --to pytorch, jax or onnx"
+        )
+    workload = open_plan(plan, model, cache_dir=cache_dir)
+    folded = workload.folded(plan.microbatch)
+    if to in BY_DEGREES:
+        return BY_DEGREES[to](read(plan, folded))
+    if to in BY_PLACEMENTS:
+        return BY_PLACEMENTS[to](plan, folded)
+    return onnx_devices.export(plan, folded, workload.proto())

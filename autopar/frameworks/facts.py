@@ -1,0 +1,317 @@
+"""What the frameworks have words for, read off the records of a plan; and what of the plan they have none for.
+
+A plan places every tensor of every op. A framework takes degrees, a schedule, a recompute policy. `read` turns the one
+into the other, and writes down what is lost on the way.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+
+from autopar import models
+from autopar.errors import ExportError
+from autopar.formulate.fold import Folded
+from autopar.huggingface import default_seq, read_config
+from autopar.ir.graph import Phase, Role
+from autopar.models.gpt import GptConfig
+from autopar.models.llama import LlamaConfig
+from autopar.models.mixtral import MixtralConfig
+from autopar.models.spec import Config
+from autopar.plan import Plan
+from autopar.recompute import Recompute
+from autopar.search.roles import AxisRole, roles_of_axes
+from autopar.sharding import Shard, parse_placements
+from autopar.workload import HUGGING_FACE, ZOO
+
+_FROM_INSIDE = {"tp": 0, "sp": 1, "ep": 2, "dp": 2}
+"""Order of roles in the numbering of devices that Megatron, torchtitan and DeepSpeed use, the innermost first."""
+_FEW = 0.001
+"""Share of the matrices that may be copied without a word: frameworks copy routers, too."""
+_NAMED = 3
+"""Parameters named in a sentence before the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a transformer decoder, as far as they are known.
+
+    Attributes:
+        layers: Equal blocks of the chain.
+        hidden: Model width.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        ffn: Width of the MLP.
+        seq: Tokens per sequence.
+        vocab: Tokens in the vocabulary.
+        experts: Experts per layer; 0 for a dense model.
+        top_k: Experts per token.
+        family: Family of the zoo.
+        tied: Whether the head is the token embedding.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    seq: int
+    vocab: int
+    experts: int = 0
+    top_k: int = 0
+    family: str = ""
+    tied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A plan in degrees.
+
+    Attributes:
+        plan: The plan.
+        axes: What every mesh axis does.
+        dp: Data-parallel degree, expert groups included.
+        tp: Tensor-parallel degree.
+        pp: Groups of devices in the pipeline.
+        cp: Context-parallel degree.
+        ep: Expert-parallel degree.
+        zero: ZeRO level over the data-parallel devices, the highest of the axes.
+        sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
+        interleave: Stages per group of devices.
+        microbatch: Samples of one microbatch per data-parallel device.
+        layers: Layers of every stage in the order of the chain.
+        recompute: Flavours of the layers of every stage.
+        sizes: Sizes of the model; None if the plan is for a file that does not say.
+        lost: What degrees cannot say of the plan, a sentence each.
+    """
+
+    plan: Plan
+    axes: tuple[AxisRole, ...]
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    zero: int
+    sequence_parallel: bool
+    interleave: int
+    microbatch: int
+    layers: tuple[int, ...]
+    recompute: tuple[tuple[Recompute, ...], ...]
+    sizes: Sizes | None
+    lost: tuple[str, ...]
+
+    @property
+    def gpus(self) -> int:
+        """Devices by degrees."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have as many layers."""
+        return len(set(self.layers)) == 1
+
+    @property
+    def flavours(self) -> Counter[Recompute]:
+        """How many layers recompute what."""
+        return Counter(flavour for stage in self.recompute for flavour in stage)
+
+    @property
+    def sharded(self) -> int:
+        """Product of the data axes whose devices share anything (ZeRO above 0)."""
+        return prod(found.axis.size for found in self.axes if found.role == "dp" and found.zero)
+
+
+def read(plan: Plan, folded: Folded) -> Facts:
+    """Return a plan in degrees.
+
+    Args:
+        plan: The plan.
+        folded: The graph of one of its microbatches.
+
+    Raises:
+        ExportError: If an axis of the mesh is nothing that degrees have a word for, so that no degrees make the plan.
+    """
+    axes = roles_of_axes(plan, folded)
+    used = [found for found in axes if found.axis.size > 1]
+    lost: list[str] = []
+    dp, tp, cp = (prod(found.axis.size for found in used if found.role == role) for role in ("dp", "tp", "sp"))
+    ep = prod(found.axis.size for found in used if found.role == "ep" or (found.role == "dp" and found.experts))
+    for found in used:
+        name, size = found.axis.name, found.axis.size
+        if found.role == "spatial":
+            raise ExportError(
+                f"mesh axis {name!r} splits height or width of images {size} ways; the framework has no word for that",
+                hint="export --to pytorch, jax or onnx, which take placements",
+            )
+        if found.role == "idle":
+            raise ExportError(
+                f"the {size} devices of mesh axis {name!r} do the same work: they split neither data nor parameters",
+                hint="plan for fewer GPUs, or export --to pytorch, jax or onnx",
+            )
+        if found.role == "ep":
+            dp *= size
+            lost.append(f"axis {name!r} (size {size}) splits experts only; it is counted as data parallel, too")
+        if found.role == "tp" and found.in_part:
+            lost.append(f"axis {name!r} is tensor parallel in part of the parameters only; the framework splits all")
+    levels = {found.axis.name: found.zero for found in used if found.role in ("dp", "sp", "ep")}
+    by_axis = ", ".join(f"{name}: {level}" for name, level in levels.items())
+    if len(set(levels.values()) - {0}) > 1:
+        lost.append(f"ZeRO levels differ by axis ({by_axis}); the highest is exported for all")
+    elif cp > 1 and len(set(levels.values())) > 1:
+        lost.append(f"ZeRO holds on some axes only ({by_axis}); frameworks share over data and context together")
+    split_by_sequence = [found for found in used if found.role == "tp" and found.sequence_parallel]
+    if split_by_sequence and len(split_by_sequence) < sum(found.role == "tp" for found in used):
+        lost.append("only some of the tensor-parallel axes split values between blocks along the sequence")
+    lost += _order(used) + _against_roles(plan, folded, axes)
+    layers = _layers(plan)
+    groups = len({stage.devices for stage in plan.stages})
+    samples = plan.microbatch
+    if samples % dp:
+        raise ExportError(
+            f"a microbatch of {samples} samples is not divisible by the data-parallel degree {dp}",
+            hint="export --to pytorch, jax or onnx, which take placements",
+        )
+    return Facts(
+        plan=plan,
+        axes=axes,
+        dp=dp,
+        tp=tp,
+        pp=groups,
+        cp=cp,
+        ep=ep,
+        zero=max(levels.values(), default=0),
+        sequence_parallel=bool(split_by_sequence),
+        interleave=len(plan.stages) // groups,
+        microbatch=samples // dp,
+        layers=tuple(len(stage) for stage in layers),
+        recompute=tuple(_flavours(plan, layers)),
+        sizes=_sizes(plan),
+        lost=tuple(lost),
+    )
+
+
+def _order(used: Sequence[AxisRole]) -> list[str]:
+    """Return that devices are numbered otherwise than frameworks number them, if they are."""
+    inner = sorted(used, key=lambda found: found.axis.stride)
+    ranks = [_FROM_INSIDE[found.role] for found in inner]
+    if ranks == sorted(ranks):
+        return []
+    order = " inside ".join(f"{found.axis.name} ({found.role})" for found in inner)
+    return [f"devices are numbered {order}; frameworks put tensor parallel innermost, then context, then data"]
+
+
+def _against_roles(plan: Plan, folded: Folded, axes: Sequence[AxisRole]) -> list[str]:
+    """Return the matrices that ops use otherwise than the role of an axis says."""
+    values = folded.graph.values
+    parameters = {state.input for state in folded.graph.states if state.role is Role.PARAMETER}
+    copied: dict[str, list[str]] = {}
+    split: dict[str, list[str]] = {}
+    for block in plan.blocks:
+        for op, placed in zip(folded.kinds[block.kind].ops, block.ops, strict=True):
+            if op.phase is not Phase.FORWARD:
+                continue
+            for name, text in zip(op.inputs, placed.inputs, strict=True):
+                if name not in parameters or len(values[name].shape) < 2:
+                    continue
+                for found, placement in zip(axes, parse_placements(text), strict=True):
+                    if found.axis.size == 1:
+                        continue
+                    is_split = isinstance(placement, Shard)
+                    if found.role == "tp" and not is_split:
+                        copied.setdefault(found.axis.name, []).append(name)
+                    elif found.role in ("dp", "sp") and is_split and not found.experts:
+                        split.setdefault(found.axis.name, []).append(name)
+    matrices = sum(value.size for value in folded.graph.parameters if len(value.shape) > 1)
+    lost = [
+        f"tensor-parallel axis {axis!r} copies {_some(names)}"
+        for axis, names in copied.items()
+        if sum(values[name].size for name in set(names)) > _FEW * matrices
+    ]
+    return lost + [
+        f"ops split {_some(names)} over axis {axis!r}, which splits data elsewhere" for axis, names in split.items()
+    ]
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return names for reading, the first three and how many more there are."""
+    found = list(dict.fromkeys(names))
+    return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+
+
+def _layers(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return the layers of every stage: instances of blocks that occur more than once, all blocks if none does."""
+    repeated = {index for block in plan.blocks if len(block.instances) > 1 for index in block.instances}
+    return tuple(
+        tuple(index for index in range(*stage.blocks) if index in repeated or not repeated) for stage in plan.stages
+    )
+
+
+def _flavours(plan: Plan, layers: Iterable[tuple[int, ...]]) -> Iterable[tuple[Recompute, ...]]:
+    for stage, indices in zip(plan.stages, layers, strict=True):
+        yield tuple(stage.flavours[index - stage.blocks[0]] for index in indices)
+
+
+def sizes_of(family: str, config: Config) -> Sizes | None:
+    """Return the sizes of a decoder of the zoo, None for other families."""
+    match config:
+        case GptConfig():
+            return Sizes(
+                config.num_layers, config.hidden, config.heads, config.heads, 4 * config.hidden, config.seq,
+                config.vocab, family=family, tied=config.tied,
+            )  # fmt: skip
+        case LlamaConfig():
+            return Sizes(
+                config.num_layers, config.hidden, config.heads, config.kv_heads, config.ffn, config.seq,
+                config.vocab, family=family,
+            )  # fmt: skip
+        case MixtralConfig():
+            return Sizes(
+                config.num_layers, config.hidden, config.heads, config.kv_heads, config.ffn, config.seq,
+                config.vocab, config.experts, config.top_k, family=family,
+            )  # fmt: skip
+    return None
+
+
+def _sizes(plan: Plan) -> Sizes | None:
+    """Return the sizes of the model of a plan, None if its source does not state them."""
+    source = plan.model.source
+    if source.startswith(HUGGING_FACE):
+        return config_sizes(read_config(source.removeprefix(HUGGING_FACE)), dict(plan.model.dims))
+    if not source.startswith(ZOO):
+        return None
+    entry = models.spec(source.removeprefix(ZOO))
+    known = {field.name: getattr(entry.config, field.name) for field in fields(entry.config)}
+    changed = {name: type(known[name])(value) for name, value in plan.model.dims}
+    return sizes_of(entry.family, replace(entry.config, **changed))
+
+
+_USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_GPT2 = ("n_layer", "n_embd", "n_head", "vocab_size")
+
+
+def config_sizes(config: Mapping[str, Any], dims: Mapping[str, int]) -> Sizes | None:
+    """Return the sizes of a decoder that a Hugging Face configuration states, None if it is another kind of model."""
+    family = str(config["model_type"])
+    seq = dims.get("seq") or default_seq(config)
+    if family == "gpt2" and all(isinstance(config.get(name), int) for name in _GPT2):
+        layers, hidden, heads, vocab = (config[name] for name in _GPT2)
+        ffn = config.get("n_inner") or 4 * hidden
+        return Sizes(layers, hidden, heads, heads, ffn, seq, vocab, family="gpt", tied=True)
+    if "rms_norm_eps" not in config or not all(isinstance(config.get(name), int) for name in _USUAL):
+        return None
+    layers, hidden, heads, vocab = (config[name] for name in _USUAL)
+    return Sizes(
+        layers,
+        hidden,
+        heads,
+        config.get("num_key_value_heads") or heads,
+        config.get("intermediate_size") or 4 * hidden,
+        seq,
+        vocab,
+        config.get("num_local_experts") or 0,
+        config.get("num_experts_per_tok") or 0,
+        family=family,
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )

@@ -1,0 +1,115 @@
+"""Names that the frameworks document and the exports use, and where they were looked up.
+
+A test holds every file that is written against these tables.
+"""
+
+from collections.abc import Mapping
+
+MEGATRON_SOURCE = "NVIDIA/Megatron-LM megatron/training/arguments.py and docs/user-guide, read 2026-11-22"
+MEGATRON: Mapping[str, str] = {
+    "--tensor-model-parallel-size": "whole",
+    "--pipeline-model-parallel-size": "whole",
+    "--context-parallel-size": "whole",
+    "--expert-model-parallel-size": "whole",
+    "--num-virtual-stages-per-pipeline-rank": "whole",
+    "--num-layers-per-virtual-pipeline-stage": "whole",
+    "--pipeline-model-parallel-layout": "text",
+    "--decoder-first-pipeline-num-layers": "whole",
+    "--decoder-last-pipeline-num-layers": "whole",
+    "--sequence-parallel": "flag",
+    "--use-distributed-optimizer": "flag",
+    "--use-megatron-fsdp": "flag",
+    "--data-parallel-sharding-strategy": "text",
+    "--ckpt-format": "text",
+    "--no-gradient-accumulation-fusion": "flag",
+    "--recompute-activations": "flag",
+    "--recompute-granularity": "text",
+    "--recompute-method": "text",
+    "--recompute-num-layers": "whole",
+    "--micro-batch-size": "whole",
+    "--global-batch-size": "whole",
+    "--num-layers": "whole",
+    "--hidden-size": "whole",
+    "--ffn-hidden-size": "whole",
+    "--num-attention-heads": "whole",
+    "--group-query-attention": "flag",
+    "--num-query-groups": "whole",
+    "--seq-length": "whole",
+    "--max-position-embeddings": "whole",
+    "--vocab-size": "whole",
+    "--num-experts": "whole",
+    "--moe-router-topk": "whole",
+    "--moe-ffn-hidden-size": "whole",
+    "--swiglu": "flag",
+    "--normalization": "text",
+    "--position-embedding-type": "text",
+    "--disable-bias-linear": "flag",
+    "--untie-embeddings-and-output-weights": "flag",
+    "--bf16": "flag",
+    "--fp16": "flag",
+}
+"""Arguments, and what follows each: nothing ("flag"), a whole number or text."""
+
+TORCHTITAN_SOURCE = "pytorch/torchtitan v0.2.0, torchtitan/config/job_config.py, read 2026-11-22"
+TORCHTITAN: Mapping[str, frozenset[str]] = {
+    "training": frozenset({"local_batch_size", "global_batch_size", "seq_len"}),
+    "parallelism": frozenset(
+        {
+            "data_parallel_replicate_degree",
+            "data_parallel_shard_degree",
+            "fsdp_reshard_after_forward",
+            "tensor_parallel_degree",
+            "pipeline_parallel_degree",
+            "module_fqns_per_model_part",
+            "pipeline_parallel_schedule",
+            "pipeline_parallel_microbatch_size",
+            "context_parallel_degree",
+            "expert_parallel_degree",
+        }
+    ),
+    "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
+}
+"""Fields of each section."""
+TORCHTITAN_SCHEDULES: Mapping[str, str] = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zb-v": "ZBVZeroBubble",
+}
+"""Schedules of torch.distributed.pipelining (PyTorch 2.13, schedules.py) by our names."""
+
+DEEPSPEED_SOURCE = "deepspeed.ai/docs/config-json and deepspeed.ai/tutorials/autotp-training, read 2026-11-22"
+DEEPSPEED: Mapping[str, frozenset[str]] = {
+    "train_batch_size": frozenset(),
+    "train_micro_batch_size_per_gpu": frozenset(),
+    "gradient_accumulation_steps": frozenset(),
+    "zero_optimization": frozenset({"stage"}),
+    "bf16": frozenset({"enabled"}),
+    "fp16": frozenset({"enabled"}),
+    "tensor_parallel": frozenset({"autotp_size"}),
+}
+"""Keys, and those inside each that is an object."""
+
+NEMO_SOURCE = "NVIDIA/NeMo 2.x recipes (nemo.collections.llm.recipes) and MegatronStrategy, read 2026-11-22"
+NEMO: frozenset[str] = frozenset(
+    {
+        "trainer.num_nodes",
+        "trainer.devices",
+        "trainer.strategy.tensor_model_parallel_size",
+        "trainer.strategy.pipeline_model_parallel_size",
+        "trainer.strategy.virtual_pipeline_model_parallel_size",
+        "trainer.strategy.context_parallel_size",
+        "trainer.strategy.expert_model_parallel_size",
+        "trainer.strategy.sequence_parallel",
+        "trainer.strategy.ddp.use_distributed_optimizer",
+        "data.micro_batch_size",
+        "data.global_batch_size",
+        "data.seq_length",
+        "model.config.num_layers_in_first_pipeline_stage",
+        "model.config.num_layers_in_last_pipeline_stage",
+        "model.config.recompute_granularity",
+        "model.config.recompute_method",
+        "model.config.recompute_num_layers",
+    }
+)
+"""Fields of a recipe."""

@@ -1,0 +1,236 @@
+"""Megatron-LM: a plan as arguments of its training scripts, and arguments as degrees."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+from autopar.errors import ExportError
+from autopar.frameworks.facts import Facts, Sizes
+from autopar.frameworks.header import header
+from autopar.plan import Exported
+from autopar.recompute import Recompute
+
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+"""Strategy of Megatron's FSDP by ZeRO level."""
+_SCHEDULES = ("1f1b", "interleaved")
+_FAMILIES = ("gpt", "llama", "mistral", "mixtral")
+"""Families whose layers the arguments describe."""
+
+
+def export(facts: Facts) -> Exported:
+    """Return a plan as a file of arguments, one per line."""
+    lost = list(facts.lost)
+    arguments = [
+        *_degrees(facts, lost),
+        *_zero(facts, lost),
+        *_recompute(facts, lost),
+        ("--micro-batch-size", facts.microbatch),
+        ("--global-batch-size", facts.plan.job.global_batch),
+        *_precision(facts, lost),
+        *_sizes(facts.sizes, lost),
+    ]
+    if facts.sequence_parallel is False and facts.ep > 1 and facts.tp > 1:
+        lost.append("Megatron asks for --sequence-parallel when experts and tensor parallelism are combined")
+    lines = [name if value is True else f"{name} {value}" for name, value in arguments]
+    text = header(facts.plan, "Arguments for Megatron-LM", lost) + "\n".join(lines) + "\n"
+    return Exported("megatron.args", text.encode(), tuple(lost))
+
+
+Argument = tuple[str, object]
+
+
+def _degrees(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    yield "--tensor-model-parallel-size", facts.tp
+    yield "--pipeline-model-parallel-size", facts.pp
+    if facts.cp > 1:
+        yield "--context-parallel-size", facts.cp
+    if facts.ep > 1:
+        yield "--expert-model-parallel-size", facts.ep
+    if facts.sequence_parallel:
+        yield "--sequence-parallel", True
+    if facts.pp > 1 and facts.plan.schedule not in _SCHEDULES:
+        lost.append(f"schedule {facts.plan.schedule!r}: Megatron-LM runs 1F1B, interleaved where stages take turns")
+    if facts.pp == 1:
+        return
+    if facts.is_even:
+        if facts.interleave > 1:
+            yield "--num-virtual-stages-per-pipeline-rank", facts.interleave
+        return
+    yield "--pipeline-model-parallel-layout", shlex.quote(layout(facts.layers))
+
+
+def layout(layers: tuple[int, ...]) -> str:
+    """Return Megatron's word for layers per stage: E the embedding, t a layer, L the loss.
+
+    >>> layout((2, 3, 1))
+    'Et*2|t*3|t*1,L'
+    """
+    parts = [f"t*{count}" if count else "" for count in layers]
+    parts[0] = f"E{parts[0]}"
+    parts[-1] = f"{parts[-1]},L" if parts[-1] else "L"
+    return "|".join(parts)
+
+
+def parse_layout(text: str) -> tuple[int, ...]:
+    """Return the layers per stage that a layout states; embedding, loss and the like count for nothing.
+
+    Raises:
+        ExportError: If it is none.
+
+    >>> parse_layout("Et*2|(tt|)*3t,L")
+    (2, 2, 2, 2, 1)
+    """
+    plain = text.replace(",", "").replace(" ", "")
+    while found := re.search(r"\(([^()]*)\)\*(\d+)|([EtmL])\*(\d+)", plain):
+        part, count = (found[1], found[2]) if found[2] else (found[3], found[4])
+        plain = plain[: found.start()] + part * int(count) + plain[found.end() :]
+    if re.search(r"[^EtmL|]", plain) or "t" not in plain:
+        raise ExportError(f"{text!r} is no pipeline layout", hint="write stages like Et*2|t*3|t*2,L")
+    return tuple(stage.count("t") for stage in plain.split("|"))
+
+
+def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    if facts.zero == 0:
+        return
+    yield "--use-distributed-optimizer", True
+    if facts.zero in _SHARDING:
+        yield "--use-megatron-fsdp", True
+        yield "--data-parallel-sharding-strategy", _SHARDING[facts.zero]
+        yield "--ckpt-format", "fsdp_dtensor"
+        yield "--no-gradient-accumulation-fusion", True
+        if facts.pp > 1:
+            lost.append(f"ZeRO {facts.zero} in a pipeline: check that your version of Megatron's FSDP runs in one")
+    if facts.sharded not in (0, facts.dp):
+        lost.append(
+            f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices; Megatron-LM shares over all of them"
+        )
+
+
+def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    found = facts.flavours
+    if set(found) == {Recompute.NONE}:
+        return
+    if set(found) == {Recompute.SELECTIVE}:
+        yield "--recompute-granularity", "selective"
+        lost.append("selective recompute by op: Megatron-LM recomputes its core attention")
+        return
+    if set(found) == {Recompute.FULL}:
+        yield "--recompute-granularity", "full"
+        yield "--recompute-method", "uniform"
+        yield "--recompute-num-layers", 1
+        return
+    # The block method recomputes the first layers of every stage, the same number in each.
+    counts = [sum(flavour is Recompute.FULL for flavour in stage) for stage in facts.recompute]
+    if not any(counts):
+        yield "--recompute-granularity", "selective"
+        lost.append(f"selective recompute in {found[Recompute.SELECTIVE]} of {found.total()} layers; exported for all")
+        return
+    yield "--recompute-granularity", "full"
+    yield "--recompute-method", "block"
+    yield "--recompute-num-layers", max(counts)
+    by_stage = ", ".join(
+        " ".join(f"{flavour}*{len(list(run))}" for flavour, run in groupby(s)) for s in facts.recompute
+    )
+    lost.append(
+        f"recompute by layer ({by_stage} per stage); the first {max(counts)} layers of every stage are recomputed"
+    )
+
+
+def _precision(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    name = facts.plan.job.precision
+    if name in ("mixed", "fsdp"):
+        yield "--bf16", True
+    elif name == "megatron-fp16":
+        yield "--fp16", True
+    elif name != "fp32":
+        lost.append(f"precision {name!r}")
+
+
+def _sizes(sizes: Sizes | None, lost: list[str]) -> Iterable[Argument]:
+    if sizes is None:
+        lost.append("sizes of the model: it is no decoder of known sizes; add --num-layers, --hidden-size and the like")
+        return
+    if sizes.family not in _FAMILIES:
+        lost.append(f"what is special about {sizes.family} layers: check activation, biases, norms and size of heads")
+    yield "--num-layers", sizes.layers
+    yield "--hidden-size", sizes.hidden
+    yield "--num-attention-heads", sizes.heads
+    yield "--seq-length", sizes.seq
+    yield "--max-position-embeddings", sizes.seq
+    yield "--vocab-size", sizes.vocab
+    yield "--ffn-hidden-size", sizes.ffn
+    if sizes.kv_heads != sizes.heads:
+        yield "--group-query-attention", True
+        yield "--num-query-groups", sizes.kv_heads
+    if sizes.family != "gpt":
+        yield "--swiglu", True
+        yield "--normalization", "RMSNorm"
+        yield "--position-embedding-type", "rope"
+        yield "--disable-bias-linear", True
+    if not sizes.tied:
+        yield "--untie-embeddings-and-output-weights", True
+    if sizes.experts:
+        yield "--num-experts", sizes.experts
+        yield "--moe-router-topk", sizes.top_k
+        yield "--moe-ffn-hidden-size", sizes.ffn
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments as they stand in a file.
+
+    Attributes:
+        values: Values by name, with the dashes; True for a flag without one.
+    """
+
+    values: dict[str, str | bool]
+
+    def whole(self, name: str, default: int | None = None) -> int | None:
+        """Return a whole number from 1 on.
+
+        Raises:
+            ExportError: If it is none.
+        """
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not (isinstance(value, str) and value.isdecimal() and int(value) > 0):
+            raise ExportError(f"{name} is followed by {value!r}", hint="write a whole number above 0")
+        return int(value)
+
+
+def parse(text: str) -> Arguments:
+    """Return the arguments of a file: of a shell script, or one per line; `#` starts a comment.
+
+    Raises:
+        ExportError: If quotes are not closed or there are no arguments.
+
+    >>> parse("--bf16 --num-layers 4 # all of them").values
+    {'--bf16': True, '--num-layers': '4'}
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ExportError(f"the arguments cannot be read: {error}", hint="close the quotes") from None
+    values: dict[str, str | bool] = {}
+    name = ""
+    for word in words:
+        # MODEL_ARGS=(--num-layers 4 ...) and MODEL_ARGS="--num-layers 4 ..." are how scripts keep them.
+        for part in _unpacked(word):
+            if part.startswith("--"):
+                name, separator, value = part.partition("=")
+                values[name] = value if separator else True
+            elif name and values[name] is True:
+                values[name] = part
+    if not values:
+        raise ExportError("there are no arguments", hint="give a file with --tensor-model-parallel-size and the like")
+    return Arguments(values)
+
+
+def _unpacked(word: str) -> list[str]:
+    _, separator, inside = word.partition("=")
+    if separator and not word.startswith("-") and inside.lstrip("(").startswith("--"):
+        return [part.strip("()") for part in shlex.split(inside)]
+    return [word.strip("()")] if word.strip("()") else []

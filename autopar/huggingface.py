@@ -1,0 +1,185 @@
+"""Hugging Face configurations as ONNX models: a local `config.json`, no weights, no network."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import ModelError
+from autopar.plan import write_atomically
+from autopar.torch_export import check_installed, to_onnx
+
+if TYPE_CHECKING:
+    import onnx
+
+_NEEDED = ("torch", "onnxscript", "transformers")
+_VERSION = 1
+"""Of what is done to a model on the way; a new one makes cached files useless."""
+_SAMPLES = 2
+_LONGEST = 4096
+"""Tokens per sequence unless said otherwise, if the model takes as many."""
+_LARGE = 1 << 22
+"""Elements from which on a tensor is made without memory."""
+_ATTENTION = "autopar"
+SETTINGS = ("seq",)
+"""What `--set` may name on such a model."""
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """Return a configuration.
+
+    Args:
+        source: A `config.json`, or a folder with one.
+
+    Raises:
+        ModelError: If it is not there, no JSON, or not of a model.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be read: {error.strerror}", hint="give hf:FOLDER or hf:config.json on this machine"
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"{path} is no JSON: {error}", hint="download the config.json of the model again") from None
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelError(f"{path} has no model_type", hint="give the config.json of a transformers model")
+    return config
+
+
+def default_seq(config: Mapping[str, Any]) -> int:
+    """Return the tokens per sequence a model is exported with if nobody says."""
+    return min(_LONGEST, int(config.get("max_position_embeddings") or config.get("n_positions") or _LONGEST))
+
+
+def build(source: str | Path, settings: Mapping[str, int], cache_dir: Path | None = None) -> "Path | onnx.ModelProto":
+    """Return the ONNX model of a configuration: a file of the cache, written when it is first asked for.
+
+    Args:
+        source: A `config.json`, or a folder with one.
+        settings: `seq`: tokens per sequence.
+        cache_dir: Folder of the cache; None to keep nothing and return the model itself.
+
+    Raises:
+        ModelError: If the configuration is wrong, its family unknown, or a package missing.
+    """
+    config = read_config(source)
+    for name, value in settings.items():
+        if name not in SETTINGS or value < 1:
+            raise ModelError(
+                f"{name}={value} cannot be set on a Hugging Face model", hint="--set seq=2048, tokens per sequence"
+            )
+    check_installed(_NEEDED)
+    seq = settings.get("seq") or default_seq(config)
+    if cache_dir is None:
+        return _model(config, seq)
+    made_by = [_VERSION, seq, *(version(name) for name in _NEEDED)]
+    key = hashlib.sha256(json.dumps([config, made_by], sort_keys=True).encode()).hexdigest()[:16]
+    path = cache_dir / "huggingface" / f"{config['model_type']}-{key}.onnx"
+    if not path.exists():
+        write_atomically(path, _model(config, seq).SerializeToString(deterministic=True))
+    return path
+
+
+def _model(config: dict[str, Any], seq: int) -> "onnx.ModelProto":
+    module = _module(config)
+    return to_onnx(module, _inputs(module, seq))
+
+
+def _module(config: dict[str, Any]) -> Any:
+    """Return the model without memory for its large weights."""
+    import transformers
+
+    try:
+        known = transformers.AutoConfig.for_model(**config)
+    except ValueError as error:
+        raise ModelError(
+            f"transformers {transformers.__version__} does not know models of type {config['model_type']!r}",
+            hint="pip install -U transformers, or export the module with autopar.from_torch",
+        ) from error
+    _register()
+    known.use_cache = False
+    known._attn_implementation = _ATTENTION
+    if any(getattr(known, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
+        known._experts_implementation = "batched_mm"  # the only one that can be traced
+    names = config.get("architectures") or []
+    kind = getattr(transformers, names[0], None) if names else None
+    with _without_memory():
+        if kind is not None:
+            return kind(known)
+        return transformers.AutoModelForCausalLM.from_config(known, attn_implementation=_ATTENTION)
+
+
+def _inputs(module: Any, seq: int) -> dict[str, Any]:
+    """Return example inputs for a model.
+
+    Raises:
+        ModelError: If it takes neither tokens nor images.
+    """
+    import torch
+
+    name, config = module.main_input_name, module.config
+    if name == "pixel_values":
+        size = config.image_size
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        return {name: torch.zeros(_SAMPLES, config.num_channels, height, width)}
+    if name != "input_ids":
+        raise ModelError(
+            f"{type(module).__name__} takes {name}, for which there is no example",
+            hint="export the module with autopar.from_torch(module, inputs, 'model.onnx')",
+        )
+    tokens = torch.ones(_SAMPLES, seq, dtype=torch.int64)
+    return {name: tokens, "decoder_input_ids": tokens} if config.is_encoder_decoder else {name: tokens}
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Make large tensors on the `meta` device, and small ones, such as tables of frequencies, as they are."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    factories = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+
+    class Large(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if func in factories and kwargs.get("device") is None:
+                sizes = args[0] if args and isinstance(args[0], (tuple, list)) else args
+                if prod(size for size in sizes if isinstance(size, int)) >= _LARGE:
+                    kwargs["device"] = "meta"
+            return func(*args, **kwargs)
+
+    with Large():
+        yield
+
+
+def _register() -> None:
+    """Teach transformers an attention that is exported as one op; grouped heads and causal masks stay attributes."""
+    import torch
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    def attention(
+        module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float | None = None, **others: Any
+    ) -> tuple[Any, None]:
+        causal = others.get("is_causal")
+        result = torch.nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            scale=scaling,
+            is_causal=mask is None and bool(getattr(module, "is_causal", False) if causal is None else causal),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return result.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(_ATTENTION, attention)
+    AttentionMaskInterface.register(_ATTENTION, lambda *args, **kwargs: None)

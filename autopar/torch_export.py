@@ -1,0 +1,186 @@
+"""PyTorch modules as ONNX models without their weights.
+
+The module is copied with stand-ins for its parameters: tensors of the right shape whose elements all lie in one place
+in memory. PyTorch's exporter traces the copy without computing anything, and the file names each weight and where its
+data would be, but holds none. So the model may be of any size, on any device, also `meta`.
+"""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import ModelError
+from autopar.plan import write_atomically
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET = 23
+"""The first with Attention, RMSNormalization and RotaryEmbedding as ops, which the planner knows as one kernel each."""
+TRANSPOSED = ".T"
+"""End of the name of a weight that is [in, out] in the graph where the module has [out, in]."""
+_NEEDED = ("torch", "onnxscript")
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+def check_installed(packages: Sequence[str] = _NEEDED) -> None:
+    """Refuse to go on without PyTorch and what its exporter needs.
+
+    Raises:
+        ModelError: If a package is missing.
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ModelError(
+            f"reading PyTorch models needs {', '.join(missing)}, which is not installed",
+            hint='pip install "autopar[torch]"',
+        )
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Sequence[Any] | Mapping[str, Any],
+    path: str | Path,
+) -> Path:
+    """Write a PyTorch module to an ONNX file without weights, and return the file's path.
+
+    The module is left as it is; its parameters may be on any device, also `meta`. Dim 0 of the inputs is the batch,
+    which the planner changes; give 2 samples, so that it can be told from dims of size 1.
+
+    Args:
+        module: A `torch.nn.Module`; its first result is what the loss is computed from.
+        example_inputs: Positional arguments, or keyword arguments by name.
+        path: The `.onnx` file to write. `autopar.solve` takes it as the model.
+
+    Raises:
+        ModelError: If PyTorch is not installed, or cannot export the module.
+        PlanError: If the file cannot be written.
+    """
+    model = to_onnx(module, example_inputs)
+    path = Path(path)
+    write_atomically(path, model.SerializeToString(deterministic=True))
+    return path
+
+
+def to_onnx(module: Any, example_inputs: Sequence[Any] | Mapping[str, Any]) -> "onnx.ModelProto":
+    """Return a PyTorch module as an ONNX model without weights; arguments and errors as of `from_torch`."""
+    check_installed()
+    named = isinstance(example_inputs, Mapping)
+    args = () if named else tuple(example_inputs)
+    kwargs = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
+    program = _exported(_without_weights(module).eval(), args, kwargs)
+    model = program.model
+    weights = _take_weights(model)
+    with _quiet():
+        program.optimize()
+    _turn_weights(model)
+    _give_weights(model, weights)
+    import onnx_ir
+
+    proto: onnx.ModelProto = onnx_ir.to_proto(model)
+    proto.graph.name = type(module).__name__
+    return proto
+
+
+def _without_weights(module: Any) -> Any:
+    """Return a copy whose parameters take no memory; buffers without data get numbers between 0 and 1."""
+    import torch
+
+    stand_ins: dict[int, Any] = {}
+    for parameter in module.parameters():
+        one = torch.zeros((1,) * parameter.ndim, dtype=parameter.dtype)
+        stand_ins[id(parameter)] = torch.nn.Parameter(one.expand(parameter.shape), requires_grad=False)
+    for buffer in module.buffers():
+        if buffer.is_meta:
+            line = torch.linspace(0, 1, max(1, buffer.numel())).reshape(buffer.shape)
+            stand_ins[id(buffer)] = line.to(buffer.dtype)
+    return copy.deepcopy(module, stand_ins)
+
+
+def _exported(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    import torch
+
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                module, args, kwargs=kwargs, dynamo=True, opset_version=OPSET, verbose=False, optimize=False
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            reason = str(error.__cause__ or error).strip().splitlines()[0]
+            raise ModelError(
+                f"PyTorch cannot export {type(module).__name__} to ONNX: {reason}",
+                hint="torch.onnx.export(..., dynamo=True, report=True) says more",
+            ) from error
+    assert program is not None, "the exporter returns a program unless it is given a file"
+    return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks about optional packages and future versions to itself."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _take_weights(model: Any) -> list[Any]:
+    """Make inputs of the parameters and return them: what an optimizer does not know, it neither folds nor merges."""
+    weights = [value for value in model.graph.initializers.values() if value.metadata_props.get(_KIND) == "PARAMETER"]
+    for value in weights:
+        del model.graph.initializers[value.name]
+        value.const_value = None
+        model.graph.inputs.append(value)
+    return weights
+
+
+def _turn_weights(model: Any) -> None:
+    """Turn round weights that are only ever read so: the transpose of a weight that is kept like that is no work."""
+    weights = set(model.graph.inputs)
+    for node in list(model.graph):
+        if node.op_type != "Transpose" or node.inputs[0] not in weights:
+            continue
+        weight = node.inputs[0]
+        order = node.attributes.get("perm")
+        if len(weight.shape) != 2 or len(weight.uses()) > 1 or (order and list(order.value) != [1, 0]):
+            continue
+        node.outputs[0].replace_all_uses_with(weight)
+        model.graph.remove(node)
+        weight.shape = type(weight.shape)(reversed(list(weight.shape)))
+        weight.name += TRANSPOSED
+
+
+def _give_weights(model: Any, weights: list[Any]) -> None:
+    """Make initializers of the parameters again, with data in a file that is not there; drop the traces of nodes."""
+    import onnx_ir
+
+    for weight in weights:
+        model.graph.inputs.remove(weight)
+        if not weight.uses():
+            continue
+        weight.const_value = onnx_ir.ExternalTensor(
+            "weights.bin",
+            0,
+            weight.dtype.itemsize * prod(weight.shape),
+            weight.dtype,
+            shape=weight.shape,
+            name=weight.name,
+        )
+        weight.metadata_props[_KIND] = "PARAMETER"
+        model.graph.initializers[weight.name] = weight
+    for node in model.graph:
+        node.metadata_props.clear()
+        for output in node.outputs:
+            output.metadata_props.clear()
+    model.metadata_props.clear()

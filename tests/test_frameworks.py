@@ -1,0 +1,445 @@
+"""Plans in the words of frameworks: what is written is documented there, says what the plan says, names the rest."""
+
+import json
+import shlex
+import tomllib
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import autopar
+from autopar.cli import main
+from autopar.degrees import Degrees
+from autopar.errors import ExportError
+from autopar.frameworks import facts, known, megatron, targets
+from autopar.frameworks.configurations import read_configuration
+from autopar.frameworks.jax import partition_spec
+from autopar.frameworks.onnx_devices import LOST, sharding_spec
+from autopar.plan import Plan, StagePlan
+from autopar.sharding import Mesh, Replicate, Shard
+from autopar.workload import open_plan
+
+# Sizes at which what Megatron does is what pays; a model without weights is small whatever its sizes.
+LLAMA = {"num_layers": 4}
+MIXTRAL = {"num_layers": 4}
+
+
+def planned(model: str, dims: dict[str, int], cache_dir: Path, **degrees: Any) -> Plan:
+    """Return a plan by degrees of a small model."""
+    stated = Degrees(**{"global_batch": 16, **degrees})
+    return autopar.predict(model, stated, dims=dims, cache_dir=cache_dir).plan
+
+
+@pytest.fixture(scope="module")
+def hybrid(cache_dir: Path) -> Plan:
+    """A plan with every word Megatron has for a dense model; stages of 1 and 3 layers."""
+    return planned(
+        "zoo:llama3-8b", LLAMA, cache_dir,
+        dp=2, tp=2, pp=2, zero=1, sequence_parallel=True, recompute="full", layers=(1, 3),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sharded(cache_dir: Path) -> Plan:
+    """A plan that shares parameters over all devices."""
+    return planned("zoo:llama3-8b", LLAMA, cache_dir, dp=8, zero=3, recompute="selective")
+
+
+@pytest.fixture(scope="module")
+def expert(cache_dir: Path) -> Plan:
+    """A plan with expert parallelism."""
+    return planned("zoo:mixtral-8x7b", MIXTRAL, cache_dir, dp=4, ep=2, zero=1)
+
+
+def arguments(plan: Plan) -> dict[str, str | bool]:
+    """Return the Megatron arguments of a plan."""
+    return megatron.parse(plan.export("megatron").text).values
+
+
+def values(plan: Plan) -> dict[str, str]:
+    """Return the NeMo values of a plan."""
+    lines = plan.export("nemo").text.splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def test_megatron_gets_the_degrees(hybrid: Plan) -> None:
+    """Tensor, pipeline and data parallelism, uneven stages, ZeRO, recompute, batch and sizes."""
+    found = arguments(hybrid)
+
+    assert found["--tensor-model-parallel-size"] == "2"
+    assert found["--pipeline-model-parallel-size"] == "2"
+    assert found["--pipeline-model-parallel-layout"] == "Et*1|t*3,L"
+    assert found["--sequence-parallel"] is True
+    assert found["--use-distributed-optimizer"] is True
+    assert found["--recompute-granularity"] == "full"
+    assert (found["--micro-batch-size"], found["--global-batch-size"]) == ("1", "16")
+    assert (found["--num-layers"], found["--num-query-groups"], found["--ffn-hidden-size"]) == ("4", "8", "14336")
+    assert hybrid.export("megatron").lost == ()
+
+
+def test_experts_are_data_parallel_devices(expert: Plan) -> None:
+    """As in Megatron: the expert degree divides the data-parallel one."""
+    found = arguments(expert)
+
+    assert found["--expert-model-parallel-size"] == "2"
+    assert (found["--num-experts"], found["--moe-router-topk"]) == ("8", "2")
+
+
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
+def test_megatron_arguments_are_documented(name: str, request: pytest.FixtureRequest) -> None:
+    """Each is known, and followed by what it takes."""
+    for option, value in arguments(request.getfixturevalue(name)).items():
+        kind = known.MEGATRON[option]
+        assert (value is True) == (kind == "flag"), option
+        if kind == "whole":
+            assert str(value).isdecimal(), option
+
+
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
+def test_torchtitan_fields_are_documented(name: str, request: pytest.FixtureRequest) -> None:
+    """The file is TOML, with known fields in known sections."""
+    tables = tomllib.loads(request.getfixturevalue(name).export("torchtitan").text)
+
+    for section, fields in tables.items():
+        assert fields.keys() <= known.TORCHTITAN[section]
+
+
+def test_torchtitan_gets_the_degrees(hybrid: Plan) -> None:
+    """Modules of every stage, and the samples of a local batch, which a pipeline runs as microbatches."""
+    tables = tomllib.loads(hybrid.export("torchtitan").text)
+
+    parallelism = tables["parallelism"]
+    assert parallelism["tensor_parallel_degree"] == 2
+    assert parallelism["module_fqns_per_model_part"] == [
+        ["tok_embeddings", "layers.0"],
+        ["layers.1", "layers.2", "layers.3", "norm", "output"],
+    ]
+    assert tables["training"] == {"local_batch_size": 8, "global_batch_size": 16, "seq_len": 8192}
+    assert tables["activation_checkpoint"]["mode"] == "full"
+
+
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
+def test_deepspeed_keys_are_documented(name: str, request: pytest.FixtureRequest) -> None:
+    """Beside the key that stands for a comment; the batch is what DeepSpeed checks it to be."""
+    plan = request.getfixturevalue(name)
+    fields = json.loads(plan.export("deepspeed").text)
+    comment = fields.pop("autopar")
+
+    for key, value in fields.items():
+        assert (value.keys() if isinstance(value, dict) else set()) <= known.DEEPSPEED[key]
+    data_parallel = plan.job.gpus // (fields.get("tensor_parallel", {}).get("autotp_size", 1) * len(plan.stages))
+    steps = fields["train_micro_batch_size_per_gpu"] * fields["gradient_accumulation_steps"]
+    assert fields["train_batch_size"] == steps * data_parallel
+    assert comment["not expressed"] == list(plan.export("deepspeed").lost)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
+def test_nemo_values_are_documented(name: str, request: pytest.FixtureRequest) -> None:
+    """Fields of a recipe; devices are those of the plan."""
+    plan = request.getfixturevalue(name)
+    found = values(plan)
+
+    assert found.keys() <= known.NEMO
+    assert int(found["trainer.num_nodes"]) * int(found["trainer.devices"]) == plan.job.gpus
+
+
+def test_what_is_lost_is_listed(hybrid: Plan) -> None:
+    """In the file as on the record."""
+    mixed = replace(
+        hybrid, schedule="zb-h1", stages=(hybrid.stages[0], replace(hybrid.stages[1], recompute="full*2 none*2"))
+    )
+
+    exported = mixed.export("megatron")
+
+    assert any("schedule 'zb-h1'" in sentence for sentence in exported.lost)
+    assert any("recompute by layer" in sentence for sentence in exported.lost)
+    comments = " ".join(line.lstrip("# ") for line in exported.text.splitlines() if line.startswith("#"))
+    for sentence in exported.lost:
+        assert sentence in comments
+
+
+def test_zero_holds_on_data_and_context_devices(cache_dir: Path) -> None:
+    """Context-parallel devices hold the same parameters as data-parallel ones."""
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=2, cp=2, zero=1)
+
+    found = facts.read(plan, open_plan(plan).folded(plan.microbatch))
+
+    assert (found.dp, found.cp, found.zero, found.lost) == (2, 2, 1, ())
+
+
+def test_shards_inside_replicas_are_hybrid(cache_dir: Path) -> None:
+    """ZeRO over the links of a node only is torchtitan's HSDP; Megatron-LM and DeepSpeed say that they lose it."""
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4, zero=3)
+    text = plan.to_json().decode()
+    assert plan.mesh[0].size == 4
+    data = json.loads(text)
+    data["mesh"] = [{"name": "outer", "size": 2, "stride": 2}, {"name": "inner", "size": 2, "stride": 1}]
+    for block in data["blocks"]:
+        for item in [*block["states"], *block["arrivals"], *block["departures"], *block["copies"], *block["borrowed"]]:
+            item["placement"] = ("S(0)" if item["placement"] == "S(0)" and item not in block["states"] else "R") + item[
+                "placement"
+            ]
+        for op in block["ops"]:
+            kept = op["op"].endswith((".update", ".grad.sum"))
+            for side in ("inputs", "outputs"):
+                op[side] = [text and ("R" if kept or text == "R" else text) + text for text in op[side]]
+    hybrid = Plan.from_json(json.dumps(data).encode())
+
+    found = tomllib.loads(hybrid.export("torchtitan").text)["parallelism"]
+
+    assert (found["data_parallel_replicate_degree"], found["data_parallel_shard_degree"]) == (2, 2)
+    assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("megatron").lost)
+    assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("deepspeed").lost)
+
+
+def test_an_idle_axis_cannot_be_said(cache_dir: Path) -> None:
+    """Degrees would promise work that the plan does not share; placements are fine."""
+    plan = planned("zoo:mlp-xs", {}, cache_dir, dp=2)
+    doubled = json.loads(plan.to_json())
+    for block in doubled["blocks"]:
+        for item in [*block["states"], *block["arrivals"], *block["departures"], *block["copies"], *block["borrowed"]]:
+            item["placement"] += "R"
+        for op in block["ops"]:
+            op["inputs"] = [text and text + "R" for text in op["inputs"]]
+            op["outputs"] = [text and text + "R" for text in op["outputs"]]
+    doubled["mesh"] = [{"name": "dp", "size": 2, "stride": 2}, {"name": "spare", "size": 2, "stride": 1}]
+    doubled["stages"][0]["devices"] = [0, 4]
+    wasteful = Plan.from_json(json.dumps(doubled).encode())
+
+    with pytest.raises(ExportError, match="'spare' do the same work"):
+        wasteful.export("megatron")
+    assert "'spare'" in wasteful.export("jax").text
+
+
+@pytest.mark.parametrize("target", ["megatron", "nemo"])
+def test_plans_for_inference_are_no_training_jobs(target: str, cache_dir: Path) -> None:
+    """One clear error."""
+    plan = autopar.predict(
+        "zoo:mlp-xs", Degrees(dp=2, schedule="forward-only", global_batch=4), mode="infer", cache_dir=cache_dir
+    ).plan
+
+    with pytest.raises(ExportError, match="for inference"):
+        plan.export(target)
+
+
+def test_a_partition_spec_names_axes_by_dim() -> None:
+    """Major axis first where a dim is split twice; trailing dims that are whole are left out."""
+    axes = Mesh.of(a=2, b=2, c=2).axes
+
+    assert partition_spec((Shard(1), Shard(1), Replicate()), axes, 3) == "P(None, ('a', 'b'))"
+    assert partition_spec((Replicate(), Replicate(), Replicate()), axes, 3) == "P()"
+
+
+@pytest.mark.parametrize("placements", ["S(0)S(1)", "S(1)R", "RS(0)", "RR", "S(0)S(0)", "S(0/2)R"])
+def test_onnx_sharding_specs_place_the_blocks(placements: str) -> None:
+    """A reader of ONNX's rules finds on every device the block that the plan puts there."""
+    from autopar.sharding import parse_placements
+
+    mesh, shape = Mesh.of(outer=2, inner=2), (8, 4)
+    parsed = parse_placements(placements)
+    spec = sharding_spec("x", shape, parsed, mesh, first=4)
+
+    rows = np.arange(prod(shape)).reshape(shape)
+    held = _blocks(spec, rows)
+
+    for device in range(4):
+        expected = rows
+        for placement, place in zip(parsed, divmod(device, 2), strict=True):
+            if isinstance(placement, Shard):
+                parts = np.split(expected, placement.chunks, axis=placement.dim)
+                expected = np.concatenate([np.split(p, 2, axis=placement.dim)[place] for p in parts], placement.dim)
+        np.testing.assert_array_equal(held[4 + device], expected)
+
+
+def _blocks(spec: onnx.ShardingSpecProto, rows: Any) -> dict[int, Any]:
+    """Return what each device holds, by the definition of `ShardingSpecProto`."""
+    pieces = [rows]
+    for dim in spec.sharded_dim:
+        factors = [(item.dim_value, item.num_shards) for item in dim.simple_sharding]
+        chunks = prod(size for size, shards in factors if shards == 1)
+        (shards,) = [shards for _, shards in factors if shards > 1]
+        cut = []
+        for piece in pieces:
+            parts = np.split(piece, chunks if len(factors) > 1 else 1, axis=dim.axis)
+            columns = [np.split(part, shards, axis=dim.axis) for part in parts]
+            cut += [np.concatenate([column[i] for column in columns], axis=dim.axis) for i in range(shards)]
+        pieces = cut
+    groups = {entry.key: list(entry.value) for entry in spec.index_to_device_group_map}
+    return {device: piece for key, piece in zip(spec.device, pieces, strict=True) for device in groups.get(key, [key])}
+
+
+def test_the_onnx_file_carries_the_plan(hybrid: Plan) -> None:
+    """Stages in order, a spec for every MatMul, and the file still loads as the model it was."""
+    model = onnx.load_from_string(hybrid.export("onnx").data)
+
+    assert model.ir_version >= 11
+    assert [(item.name, item.num_devices) for item in model.configuration] == [("autopar", 8)]
+    placed = [node for node in model.graph.node if node.device_configurations]
+    stages = [node.device_configurations[0].pipeline_stage for node in placed]
+    assert set(stages) == {0, 1}
+    for node in model.graph.node:
+        if node.op_type == "MatMul":
+            (configuration,) = node.device_configurations
+            assert {spec.tensor_name for spec in configuration.sharding_spec} >= set(node.input)
+    assert any(entry.key == LOST for entry in model.metadata_props)
+
+
+def test_onnx_accepts_the_file(hybrid: Plan) -> None:
+    """Its own checker, once weights that are not there have become inputs."""
+    model = onnx.load_from_string(hybrid.export("onnx").data)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    kept = [item for item in model.graph.initializer if item.data_location != onnx.TensorProto.EXTERNAL]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+
+    onnx.checker.check_model(model, full_check=True)
+
+
+def test_every_target_writes_a_file(hybrid: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the command line, with what is lost on standard error; a wrong name lists the right ones."""
+    hybrid.save(tmp_path / "plan.json")
+    command = ["export", str(tmp_path / "plan.json"), "-o", str(tmp_path), "--no-cache", "--to"]
+
+    for target in targets():
+        assert main([*command, target]) == 0
+
+    assert "not expressed:" in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1 + len(targets())
+    assert main([*command, "keras"]) == 2
+    assert "choose megatron, torchtitan" in capsys.readouterr().err
+
+
+# Configurations as plans.
+
+
+@pytest.mark.parametrize("name", ["hybrid", "sharded", "expert"])
+def test_megatron_arguments_come_back(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Exported and imported, a plan by degrees is the same plan."""
+    plan = request.getfixturevalue(name)
+    (tmp_path / "args").write_text(plan.export("megatron").text)
+
+    found = read_configuration(tmp_path / "args", "megatron", gpus=plan.job.gpus)
+
+    again = autopar.predict(found.model, found.degrees, dims=found.dims).plan
+    assert found.ignored == ()
+    assert (again.summary, again.stages, again.blocks) == (plan.summary, plan.stages, plan.blocks)
+
+
+def test_torchtitan_fields_come_back(hybrid: Plan, tmp_path: Path) -> None:
+    """But for ZeRO 1, which torchtitan has no word for."""
+    (tmp_path / "job.toml").write_text(hybrid.export("torchtitan").text)
+
+    found = read_configuration(tmp_path / "job.toml", "torchtitan", gpus=8, model="zoo:llama3-8b")
+
+    assert found.degrees == Degrees(
+        dp=2, tp=2, pp=2, zero=2, sequence_parallel=True, recompute="full", layers=(1, 3), global_batch=16
+    )
+
+
+def test_deepspeed_keys_come_back(cache_dir: Path, tmp_path: Path) -> None:
+    """Data parallelism with ZeRO 2."""
+    plan = planned("zoo:mlp-xs", {}, cache_dir, dp=4, zero=2, microbatch=2)
+    (tmp_path / "ds.json").write_text(plan.export("deepspeed").text)
+
+    found = read_configuration(tmp_path / "ds.json", "deepspeed", gpus=4, model="zoo:mlp-xs")
+
+    assert found.degrees == Degrees(dp=4, zero=2, microbatch=2, global_batch=16)
+    assert found.ignored == ()
+
+
+SCRIPT = r"""
+#!/bin/bash
+DISTRIBUTED_ARGS=(
+    --nproc_per_node 8
+    --nnodes 2   # two machines
+)
+MODEL_ARGS="--num-layers 8 --hidden-size=64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32"
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
+    $MODEL_ARGS --tensor-model-parallel-size 2 \
+    --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 \
+    --micro-batch-size 2 --global-batch-size 64 --lr 1e-4 --fp16
+"""
+
+
+def test_megatron_scripts_are_read(tmp_path: Path) -> None:
+    """As people write them: arrays, strings, continued lines, comments; what has no meaning here is listed."""
+    (tmp_path / "train.sh").write_text(SCRIPT)
+
+    found = read_configuration(tmp_path / "train.sh", "megatron")
+
+    assert found.degrees == Degrees(dp=4, tp=2, pp=2, interleave=2, microbatch=2, global_batch=64)
+    assert found.dims["num_layers"] == 8
+    assert (found.precision, found.ignored) == ("megatron-fp16", ("--lr 1e-4",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no arguments"),
+        ("--num-layers four --tensor-model-parallel-size 1", "--num-layers is followed by 'four'"),
+        ("--tensor-model-parallel-size 3", "8 devices are not divisible"),
+        ("--num-layers 4", "sizes of the model are not stated: --hidden-size"),
+        ("--pipeline-model-parallel-layout Etx|t", "no pipeline layout"),
+        ("--lr '1", "cannot be read"),
+        ("--recompute-granularity half", "half is not known"),
+    ],
+)
+def test_wrong_arguments_get_one_error(text: str, message: str, tmp_path: Path) -> None:
+    """It names the argument."""
+    (tmp_path / "args").write_text(text)
+
+    with pytest.raises(ExportError, match=message):
+        read_configuration(tmp_path / "args", "megatron", gpus=8)
+
+
+def test_imported_from_the_command_line(hybrid: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints what was understood and ignored, then the prediction; writes the plan."""
+    (tmp_path / "args").write_text(hybrid.export("megatron").text + "--clip-grad 1.0\n")
+    command = ["import", str(tmp_path / "args"), "--from", "megatron", "--gpus", "8", "--no-cache"]
+
+    assert main([*command, "-o", str(tmp_path / "plan.json")]) == 0
+
+    captured = capsys.readouterr()
+    assert "understood: --tensor-model-parallel-size 2" in captured.err
+    assert "ignored: --clip-grad 1.0" in captured.err
+    assert "full recompute" in captured.out
+    assert Plan.load(tmp_path / "plan.json").blocks == hybrid.blocks
+    assert main([*command[:-3], "--no-cache"]) == 2
+    assert "give --gpus N" in capsys.readouterr().err
+
+
+def test_a_layout_reads_as_it_is_written() -> None:
+    """Stages without a layer, too."""
+    for layers in ((2, 3, 1), (0, 4), (4, 0), (1, 1, 1, 1)):
+        assert megatron.parse_layout(shlex.split(megatron.layout(layers))[0]) == layers
+
+
+def test_stages_may_share_devices(cache_dir: Path) -> None:
+    """Interleaved stages are groups of devices times stages per group."""
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, pp=2, interleave=2)
+
+    found = arguments(plan)
+
+    assert isinstance(plan.stages[0], StagePlan)
+    assert found["--pipeline-model-parallel-size"] == "2"
+    assert found["--num-virtual-stages-per-pipeline-rank"] == "2"
+
+
+def test_sizes_of_hugging_face_decoders() -> None:
+    """In the words of most configurations, and in GPT-2's; other models state none."""
+    llama = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96,
+        "num_key_value_heads": 2, "intermediate_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 32,
+    }  # fmt: skip
+    gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 96, "n_positions": 32}
+
+    assert facts.config_sizes(llama, {}) == facts.Sizes(2, 64, 4, 2, 128, 32, 96, family="llama")
+    assert facts.config_sizes(gpt2, {"seq": 8}) == facts.Sizes(2, 64, 4, 4, 256, 8, 96, family="gpt", tied=True)
+    assert facts.config_sizes({"model_type": "vit", "hidden_size": 64}, {}) is None

@@ -1,0 +1,198 @@
+"""PyTorch modules and Hugging Face configurations as models."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autopar
+from autopar import huggingface, torch_export
+from autopar.cli import main
+from autopar.errors import ModelError
+from autopar.execute import run_graph
+from autopar.ir.blocks import block_kinds, find_blocks
+from autopar.ir.graph import Graph
+from autopar.onnx import load
+from autopar.workload import open_workload
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None,
+    reason="needs torch and transformers",
+)
+LAYERS, SEQ, VOCAB = 3, 16, 96
+DECODER = {
+    "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "intermediate_size": 64, "max_position_embeddings": SEQ, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": SEQ}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"], **DECODER, "num_key_value_heads": 2},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], **DECODER, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "gpt2": {"architectures": ["GPT2LMHeadModel"], **GPT2, "bos_token_id": 0, "eos_token_id": 0},
+    "bert": {"architectures": ["BertForMaskedLM"], **DECODER},
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], **DECODER, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "num_key_value_heads": 2,
+    },
+    "vit": {"architectures": ["ViTForImageClassification"], **DECODER, "image_size": 32, "patch_size": 8},
+}  # fmt: skip
+
+
+def written(name: str, folder: Path) -> Path:
+    """Write a configuration and return its folder."""
+    (folder / "config.json").write_text(json.dumps({"model_type": name, **CONFIGS[name]}))
+    return folder
+
+
+def test_without_torch_there_is_one_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It says what to install."""
+    monkeypatch.setattr(torch_export, "find_spec", lambda name: None)
+
+    with pytest.raises(ModelError, match=r"autopar\[torch\]"):
+        open_workload(f"hf:{written('llama', tmp_path)}")
+    with pytest.raises(ModelError, match="needs torch, onnxscript"):
+        autopar.from_torch(None, (), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read"), ("{", "is no JSON"), ("[]", "no model_type"), ('{"hidden_size": 4}', "no model_type")],
+)
+def test_a_wrong_configuration_gets_one_error(content: str | None, message: str, tmp_path: Path) -> None:
+    """Before anything is imported."""
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+
+    with pytest.raises(ModelError, match=message):
+        open_workload(f"hf:{tmp_path}")
+
+
+def test_only_the_sequence_can_be_set(tmp_path: Path) -> None:
+    """Everything else stands in the configuration."""
+    with pytest.raises(ModelError, match="heads=8 cannot be set"):
+        open_workload(f"hf:{written('llama', tmp_path)}", dims={"heads": 8})
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations_become_models(name: str, tmp_path: Path) -> None:
+    """With the parameters that transformers counts, equal layers, and another batch than the exported one."""
+    import transformers
+
+    graph = find_blocks(open_workload(f"hf:{written(name, tmp_path)}", cache_dir=tmp_path).forward(4))
+
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    model = getattr(transformers, CONFIGS[name]["architectures"][0])(config)
+    assert graph.num_parameters == model.num_parameters()
+    kinds = block_kinds(graph)
+    assert [kinds.count(kind) for kind in dict.fromkeys(kinds)].count(LAYERS) == 1
+    assert sum(op.kind == "Attention" for op in graph.ops) == LAYERS
+    assert graph.values[graph.outputs[0]].shape[0] == 4
+
+
+def _run(graph: Graph, module: Any, data: np.ndarray[Any, Any]) -> Any:
+    """Return the output of a graph with the weights of a module."""
+    weights = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+    given: dict[str, Any] = {graph.inputs[0]: data}
+    for state in graph.states:
+        name = state.input.removesuffix(torch_export.TRANSPOSED)
+        given[state.input] = weights[name].T if name != state.input else weights[name]
+    return run_graph(graph, given)[graph.outputs[0]]
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
+def test_exported_models_compute_the_same(name: str, tmp_path: Path) -> None:
+    """With the module's weights under the names that the file gives them: attention, rotations, grouped heads."""
+    import torch
+    import transformers
+
+    graph = open_workload(f"hf:{written(name, tmp_path)}", cache_dir=tmp_path).forward(2)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    module = getattr(transformers, CONFIGS[name]["architectures"][0])(config).eval()
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (2, SEQ))
+
+    found = _run(graph, module, tokens)
+
+    with torch.no_grad():
+        expected = module(input_ids=torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+
+
+@needs_torch
+@pytest.mark.slow
+def test_modules_become_models(tmp_path: Path) -> None:
+    """On the meta device, too large for any memory; the module is left as it was, and the file is small."""
+    import torch
+
+    with torch.device("meta"):
+        module = torch.nn.Sequential(torch.nn.Linear(1 << 20, 1 << 20), torch.nn.ReLU(), torch.nn.Linear(1 << 20, 8))
+
+    path = autopar.from_torch(module, (torch.zeros(2, 1 << 20),), tmp_path / "model.onnx")
+
+    graph = load(path, batch=8)
+    assert graph.num_parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert path.stat().st_size < 10_000
+    assert all(parameter.is_meta for parameter in module.parameters())
+
+
+@needs_torch
+@pytest.mark.slow
+def test_what_cannot_be_traced_gets_one_error(tmp_path: Path) -> None:
+    """Control flow that depends on data."""
+    import torch
+
+    class Branch(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ModelError, match="cannot export Branch"):
+        autopar.from_torch(Branch(), (torch.zeros(2, 2),), tmp_path / "model.onnx")
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_configuration_is_planned_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`hf:` wherever a model is accepted; the second command finds the file of the first in the cache."""
+    source = f"hf:{written('llama', tmp_path)}"
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+
+    command = ["predict", source, "--dp", "2", "--global-batch", "4", "--set", "seq=8", "-o", str(tmp_path / "out")]
+    assert main([*command, *cache]) == 0
+    (file,) = (tmp_path / "cache" / "huggingface").iterdir()
+    made = file.stat().st_mtime_ns
+    for target in ("megatron", "pytorch"):
+        assert main(["export", str(tmp_path / "out" / "plan.json"), "--to", target, *cache]) == 0
+    assert file.stat().st_mtime_ns == made
+
+    text = capsys.readouterr().out
+    assert "--num-layers 3" in text
+    assert "--seq-length 8" in text
+    assert "'model.layers.0.self_attn.q_proj.weight': ((32, 32), (None,))" in text
+
+
+@needs_torch
+@pytest.mark.slow
+def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
+    """So that a plan still fits its model when the cache was emptied, or without one."""
+    first, second = (tmp_path / "1", tmp_path / "2")
+    source = written("llama", tmp_path)
+
+    files = [huggingface.build(source, {}, folder) for folder in (first, second)]
+    kept = huggingface.build(source, {})
+
+    assert isinstance(files[0], Path)
+    assert isinstance(files[1], Path)
+    assert not isinstance(kept, Path)
+    assert files[0].read_bytes() == files[1].read_bytes() == kept.SerializeToString(deterministic=True)
+
+
+def test_the_sequence_is_as_long_as_the_model_takes() -> None:
+    """Up to 4096 tokens, unless it is set."""
+    assert huggingface.default_seq({"max_position_embeddings": 131072}) == 4096
+    assert huggingface.default_seq({"n_positions": 1024}) == 1024
