@@ -65,6 +65,10 @@ class Outcome:
     refused: tuple[Refused, ...]
 
 
+_CLASSED = frozenset({"Gather", "MatMul", "Gemm", "Einsum", "Transpose"})
+"""Ops that read a table of classes: look-ups, and products with it."""
+
+
 class Applier:
     """Applies tactics to a state.
 
@@ -457,6 +461,7 @@ class Applier:
         """Return the parameters outside the layers that have one row or column per class, with that dim.
 
         Classes are what the loss, or the model, tells apart: an embedding that is tied to the head, or its twin.
+        What is only added, such as a table of as many positions, is none.
         """
         folded = self.topology.folded
         scored = [op.inputs[0] for op in self.topology.ops.values() if op.kind == "autopar::CrossEntropyStats"]
@@ -466,7 +471,8 @@ class Applier:
         found = []
         for parameter in folded.parameters:
             shape = parameter.value.shape
-            if folded.kinds[parameter.producer.kind].count == 1 and len(shape) == 2:
+            kinds = {self.topology.ops[key].kind for key, _ in self.topology.readers.get(parameter.value.name, ())}
+            if folded.kinds[parameter.producer.kind].count == 1 and len(shape) == 2 and kinds & _CLASSED:
                 found += [(parameter.value.name, dim) for dim, size in enumerate(shape) if size in classes][:1]
         return found
 
