@@ -159,6 +159,16 @@ def graph_network(steps: int, nodes: int = 24, edges: int = 32, width: int = 16)
     return Workload(g.name, g.model({x: ("batch", nodes, width)}), "train", {}, "mse", "adam")
 
 
+def fork() -> Workload:
+    """Return two products whose result is read by an op that needs all of it and by one that could take terms of it."""
+    g = Builder("fork")
+    h = g.op("MatMul", g.input("x", ("batch", 8)), g.parameter("w1", (8, 16)), name="h")
+    y = g.op("MatMul", h, g.parameter("w2", (16, 8)), name="y")
+    g.op("Relu", y, name="whole")
+    g.op("Neg", y, name="linear")
+    return Workload(g.name, g.model({"whole": ("batch", 8), "linear": ("batch", 8)}), "infer", {}, "auto", "adam")
+
+
 def draft(workload: Workload, mesh: Mesh, samples: int, cache_dir: Path, *, trips: int = 1) -> Draft:
     """Return a draft of a model for a number of samples in one microbatch, run a number of times."""
     folded = workload.folded(samples)

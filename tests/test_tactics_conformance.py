@@ -15,7 +15,7 @@ from autopar.sharding import Mesh
 from autopar.tactics import DataParallel, ExpertParallel, Megatron, Replicate, Shard, Tactic, ZeRO
 from autopar.workload import open_workload
 from tests.executions import TINY
-from tests.tactic_models import chain, counts, decode_step, decoder, draft, graph_network, unet
+from tests.tactic_models import chain, counts, decode_step, decoder, draft, fork, graph_network, unet
 
 B, M, Z2, Z3 = DataParallel("b"), Megatron("m"), ZeRO(2, "b"), ZeRO(3, "b")
 EMBEDDING = Shard({"embed": 1}, "m")
@@ -79,6 +79,11 @@ X_ON_B, W1_ON_M, Z3_CHAIN = Shard({"x": 0}, "b"), Shard({"w1": 1}, "m"), Shard({
 )
 def test_two_products(schedule: tuple[Tactic, ...], expected: tuple[int, int, int, int], cache_dir: Path) -> None:
     assert counts(draft(chain(), Mesh.of(b=4, m=2), 256, cache_dir), schedule) == expected
+
+
+def test_terms_that_one_reader_needs_reduced_are_reduced_once_for_all(cache_dir: Path) -> None:
+    """Passed on to the other reader they would be reduced again behind it."""
+    assert counts(draft(fork(), Mesh.of(b=4, m=2), 256, cache_dir), (W1_ON_M,)) == (0, 1, 0, 0)
 
 
 def test_the_earlier_tactic_wins(cache_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autopar.errors import TacticError
 from autopar.formulate.recipes import batch_dims
@@ -15,7 +16,6 @@ from autopar.tactics.reading import tactics_of
 from tests.executions import COSTS, Execution, model_graph, model_rules, solved_plan
 from tests.tactic_models import chain, draft
 
-yaml = pytest.importorskip("yaml")
 FAMILIES = ("gpt2", "llama3-8b", "bert-base", "vit-b16", "mixtral-8x7b", "mlp-xs", "resnet50")
 
 

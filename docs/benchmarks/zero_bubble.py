@@ -10,13 +10,21 @@ here ZB-H1 and ZB-H2 stand for them, which hold as much. The memory is measured 
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from autopar.cost import Stack
 from autopar.report.text import format_change, format_table
-from autopar.validation.records import load_rows
+from autopar.validation.express import express
+from autopar.validation.records import Row, load_rows
 from autopar.validation.run import Outcome, predict_rows
 
 Runs = Mapping[tuple[str, int], Outcome]
+
+
+def _stack(row: Row) -> Stack:
+    """Return the software stack a row ran on."""
+    return express(row).stack
 
 
 def _change(run: Outcome, base: Outcome) -> tuple[str, str, str]:
@@ -57,7 +65,8 @@ def main(folder: str) -> None:
     """Print three tables."""
     rows = [row for row in load_rows(Path(folder)) if row.id.startswith("zb-")]
     runs: dict[str, dict[tuple[str, int], Outcome]] = defaultdict(dict)
-    for outcome in sorted(predict_rows(rows), key=lambda each: each.row.id):
+    unfitted = tuple({stack.name: replace(stack, scalars=(), fit=None) for stack in map(_stack, rows)}.values())
+    for outcome in sorted(predict_rows(rows, stacks=unfitted), key=lambda each: each.row.id):
         assert not outcome.reason, (outcome.row.id, outcome.reason)
         row = outcome.row
         assert row.model, row.id
