@@ -141,7 +141,7 @@ def simulate_plan(
         ProgramError: If the plan does not compute the model: an op is placed as no discovered rule allows, a collective
             is missing.
     """
-    program, costs = _lowered(plan, model, stack, cache_dir)
+    program, costs = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers)
 
 
@@ -155,14 +155,18 @@ def simulate_devices(
     cache_dir: Path | None = None,
 ) -> Devices:
     """Return the times of every device in one step of a plan, each simulated apart; arguments as of `simulate_plan`."""
-    program, costs = _lowered(plan, model, stack, cache_dir)
+    program, costs = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     return simulate_flat(program, costs, bucket=bucket, stragglers=stragglers)
 
 
-def _lowered(
-    plan: Plan, model: str | Path | None, stack: str | Path | Stack | None, cache_dir: Path | None
+def lower_plan(
+    plan: Plan,
+    *,
+    model: str | Path | None = None,
+    stack: str | Path | Stack | None = None,
+    cache_dir: Path | None = None,
 ) -> tuple[Program, CostModel]:
-    """Return the verified program of a plan and what it costs."""
+    """Return the verified program of a plan and what it costs; arguments and errors as of `simulate_plan`."""
     workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)
     costs = job_costs(plan.job, stack if stack is None or isinstance(stack, Stack) else load_stack(stack))
