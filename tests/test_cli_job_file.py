@@ -146,3 +146,13 @@ def test_models_of_the_zoo_are_offered() -> None:
     assert {line.replace("\\", "") for line in offered} == {
         f"zoo:{name}" for name in models.names() if name.startswith("gpt2")
     }
+
+
+def test_the_job_file_of_the_readme_is_one(api: Api, folder: Path) -> None:  # noqa: F811
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    (folder / "autopar.toml").write_text(readme.partition("```toml\n")[2].partition("```")[0])
+
+    asked = _asked(api)
+
+    assert (asked["model"], asked["gpus"], asked["dims"]) == ("zoo:llama3-8b", 64, {"seq": 4096})
+    assert (folder / "plan" / "plan.json").exists()
