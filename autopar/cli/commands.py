@@ -92,6 +92,14 @@ app.add_command(import_config)
 @click.option(
     "--top-k", type=click.IntRange(min=1), default=3, show_default=True, metavar="K", help="How many plans to return."
 )
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of what solvers draw at random.",
+)
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @click.option(
     "-o",

@@ -203,7 +203,7 @@ def cache_options(function: Command) -> Command:
         type=click.Path(path_type=Path, file_okay=False),
         envvar=CACHE_VARIABLE,
         show_envvar=True,
-        help="Where discovered rules are kept; default: the user's cache folder.",
+        help="Where discovered rules and plans found are kept; default: the user's cache folder.",
     )(function)
     return click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")(function)
 

@@ -391,6 +391,7 @@ class Attempt:
             cutoff=cutoff,
             gap=gap,
             should_stop=self.search.should_stop,
+            seed=self.search.seed,
         )
 
     def _consider(self, choice: Choice) -> None:

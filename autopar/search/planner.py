@@ -22,6 +22,7 @@ from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.attempt import Attempt
 from autopar.search.floor import Floor
+from autopar.search.history import History
 from autopar.search.outcome import Outcome
 from autopar.search.space import Configuration, undominated
 from autopar.solvers import Solver
@@ -50,6 +51,8 @@ class Search:
         progress: Told after every configuration.
         should_stop: Polled.
         on_problem: Given every placement problem that is solved, but those with a price on memory.
+        seed: Of whatever the solver draws at random.
+        before: Seconds that have passed since the job was asked for.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
     """
 
@@ -65,12 +68,14 @@ class Search:
     progress: ProgressCallback
     should_stop: StopCallback
     on_problem: Callable[[Problem], None] | None = None
+    seed: int = 0
+    before: float = 0.0
     batch_dims: BatchDims | None = None
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound."""
         listed, space = len(space), undominated(space)
-        outcome = Outcome(pruned=listed - len(space))
+        outcome = Outcome(pruned=listed - len(space), history=History(self.before))
         end = time.monotonic() + self.time_limit
         floors = sorted(((self.floor.seconds(c, self.global_batch), i) for i, c in enumerate(space)))
         pending: list[tuple[float, int, Attempt]] = []
@@ -108,6 +113,7 @@ class Search:
             self._tell(outcome, "solve", done + 1, len(pending), lowest, space[index])
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.bound = min(best, min(bounds) + self.costs.stack["step_seconds"])
+        outcome.history.note(best, outcome.bound)
         return outcome
 
     def _attempt(self, configuration: Configuration, end: float) -> Attempt:
@@ -135,6 +141,7 @@ class Search:
         self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, configuration: Configuration
     ) -> None:
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        outcome.history.note(best, lowest + self.costs.stack["step_seconds"])
         self.progress(Progress(phase, done, total, best, min(best, lowest), str(configuration)))
 
     def _threshold(self, outcome: Outcome) -> float:
