@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from autopar.cost import CostModel, Overlap
 from autopar.discover import Rules
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.step import Pipeline
-from autopar.formulate.tables import build_tables
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.attempt import Attempt
@@ -51,6 +51,7 @@ class Search:
         should_stop: Polled.
         on_problem: Given every placement problem that is solved, but those with a price on memory.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
+        constraints: What else plans have to keep to.
     """
 
     folded: Callable[[int], Folded]
@@ -66,6 +67,7 @@ class Search:
     should_stop: StopCallback
     on_problem: Callable[[Problem], None] | None = None
     batch_dims: BatchDims | None = None
+    constraints: Constraints = FREE
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound."""
@@ -81,7 +83,10 @@ class Search:
                 bounds.append(least)  # floors ascend: the rest is at least as slow
                 outcome.pruned += 0 if outcome.stopped else len(floors) - done
                 break
-            attempt = self._attempt(space[index], end)
+            attempt = self.attempt(space[index], end)
+            if attempt is None:
+                outcome.pruned += 1
+                continue
             bound = max(least, attempt.relaxed(threshold))
             if not outcome.candidates:
                 attempt.hurry()
@@ -110,10 +115,13 @@ class Search:
         outcome.bound = min(best, min(bounds) + self.costs.stack["step_seconds"])
         return outcome
 
-    def _attempt(self, configuration: Configuration, end: float) -> Attempt:
+    def attempt(self, configuration: Configuration, end: float) -> Attempt | None:
+        """Return the work on a configuration; None if it cannot keep to the constraints."""
         samples = self.global_batch // configuration.num_microbatches
         folded = self.folded(samples)
-        tables = build_tables(folded, self.rules(folded), configuration.mesh, self.costs)
+        tables = self.constraints.tables(folded, self.rules(folded), configuration.mesh, self.costs)
+        if tables is None:
+            return None
         pipeline = Pipeline(
             configuration.num_stages,
             configuration.num_microbatches,
