@@ -35,6 +35,7 @@ class ModelInfo:
         sha256: Hash of the model file; for zoo models of the serialised graph.
         num_parameters: Trained elements.
         dims: Dynamic dims that were bound by the user.
+        tokens: Tokens of one sample; 0 if the model does not read tokens.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ModelInfo:
     sha256: str
     num_parameters: int
     dims: tuple[tuple[str, int], ...] = ()
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,8 @@ class Simulated:
         bubble_seconds: Idle time of that stage.
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
+        parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
+        error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
     """
 
     step_seconds: float
@@ -273,6 +277,8 @@ class Simulated:
     bubble_seconds: float
     mfu: float
     stages: tuple[StageMemory, ...]
+    parts: tuple[tuple[str, float], ...] = ()
+    error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
