@@ -276,6 +276,15 @@ def _by_axes_of(timeline: Timeline, suffix: str) -> Timeline:
     return replace(timeline, stages=tuple(stages))
 
 
+@given(program=programs())
+def test_what_compute_waits_for_adds_up_by_axis(program: Program) -> None:
+    timeline = simulate(program, ExactCosts(latency=1.0))
+
+    for stage in timeline.stages:
+        assert sum(seconds for _, seconds in stage.axis_seconds) == pytest.approx(stage.collective_seconds)
+        assert 0 <= stage.again_seconds <= stage.compute_seconds
+
+
 @given(program=programs(), better=st.sampled_from(["bandwidth", "speed", "latency"]))
 def test_better_hardware_never_makes_the_step_longer(program: Program, better: str) -> None:
     """Twice the bandwidth, twice the speed, or half the latency; halves of whole numbers are exact."""
