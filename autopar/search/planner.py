@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from autopar.cost import CostModel, Overlap
 from autopar.discover import Rules
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.step import Pipeline
-from autopar.formulate.tables import build_tables
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.attempt import Attempt
@@ -54,6 +54,7 @@ class Search:
         seed: Of whatever the solver draws at random.
         before: Seconds that have passed since the job was asked for.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
+        constraints: What else plans have to keep to.
     """
 
     folded: Callable[[int], Folded]
@@ -71,6 +72,7 @@ class Search:
     seed: int = 0
     before: float = 0.0
     batch_dims: BatchDims | None = None
+    constraints: Constraints = FREE
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound."""
@@ -86,7 +88,10 @@ class Search:
                 bounds.append(least)  # floors ascend: the rest is at least as slow
                 outcome.pruned += 0 if outcome.stopped else len(floors) - done
                 break
-            attempt = self._attempt(space[index], end)
+            attempt = self.attempt(space[index], end)
+            if attempt is None:
+                outcome.pruned += 1
+                continue
             bound = max(least, attempt.relaxed(threshold))
             if not outcome.candidates:
                 attempt.hurry()
@@ -116,10 +121,13 @@ class Search:
         outcome.history.note(best, outcome.bound)
         return outcome
 
-    def _attempt(self, configuration: Configuration, end: float) -> Attempt:
+    def attempt(self, configuration: Configuration, end: float) -> Attempt | None:
+        """Return the work on a configuration; None if it cannot keep to the constraints."""
         samples = self.global_batch // configuration.num_microbatches
         folded = self.folded(samples)
-        tables = build_tables(folded, self.rules(folded), configuration.mesh, self.costs)
+        tables = self.constraints.tables(folded, self.rules(folded), configuration.mesh, self.costs)
+        if tables is None:
+            return None
         pipeline = Pipeline(
             configuration.num_stages,
             configuration.num_microbatches,
