@@ -10,13 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from autopar.errors import PlanError
 from autopar.recompute import Recompute, parse_recompute
 from autopar.sharding import Axis, Mesh
+
+if TYPE_CHECKING:  # what the methods for notebooks return
+    import pandas
+
+    from autopar.simulate.timeline import Timeline
 
 PLAN_VERSION = 2
 """The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
@@ -342,6 +347,15 @@ class SearchReport:
         return max(0.0, 1.0 - self.bound / self.objective) if self.objective > 0 else 0.0
 
 
+class Text(str):
+    """Text that an interactive session shows as it is, not as a quoted string."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A plan in the words of a framework.
@@ -484,6 +498,25 @@ class Plan:
         """Return the plan in the words of a framework; see `autopar.frameworks.export`."""
         exported: Exported = import_module("autopar.frameworks").export(self, to, model=model, cache_dir=cache_dir)
         return exported
+
+    def explain(self, *, ops: bool = False) -> "Text":
+        """Return the explanation of the plan, which a notebook shows as text; see `autopar.report.format_explain`."""
+        return Text(import_module("autopar.report").format_explain(self, ops=ops))
+
+    def timeline(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Timeline":
+        """Return one simulated step with its bars and memory over time; see `autopar.simulate_plan`."""
+        timeline: Timeline = import_module("autopar.api").simulate_plan(self, model=model, cache_dir=cache_dir)
+        return timeline
+
+    def to_dataframe(self, what: str = "stages") -> "pandas.DataFrame":
+        """Return a part of the plan as a table; see `autopar.report.notebook.to_dataframe`."""
+        frame: pandas.DataFrame = import_module("autopar.report.notebook").to_dataframe(self, what)
+        return frame
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the plan."""
+        html: str = import_module("autopar.report.notebook").to_html(self)
+        return html
 
     def without_alternatives(self) -> "Plan":
         """Return the plan alone, as it stands in another plan's list of alternatives."""
