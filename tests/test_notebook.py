@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import autopar
-from autopar.cli import display
+from autopar import display
 from autopar.errors import PlanError
 from autopar.progress import Progress
 from autopar.report import format_explain
