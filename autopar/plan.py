@@ -35,6 +35,7 @@ class ModelInfo:
         sha256: Hash of the model file; for zoo models of the serialised graph.
         num_parameters: Trained elements.
         dims: Dynamic dims that were bound by the user.
+        tokens: Tokens of one sample; 0 if the model does not read tokens.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ModelInfo:
     sha256: str
     num_parameters: int
     dims: tuple[tuple[str, int], ...] = ()
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,8 @@ class Simulated:
         bubble_seconds: Idle time of that stage.
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
+        parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
+        error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
     """
 
     step_seconds: float
@@ -273,6 +277,8 @@ class Simulated:
     bubble_seconds: float
     mfu: float
     stages: tuple[StageMemory, ...]
+    parts: tuple[tuple[str, float], ...] = ()
+    error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +288,21 @@ class PhaseTime:
     name: str
     seconds: float
     peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """What was known at some time of a search.
+
+    Attributes:
+        seconds: Since the search was asked for, import and discovery included.
+        objective: Of the best plan so far, in seconds; a history begins with the first.
+        bound: No plan of the space has a lower objective, as far as was proven then, in seconds.
+    """
+
+    seconds: float
+    objective: float
+    bound: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +320,8 @@ class SearchReport:
         solved: How many of them were solved.
         pruned: How many were excluded by their bound.
         phases: Where the time went.
+        history: What was known when; seconds ascend, objectives never rise, bounds never fall.
+        cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 
     solver: str
@@ -310,6 +333,8 @@ class SearchReport:
     solved: int
     pruned: int
     phases: tuple[PhaseTime, ...]
+    history: tuple[HistoryPoint, ...] = ()
+    cached: bool = False
 
     @property
     def gap(self) -> float:

@@ -8,7 +8,7 @@ of distinct blocks and on stages x microbatches, not on depth or on the number o
 on the same devices (a group) are timed together.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import fsum, inf
 
@@ -114,6 +114,10 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
     tasks = [(counts[i, kind], task) for i, layout in enumerate(chunks) for kind, task in layout.passes.items()]
     compute = fsum(count * task.compute_seconds for count, task in tasks)
     collective = fsum(count * task.collective_seconds for count, task in tasks)
+    by_axis: defaultdict[str, float] = defaultdict(float)
+    for count, task in tasks:
+        for axis, seconds in task.axis_seconds.items():
+            by_axis[axis] += count * seconds
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
     wait, bubble = _idle(runs, sim.begins[group])
@@ -136,6 +140,10 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         overlapped_seconds=fsum(job.seconds for job in sim.jobs[group]),
         link_seconds=fsum(count * task.link_seconds for count, task in tasks),
         memory=moments.peak(),
+        again_seconds=fsum(
+            counts[i, Pass.BACKWARD] * chunk.passes[Pass.BACKWARD].again_seconds for i, chunk in enumerate(chunks)
+        ),
+        axis_seconds=tuple(sorted(by_axis.items())),
     )
 
 
