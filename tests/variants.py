@@ -17,7 +17,7 @@ from autopar.problem import Choice
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
-from autopar.search.planner import Candidate
+from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import COSTS, any_recompute, random_choice, written
