@@ -550,6 +550,12 @@ def check_variants(plan: Plan) -> None:
                 f"stage {number} has blocks of kind {min(missing)}, which its variant {stage.variant} does not place",
                 hint=hint,
             )
+        others = {other.variant for other in plan.stages if other.devices == stage.devices}
+        if len(others) > 1:
+            raise PlanError(
+                f"stage {number} has other placements than a stage it takes turns with on devices {stage.devices}",
+                hint="give stages on the same devices the same variant",
+            )
     unused = set(range(len(variants))) - {stage.variant for stage in plan.stages}
     if unused:
         raise PlanError(f"no stage has variant {min(unused)} of the plan", hint="number the variants without gaps")
