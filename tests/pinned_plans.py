@@ -15,7 +15,7 @@ from autopar.plan import Job, ModelInfo, OpPlacement, Plan
 from autopar.problem import Problem
 from autopar.recompute import Recompute
 from autopar.search.assemble import assemble
-from autopar.search.planner import Candidate
+from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.sharding import format_placements
 from tests.executions import COSTS, Execution, random_feeds

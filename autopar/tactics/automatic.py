@@ -19,8 +19,9 @@ from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
 from autopar.progress import never, silent
 from autopar.recompute import Recompute
+from autopar.search.attempt import PLACEMENT_SECONDS, Attempt
 from autopar.search.floor import floor
-from autopar.search.planner import PLACEMENT_SECONDS, Attempt, Search
+from autopar.search.planner import Search
 from autopar.search.space import Configuration
 from autopar.tactics.state import OpKey, State, is_partial, sharded_dim
 
