@@ -23,7 +23,7 @@ from autopar.formulate.step import (
     weights,
 )
 from autopar.formulate.tables import Slot, build_tables
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from tests.formulations import (
     COSTS,
     best_by_enumeration,
@@ -186,7 +186,7 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, RangeBytes, tuple[int, ...], P
     amounts = rng.integers(0, 5, (5, kinds)).astype(np.float64)
     kept = (amounts[1] + amounts[2] + amounts[3], amounts[1] + amounts[2], amounts[1])
     remade = (np.zeros(kinds), amounts[3], amounts[2] + amounts[3])
-    by_flavour = dict(zip(Recompute, kept, strict=True)), dict(zip(Recompute, remade, strict=True))
+    by_flavour = dict(zip(ON_DEVICE, kept, strict=True)), dict(zip(ON_DEVICE, remade, strict=True))
     memory = ranges_of(BlockBytes(amounts[0], by_flavour[0], by_flavour[1], amounts[4], 1.0), chain)
     overlap = draw(st.sampled_from([Overlap(), Overlap(1.25, 0.0), Overlap(1.5, 0.25)]))
     if overlap != Overlap():

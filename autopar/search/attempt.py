@@ -37,7 +37,7 @@ from autopar.formulate.step import (
 from autopar.formulate.tables import Decision, FloatArray, Slot, Tables
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
@@ -308,7 +308,7 @@ class Attempt:
             keeps = [Recompute.NONE] * len(kinds)
             return [(mean_bytes(self.tables, self.pipeline, self.search.memory_limit, keeps), keeps)]
         alternatives = []
-        for flavour in Recompute:
+        for flavour in ON_DEVICE:
             if flavour is Recompute.SELECTIVE and not self.tables.selective[main]:
                 continue
             keeps = [flavour if kind.id == main else Recompute.FULL for kind in kinds]
