@@ -289,6 +289,21 @@ class PhaseTime:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """What was known at some time of a search.
+
+    Attributes:
+        seconds: Since the search was asked for, import and discovery included.
+        objective: Of the best plan so far, in seconds; a history begins with the first.
+        bound: No plan of the space has a lower objective, as far as was proven then, in seconds.
+    """
+
+    seconds: float
+    objective: float
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
 class SearchReport:
     """How the plan was found.
 
@@ -303,6 +318,8 @@ class SearchReport:
         solved: How many of them were solved.
         pruned: How many were excluded by their bound.
         phases: Where the time went.
+        history: What was known when; seconds ascend, objectives never rise, bounds never fall.
+        cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 
     solver: str
@@ -314,6 +331,8 @@ class SearchReport:
     solved: int
     pruned: int
     phases: tuple[PhaseTime, ...]
+    history: tuple[HistoryPoint, ...] = ()
+    cached: bool = False
 
     @property
     def gap(self) -> float:
