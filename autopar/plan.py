@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # what the methods for notebooks return
 PLAN_VERSION = 2
 """The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
 
-_OMITTED = ("variant", "variants")
+_OMITTED = ("variant", "variants", "offload")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -212,15 +212,19 @@ class StagePlan:
             ranges, interleaved stage i has those of stage i - p, and of 2p stages in the shape of a V stages i and
             2p - 1 - i have the same.
         recompute: "none", "selective" (the ops that `BlockPlan.selective` names run again) or "full" (only block
-            inputs are kept, the forward runs again) for all its blocks; or runs of blocks, "full*4 none*2".
+            inputs are kept, the forward runs again) for all its blocks, or "offload" (what is kept lies in host memory
+            between the passes); or runs of blocks, "full*4 none*2".
         variant: Which mesh and placements it has: 0 for `Plan.mesh` and `Plan.blocks`, i > 0 for
             `Plan.variants[i - 1]`.
+        offload: What lies in host memory between steps: "" for nothing, "optimizer" for the state of the optimizer
+            (moments and master copies), which passes over the host link in the update.
     """
 
     blocks: tuple[int, int]
     devices: tuple[int, int]
     recompute: str
     variant: int = 0
+    offload: str = ""
 
     @property
     def flavours(self) -> tuple[Recompute, ...]:
