@@ -180,7 +180,7 @@ def solved_candidate(
         global_batch=batch,
         memory_limit=limit,
         keep=1,
-        time_limit=10.0,
+        time_limit=120.0,
         progress=silent,
         should_stop=never,
     )
