@@ -81,10 +81,10 @@ def test_parts_add_up(program: Program) -> None:
     """To the step, to the peak, and for every stage."""
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
-    assert time_waterfall(timeline).total == pytest.approx(timeline.step_seconds)
+    assert time_waterfall(timeline, {}).total == pytest.approx(timeline.step_seconds)
     assert memory_waterfall(timeline).total == pytest.approx(timeline.peak_bytes)
     for shares, whole in (
-        (time_shares(timeline), [timeline.step_seconds] * len(timeline.stages)),
+        (time_shares(timeline, {}), [timeline.step_seconds] * len(timeline.stages)),
         (memory_shares(timeline), [stage.memory.bytes for stage in timeline.stages]),
     ):
         sums = [fsum(values[i] for values in shares.values) for i in range(len(shares.stages))]
@@ -150,7 +150,7 @@ def plan(cache_dir: Path) -> Plan:
 
 def test_blocks_have_all_instructions_of_the_program(plan: Plan, cache_dir: Path) -> None:
     """Once per distinct block and phase, with the collectives."""
-    program, costs = api.lower_plan(plan, cache_dir=cache_dir)
+    program, costs, _ = api.lower_plan(plan, cache_dir=cache_dir)
 
     graphs = block_graphs(plan, program, costs)
 

@@ -19,11 +19,8 @@ from autopar.cli.exporting import export, import_config
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
-<<<<<<< HEAD
-from autopar.cli.looking import figures, report
-=======
 from autopar.cli.job_file import JOB_FILE, read_job_file
->>>>>>> main
+from autopar.cli.looking import figures, report
 from autopar.cli.options import (
     cache_options,
     echo_json,

@@ -47,10 +47,12 @@ def look(
     """
     from autopar.api import lower_plan
     from autopar.page.view import prepare
+    from autopar.search.parts import axis_roles
     from autopar.simulate import simulate
 
-    program, costs = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
-    return prepare(plan, program, costs, simulate(program, costs, trace=True), others)
+    program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
+    timeline = simulate(program, costs, trace=True)
+    return prepare(plan, program, costs, timeline, axis_roles(plan, folded), others)
 
 
 def write_page(view: "View", path: str | Path) -> None:

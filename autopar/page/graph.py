@@ -38,9 +38,7 @@ def block_graphs(plan: Plan, program: Program, costs: Costs) -> tuple[BlockGraph
         view = costs.on(range(*stage.devices))
         states = tuple(
             (state.value, tuple(map(str, parse_placements(state.placement))))
-            for block in plan.blocks
-            if places[0] in block.instances
-            for state in block.states
+            for state in plan.block_plan(places[0]).states
         )
         axes = tuple(axis.name for axis in stage.mesh.axes)
         graphs += [

@@ -6,6 +6,7 @@ background of the page (WCAG 2.2, 1.4.11 non-text contrast); the tests compute i
 
 import colorsys
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 LIGHT, DARK = "#ffffff", "#14171c"
 """Backgrounds of the page."""
@@ -27,13 +28,13 @@ _SERIES = ("#3b86c6", "#d0722b", "#2a9485", "#c94f86", "#8a6cc0", "#b5842a", "#6
 
 _PARTS = (
     ("compute", "parameters"),
-    ("collectives waited for", "gradients"),
-    ("gradient reduction", "optimizer"),
+    ("tp communication", "gradients"),
+    ("dp communication", "optimizer"),
     ("bubble", "activations"),
-    ("update", "gathered"),
-    ("values on their way", "transient"),
-    ("gathers of the update", "communication"),
-    ("host, slowdown, fixed", "buffers"),
+    ("optimizer", "gathered"),
+    ("recompute", "transient"),
+    ("launches, overlap", "communication"),
+    ("pp communication", "buffers"),
 )
 """Parts of a step and of a peak, in the order of the series of colours: a part has one colour in all plans."""
 
@@ -51,8 +52,13 @@ _LUMINANCE = 0.2
 
 def kind_colours(kinds: Sequence[str]) -> list[str]:
     """Return a colour per kind of bars; kinds that are not known get those that are left."""
-    spare = iter([colour for colour in _SERIES if colour not in {KINDS.get(kind) for kind in kinds}] * len(kinds))
-    return [KINDS[kind] if kind in KINDS else next(spare, _SERIES[0]) for kind in kinds]
+    return _coloured(kinds, KINDS)
+
+
+def _coloured(names: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    taken = {known[name] for name in names if name in known}
+    spare = cycle([colour for colour in _SERIES if colour not in taken] or _SERIES)
+    return [known[name] if name in known else next(spare) for name in names]
 
 
 def series(number: int) -> list[str]:
@@ -61,9 +67,10 @@ def series(number: int) -> list[str]:
 
 
 def part_colours(parts: Sequence[str]) -> list[str]:
-    """Return a colour per part of a step or of a peak; parts that are not known get the last one."""
-    known = {part: colour for names, colour in zip(_PARTS, _SERIES, strict=False) for part in names}
-    return [known.get(part, _SERIES[-1]) for part in parts]
+    """Return a colour per part of a step or of a peak; parts that are not known get those that are left."""
+    memory = "parameters" in parts or "activations" in parts
+    known = {names[memory]: colour for names, colour in zip(_PARTS, _SERIES, strict=False)}
+    return _coloured(parts, known)
 
 
 def ordered(number: int) -> list[str]:

@@ -1,37 +1,25 @@
 """Where time and memory go, how the search went, how plans compare: what the other charts and the tables show."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autopar.errors import PlanError
 from autopar.page.records import Progress, Ranked, ScalePoint, StageShares, Waterfall
 from autopar.plan import Plan, SearchReport
 from autopar.report.summary import WHY_STOPPED
-from autopar.simulate import StageTimeline, Timeline
-
-_TIMES = (
-    ("compute", "compute_seconds"),
-    ("collectives waited for", "collective_seconds"),
-    ("values on their way", "wait_seconds"),
-    ("bubble", "bubble_seconds"),
-    ("gradient reduction", "gradient_seconds"),
-    ("update", "update_seconds"),
-    ("gathers of the update", "gather_seconds"),
-    ("host, slowdown, fixed", "delay_seconds"),
-)
-"""Parts of a step as `StageTimeline` has them; they add up to the step."""
+from autopar.search.parts import stage_parts
+from autopar.simulate import Timeline
 
 
-def time_waterfall(timeline: Timeline) -> Waterfall:
-    """Return where the step of the busiest stage goes."""
+def time_waterfall(timeline: Timeline, roles: Mapping[str, str]) -> Waterfall:
+    """Return where the step of the busiest stage goes; `roles` say what each mesh axis does."""
     busiest = timeline.busiest
-    parts = tuple((name, seconds) for name, seconds in _times(busiest) if seconds > 0)
-    return Waterfall(f"Time of stage {busiest.index}, the busiest", "step", parts)
+    return Waterfall(f"Time of stage {busiest.index}, the busiest", "step", stage_parts(busiest, roles))
 
 
-def time_shares(timeline: Timeline) -> StageShares:
-    """Return where the step of every stage goes."""
-    return _shares(timeline, [dict(_times(stage)) for stage in timeline.stages])
+def time_shares(timeline: Timeline, roles: Mapping[str, str]) -> StageShares:
+    """Return where the step of every stage goes; `roles` say what each mesh axis does."""
+    return _shares(timeline, [dict(stage_parts(stage, roles)) for stage in timeline.stages])
 
 
 def memory_waterfall(timeline: Timeline) -> Waterfall:
@@ -47,16 +35,14 @@ def memory_shares(timeline: Timeline) -> StageShares:
     return _shares(timeline, breakdowns)
 
 
-def _times(stage: StageTimeline) -> list[tuple[str, float]]:
-    return [(name, getattr(stage, field)) for name, field in _TIMES]
-
-
-def _shares(timeline: Timeline, values: Sequence[dict[str, float]]) -> StageShares:
-    parts = [part for part in values[0] if any(stage[part] > 0 for stage in values)]
+def _shares(timeline: Timeline, values: Sequence[Mapping[str, float]]) -> StageShares:
+    """Return what stages have of each part, the parts in the order of the stage that has most of them."""
+    names = dict.fromkeys(name for stage in sorted(values, key=len, reverse=True) for name in stage)
+    parts = [part for part in names if any(stage.get(part, 0.0) > 0 for stage in values)]
     return StageShares(
         tuple(str(stage.index) for stage in timeline.stages),
         tuple(parts),
-        tuple(tuple(stage[part] for stage in values) for part in parts),
+        tuple(tuple(stage.get(part, 0.0) for stage in values) for part in parts),
     )
 
 
@@ -68,7 +54,7 @@ def search_progress(plan: Plan) -> Progress | None:
     search = plan.search
     if search is None:
         return None
-    history = [(point.seconds, point.objective, point.bound) for point in getattr(search, "history", ())]
+    history = [(point.seconds, point.objective, point.bound) for point in search.history]
     if not history:
         history = [(math.fsum(phase.seconds for phase in search.phases), search.objective, search.bound)]
     seconds, objective, bound = zip(*history, strict=True)

@@ -1,6 +1,6 @@
 """Everything a page or a set of figures shows of a plan, prepared once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.page.bars import gantt, memory_curves
@@ -62,7 +62,14 @@ class View:
     graphs: tuple[BlockGraph, ...]
 
 
-def prepare(plan: Plan, program: Program, costs: Costs, timeline: Timeline, others: Sequence[Plan] = ()) -> View:
+def prepare(
+    plan: Plan,
+    program: Program,
+    costs: Costs,
+    timeline: Timeline,
+    roles: Mapping[str, str],
+    others: Sequence[Plan] = (),
+) -> View:
     """Return what is shown of a plan.
 
     Args:
@@ -70,6 +77,7 @@ def prepare(plan: Plan, program: Program, costs: Costs, timeline: Timeline, othe
         program: The plan lowered.
         costs: What its instructions take.
         timeline: The program simulated with `trace=True`.
+        roles: What each mesh axis does, in the field's words.
         others: Plans of the same model for other numbers of devices.
 
     Raises:
@@ -80,9 +88,9 @@ def prepare(plan: Plan, program: Program, costs: Costs, timeline: Timeline, othe
         timeline=timeline,
         gantt=gantt(timeline, program.groups),
         memory=memory_curves(timeline),
-        time_parts=time_waterfall(timeline),
+        time_parts=time_waterfall(timeline, roles),
         memory_parts=memory_waterfall(timeline),
-        time_shares=time_shares(timeline),
+        time_shares=time_shares(timeline, roles),
         memory_shares=memory_shares(timeline),
         progress=search_progress(plan),
         ranking=ranking(plan),
