@@ -28,7 +28,7 @@ from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import never, silent
-from autopar.recompute import Recompute, format_recompute
+from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.runtime import StepResult, run_step
 from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble
@@ -118,7 +118,7 @@ def random_plan(
     count, blocks = configuration.num_stages, folded.num_blocks
     cuts = [0, *sorted(rng.choice(np.arange(1, blocks), count - 1, replace=False).tolist()), blocks]
     ranges = tuple((cuts[i], cuts[i + 1]) for i in range(count))
-    flavours = list(Recompute) if train else [Recompute.NONE]
+    flavours = list(ON_DEVICE) if train else [Recompute.NONE]
     split = Split(ranges, tuple(flavours[number] for number in rng.integers(0, len(flavours), count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds)
@@ -143,7 +143,7 @@ def any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:
     for stage in plan.stages:
         flavours = stage.flavours
         if set(flavours) != {Recompute.NONE} and rng.random() < 0.3:
-            flavours = tuple(list(Recompute)[number] for number in rng.integers(0, 3, len(flavours)))
+            flavours = tuple(ON_DEVICE[number] for number in rng.integers(0, 3, len(flavours)))
         stages.append(replace(stage, recompute=format_recompute(flavours)))
     return replace(plan, blocks=blocks, stages=tuple(stages), variants=variants)
 
@@ -180,7 +180,7 @@ def solved_candidate(
         global_batch=batch,
         memory_limit=limit,
         keep=1,
-        time_limit=10.0,
+        time_limit=120.0,
         progress=silent,
         should_stop=never,
     )

@@ -73,6 +73,8 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     check_variants(plan)
     if plan.schedule not in SCHEDULES:
         raise PlanError(f"there is no schedule {plan.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
+    if any(Recompute.OFFLOAD in stage.flavours or stage.offload for stage in plan.stages):
+        raise PlanError("the plan offloads to host memory, which programs do not yet", hint="offload nothing")
     flavours = [stage.flavours for stage in plan.stages]
     lowered: dict[int, LoweredKind] = {}
     for number, variant in enumerate(plan.all_variants):

@@ -28,13 +28,15 @@ from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replica
 
 
 class SegmentPhase(StrEnum):
-    """When a segment runs: the first four once per microbatch, `REDUCE` and `UPDATE` once per step.
+    """When a segment runs: those of passes once per microbatch, those of reductions and updates once per step.
 
     `AGAIN` holds the instructions of a forward that run again before the backward of a block that recomputes
     selectively. `WEIGHT` is there if the schedule splits the backward: it holds what leads to gradients of parameters
     only, and `BACKWARD` the rest. `REDUCE` holds the collectives that finish the gradient sums of a block; it starts
     when the block's last sum is there and runs beside compute. `UPDATE` is the optimizer and whatever makes the new
-    parameters available to the next step.
+    parameters available to the next step. What a block saves goes to the host in `OFFLOAD`, which follows its forward,
+    and comes back in `FETCH`, which comes before its backward. The optimizer's state does so in `STATE_FETCH` before
+    the update and `STATE_OFFLOAD` after it. These run beside compute, as far as it hides them.
     """
 
     FORWARD = "forward"
@@ -43,6 +45,10 @@ class SegmentPhase(StrEnum):
     WEIGHT = "weight"
     REDUCE = "reduce"
     UPDATE = "update"
+    OFFLOAD = "offload"
+    FETCH = "fetch"
+    STATE_FETCH = "state-fetch"
+    STATE_OFFLOAD = "state-offload"
 
 
 def segment_phase(phase: Phase) -> SegmentPhase:
@@ -353,6 +359,9 @@ def kept_values(table: Table, kind: int, recompute: Recompute) -> tuple[Operand,
             return forward.saved if again is None else again.saved
         case Recompute.FULL:
             return forward.inputs
+        case Recompute.OFFLOAD:
+            offload = table.get((kind, SegmentPhase.OFFLOAD))
+            return forward.saved if offload is None else offload.saved
 
 
 def rerun(table: Table, kind: int, recompute: Recompute) -> Segment | None:
@@ -364,6 +373,8 @@ def rerun(table: Table, kind: int, recompute: Recompute) -> Segment | None:
             return table.get((kind, SegmentPhase.AGAIN))
         case Recompute.FULL:
             return table[kind, SegmentPhase.FORWARD]
+        case Recompute.OFFLOAD:
+            return table.get((kind, SegmentPhase.FETCH))
 
 
 @dataclass(frozen=True, slots=True)
