@@ -20,7 +20,8 @@ def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[st
         folded: The graph of one of its microbatches.
     """
     busiest = timeline.busiest
-    names = {role.axis.name: role.role for role in roles_of_axes(plan, folded)}
+    of_stage = plan.of_variant(plan.stages[busiest.index].variant) if plan.variants else plan
+    names = {role.axis.name: role.role for role in roles_of_axes(of_stage, folded)}
     waited: defaultdict[str, float] = defaultdict(float)
     for axis, seconds in busiest.axis_seconds:
         role = names.get(axis, axis)
