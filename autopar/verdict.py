@@ -13,7 +13,7 @@ from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.search.assemble import assemble
-from autopar.search.planner import Outcome
+from autopar.search.outcome import Outcome
 from autopar.search.space import Configuration, describe
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task

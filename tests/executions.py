@@ -33,7 +33,8 @@ from autopar.runtime import StepResult, run_step
 from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble
 from autopar.search.floor import floor
-from autopar.search.planner import Candidate, Search
+from autopar.search.outcome import Candidate
+from autopar.search.planner import Search
 from autopar.search.space import Configuration
 from autopar.training import LOSS_SCALE, STEP, training_step
 from tests.gradients import as_float64

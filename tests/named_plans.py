@@ -24,7 +24,7 @@ from autopar.ir.graph import Graph, Op, Phase, Role
 from autopar.plan import Plan
 from autopar.problem import Problem
 from autopar.recompute import Recompute
-from autopar.search.planner import Candidate
+from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.sharding import Partial, Placement, Replicate, Shard, parse_placements
 from tests.executions import COSTS, model_graph, written

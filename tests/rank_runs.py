@@ -23,7 +23,7 @@ from autopar.ranks.lowered import Lowered
 from autopar.ranks.rank import Rank
 from autopar.recompute import Recompute
 from autopar.search.assemble import assemble
-from autopar.search.planner import Candidate
+from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.workload import Workload, open_workload
 from tests.executions import COSTS, TINY, random_plan, solved_plan

@@ -9,13 +9,15 @@ import pytest
 
 from autopar.api import plan_task
 from autopar.errors import InfeasibleError, InterruptedSearchError
-from autopar.formulate.step import Pipeline, Split, problem, step_time, weights
+from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.weights import problem, weights
 from autopar.recompute import Recompute
+from autopar.search.attempt import Attempt
 from autopar.search.explain import explain_infeasible
 from autopar.search.floor import floor
 from autopar.search.grid import grid_search
-from autopar.search.planner import Attempt, Outcome
+from autopar.search.outcome import Outcome
 from autopar.search.space import Configuration
 from autopar.task import Effort, Task, prepare
 from tests.formulations import (

@@ -2,7 +2,7 @@
 
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
 from autopar.search.blocks import assemble_blocks
-from autopar.search.planner import Candidate
+from autopar.search.outcome import Candidate
 from autopar.search.summary import summarise
 
 

@@ -11,7 +11,9 @@ from autopar.formulate.recipes import BatchDims, recipes
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import build_tables
 from autopar.progress import Progress
-from autopar.search.planner import Attempt, Outcome, Search
+from autopar.search.attempt import Attempt
+from autopar.search.outcome import Outcome
+from autopar.search.planner import Search
 from autopar.search.space import Configuration, undominated
 
 

@@ -13,14 +13,15 @@ from autopar.cost import CostModel
 from autopar.discover import Rules, Strategy
 from autopar.formulate.options import encode
 from autopar.formulate.step import Pipeline as Flow
-from autopar.formulate.step import problem, weights
 from autopar.formulate.tables import Decision, Tables, build_tables
+from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
 from autopar.progress import never, silent
 from autopar.recompute import Recompute
+from autopar.search.attempt import PLACEMENT_SECONDS, Attempt
 from autopar.search.floor import floor
-from autopar.search.planner import PLACEMENT_SECONDS, Attempt, Search
+from autopar.search.planner import Search
 from autopar.search.space import Configuration
 from autopar.tactics.state import OpKey, State, is_partial, sharded_dim
 
