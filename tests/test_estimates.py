@@ -111,6 +111,20 @@ def test_estimates_of_experts_are_close(dp: int, ep: int, tp: int, pp: int, zero
     assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
 
 
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(4, 1, 1), (1, 2, 1), (2, 2, 4)])
+def test_estimates_of_inference_are_close(dp: int, tp: int, pp: int) -> None:
+    """There is nothing to run again, and nothing comes back."""
+    dims = {"num_layers": 4, "hidden": 256, "heads": 8, "seq": 128, "vocab": 1024}
+    predictor = Predictor(open_workload("zoo:gpt2", mode="infer", dims=dims))
+    degrees = Degrees(dp=dp, tp=tp, pp=pp, schedule="forward-only", microbatch=2, global_batch=8 * dp)
+
+    found = Estimator(predictor, CLUSTER, STACK).estimate([degrees])
+
+    timeline = predictor.predict(degrees, CLUSTER, STACK).timeline
+    assert found.step_seconds[0] == pytest.approx(timeline.step_seconds, rel=CLOSE)
+    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SAME)
+
+
 def test_plans_share_tables() -> None:
     """The degrees over which a table is shared do not make another one, and change no estimate."""
     shared = [

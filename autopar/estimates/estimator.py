@@ -75,6 +75,30 @@ class Estimator:
         )
         return Estimates(found[:, 0], found[:, 1])
 
+    def floor(self, degrees: Degrees) -> float:
+        """Return seconds that no plan stays below which differs in ZeRO, recompute, schedule and stages only.
+
+        What all blocks take for all microbatches, shared evenly by the groups of devices, without any bubble. ZeRO and
+        recompute make no pass shorter, nor does a backward that is split.
+
+        Raises:
+            TacticError: If the model cannot be placed so.
+        """
+        return degrees.num_microbatches * self._bare(degrees).busy_seconds(data_devices(degrees)) / degrees.pp
+
+    def floor_bytes(self, degrees: Degrees) -> float:
+        """Return bytes of activations that no plan stays below which differs in ZeRO and recompute only.
+
+        Raises:
+            TacticError: If the model cannot be placed so.
+        """
+        full = Recompute.FULL if SCHEDULES[degrees.schedule].trains else Recompute.NONE
+        return self._bare(degrees).live(replace(degrees, recompute=str(full), zero=0))
+
+    def _bare(self, degrees: Degrees) -> Table:
+        joint = "1f1b" if SCHEDULES[degrees.schedule].trains else degrees.schedule
+        return self.table(replace(degrees, zero=0, schedule=joint, interleave=1))
+
     def table(self, degrees: Degrees) -> Table:
         """Return the table a plan is estimated from, made if it is not there.
 
@@ -97,7 +121,7 @@ class Estimator:
             interleave=1,
             layers=(),
             schedule="1f1b" if schedule.trains else degrees.schedule,
-            recompute=Recompute.SELECTIVE,
+            recompute=Recompute.SELECTIVE if schedule.trains else Recompute.NONE,
             global_batch=devices * degrees.microbatch,
         )
         plan = self.predictor.planned(small, self.cluster, self.stack, policy=self.policy)

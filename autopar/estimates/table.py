@@ -100,6 +100,11 @@ class Table:
             self._seconds[degree] = found
         return self._seconds[degree]
 
+    def busy_seconds(self, degree: int) -> float:
+        """Return what one microbatch keeps one group of devices busy if that has all blocks; `degree` as above."""
+        passes = self.seconds(degree)[:, [Slot.FORWARD, Slot.BACKWARD, WEIGHT]].sum(axis=1)
+        return float(passes[np.asarray(self.folded.chain)].sum())
+
     def _depends(self, segment: Segment) -> bool:
         """Whether what a segment takes depends on the data-parallel degree."""
         if segment.phase is SegmentPhase.UPDATE and self.zero:
@@ -188,18 +193,25 @@ class Table:
 
     def peak(self, degrees: Degrees) -> float:
         """Return the bytes on the fullest device."""
+        shape = (degrees.recompute, degrees.num_stages, degrees.layers)
+        held = (data_devices(degrees), *shape, degrees.pp, schedule_of(degrees))
+        if held not in self._resident:
+            self._resident[held] = self._resident_bytes(degrees)
+        return float((self._resident[held] + self._alive(degrees)).max())
+
+    def live(self, degrees: Degrees) -> float:
+        """Return the bytes that come and go on the device where these are most."""
+        return float(self._alive(degrees).max())
+
+    def _alive(self, degrees: Degrees) -> FloatArray:
         count = degrees.num_microbatches
         if degrees.schedule != "gpipe":  # more rounds of microbatches than a few fill no device further
             rounds = _SPLIT_ROUNDS if SCHEDULES[degrees.schedule].splits else _ROUNDS
             count = min(count, rounds * degrees.pp)
-        shape = (degrees.recompute, degrees.num_stages, degrees.layers)
-        key = (*shape, degrees.pp, count, schedule_of(degrees))
+        key = (degrees.recompute, degrees.num_stages, degrees.layers, degrees.pp, count, schedule_of(degrees))
         if key not in self._live:
             self._live[key] = self._live_bytes(degrees, count)
-        held = (data_devices(degrees), *shape, degrees.pp, schedule_of(degrees))
-        if held not in self._resident:
-            self._resident[held] = self._resident_bytes(degrees)
-        return float((self._resident[held] + self._live[key]).max())
+        return self._live[key]
 
     def _live_bytes(self, degrees: Degrees, count: int) -> FloatArray:
         """Return the bytes that come and go at the fullest moment of each group of devices, (groups,)."""
@@ -216,7 +228,8 @@ class Table:
             if schedule.splits:
                 held = moments(schedule, group, degrees.pp, count, degrees.interleave)
                 sizes = [
-                    [*(memory.left[kind] for kind in _PASSES), *(memory.passes[kind].bytes for kind in Pass)] for memory in chunks
+                    [*(memory.left[kind] for kind in _PASSES), *(memory.passes[kind].bytes for kind in Pass)]
+                    for memory in chunks
                 ]
                 most = (held @ np.ravel(sizes)).max()
             else:
