@@ -130,16 +130,19 @@ def arrange(sources: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
     >>> arrange([(), (0,), (0,), (1, 2)])
     [(0.0, 0), (-0.5, 1), (0.5, 1), (0.0, 2)]
     """
+    readers: list[list[int]] = [[] for _ in sources]
     depth: list[int] = []
-    for before in sources:
-        depth.append(max((depth[i] + 1 for i in before), default=0))
+    for i, before in enumerate(sources):
+        depth.append(max((depth[j] + 1 for j in before), default=0))
+        for j in before:
+            readers[j].append(i)
+    for i in reversed(
+        range(len(sources))
+    ):  # what is needed late, such as a gathered parameter, stands where it is used
+        depth[i] = min((depth[j] - 1 for j in readers[i]), default=depth[i])
     rows: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
     for i, level in enumerate(depth):
         rows[level].append(i)
-    readers: list[list[int]] = [[] for _ in sources]
-    for i, before in enumerate(sources):
-        for j in before:
-            readers[j].append(i)
     column = [0.0] * len(sources)
     for sweep in range(_SWEEPS):
         near = sources if sweep % 2 == 0 else readers
