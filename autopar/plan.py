@@ -315,6 +315,7 @@ class SearchReport:
         pruned: How many were excluded by their bound.
         phases: Where the time went.
         history: What was known when; seconds ascend, objectives never rise, bounds never fall.
+        cut: Placement problems that were cut by their clock; without any, every complete search gives the same answer.
         cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 
@@ -328,6 +329,7 @@ class SearchReport:
     pruned: int
     phases: tuple[PhaseTime, ...]
     history: tuple[HistoryPoint, ...] = ()
+    cut: int = 0
     cached: bool = False
 
     @property

@@ -36,8 +36,9 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         InterruptedSearchError: If the search was stopped before the first.
     """
     if not outcome.candidates and outcome.stopped:
-        why = "interrupted" if outcome.stopped == "interrupted" else f"stopped by the {outcome.stopped}"
-        raise InterruptedSearchError(f"{why} before the first plan", hint="allow more time")
+        if outcome.stopped == "interrupted":
+            raise InterruptedSearchError("interrupted before the first plan")
+        raise InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
     with clock("simulate"):
         verified = (
             _verify(assemble(candidate, task.workload.info(), task.job), task) for candidate in outcome.candidates
@@ -107,4 +108,5 @@ def _report(
         pruned=outcome.pruned,
         phases=times,
         history=outcome.history.points,
+        cut=outcome.cut,
     )

@@ -24,6 +24,7 @@ from autopar.cli.job_file import JOB_FILE, read_job_file
 from autopar.cli.options import (
     cache_options,
     echo_json,
+    engine_options,
     file_path,
     job_options,
     json_option,
@@ -100,6 +101,7 @@ app.add_command(import_config)
     metavar="N",
     help="Seed of what solvers draw at random.",
 )
+@engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @click.option(
     "-o",

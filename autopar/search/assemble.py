@@ -1,9 +1,8 @@
 """Writing a candidate down as a plan."""
 
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
-from autopar.search.blocks import assemble_blocks
-from autopar.search.outcome import Candidate
-from autopar.search.summary import summarise
+from autopar.search.outcome import Candidate, draft_of
+from autopar.search.summary import summarise_roles
 
 
 def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
@@ -14,7 +13,7 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
         StagePlan(blocks, (index * devices, (index + 1) * devices), str(recompute))
         for index, (blocks, recompute) in enumerate(zip(candidate.split.ranges, candidate.split.recompute, strict=True))
     )
-    blocks = assemble_blocks(candidate.tables, candidate.choice)
+    draft = candidate.draft or draft_of(candidate)
     plan = Plan(
         model=model,
         job=job,
@@ -23,7 +22,7 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
         stages=stages,
         schedule=configuration.schedule,
         num_microbatches=configuration.num_microbatches,
-        blocks=blocks,
+        blocks=draft.blocks,
         objective=candidate.objective,
     )
-    return summarise(plan, candidate.tables.folded)
+    return summarise_roles(plan, draft.roles)

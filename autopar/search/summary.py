@@ -1,20 +1,26 @@
 """The plan in one line, in the field's words; `autopar.search.roles` finds the words for the axes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.formulate.fold import Folded
 from autopar.plan import Plan
 from autopar.recompute import parse_recompute
-from autopar.search.roles import roles_of_axes
+from autopar.search.roles import AxisRole, roles_of_axes
 
 
 def summarise(plan: Plan, folded: Folded) -> Plan:
     """Return the plan of a folded graph with its one-line summary."""
+    return summarise_roles(plan, roles_of_axes(plan.mesh, plan.blocks, folded))
+
+
+def summarise_roles(plan: Plan, roles: Sequence[AxisRole]) -> Plan:
+    """Return a plan with its one-line summary, given what its axes do."""
     degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "spatial": 1, "idle": 1}
     notes: dict[str, list[str]] = {name: [] for name in degrees}
     levels: dict[str, set[int]] = {name: set() for name in degrees}
-    for found in roles_of_axes(plan, folded):
+    for found in roles:
         role = found.role
         if found.axis.size == 1:
             continue
