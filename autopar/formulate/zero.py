@@ -22,7 +22,7 @@ from autopar.formulate.tables import Decision, FloatArray, Forbidden, Slot, Tabl
 from autopar.ir.graph import Role
 
 LEVELS = frozenset(range(4))
-"""All there are (Rajbhandari et al., 2020): nothing, the update and its state, gradient sums too, parameters too."""
+"""All there are (Rajbhandari et al., 2020): none, update and its state, sums of gradients too, parameters too."""
 
 _GATHERS = (Slot.FORWARD_GATHER, Slot.BACKWARD_GATHER)
 
