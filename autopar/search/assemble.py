@@ -1,6 +1,6 @@
 """Writing a candidate down as a plan."""
 
-from autopar.plan import Job, ModelInfo, Plan, StagePlan
+from autopar.plan import Job, ModelInfo, Plan
 from autopar.search.outcome import Candidate, draft_of
 from autopar.search.summary import summarise_roles
 
@@ -8,18 +8,13 @@ from autopar.search.summary import summarise_roles
 def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
     """Return the plan of a candidate, not yet simulated."""
     configuration = candidate.configuration
-    devices = configuration.mesh.size
-    stages = tuple(
-        StagePlan(blocks, (index * devices, (index + 1) * devices), str(recompute))
-        for index, (blocks, recompute) in enumerate(zip(candidate.split.ranges, candidate.split.recompute, strict=True))
-    )
     draft = candidate.draft or draft_of(candidate)
     plan = Plan(
         model=model,
         job=job,
         summary="",
         mesh=configuration.mesh.axes,
-        stages=stages,
+        stages=draft.stages,
         schedule=configuration.schedule,
         num_microbatches=configuration.num_microbatches,
         blocks=draft.blocks,

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables
-from autopar.plan import BlockPlan
+from autopar.plan import BlockPlan, StagePlan
 from autopar.problem import Choice
 from autopar.search.blocks import assemble_blocks
 from autopar.search.history import History
 from autopar.search.roles import AxisRole, roles_of_axes
+from autopar.search.signature import Signature, signature
 from autopar.search.space import Configuration
 
 if TYPE_CHECKING:  # it knows this module
@@ -22,10 +23,19 @@ KEEP = 8
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a plan is written from, besides the outer choices and the stages: placements, and what axes do."""
+    """What a plan is written from.
 
+    Attributes:
+        stages: The stages.
+        blocks: Placements per distinct block.
+        roles: What the mesh axes do.
+        signature: What tells the plan from others.
+    """
+
+    stages: tuple[StagePlan, ...]
     blocks: tuple[BlockPlan, ...]
     roles: tuple[AxisRole, ...]
+    signature: Signature
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +57,11 @@ class Candidate:
     split: Split
     time: StepTime
     draft: Draft | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """What tells the plan from others."""
+        return (self.draft or draft_of(self)).signature
 
     def drafted(self) -> "Candidate":
         """Return the candidate with its draft."""
@@ -72,8 +87,15 @@ def _arrived(configuration: Configuration, choice: Choice, split: Split, time: S
 
 def draft_of(candidate: Candidate) -> Draft:
     """Return what the plan of a candidate is written from."""
+    configuration, split = candidate.configuration, candidate.split
+    devices = configuration.mesh.size
+    stages = tuple(
+        StagePlan(blocks, (index * devices, (index + 1) * devices), str(recompute))
+        for index, (blocks, recompute) in enumerate(zip(split.ranges, split.recompute, strict=True))
+    )
     blocks = assemble_blocks(candidate.tables, candidate.choice)
-    return Draft(blocks, roles_of_axes(candidate.configuration.mesh.axes, blocks, candidate.tables.folded))
+    roles = roles_of_axes(configuration.mesh.axes, blocks, candidate.tables.folded)
+    return Draft(stages, blocks, roles, signature(configuration, stages, blocks, roles))
 
 
 @dataclass(slots=True)
@@ -103,11 +125,29 @@ class Outcome:
         """Objective of the best candidate in seconds; infinity without one."""
         return self.candidates[0].objective if self.candidates else math.inf
 
+    def distinct(self) -> list[Candidate]:
+        """Return the best candidate of each signature, best first."""
+        kept: dict[Signature, Candidate] = {}
+        for candidate in self.candidates:
+            kept.setdefault(candidate.signature, candidate)
+        return list(kept.values())
+
     def take(self, finding: "Finding", keep: int) -> None:
-        """Add the best plan of a configuration in place of an earlier one of the same; only the best few are kept."""
+        """Add plans of a configuration in place of earlier ones of the same and of their signature.
+
+        Only the best few are kept, but as many distinct ones as are wanted, if there are.
+        """
         self.cut += finding.cut
-        found = finding.best
-        if found is None:
-            return
-        others = [other for other in self.candidates if other.configuration != found.configuration]
-        self.candidates = sorted([*others, found], key=lambda candidate: candidate.objective)[: KEEP * keep]
+        for found in finding.plans:
+            known = found.drafted()
+            key = (known.configuration, known.signature)
+            others = [other for other in self.candidates if (other.configuration, other.signature) != key]
+            rivals = [other for other in self.candidates if (other.configuration, other.signature) == key]
+            best = min([known, *rivals], key=lambda candidate: candidate.objective)
+            self.candidates = sorted([*others, best], key=lambda candidate: candidate.objective)
+        wanted = self.distinct()[:keep]
+        self.candidates = [
+            candidate
+            for number, candidate in enumerate(self.candidates)
+            if number < KEEP * keep or any(candidate is other for other in wanted)
+        ]

@@ -20,7 +20,7 @@ def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[st
         folded: The graph of one of its microbatches.
     """
     busiest = timeline.busiest
-    names = {role.axis.name: role.role for role in roles_of_axes(plan, folded)}
+    names = {role.axis.name: role.role for role in roles_of_axes(plan.mesh, plan.blocks, folded)}
     waited: defaultdict[str, float] = defaultdict(float)
     for axis, seconds in busiest.axis_seconds:
         role = names.get(axis, axis)

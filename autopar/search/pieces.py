@@ -50,6 +50,7 @@ class Finding:
     Attributes:
         bound: No plan of the configuration has a lower objective, in seconds; infinity if it has none that fits.
         best: Its best plan so far.
+        others: Plans of other signatures that were found on the way, the best of each.
         cut: Placement problems that their clock has cut meanwhile.
         state: All of what was done so far, for going on in another process; None if this one goes on.
     """
@@ -58,6 +59,12 @@ class Finding:
     best: Candidate | None
     cut: int
     state: bytes | None = None
+    others: tuple[Candidate, ...] = ()
+
+    @property
+    def plans(self) -> tuple[Candidate, ...]:
+        """All of its plans."""
+        return self.others if self.best is None else (self.best, *self.others)
 
 
 class Workbench:

@@ -36,7 +36,7 @@ KEEP_WITHIN = 1.05
 """Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
 
 ENOUGH = 1.5
-"""As long as fewer plans of different shape than wanted are known, a plan this much slower than the best will do."""
+"""As long as fewer distinct plans than wanted are known, a plan this much slower than the best will do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,14 +130,10 @@ class Search:
         """Return the step time above which a configuration interests nobody."""
         if not outcome.candidates:
             return math.inf
-        best = outcome.candidates[0].objective
-        different: dict[tuple[int, int], float] = {}
-        for candidate in outcome.candidates:
-            shape = (candidate.configuration.num_stages, candidate.configuration.num_microbatches)
-            different.setdefault(shape, candidate.objective)
-        if len(different) < self.keep:
+        best, distinct = outcome.best, outcome.distinct()
+        if len(distinct) < self.keep:
             return ENOUGH * best
-        return min(KEEP_WITHIN * best, sorted(different.values())[self.keep - 1])
+        return min(KEEP_WITHIN * best, distinct[self.keep - 1].objective)
 
 
 class _Clock:
