@@ -36,7 +36,8 @@ def reorderings(ranked: Sequence[Plan]) -> list[str]:
             continue
         ahead = slower.simulated.step_seconds / faster.simulated.step_seconds - 1
         behind = 1 - slower.objective / faster.objective
-        text = f"plan {second} is {100 * behind:.1f} % faster than plan {first} by the formula, {100 * ahead:.1f} % slower simulated"
+        text = f"plan {second} is {100 * behind:.1f} % faster than plan {first} by the formula, "
+        text += f"{100 * ahead:.1f} % slower simulated"
         why = _largest(faster.simulated, slower.simulated)
         found.append(f"{text}: {why}" if why else text)
     return found
