@@ -69,7 +69,7 @@ def _stages(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _tensors(plan: Plan) -> list[Mapping[str, Any]]:
-    rows = []
+    rows: list[Mapping[str, Any]] = []
     for number, variant in enumerate(plan.all_variants):
         axes = [axis.name for axis in variant.mesh]
         on = {"on": name_stages(plan.numbers_of(number))} if plan.variants else {}
