@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # what the methods for notebooks return
     from autopar.simulate.timeline import Timeline
 
 PLAN_VERSION = 2
-"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
+"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants or
+offloads the optimizer, which older readers would not see."""
 
 _OMITTED = ("variant", "variants", "offload")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
@@ -443,7 +444,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
             newest = max((plan.version for plan in self.alternatives), default=1)
-            object.__setattr__(self, "version", 2 if self.variants else newest)
+            needed = self.variants or any(stage.offload for stage in self.stages)
+            object.__setattr__(self, "version", 2 if needed else newest)
 
     @property
     def device_mesh(self) -> Mesh:
