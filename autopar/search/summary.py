@@ -7,7 +7,7 @@ from dataclasses import replace
 from autopar.formulate.fold import Folded
 from autopar.plan import Plan
 from autopar.recompute import parse_recompute
-from autopar.search.roles import AxisRole
+from autopar.search.roles import AxisRole, roles_of_axes
 
 
 def summarise(plan: Plan, folded: Folded) -> Plan:
