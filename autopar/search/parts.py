@@ -28,7 +28,8 @@ def axis_roles(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
     """Return what each mesh axis does, stage by stage, given the graph of one of the plan's microbatches."""
     plans = {number: plan.of_variant(number) if plan.variants else plan for number in range(len(plan.all_variants))}
     roles = {
-        number: {role.axis.name: role.role for role in roles_of_axes(each, folded)} for number, each in plans.items()
+        number: {role.axis.name: role.role for role in roles_of_axes(each.mesh, each.blocks, folded)}
+        for number, each in plans.items()
     }
     return tuple(roles[stage.variant] for stage in plan.stages)
 
