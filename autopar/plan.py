@@ -265,6 +265,22 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class PartTimes:
+    """A part of the step by the planner's formula and as simulated, in seconds.
+
+    Attributes:
+        name: "passes" (of all microbatches through the busiest stage), "waits" (for other stages) or "end" (what
+            follows the last pass: gradients, gathers, the update).
+        formula: By the formula; the parts add up to the objective.
+        simulated: Simulated; the parts add up to the step.
+    """
+
+    name: str
+    formula: float
+    simulated: float
+
+
+@dataclass(frozen=True, slots=True)
 class Simulated:
     """What the event simulator found for the lowered plan; seconds and bytes.
 
@@ -277,6 +293,7 @@ class Simulated:
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
         parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
+        against: Parts of the step by the formula and simulated, of plans that were searched for.
         error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
     """
 
@@ -289,6 +306,7 @@ class Simulated:
     stages: tuple[StageMemory, ...]
     parts: tuple[tuple[str, float], ...] = ()
     error: float | None = None
+    against: tuple[PartTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +349,8 @@ class SearchReport:
         pruned: How many were excluded by their bound.
         phases: Where the time went.
         history: What was known when; seconds ascend, objectives never rise, bounds never fall.
+        complete: No plan of another signature than those returned has a lower objective, in seconds; 0 if unknown.
+        cut: Placement problems that were cut by their clock; without any, every complete search gives the same answer.
         cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 
@@ -344,6 +364,8 @@ class SearchReport:
     pruned: int
     phases: tuple[PhaseTime, ...]
     history: tuple[HistoryPoint, ...] = ()
+    complete: float = 0.0
+    cut: int = 0
     cached: bool = False
 
     @property

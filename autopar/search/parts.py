@@ -27,7 +27,7 @@ def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[st
 def axis_roles(plan: Plan, folded: Folded, stage: int = 0) -> dict[str, str]:
     """Return what each mesh axis of a stage does, given the graph of one of the plan's microbatches."""
     of_stage = plan.of_variant(plan.stages[stage].variant) if plan.variants else plan
-    return {role.axis.name: role.role for role in roles_of_axes(of_stage, folded)}
+    return {role.axis.name: role.role for role in roles_of_axes(of_stage.mesh, of_stage.blocks, folded)}
 
 
 def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
