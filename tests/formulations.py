@@ -10,8 +10,9 @@ from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.formulate.fold import Folded
 from autopar.formulate.memory import BlockBytes, FloatArray, RangeBytes
-from autopar.formulate.step import Pipeline, Split, problem, step_time, weights
+from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Slot, Tables, build_tables
+from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.problem import Problem
 from autopar.program.lower import lower_blocks

@@ -8,21 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.cost import Overlap, Stack
+from autopar.formulate.cuts import best_split, least_flow
+from autopar.formulate.mean import least_bytes, mean_bytes
 from autopar.formulate.memory import BlockBytes, FloatArray, RangeBytes
-from autopar.formulate.step import (
-    Pipeline,
-    Split,
-    best_split,
-    busiest_share,
-    kind_weights,
-    least_bytes,
-    least_flow,
-    mean_bytes,
-    problem,
-    step_time,
-    weights,
-)
+from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Slot, build_tables
+from autopar.formulate.weights import busiest_share, kind_weights, problem, weights
 from autopar.recompute import Recompute
 from tests.formulations import (
     COSTS,

@@ -9,8 +9,9 @@ import pytest
 
 from autopar.api import plan_task
 from autopar.errors import InfeasibleError, InterruptedSearchError
-from autopar.formulate.step import Pipeline, Split, problem, step_time, weights
+from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.weights import problem, weights
 from autopar.recompute import Recompute
 from autopar.search.attempt import Attempt
 from autopar.search.explain import explain_infeasible

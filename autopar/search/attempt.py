@@ -16,25 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autopar.formulate.cuts import best_split, least_flow
+from autopar.formulate.mean import MeanBytes, least_bytes, mean_bytes
 from autopar.formulate.memory import RangeBytes
 from autopar.formulate.options import local_sizes
 from autopar.formulate.recipes import recipes, restrict
-from autopar.formulate.step import (
-    MeanBytes,
-    Pipeline,
-    Split,
-    StageMix,
-    best_split,
-    busiest_share,
-    kind_weights,
-    least_bytes,
-    least_flow,
-    mean_bytes,
-    problem,
-    stage_mixes,
-    weights,
-)
+from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Decision, FloatArray, Slot, Tables
+from autopar.formulate.weights import StageMix, busiest_share, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import Recompute

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autopar.errors import InfeasibleError
-from autopar.formulate.step import Pipeline, problem, weights
+from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Memory, build_tables
+from autopar.formulate.weights import problem, weights
 from autopar.program.lower import lower_blocks
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES

@@ -13,8 +13,8 @@ from autopar.cost import CostModel
 from autopar.discover import Rules, Strategy
 from autopar.formulate.options import encode
 from autopar.formulate.step import Pipeline as Flow
-from autopar.formulate.step import problem, weights
 from autopar.formulate.tables import Decision, Tables, build_tables
+from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
 from autopar.progress import never, silent

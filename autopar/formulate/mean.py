@@ -1,0 +1,84 @@
+"""Bytes that no plan of a pipeline stays below, and what a price on them makes of a placement problem."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
+from autopar.formulate.step import Pipeline
+from autopar.formulate.tables import Memory, Tables
+from autopar.problem import Problem
+from autopar.recompute import Recompute
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeanBytes:
+    """Bytes of a mean stage: no split has all stages below it.
+
+    Stage s with n_s blocks and f_s microbatches in flight holds n_s (resident + f_s saved) and more. Weighting stages
+    by (1 / f_s) / H, H = sum 1 / f_s, the mean of saved activations is total / H for every split, that of resident
+    bytes at least total / (H max f).
+
+    Attributes:
+        factors: Per item of `Tables.bytes` its weight in the mean.
+        limit: Bytes the mean may reach.
+    """
+
+    factors: FloatArray
+    limit: float
+
+    def excess(self, tables: Tables, choice: Sequence[int]) -> float:
+        """Return by how many bytes the mean of a choice is over the limit; negative if it is under."""
+        used = sum(
+            factor * item.amounts[choice[item.node]]
+            for factor, item in zip(self.factors, tables.bytes, strict=True)
+            if factor
+        )
+        return float(used) - self.limit
+
+    def priced(self, instance: Problem, tables: Tables, price: float) -> Problem:
+        """Return the problem with every byte of the mean priced at `price` seconds."""
+        costs = [cost.copy() for cost in instance.node_costs]
+        for factor, item in zip(self.factors, tables.bytes, strict=True):
+            if factor:
+                costs[item.node] += price * factor * item.amounts
+        return replace(instance, node_costs=tuple(costs))
+
+
+def mean_bytes(tables: Tables, pipeline: Pipeline, limit: float, keeps: Sequence[Recompute]) -> MeanBytes:
+    """Return the mean stage of a pipeline when kinds keep what their flavour of recompute says."""
+    flying = np.array([pipeline.in_flight(stage) for stage in range(pipeline.num_stages)], dtype=np.float64)
+    harmonic = float((1 / flying).sum())
+    factors = np.zeros(len(tables.bytes))
+    for index, item in enumerate(tables.bytes):
+        count = tables.folded.kinds[item.kind].count
+        if item.memory in RESIDENT:
+            factors[index] = count / (harmonic * float(flying.max()))
+        elif item.memory in KEPT[keeps[item.kind]]:
+            factors[index] = count / harmonic
+    return MeanBytes(factors, limit - tables.folded.buffer_bytes)
+
+
+def least_bytes(
+    tables: Tables, pipeline: Pipeline, allowed: Sequence[Sequence[int]] | None = None
+) -> dict[Recompute, float]:
+    """Return a lower bound on the peak bytes of the fullest stage, by flavour of recompute.
+
+    Every item is taken at its smallest, and all stages at their mean.
+
+    Args:
+        tables: The decisions.
+        pipeline: Stages, microbatches, schedule.
+        allowed: Strategies per node that may be chosen; None for all.
+    """
+    kinds = tables.folded.kinds
+    totals = dict.fromkeys(Memory, 0.0)
+    for item in tables.bytes:
+        amounts = item.amounts if allowed is None else item.amounts[np.asarray(allowed[item.node])]
+        totals[item.memory] += float(amounts.min()) * kinds[item.kind].count / pipeline.num_stages
+    # The fullest stage holds at least the mean of all stages, and every stage at least the least number of
+    # microbatches.
+    least = min(pipeline.in_flight(stage) for stage in range(pipeline.num_stages))
+    resident = sum(totals[memory] for memory in RESIDENT)
+    return {flavour: resident + least * sum(totals[memory] for memory in KEPT[flavour]) for flavour in Recompute}

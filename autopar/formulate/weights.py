@@ -1,0 +1,216 @@
+"""The step time made linear: weights of the prices of blocks, whose optimum is a choice of strategies and a bound.
+
+`step.py` has the formula, docs/formulation.md why these weights bound it from below.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.cost import Overlap
+from autopar.cost.overlap import LEAST_GATHER, LEAST_WAIT
+from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
+from autopar.formulate.step import Pipeline, Split
+from autopar.formulate.tables import AGAIN, Decision, Memory, Slot, Tables
+from autopar.problem import Limit, Problem, Usage
+from autopar.recompute import Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Times each slot of each kind counts, (kinds, slots), and whether the optimum is then a lower bound on `step`."""
+
+    factors: FloatArray
+    is_bound: bool
+
+
+def weights(
+    tables: Tables,
+    pipeline: Pipeline,
+    *,
+    recompute: Recompute | Sequence[Recompute],
+    hidden: float,
+    bounding: bool,
+    slowest: Sequence[float] | None = None,
+    traffic: float | None = 0.0,
+    early: bool = False,
+) -> Weights:
+    """Return the weights that make the step time linear.
+
+    Args:
+        tables: The decisions.
+        pipeline: Stages, microbatches, schedule.
+        recompute: What blocks run again, for all kinds or by kind.
+        hidden: Multiplier in [0, 1] on `r - b`, the gradient reduction the last backward does not hide: any value gives
+            a lower bound when there is one stage, the best one closes the gap (Lagrange).
+        bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that
+            make better plans.
+        slowest: Instances of each kind taken to be on the slowest stage; an even share of all if None. For a bound
+            every split must have a stage at least as slow (`busiest_share`).
+        traffic: Multiplier in [0, 1] that shares the time of a stage between compute and the gradient traffic beside
+            it, max(f + b, g) >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best one
+            closes the gap. None prices both in full, which is no bound but keeps choices away from such traffic.
+        early: Whether to price what is reduced after the last backward of a block as if nothing hid it, which is no
+            bound but prefers gradients that are reduced as soon as they are there.
+    """
+    counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
+    num_stages, num_microbatches = pipeline.num_stages, pipeline.num_microbatches
+    flow = counts + (num_microbatches - 1) * (counts / num_stages if slowest is None else np.asarray(slowest))
+    share = counts / num_stages
+    flavours = [recompute] * len(counts) if isinstance(recompute, Recompute) else recompute
+    full = np.array([flavour is Recompute.FULL for flavour in flavours], dtype=np.float64)
+    selective = np.array([flavour is Recompute.SELECTIVE for flavour in flavours], dtype=np.float64)
+    factors = np.zeros((len(counts), len(Slot)))
+    inline, beside = (1.0, 1.0) if traffic is None else (1.0 - traffic, traffic)
+    if bounding and num_stages == 1:
+        hidden = min(hidden, inline * num_microbatches)  # no weight may be negative: `problem` would raise it to zero
+    overlap = pipeline.overlap
+    factors[:, Slot.FORWARD] = flow * (1 + full) * inline
+    factors[:, Slot.SELECTIVE] = flow * selective * inline
+    factors[:, Slot.BACKWARD] = flow * inline
+    factors[:, Slot.GRADIENT] = flow * (beside + overlap.share * inline)
+    if num_stages == 1 or not bounding:
+        factors[:, Slot.BACKWARD] -= hidden * share
+        factors[:, Slot.FORWARD] -= hidden * share * full
+        factors[:, Slot.SELECTIVE] -= hidden * share * selective
+        factors[:, Slot.REDUCE] = hidden * share
+        factors[:, Slot.UPDATE] = share
+        factors[:, Slot.GRADIENT] += hidden * share
+        if early:
+            factors[:, Slot.REDUCE] = share
+    _share_passes(factors, overlap if bounding else Overlap(share=1.0))
+    if bounding and not early and num_stages == 1:
+        factors[:, Slot.REDUCE] = (hidden * (1 - overlap.share) + overlap.share) * share
+    return Weights(factors, bounding and traffic is not None and not early)
+
+
+def _share_passes(factors: FloatArray, overlap: Overlap) -> None:
+    """Give the other slots of a pass their part of its weight; hidden as far as anything could hide it."""
+    factors[:, Slot.SELECTIVE_WAIT] = factors[:, Slot.SELECTIVE]
+    factors[:, Slot.SELECTIVE_GATHER] = factors[:, Slot.SELECTIVE] * overlap.price(LEAST_GATHER)
+    factors[:, Slot.FORWARD_WAIT] = factors[:, Slot.FORWARD]
+    factors[:, Slot.FORWARD_GATHER] = factors[:, Slot.FORWARD] * overlap.price(LEAST_GATHER)
+    factors[:, Slot.BACKWARD_WEIGHT] = factors[:, Slot.BACKWARD]
+    factors[:, Slot.BACKWARD_WAIT] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_WAIT)
+    factors[:, Slot.BACKWARD_GATHER] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_GATHER)
+
+
+def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
+    """Return the weights whose optimum is the least a block of `kind` adds to its stage; `traffic` as in `weights`."""
+    factors = np.zeros((len(tables.folded.kinds), len(Slot)))
+    factors[kind, [Slot.FORWARD, Slot.BACKWARD]] = 1.0 - traffic
+    factors[kind, Slot.GRADIENT] = traffic
+    _share_passes(factors, Overlap.of(tables.costs.stack))
+    return Weights(factors, True)
+
+
+def busiest_share(tables: Tables, totals: FloatArray, num_stages: int) -> tuple[float, ...] | None:
+    """Return instances per kind that some stage of every split outweighs in seconds, if more than an even share.
+
+    Whatever the split, one stage holds the most expensive block whole, and one holds at least ceil(n / p) of the n
+    instances of a kind.
+    """
+    counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
+    seconds = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
+    even = float(counts @ seconds) / num_stages
+    held = np.ceil(counts / num_stages)
+    most = int((held * seconds).argmax())
+    if held[most] * seconds[most] <= even * (1 + 1e-9):
+        return None
+    share = np.zeros(len(counts))
+    share[most] = held[most]
+    return tuple(float(s) for s in share)
+
+
+@dataclass(frozen=True, slots=True)
+class StageMix:
+    """What one stage holds, for memory limits: instances per kind, microbatches in flight, recompute."""
+
+    counts: tuple[int, ...]
+    in_flight: int
+    recompute: Recompute
+
+
+def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kinds: int) -> tuple[StageMix, ...]:
+    """Return the distinct stages of a split that no other stage dominates."""
+    mixes = []
+    for stage, (start, stop) in enumerate(split.ranges):
+        counts = np.bincount(np.asarray(chain[start:stop]), minlength=num_kinds)
+        mixes.append(StageMix(tuple(int(c) for c in counts), pipeline.in_flight(stage), split.recompute[stage]))
+    distinct = list(dict.fromkeys(mixes))
+    return tuple(mix for mix in distinct if not any(_dominates(other, mix) for other in distinct if other != mix))
+
+
+def _dominates(big: StageMix, small: StageMix) -> bool:
+    return (
+        big.recompute == small.recompute
+        and big.in_flight >= small.in_flight
+        and all(b >= s for b, s in zip(big.counts, small.counts, strict=True))
+    )
+
+
+def problem(
+    tables: Tables, weighting: Weights, mixes: Sequence[StageMix] = (), limit: float = np.inf, name: str = ""
+) -> Problem:
+    """Return the placement problem: weighted seconds, and the memory of every stage in `mixes` under `limit` bytes.
+
+    Time runs through the ops of every kind of every stage in turn: persistent tensors and saved activations take memory
+    throughout their stage, transient values while the ops that need them run.
+    """
+    factors = np.maximum(0.0, weighting.factors)
+    times = np.array([factors[node.kind, node.slot] * node.share for node in tables.nodes])
+    weight = np.array([factors[edge.kind, edge.slot] * edge.share for edge in tables.edges])
+    if factors[:, Slot.SELECTIVE].any():
+        for index in tables.again_nodes:
+            node = tables.nodes[index]
+            times[index] += factors[node.kind, AGAIN[node.slot]] * node.share
+        for index in tables.again_edges:
+            edge = tables.edges[index]
+            weight[index] += factors[edge.kind, AGAIN[edge.slot]] * edge.share
+    node_costs = [factor * node.seconds for factor, node in zip(times, tables.nodes, strict=True)]
+    edges = [
+        (edge.first, edge.second, edge.table, float(factor)) for factor, edge in zip(weight, tables.edges, strict=True)
+    ]
+    usages, limits = _usages(tables, mixes, limit)
+    return Problem.build(
+        node_costs,
+        edges,
+        usages=usages,
+        limit=limits,
+        node_names=[_node_name(node.decision, node.kind, node.name) for node in tables.nodes],
+        name=name,
+    )
+
+
+def _node_name(decision: Decision, kind: int, name: str) -> str:
+    return f"{decision.name.lower()}:{kind}:{name}"
+
+
+def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[list[Usage], list[Limit]]:
+    usages: list[Usage] = []
+    limits: list[Limit] = []
+    time = 0
+    kinds = tables.folded.kinds
+    for mix in mixes:
+        begin = time
+        starts = {}
+        for kind in kinds:
+            if mix.counts[kind.id]:
+                starts[kind.id] = time
+                time += max(1, len(kind.ops))
+        for item in tables.bytes:
+            count = mix.counts[item.kind]
+            if not count:
+                continue
+            start = starts[item.kind]
+            if item.memory in RESIDENT:
+                usages.append(Usage(item.node, begin, time, item.amounts * count))
+            elif item.memory is Memory.TRANSIENT:
+                usages.append(Usage(item.node, start + item.start, start + item.end, item.amounts))
+            elif item.memory in KEPT[mix.recompute]:
+                usages.append(Usage(item.node, begin, time, item.amounts * (count * mix.in_flight)))
+            elif item.memory in KEPT[Recompute.NONE]:  # made again before the backward
+                usages.append(Usage(item.node, start, start + max(1, len(kinds[item.kind].ops)), item.amounts))
+        limits.append(Limit(limit - tables.folded.buffer_bytes, begin, time))
+    return usages, limits
