@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
-from autopar.formulate.mean import MeanBytes, least_bytes, mean_bytes
+from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RangeBytes
 from autopar.formulate.options import local_sizes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Decision, FloatArray, Slot, Tables
-from autopar.formulate.weights import StageMix, busiest_share, kind_weights, problem, stage_mixes, weights
+from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
+from autopar.search.hull import Hull
 from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.simulate.ranges import range_bytes
@@ -39,24 +40,19 @@ if TYPE_CHECKING:  # it knows this module
 PLACEMENT_SECONDS = 8.0
 """Longest time one placement problem may take; most take a fraction of a second."""
 
-TAIL_STEPS = 7
-"""Multipliers of the gradient reduction at the end of a step that are tried per configuration."""
-
 HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
-
-TRAFFIC_STEPS = 4
-FIRST_TRAFFIC = 0.1
-"""Multipliers of gradient traffic that are tried per configuration, and the first one."""
 
 HOPED = 0.001
 """Where passes take this share longer than if all that can hide did, they are also solved with nothing hidden."""
 
-PRICE_STEPS = 6
-"""Prices of memory that are tried per configuration."""
+RELAXED_STEPS = 6
+HURRIED_STEPS = 8
+MEMORY_STEPS = 24
+"""Prices that are tried per configuration: without memory limits, to have a first plan at all, and with limits."""
 
-HURRIED_PRICES = 3
-"""Prices of memory that are tried to have a first plan at all."""
+NEAR = 1e-4
+"""A bound this near to the best plan of its configuration, relative, is not raised further."""
 
 CORRECTIONS = 3
 """Times a placement problem under memory limits is solved, each time with room for what the last one did not see."""
@@ -83,8 +79,7 @@ class Attempt:
             end,
         )
         self.best: Candidate | None = None
-        self.hidden = 0.0
-        self.traffic = 0.0
+        self.hull: Hull | None = None
         self.least_bytes = least_bytes(tables, pipeline)
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
@@ -92,33 +87,43 @@ class Attempt:
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
-        one_stage = self.pipeline.num_stages == 1
-        self.hidden = 1.0 if one_stage else 0.0
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
-        solution = self._solve(hidden=self.hidden, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
+        one_stage = self.pipeline.num_stages == 1
+        hidden = 1.0 if one_stage else 0.0
+        solution = self._solve(hidden=hidden, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
         bound = max(solution.bound, self._launched())
         if solution.choice is None or bound >= cutoff:
             return bound
         self.relaxed_choice = solution.choice
-        totals = self.tables.block_seconds(solution.choice)
         self._consider(solution.choice)
         if one_stage:
-            totals, bound = self._share_tail(totals, bound, cutoff)
-            early = self._solve(hidden=self.hidden, recompute=Recompute.NONE, bounding=True, early=True)
+            early = self._solve(hidden=hidden, recompute=Recompute.NONE, bounding=True, early=True)
             if early.choice is not None:
                 self._consider(early.choice)
-        bound = self._share_traffic(totals, bound, cutoff)
+        self.hull = Hull(self.tables, self.pipeline, self.search.memory_limit, self._run_to, str(self.configuration))
+        for choice in self._considered:
+            self.hull.add(choice)
+        self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
+        bound = max(bound, self.hull.bound)
         if bound >= cutoff or one_stage:
             return bound
-        bound = max(bound, self._undivided(totals))
-        share = busiest_share(self.tables, totals, self.pipeline.num_stages)
-        if share is None or bound >= cutoff:
-            return bound
-        other = self._solve(hidden=0.0, recompute=Recompute.NONE, bounding=True, cutoff=cutoff, slowest=share)
-        if other.choice is not None:
-            self._consider(other.choice)
-        return max(bound, other.bound)
+        return max(bound, self._undivided(self.tables.block_seconds(solution.choice)))
+
+    def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> float:
+        """Raise the bound of the hull until it is above the cutoff or the best plan, and return it."""
+        assert self.hull is not None, "choices are found first"
+        for _ in range(steps):
+            best = self.best.objective if self.best is not None else math.inf
+            bound = max(bound, self.hull.bound)
+            if self._stopped() or bound >= min(cutoff, best * (1 - NEAR)):
+                break
+            if not self.hull.step(min(cutoff, best), self._consider, memory=memory):
+                break
+        return max(bound, self.hull.bound)
+
+    def _run_to(self, instance: Problem, cutoff: float) -> Solution:
+        return self._run(instance, None, cutoff)
 
     def _launched(self) -> float:
         """Return the bound that sees the host only: it launches the kernels of every block, whatever the choice."""
@@ -133,80 +138,25 @@ class Attempt:
         inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
         least = np.zeros(len(counts))
         for kind in np.argsort(-inline)[:HEAVY_KINDS]:
-            weighting = kind_weights(self.tables, int(kind), self.traffic)
+            weighting = kind_weights(self.tables, int(kind), 0.0)
             solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
             host = float(self.tables.host_seconds[kind].sum())
-            least[kind] = max(0.0, (1 - self.traffic) * host, solution.bound)
+            least[kind] = max(0.0, host, solution.bound)
         return least_flow(least, self.tables.folded.chain, self.pipeline)
-
-    def _share_tail(self, totals: FloatArray, bound: float, cutoff: float) -> tuple[FloatArray, float]:
-        """Look for the multiplier at which the last backward just hides the gradient reduction, and return the bound.
-
-        The bound is concave in the multiplier with slope r + g - b, so the halves are told apart by its sign. Also
-        returns the seconds of the choice at the best multiplier.
-        """
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        low, high = 0.0, 1.0
-        best, at = totals, self.hidden
-        hidden = at
-        for step in range(TAIL_STEPS):
-            exposed = totals[:, Slot.REDUCE] + totals[:, Slot.GRADIENT] - totals[:, Slot.BACKWARD]
-            if counts @ exposed > 0:
-                low = hidden
-            else:
-                high = hidden
-            if low == 1.0 or high == 0.0 or bound >= cutoff or self._stopped():
-                break
-            hidden = 0.0 if step == 0 else (low + high) / 2  # nearly always all of it hides
-            solution = self._solve(hidden=hidden, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
-            if solution.choice is None:
-                bound = max(bound, solution.bound)
-                break
-            self._consider(solution.choice)
-            totals = self.tables.block_seconds(solution.choice)
-            if solution.bound >= bound:
-                bound, best, at = solution.bound, totals, hidden
-        self.hidden = at
-        return best, bound
-
-    def _share_traffic(self, totals: FloatArray, bound: float, cutoff: float) -> float:
-        """Look for the multiplier at which gradient traffic and compute balance, and return the bound."""
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        low, high = 0.0, 1.0
-        best = 0.0
-        for _ in range(TRAFFIC_STEPS):
-            inline = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
-            if counts @ (totals[:, Slot.GRADIENT] - inline) > 0:
-                low = self.traffic
-            else:
-                high = self.traffic
-            if high == 0.0 or bound >= cutoff or self._stopped():
-                break
-            self.traffic = FIRST_TRAFFIC if high == 1.0 and low == 0.0 else (low + high) / 2
-            solution = self._solve(hidden=self.hidden, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
-            if solution.bound > bound:
-                bound, best = solution.bound, self.traffic
-            if solution.choice is None:
-                break
-            self._consider(solution.choice)
-            totals = self.tables.block_seconds(solution.choice)
-        self.traffic = best
-        return bound
 
     def improve(self, bound: float, cutoff: float) -> float:
         """Look for better plans than the relaxed choice gives, and return the bound, raised where memory binds."""
-        if self.pipeline.num_stages > 1 or self.traffic > 0.0:
+        if self.relaxed_choice is None:
+            return bound
+        if self.pipeline.num_stages > 1:
             solution = self._solve(hidden=1.0, recompute=Recompute.NONE, bounding=False)
             if solution.choice is not None:
                 self._consider(solution.choice)
-        if self.pipeline.num_stages == 1 and self._waits():
+        elif self._waits():
             solution = self._solve(hidden=0.0, recompute=Recompute.NONE, bounding=False, early=True)
             if solution.choice is not None:
                 self._consider(solution.choice)
-        unhindered = self.best is not None and set(self.best.split.recompute) == {Recompute.NONE}
-        if self.relaxed_choice is None or unhindered:
-            return bound
-        bound = self._priced(self.relaxed_choice, bound, cutoff)
+        bound = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
         for recompute, least in self.least_bytes.items():
             if recompute is Recompute.SELECTIVE and not any(self.tables.selective):
                 continue
@@ -251,86 +201,13 @@ class Attempt:
     def _stopped(self) -> bool:
         return self.search.should_stop() or time.monotonic() > self.end
 
-    def _priced(self, choice: Choice, bound: float, cutoff: float) -> float:
-        """Put a price on memory, look for the price at which the bound is highest, and return that bound.
-
-        The blocks of the most frequent kind recompute nothing, selectively or in full, in any mixture; time and bytes
-        are linear in the mixture, so the bound at a price is the least of the extremes. The other kinds have the time
-        of the fastest and the bytes of the smallest.
-        """
-        alternatives = self._alternatives()
-        price = self._first_price(choice, [mean for mean, _ in alternatives])
-        low, high = 0.0, math.inf
-        for _ in range(PRICE_STEPS):
-            if self._stopped() or bound >= cutoff:
-                break
-            lowest, excess, worst = math.inf, 0.0, 0
-            for number, (mean, recompute) in enumerate(alternatives):
-                if lowest <= bound:
-                    break  # this price raises nothing
-                paid = price * mean.limit
-                solution = self._solve(
-                    hidden=self.hidden, recompute=recompute, bounding=True, cutoff=cutoff + paid, price=(price, mean)
-                )
-                if solution.choice is not None:
-                    self._consider(solution.choice)
-                if solution.bound - paid < lowest:
-                    lowest, worst = solution.bound - paid, number
-                    excess = mean.excess(self.tables, solution.choice) if solution.choice is not None else 1.0
-            alternatives.insert(0, alternatives.pop(worst))  # likely to be the lowest again
-            bound = max(bound, lowest)
-            if excess > 0:
-                low = price
-                price = price * 4 if high == math.inf else math.sqrt(low * high)
-            else:
-                high = price
-                price = price / 4 if low == 0 else math.sqrt(low * high)
-            if high < low * 1.2:
-                break
-        return bound
-
-    def _alternatives(self) -> list[tuple[MeanBytes, list[Recompute]]]:
-        """Return the mean stage and what kinds recompute, for each flavour of the most frequent kind."""
-        kinds = self.tables.folded.kinds
-        main = max(kinds, key=lambda kind: kind.count).id
-        if not SCHEDULES[self.pipeline.schedule].trains:
-            keeps = [Recompute.NONE] * len(kinds)
-            return [(mean_bytes(self.tables, self.pipeline, self.search.memory_limit, keeps), keeps)]
-        alternatives = []
-        for flavour in Recompute:
-            if flavour is Recompute.SELECTIVE and not self.tables.selective[main]:
-                continue
-            keeps = [flavour if kind.id == main else Recompute.FULL for kind in kinds]
-            mean = mean_bytes(self.tables, self.pipeline, self.search.memory_limit, keeps)
-            alternatives.append((mean, [flavour if kind.id == main else Recompute.NONE for kind in kinds]))
-        return alternatives
-
     def hurry(self) -> None:
-        """Look for any plan that fits, at ever higher prices of memory: to have one to return and one to beat."""
-        if self.best is not None or self.relaxed_choice is None:
+        """Look for any plan that fits: to have one to return and one to beat."""
+        if self.hull is None:
             return
-        alternatives = self._alternatives()
-        price = self._first_price(self.relaxed_choice, [mean for mean, _ in alternatives])
-        for _ in range(HURRIED_PRICES):
-            for mean, recompute in alternatives:
-                if self._stopped():
-                    return
-                solution = self._solve(hidden=self.hidden, recompute=recompute, bounding=True, price=(price, mean))
-                if solution.choice is not None:
-                    self._consider(solution.choice)
-            if self.best is not None:
-                return
-            price *= 8
-
-    def _first_price(self, choice: Choice, means: list[MeanBytes]) -> float:
-        """Return the price of a byte at which saving activations costs as much as running the forward again."""
-        totals = self.tables.block_seconds(choice)
-        counts = np.array([kind.count for kind in self.tables.folded.kinds], dtype=np.float64)
-        flow = 1 + (self.pipeline.num_microbatches - 1) / self.pipeline.num_stages
-        seconds = float(counts @ totals[:, Slot.FORWARD]) * flow
-        kept = means[0].excess(self.tables, choice) + means[0].limit
-        less = means[-1].excess(self.tables, choice) + means[-1].limit
-        return seconds / max(kept - less, 0.1 * kept, 1.0)
+        for _ in range(HURRIED_STEPS):
+            if self.best is not None or self._stopped() or not self.hull.step(math.inf, self._consider, memory=True):
+                break
 
     def follow(self, known: Sequence[Recipe]) -> None:
         """Consider the best completion of each recipe, except of those whose every completion is too large."""
@@ -352,9 +229,7 @@ class Attempt:
         cutoff: float = math.inf,
         mixes: tuple[StageMix, ...] = (),
         limit: float = math.inf,
-        slowest: tuple[float, ...] | None = None,
         start: Choice | None = None,
-        price: tuple[float, MeanBytes] | None = None,
         early: bool = False,
     ) -> Solution:
         weighting = weights(
@@ -363,16 +238,13 @@ class Attempt:
             recompute=recompute,
             hidden=hidden,
             bounding=bounding,
-            slowest=slowest,
-            traffic=self.traffic if bounding or self.traffic == 0.0 else None,
+            traffic=0.0 if bounding else None,
             early=early,
         )
         instance = problem(self.tables, weighting, mixes, limit, str(self.configuration))
-        if price is not None:
-            instance = price[1].priced(instance, self.tables, price[0])
         if self.search.batch_dims is not None:
             instance = replace(instance, recipes=recipes(self.tables, self.search.batch_dims))
-        if self.search.on_problem is not None and price is None:
+        if self.search.on_problem is not None:
             self.search.on_problem(instance)
         return self._run(instance, start, cutoff, MEMORY_GAP if mixes else OPTIMALITY_TOLERANCE)
 
