@@ -43,13 +43,10 @@ PLACEMENT_SECONDS = 8.0
 HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
 
-HOPED = 0.001
-"""Where passes take this share longer than if all that can hide did, they are also solved with nothing hidden."""
-
-RELAXED_STEPS = 6
+RELAXED_STEPS = 4
 HURRIED_STEPS = 8
-MEMORY_STEPS = 24
-"""Prices that are tried per configuration: without memory limits, to have a first plan at all, and with limits."""
+MEMORY_STEPS = 4
+"""Prices that are tried without memory limits, to have a first plan at all, and in one piece of work with limits."""
 
 NEAR = 1e-4
 """A bound this near to the best plan of its configuration, relative, is not raised further."""
@@ -66,6 +63,7 @@ class Attempt:
 
     Attributes:
         best: The best plan so far; None before the first.
+        exhausted: Whether nothing here raises the bound further.
     """
 
     def __init__(
@@ -79,7 +77,9 @@ class Attempt:
             end,
         )
         self.best: Candidate | None = None
+        self.exhausted = False
         self.hull: Hull | None = None
+        self._advanced = False
         self.least_bytes = least_bytes(tables, pipeline)
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
@@ -90,37 +90,38 @@ class Attempt:
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
         one_stage = self.pipeline.num_stages == 1
-        hidden = 1.0 if one_stage else 0.0
-        solution = self._solve(hidden=hidden, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
+        solution = self._solve(hidden=1.0 if one_stage else 0.0, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
         bound = max(solution.bound, self._launched())
         if solution.choice is None or bound >= cutoff:
             return bound
         self.relaxed_choice = solution.choice
         self._consider(solution.choice)
-        if one_stage:
-            early = self._solve(hidden=hidden, recompute=Recompute.NONE, bounding=True, early=True)
-            if early.choice is not None:
-                self._consider(early.choice)
         self.hull = Hull(self.tables, self.pipeline, self.search.memory_limit, self._run_to, str(self.configuration))
-        for choice in self._considered:
-            self.hull.add(choice)
+        self.hull.add(solution.choice)
         self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
         bound = max(bound, self.hull.bound)
         if bound >= cutoff or one_stage:
             return bound
         return max(bound, self._undivided(self.tables.block_seconds(solution.choice)))
 
-    def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> float:
-        """Raise the bound of the hull until it is above the cutoff or the best plan, and return it."""
+    def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
+        """Raise the bound of the hull until it is above the cutoff or the best plan; return it and whether it may rise.
+
+        Args:
+            bound: What is known already.
+            cutoff: A bound that is enough.
+            steps: Prices to try at most.
+            memory: Whether memory is limited.
+        """
         assert self.hull is not None, "choices are found first"
+        more = True
         for _ in range(steps):
             best = self.best.objective if self.best is not None else math.inf
             bound = max(bound, self.hull.bound)
-            if self._stopped() or bound >= min(cutoff, best * (1 - NEAR)):
+            if not more or self._stopped() or bound >= min(cutoff, best * (1 - NEAR)):
                 break
-            if not self.hull.step(min(cutoff, best), self._consider, memory=memory):
-                break
-        return max(bound, self.hull.bound)
+            more = self.hull.step(min(cutoff, best), self._consider, memory=memory)
+        return max(bound, self.hull.bound), more
 
     def _run_to(self, instance: Problem, cutoff: float) -> Solution:
         return self._run(instance, None, cutoff)
@@ -145,18 +146,36 @@ class Attempt:
         return least_flow(least, self.tables.folded.chain, self.pipeline)
 
     def improve(self, bound: float, cutoff: float) -> float:
-        """Look for better plans than the relaxed choice gives, and return the bound, raised where memory binds."""
+        """Work on the configuration until its bound is above the cutoff or nothing raises it, and return the bound."""
+        while not self.exhausted and bound < cutoff and not self._stopped():
+            bound = self.advance(bound, cutoff)
+        return bound
+
+    def advance(self, bound: float, cutoff: float) -> float:
+        """Do the next piece of work: look for better plans, and raise the bound where memory binds.
+
+        Args:
+            bound: What is known already.
+            cutoff: A bound that is enough.
+        """
         if self.relaxed_choice is None:
+            self.exhausted = True
             return bound
-        if self.pipeline.num_stages > 1:
+        if not self._advanced and self.pipeline.num_stages > 1:
             solution = self._solve(hidden=1.0, recompute=Recompute.NONE, bounding=False)
             if solution.choice is not None:
                 self._consider(solution.choice)
-        elif self._waits():
-            solution = self._solve(hidden=0.0, recompute=Recompute.NONE, bounding=False, early=True)
-            if solution.choice is not None:
-                self._consider(solution.choice)
-        bound = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
+        self._advanced = True
+        bound, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
+        near = self.best is not None and self.best.objective <= bound * (1 + NEAR)
+        if near or not more:
+            self.exhausted = True
+            self._fit(bound, cutoff)
+        return bound
+
+    def _fit(self, bound: float, cutoff: float) -> None:
+        """Solve the placement problem under the memory of every stage, by flavour of recompute."""
+        assert self.relaxed_choice is not None, "found before"
         for recompute, least in self.least_bytes.items():
             if recompute is Recompute.SELECTIVE and not any(self.tables.selective):
                 continue
@@ -185,18 +204,6 @@ class Attempt:
                 if excess <= 0:
                     break
                 limit -= excess
-        return bound
-
-    def _waits(self) -> bool:
-        """Whether the relaxed choice counted on hiding communication that is not hidden."""
-        if self.relaxed_choice is None:
-            return False
-        raw, whole = self.tables.kind_totals(self.relaxed_choice), self.tables.block_seconds(self.relaxed_choice)
-        hoped = found = 0.0
-        for kind in self.tables.folded.kinds:
-            hoped += kind.count * float((kind_weights(self.tables, kind.id, 0.0).factors * raw).sum())
-            found += kind.count * float(whole[kind.id, Slot.FORWARD] + whole[kind.id, Slot.BACKWARD])
-        return found > (1 + HOPED) * hoped
 
     def _stopped(self) -> bool:
         return self.search.should_stop() or time.monotonic() > self.end
