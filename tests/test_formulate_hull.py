@@ -59,7 +59,7 @@ def test_of_one_stage_and_one_choice_the_program_is_the_step_time(stack: str, nu
     whole = Split(((0, found.folded.num_blocks),), (NONE,))
     for choice in _choices(found, "gpt2", 6):
         time = step_time(found.block_seconds(choice), found.folded.chain, pipeline, whole, 0.0).seconds
-        hull = Hull(found, pipeline, np.inf, _solve, "")
+        hull = Hull(found, step_program(found, pipeline, np.inf), _solve)
         hull.add(choice, 0)
 
         hull.step(0.0, lambda _: None, memory=False)
@@ -79,7 +79,7 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
     chain, overlap = found.folded.chain, Overlap.of(STACKS[stack])
     chunks = 2 if schedule == "interleaved" and 2 * num_groups <= len(chain) else 1
     pipeline = Pipeline(num_groups * chunks, 4 * num_groups, schedule, overlap, 1e-4, chunks, 0.1)
-    hull = Hull(found, pipeline, np.inf, _solve, "")
+    hull = Hull(found, step_program(found, pipeline, np.inf), _solve)
     hull.add(good_choice(model, "train"))
     for _ in range(6):
         hull.step(np.inf, lambda _: None, memory=False)
@@ -119,13 +119,13 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
             split = Split(ranges[number], flavours)
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
             seconds = step_time(totals, chain, pipeline, split, 0.0).seconds
-            hull = Hull(found, pipeline, limit, _solve, "")
+            hull = Hull(found, step_program(found, pipeline, limit), _solve)
             hull.add(choice)
             for _ in range(8):
                 hull.step(np.inf, lambda _: None, memory=True)
 
             assert hull.bound <= seconds * (1 + TOLERANCE)
-            free = Hull(found, pipeline, np.inf, _solve, "")
+            free = Hull(found, step_program(found, pipeline, np.inf), _solve)
             free.add(choice)
             for _ in range(8):
                 free.step(np.inf, lambda _: None, memory=False)

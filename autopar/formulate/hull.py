@@ -139,31 +139,48 @@ def flow_factors(pipeline: Pipeline) -> tuple[float, float]:
     return 1.0 / chunks, (chunks - 1) / chunks + microbatches - 1
 
 
-def step_program(tables: Tables, pipeline: Pipeline, limit: float) -> StepProgram:
+def step_program(
+    tables: Tables,
+    pipeline: Pipeline,
+    limit: float,
+    *,
+    flavours: Sequence[Recompute] = tuple(Recompute),
+    fastest: Sequence[Recompute] = (),
+) -> StepProgram:
     """Return the linear program of a configuration.
 
     Args:
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
+        flavours: What blocks may recompute, from fastest to slowest.
+        fastest: By kind the least that its blocks recompute; nothing if not given.
     """
-    return _Step(tables, pipeline, limit).program()
+    least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
+    return _Step(tables, pipeline, limit, tuple(flavours), least).program()
 
 
 class _Step:
     """Writes the rows of one configuration."""
 
-    def __init__(self, tables: Tables, pipeline: Pipeline, limit: float) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        pipeline: Pipeline,
+        limit: float,
+        flavours: tuple[Recompute, ...],
+        fastest: tuple[Recompute, ...],
+    ) -> None:
+        self.fastest = fastest
         self.tables, self.pipeline, self.limit = tables, pipeline, limit
         self.overlap = pipeline.overlap
         self.kinds = tables.folded.kinds
         self.counts = np.array([kind.count for kind in self.kinds], dtype=np.float64)
         self.main = int(self.counts.argmax())
         self.trains = SCHEDULES[pipeline.schedule].trains
-        flavours = tuple(Recompute) if self.trains else (Recompute.NONE,)
-        self.flavours = tuple(
-            flavour for flavour in flavours if flavour is not Recompute.SELECTIVE or tables.selective[self.main]
-        )
+        allowed = flavours if self.trains else (Recompute.NONE,)
+        useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
+        self.flavours = tuple(useful or allowed[:1])
         self.rows = _Rows(tables, self.flavours)
 
     def program(self) -> StepProgram:
@@ -221,6 +238,8 @@ class _Step:
                 if self.trains:
                     self._pass(("backward", kind, index), self._backward_terms(), kind, index, host[kind, 1])
                     total["backward", kind, index] = count
+            if kind != self.main and self.fastest[kind] is Recompute.FULL:
+                total["forward", kind, None] *= 2
         for index, flavour in enumerate(self.flavours):
             if flavour is Recompute.FULL:
                 total["forward", self.main, index] *= 2
@@ -330,6 +349,8 @@ class _Step:
                 continue
             if kind != self.main:
                 total["backward", kind, None] = count
+                if self.fastest[kind] is Recompute.FULL:
+                    total["forward", kind, None] = self.counts[kind]
                 continue
             for index, flavour in enumerate(self.flavours):
                 total["backward", kind, index] = count

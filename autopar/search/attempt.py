@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
+from autopar.formulate.hull import step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RangeBytes
 from autopar.formulate.options import local_sizes
@@ -47,6 +48,9 @@ RELAXED_STEPS = 4
 HURRIED_STEPS = 8
 MEMORY_STEPS = 4
 """Prices that are tried without memory limits, to have a first plan at all, and in one piece of work with limits."""
+
+MOST_STEPS = 60
+"""Prices that are tried at most per configuration."""
 
 NEAR = 1e-4
 """A bound this near to the best plan of its configuration, relative, is not raised further."""
@@ -80,7 +84,11 @@ class Attempt:
         self.exhausted = False
         self.hull: Hull | None = None
         self._advanced = False
-        self.least_bytes = least_bytes(tables, pipeline)
+        folded, constraints = tables.folded, search.constraints
+        self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
+        self._flavours = constraints.flavours()
+        least = least_bytes(tables, pipeline)
+        self.least_bytes = {flavour: least[flavour] for flavour in self._flavours}
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
         self._weighed: tuple[Choice, RangeBytes] | None = None
@@ -90,19 +98,25 @@ class Attempt:
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
         one_stage = self.pipeline.num_stages == 1
-        solution = self._solve(hidden=1.0 if one_stage else 0.0, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
-        bound = max(solution.bound, self._launched())
+        fixed = self.pipeline.fixed
+        solution = self._solve(
+            hidden=1.0 if one_stage else 0.0, recompute=self.fastest, bounding=True, cutoff=cutoff - fixed
+        )
+        bound = max(solution.bound, self._launched()) + fixed
         if solution.choice is None or bound >= cutoff:
             return bound
         self.relaxed_choice = solution.choice
         self._consider(solution.choice)
-        self.hull = Hull(self.tables, self.pipeline, self.search.memory_limit, self._run_to, str(self.configuration))
+        program = step_program(
+            self.tables, self.pipeline, self.search.memory_limit, flavours=self._flavours, fastest=self.fastest
+        )
+        self.hull = Hull(self.tables, program, self._priced)
         self.hull.add(solution.choice)
         self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
         bound = max(bound, self.hull.bound)
         if bound >= cutoff or one_stage:
             return bound
-        return max(bound, self._undivided(self.tables.block_seconds(solution.choice)))
+        return max(bound, self._undivided(self.tables.block_seconds(solution.choice)) + fixed)
 
     def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
         """Raise the bound of the hull until it is above the cutoff or the best plan; return it and whether it may rise.
@@ -123,8 +137,8 @@ class Attempt:
             more = self.hull.step(min(cutoff, best), self._consider, memory=memory)
         return max(bound, self.hull.bound), more
 
-    def _run_to(self, instance: Problem, cutoff: float) -> Solution:
-        return self._run(instance, None, cutoff)
+    def _priced(self, instance: Problem, cutoff: float) -> Solution:
+        return self._run(self._with_recipes(instance), None, cutoff)
 
     def _launched(self) -> float:
         """Return the bound that sees the host only: it launches the kernels of every block, whatever the choice."""
@@ -162,13 +176,14 @@ class Attempt:
             self.exhausted = True
             return bound
         if not self._advanced and self.pipeline.num_stages > 1:
-            solution = self._solve(hidden=1.0, recompute=Recompute.NONE, bounding=False)
+            solution = self._solve(hidden=1.0, recompute=self.fastest, bounding=False)
             if solution.choice is not None:
                 self._consider(solution.choice)
         self._advanced = True
+        assert self.hull is not None, "choices are found first"
         bound, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
         near = self.best is not None and self.best.objective <= bound * (1 + NEAR)
-        if near or not more:
+        if near or not more or self.hull.steps >= MOST_STEPS:
             self.exhausted = True
             self._fit(bound, cutoff)
         return bound
@@ -183,6 +198,8 @@ class Attempt:
             if least > self.search.memory_limit or bound >= cutoff or near or self._stopped():
                 continue
             split = self._even(self.relaxed_choice, recompute)
+            if split is None:
+                break
             mixes = stage_mixes(self.tables.folded.chain, self.pipeline, split, len(self.tables.folded.kinds))
             limit = self.search.memory_limit
             for _ in range(CORRECTIONS):
@@ -237,7 +254,6 @@ class Attempt:
         mixes: tuple[StageMix, ...] = (),
         limit: float = math.inf,
         start: Choice | None = None,
-        early: bool = False,
     ) -> Solution:
         weighting = weights(
             self.tables,
@@ -246,14 +262,18 @@ class Attempt:
             hidden=hidden,
             bounding=bounding,
             traffic=0.0 if bounding else None,
-            early=early,
         )
         instance = problem(self.tables, weighting, mixes, limit, str(self.configuration))
-        if self.search.batch_dims is not None:
-            instance = replace(instance, recipes=recipes(self.tables, self.search.batch_dims))
+        instance = self._with_recipes(instance)
         if self.search.on_problem is not None:
             self.search.on_problem(instance)
         return self._run(instance, start, cutoff, MEMORY_GAP if mixes else OPTIMALITY_TOLERANCE)
+
+    def _with_recipes(self, instance: Problem) -> Problem:
+        """Return the problem with the recipes that some solvers follow."""
+        if self.search.batch_dims is None:
+            return instance
+        return replace(instance, name=str(self.configuration), recipes=recipes(self.tables, self.search.batch_dims))
 
     def _run(
         self,
@@ -270,6 +290,7 @@ class Attempt:
             cutoff=cutoff,
             gap=gap,
             should_stop=self.search.should_stop,
+            seed=self.search.seed,
         )
 
     def _consider(self, choice: Choice) -> None:
@@ -282,7 +303,9 @@ class Attempt:
         if self.best is not None and least_flow(per_block, chain, self.pipeline) >= self.best.objective:
             return
         memory = self._bytes(choice)
-        found = best_split(totals, memory, chain, self.pipeline, self.search.memory_limit, self._hop(choice))
+        found = best_split(
+            totals, memory, chain, self.pipeline, self.search.memory_limit, self._hop(choice), self.search.constraints
+        )
         if found is not None and (self.best is None or found[1].seconds < self.best.objective):
             self.best = Candidate(self.configuration, self.tables, choice, found[0], found[1])
 
@@ -301,13 +324,13 @@ class Attempt:
             self._weighed = choice, range_bytes(lowered, folded, trains=trains)
         return self._weighed[1]
 
-    def _even(self, choice: Choice, recompute: Recompute) -> Split:
-        """Return the split that would be best without memory limits."""
+    def _even(self, choice: Choice, recompute: Recompute) -> Split | None:
+        """Return the split that would be best without memory limits; None if there is none."""
         totals = self.tables.block_seconds(choice)
         chain = self.tables.folded.chain
-        found = best_split(totals, RangeBytes.nothing(len(chain)), chain, self.pipeline, math.inf, 0.0)
-        assert found is not None, "without a limit every split fits"
-        return Split(found[0].ranges, tuple(recompute for _ in found[0].ranges))
+        nothing, constraints = RangeBytes.nothing(len(chain)), self.search.constraints
+        found = best_split(totals, nothing, chain, self.pipeline, math.inf, 0.0, constraints)
+        return None if found is None else Split(found[0].ranges, tuple(recompute for _ in found[0].ranges))
 
     def _hop(self, choice: Choice) -> float:
         """Return the mean seconds of handing one microbatch to the next stage: the largest boundary value counts."""

@@ -11,9 +11,8 @@ from dataclasses import replace
 import highspy
 import numpy as np
 
-from autopar.formulate.hull import StepProgram, step_program
+from autopar.formulate.hull import StepProgram
 from autopar.formulate.memory import FloatArray
-from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Tables
 from autopar.formulate.weights import Weights, problem
 from autopar.problem import Choice, Problem, Solution
@@ -34,12 +33,12 @@ class Hull:
     Attributes:
         bound: Lower bound on the step seconds of every plan of the configuration.
         value: What the program says of the choices known; the bound cannot be raised above it without others.
+        steps: Prices tried.
     """
 
-    def __init__(self, tables: Tables, pipeline: Pipeline, limit: float, solve: Solve, name: str) -> None:
-        self._tables, self._solve, self._name = tables, solve, name
-        self.rows: StepProgram = step_program(tables, pipeline, limit)
-        self.bound, self.value = 0.0, math.inf
+    def __init__(self, tables: Tables, rows: StepProgram, solve: Solve) -> None:
+        self._tables, self._solve, self.rows = tables, solve, rows
+        self.bound, self.value, self.steps = 0.0, math.inf, 0
         self._unit = 0.0
         self._known: set[tuple[Choice, int]] = set()
         self._columns: list[FloatArray] = []
@@ -72,6 +71,7 @@ class Hull:
             seen: Told of every choice found.
             memory: Whether memory is limited.
         """
+        self.steps += 1
         prices = self._program(memory=memory)
         if self.bound >= self.value * (1 - CLOSE):
             return False
@@ -121,7 +121,7 @@ class Hull:
         return new
 
     def _priced(self, factors: FloatArray, items: FloatArray) -> Problem:
-        instance = problem(self._tables, Weights(factors, True), name=self._name)
+        instance = problem(self._tables, Weights(factors, True))
         if not items.any():
             return instance
         costs = [cost.copy() for cost in instance.node_costs]
