@@ -17,12 +17,15 @@ By duality, prices of the rows make the rest linear in V: with p >= 0, p lhs <= 
 which is a placement problem per flavour. `autopar.search.hull` looks for the best prices.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
+from autopar.formulate.buffers import Buffer, BufferUse, buffers
 from autopar.formulate.mean import mean_bytes
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.step import Pipeline
@@ -52,6 +55,8 @@ class StepProgram:
         seconds: (rows, flavours, kinds, slots) how often prices count.
         host: (rows, flavours) seconds that every choice adds.
         bytes: (rows, flavours, items of `Tables.bytes`) shares of the limit per byte; zero in rows of seconds.
+        buffers: What pairs of decisions take.
+        pairs: (rows, buffers) shares of the limit per byte.
         fixed: Seconds added to every step.
     """
 
@@ -62,6 +67,8 @@ class StepProgram:
     seconds: FloatArray
     host: FloatArray
     bytes: FloatArray
+    buffers: tuple[Buffer, ...]
+    pairs: FloatArray
     fixed: float
 
     @property
@@ -82,6 +89,8 @@ class _Rows:
         self.seconds: list[FloatArray] = []
         self.host: list[FloatArray] = []
         self.bytes: list[FloatArray | None] = []
+        self.buffers: tuple[Buffer, ...] = ()
+        self.pairs: list[FloatArray | None] = []
 
     def variable(self, name: Name) -> int:
         return self.names.setdefault(name, len(self.names))
@@ -92,6 +101,7 @@ class _Rows:
         seconds: FloatArray | None = None,
         host: FloatArray | float = 0.0,
         amounts: FloatArray | None = None,
+        pairs: FloatArray | None = None,
         least: float = 0.0,
     ) -> None:
         """Add a row: the variables weighted by their numbers are at least all the rest."""
@@ -100,6 +110,7 @@ class _Rows:
         self.seconds.append(np.zeros(self.shape) if seconds is None else seconds)
         self.host.append(np.broadcast_to(np.asarray(host, dtype=np.float64), (len(self.flavours),)))
         self.bytes.append(amounts)
+        self.pairs.append(pairs)
 
     def program(self, cost: Mapping[Name, float], fixed: float) -> StepProgram:
         lhs = np.zeros((len(self.lhs), len(self.names)))
@@ -114,6 +125,10 @@ class _Rows:
         for row, part in enumerate(self.bytes):
             if part is not None:
                 amounts[row] = part
+        pairs = np.zeros((len(self.lhs), len(self.buffers)))
+        for row, part in enumerate(self.pairs):
+            if part is not None:
+                pairs[row] = part
         return StepProgram(
             self.flavours,
             costs,
@@ -122,6 +137,8 @@ class _Rows:
             np.array(self.seconds),
             np.array(self.host),
             amounts,
+            self.buffers,
+            pairs,
             fixed,
         )
 
@@ -368,7 +385,22 @@ class _Step:
             keeps = [flavour if kind.id == self.main or not self.trains else Recompute.FULL for kind in self.kinds]
             mean = mean_bytes(self.tables, self.pipeline, self.limit, keeps)
             amounts.append(mean.factors / mean.limit)
-        self.rows.add({"short": 1.0}, amounts=np.array(amounts), least=-1.0)
+        limit = self.limit - self.tables.folded.buffer_bytes
+        if self.pipeline.num_stages > 1:
+            self.rows.add({"short": 1.0}, amounts=np.array(amounts), least=-1.0)
+            return
+        # One stage holds all blocks, and buffers for two neighbours and for one block besides.
+        self.rows.buffers = buffers(self.tables)
+        chain = self.tables.folded.chain
+        for first, second in dict.fromkeys(pairwise(chain)) or {(chain[0], chain[0]): None}:
+            for use in (BufferUse.FORWARD, BufferUse.BACKWARD):
+                together = Counter((first, second) if len(chain) > 1 else (first,))
+                held = [
+                    float(together[own.kind]) if own.use is use
+                    else float(own.use is BufferUse.REDUCING and own.kind == self.main)
+                    for own in self.rows.buffers
+                ]  # fmt: skip
+                self.rows.add({"short": 1.0}, amounts=np.array(amounts), pairs=np.array(held) / limit, least=-1.0)
 
 
 _FORWARD = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_GATHER)

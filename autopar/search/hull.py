@@ -52,13 +52,16 @@ class Hull:
         if not np.isfinite(totals).all():
             return False
         amounts = np.array([item.amounts[choice[item.node]] for item in self._tables.bytes])
+        edges = [(self._tables.edges[buffer.edge], buffer) for buffer in self.rows.buffers]
+        held = np.array([buffer.amounts[choice[edge.first], choice[edge.second]] for edge, buffer in edges])
+        between = self.rows.pairs @ held
         new = False
         for index in range(len(self.rows.flavours)) if flavour is None else (flavour,):
             if (choice, index) in self._known:
                 continue
             self._known.add((choice, index))
             seconds = np.tensordot(self.rows.seconds[:, index], totals, axes=2) + self.rows.host[:, index]
-            self._columns.append(seconds + self.rows.bytes[:, index] @ amounts)
+            self._columns.append(seconds + self.rows.bytes[:, index] @ amounts + between)
             self._unit = self._unit or max(float(seconds.max()), 1e-12)
             new = True
         return new
@@ -110,7 +113,7 @@ class Hull:
             base = constant + float(paid @ rows.host[:, index])
             if index and not items.any():
                 break  # memory is free: no flavour is faster than the first
-            instance = self._priced(factors, items)
+            instance = self._priced(factors, items, paid @ rows.pairs)
             solution = self._solve(instance, min(lowest, max(cutoff, self.value)) - base)
             lowest = min(lowest, solution.bound + base)
             if solution.choice is not None:
@@ -120,7 +123,7 @@ class Hull:
             self.bound, self._best = lowest, prices
         return new
 
-    def _priced(self, factors: FloatArray, items: FloatArray) -> Problem:
+    def _priced(self, factors: FloatArray, items: FloatArray, pairs: FloatArray) -> Problem:
         instance = problem(self._tables, Weights(factors, True))
         if not items.any():
             return instance
@@ -128,7 +131,17 @@ class Hull:
         for price, item in zip(items.tolist(), self._tables.bytes, strict=True):
             if price:
                 costs[item.node] += price * item.amounts
-        return replace(instance, node_costs=tuple(costs))
+        used = np.flatnonzero(pairs)
+        edges = [self._tables.edges[self.rows.buffers[index].edge] for index in used]
+        first = len(instance.edge_tables)
+        return replace(
+            instance,
+            node_costs=tuple(costs),
+            edge_nodes=np.vstack([instance.edge_nodes, *([edge.first, edge.second] for edge in edges)]),
+            edge_tables=(*instance.edge_tables, *(self.rows.buffers[index].amounts for index in used)),
+            edge_table_ids=np.append(instance.edge_table_ids, np.arange(first, first + len(used))),
+            edge_weights=np.append(instance.edge_weights, pairs[used]),
+        )
 
 
 def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray]:
