@@ -18,7 +18,11 @@ from autopar.errors import PlanError
 from autopar.recompute import Recompute, parse_recompute
 from autopar.sharding import Axis, Mesh
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
+
+_OMITTED = ("variant", "variants")
+"""Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +206,14 @@ class StagePlan:
             2p - 1 - i have the same.
         recompute: "none", "selective" (the ops that `BlockPlan.selective` names run again) or "full" (only block
             inputs are kept, the forward runs again) for all its blocks; or runs of blocks, "full*4 none*2".
+        variant: Which mesh and placements it has: 0 for `Plan.mesh` and `Plan.blocks`, i > 0 for
+            `Plan.variants[i - 1]`.
     """
 
     blocks: tuple[int, int]
     devices: tuple[int, int]
     recompute: str
+    variant: int = 0
 
     @property
     def flavours(self) -> tuple[Recompute, ...]:
@@ -216,6 +223,25 @@ class StagePlan:
             PlanError: If `recompute` does not say.
         """
         return parse_recompute(self.recompute, self.blocks[1] - self.blocks[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A mesh, and how blocks lie on it: what some stages of a plan have in common and others do not.
+
+    Attributes:
+        mesh: Devices of one stage.
+        blocks: Placements per distinct block; at least of the kinds that stages of the variant have. `instances` of a
+            block are all those in the chain, whatever stage they are on.
+    """
+
+    mesh: tuple[Axis, ...]
+    blocks: tuple[BlockPlan, ...]
+
+    @property
+    def device_mesh(self) -> Mesh:
+        """The mesh of one stage."""
+        return Mesh(self.mesh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +285,21 @@ class PhaseTime:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """What was known at some time of a search.
+
+    Attributes:
+        seconds: Since the search was asked for, import and discovery included.
+        objective: Of the best plan so far, in seconds; a history begins with the first.
+        bound: No plan of the space has a lower objective, as far as was proven then, in seconds.
+    """
+
+    seconds: float
+    objective: float
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
 class SearchReport:
     """How the plan was found.
 
@@ -273,6 +314,8 @@ class SearchReport:
         solved: How many of them were solved.
         pruned: How many were excluded by their bound.
         phases: Where the time went.
+        history: What was known when; seconds ascend, objectives never rise, bounds never fall.
+        cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 
     solver: str
@@ -284,6 +327,8 @@ class SearchReport:
     solved: int
     pruned: int
     phases: tuple[PhaseTime, ...]
+    history: tuple[HistoryPoint, ...] = ()
+    cached: bool = False
 
     @property
     def gap(self) -> float:
@@ -319,17 +364,19 @@ class Plan:
         model: The model.
         job: The request.
         summary: The plan in one line, in the field's words.
-        mesh: Devices of one stage.
+        mesh: Devices of one stage; of the stages of variant 0 if there are more variants.
         stages: Pipeline stages in order.
         schedule: A key of `autopar.schedule.SCHEDULES`: "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v",
             "forward-only".
         num_microbatches: Microbatches per step; each holds `global_batch / num_microbatches` samples.
-        blocks: Placements per distinct block.
+        blocks: Placements per distinct block; on stages of variant 0 if there are more variants.
         objective: Step time in seconds by the planner's formula; of a plan by degrees, simulated.
         simulated: The simulator's verdict.
         search: How it was found; None on alternatives.
         alternatives: Runners-up in order of simulated time.
-        version: Version of this format.
+        variants: Further meshes with placements of their own, for stages that have other numbers of devices or place
+            the same kind of block differently. `StagePlan.variant` says which is whose; `variant_of` resolves it.
+        version: Version of the format; the oldest that can say what the plan says.
     """
 
     model: ModelInfo
@@ -344,12 +391,35 @@ class Plan:
     simulated: Simulated | None = None
     search: SearchReport | None = None
     alternatives: tuple["Plan", ...] = field(default=())
-    version: int = PLAN_VERSION
+    variants: tuple[Variant, ...] = ()
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
+            newest = max((plan.version for plan in self.alternatives), default=1)
+            object.__setattr__(self, "version", 2 if self.variants else newest)
 
     @property
     def device_mesh(self) -> Mesh:
-        """The mesh of one stage."""
+        """The mesh of one stage; of the stages of variant 0 if there are more variants."""
         return Mesh(self.mesh)
+
+    @property
+    def all_variants(self) -> tuple[Variant, ...]:
+        """Meshes with their placements, in the numbering of `StagePlan.variant`."""
+        return (Variant(self.mesh, self.blocks), *self.variants)
+
+    def variant_of(self, stage: StagePlan) -> Variant:
+        """Return the mesh and the placements of a stage."""
+        return Variant(self.mesh, self.blocks) if stage.variant == 0 else self.variants[stage.variant - 1]
+
+    def stage_of(self, block: int) -> StagePlan:
+        """Return the stage that has a block of the chain."""
+        return next(stage for stage in self.stages if block in range(*stage.blocks))
+
+    def block_plan(self, block: int) -> BlockPlan:
+        """Return the placements of a block of the chain, on the stage that has it."""
+        return next(plan for plan in self.variant_of(self.stage_of(block)).blocks if block in plan.instances)
 
     @property
     def microbatch(self) -> int:
@@ -358,7 +428,7 @@ class Plan:
 
     def to_json(self) -> bytes:
         """Return the plan as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+        return msgspec.json.format(msgspec.json.encode(_written(msgspec.to_builtins(self))), indent=1)
 
     def save(self, path: str | Path) -> None:
         """Write the plan atomically."""
@@ -369,8 +439,8 @@ class Plan:
         """Read a plan.
 
         Raises:
-            PlanError: If the data is no plan of a known version (the message names the field), or its microbatches do
-                not make its batch.
+            PlanError: If the data is no plan of a known version (the message names the field), its microbatches do
+                not make its batch, or its stages do not have the variants they speak of.
         """
         try:
             plan = msgspec.json.decode(data, type=cls)
@@ -378,10 +448,11 @@ class Plan:
             raise PlanError(
                 f"not a plan: {error}", hint="give the plan.json that `autopar solve -o DIR` wrote"
             ) from None
-        if plan.version != PLAN_VERSION:
+        if not 1 <= plan.version <= PLAN_VERSION:
             raise PlanError(
-                f"plan of version {plan.version}, this autopar reads {PLAN_VERSION}", hint="solve the model again"
+                f"plan of version {plan.version}, this autopar reads 1 to {PLAN_VERSION}", hint="solve the model again"
             )
+        check_variants(plan)
         batch, count = plan.job.global_batch, plan.num_microbatches
         if count < 1 or batch < 1 or batch % count:
             raise PlanError(
@@ -411,6 +482,49 @@ class Plan:
     def without_alternatives(self) -> "Plan":
         """Return the plan alone, as it stands in another plan's list of alternatives."""
         return replace(self, alternatives=(), search=None)
+
+
+def check_variants(plan: Plan) -> None:
+    """Check that every stage has a mesh of its size, and placements of all its blocks.
+
+    Raises:
+        PlanError: If a stage has none, or a variant no stage.
+    """
+    hint = "the plan was edited: solve again"
+    variants = plan.all_variants
+    kinds = {index: block.kind for variant in variants for block in variant.blocks for index in block.instances}
+    for number, stage in enumerate(plan.stages):
+        if not 0 <= stage.variant < len(variants):
+            raise PlanError(f"stage {number} has variant {stage.variant}, the plan has {len(variants)}", hint=hint)
+        variant = variants[stage.variant]
+        devices = stage.devices[1] - stage.devices[0]
+        if devices != variant.device_mesh.size:
+            raise PlanError(
+                f"stage {number} has {devices} devices, the mesh {variant.device_mesh} of its variant "
+                f"{stage.variant} has {variant.device_mesh.size}",
+                hint=hint,
+            )
+        placed = {block.kind for block in variant.blocks}
+        missing = {kinds[block] for block in range(*stage.blocks) if block in kinds} - placed
+        if missing:
+            raise PlanError(
+                f"stage {number} has blocks of kind {min(missing)}, which its variant {stage.variant} does not place",
+                hint=hint,
+            )
+    unused = set(range(len(variants))) - {stage.variant for stage in plan.stages}
+    if unused:
+        raise PlanError(f"no stage has variant {min(unused)} of the plan", hint="number the variants without gaps")
+
+
+def _written(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan as it is written, without what older versions take for granted."""
+    for record in (plan, *plan["stages"]):
+        for name in _OMITTED:
+            if not record.get(name, True):
+                del record[name]
+    for other in plan["alternatives"]:
+        _written(other)
+    return plan
 
 
 def write_atomically(path: Path, data: bytes) -> None:

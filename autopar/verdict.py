@@ -106,4 +106,5 @@ def _report(
         solved=outcome.solved,
         pruned=outcome.pruned,
         phases=times,
+        history=outcome.history.points,
     )

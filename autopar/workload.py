@@ -13,6 +13,7 @@ from autopar.formulate.recipes import batch_dims
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph
 from autopar.onnx import load
+from autopar.onnx.content import content_digest
 from autopar.onnx.reader import read
 from autopar.plan import ModelInfo, Plan
 from autopar.training import training_step
@@ -65,6 +66,11 @@ class Workload:
             ModelError: If it cannot be read.
         """
         return read(self.model).model
+
+    @cached_property
+    def content(self) -> str:
+        """A hash of the model's content: models of the same hash are imported alike, wherever they lie."""
+        return content_digest(read(self.model))
 
     def graph(self, samples: int) -> Graph:
         """Return the graph of a microbatch with blocks found, the whole step in training mode.

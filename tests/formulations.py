@@ -10,6 +10,7 @@ import numpy as np
 from autopar.cluster import PRESETS
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray, Holding, State
 from autopar.formulate.step import Pipeline, Split, step_time
@@ -131,16 +132,26 @@ def lowered_bytes(tables: Tables, choice: tuple[int, ...]) -> ChainBytes:
     return chain_bytes(lowered, tables.folded, trains=trains)
 
 
-def best_by_enumeration(totals: FloatArray, memory: ChainBytes, pipeline: Pipeline, limit: float, hop: float) -> float:
+def best_by_enumeration(
+    totals: FloatArray,
+    memory: ChainBytes,
+    pipeline: Pipeline,
+    limit: float,
+    hop: float,
+    constraints: Constraints = FREE,
+) -> float:
     """Return the least step seconds over all splits whose stages fit, whatever each of their blocks recomputes."""
     best = float("inf")
+    keeps = constraints.keeps or (frozenset(Recompute),) * len(memory.chain)
 
     @cache
     def fitting(start: int, stop: int, in_flight: int) -> list[tuple[Recompute, ...]]:
-        each = product(memory.flavours, repeat=stop - start)
+        each = product(*([f for f in memory.flavours if f in own] for own in keeps[start:stop]))
         return [flavours for flavours in each if memory.peak(start, stop, in_flight, flavours) <= limit]
 
     for ranges in splits(len(memory.chain), pipeline.num_stages):
+        if constraints.cuts is not None and not constraints.cuts.issuperset(start for start, _ in ranges[1:]):
+            continue
         options = [fitting(*blocks, pipeline.in_flight(stage)) for stage, blocks in enumerate(ranges)]
         for recompute in product(*options):
             best = min(best, step_time(totals, memory.chain, pipeline, Split(ranges, recompute), hop).seconds)

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.cost import Overlap, Stack
+from autopar.formulate.constraints import Constraints
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.mean import least_bytes, mean_bytes
 from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray
@@ -225,6 +226,28 @@ def test_best_split_is_best(
     slack = 2 * (pipeline.num_microbatches - 1) * hop if pipeline.schedule == "1f1b" else 0.0
     slack += _traffic(totals, memory)
     assert expected * (1 - TOLERANCE) <= seconds <= (expected + slack) * (1 + TOLERANCE)
+
+
+@given(_chains(), st.data())
+@settings(max_examples=80)
+def test_best_split_keeps_to_constraints(
+    case: tuple[FloatArray, ChainBytes, Pipeline, float, float], data: st.DataObject
+) -> None:
+    """Where stages may begin and what blocks may recompute: of what is left, the best."""
+    totals, memory, pipeline, limit, _ = case
+    totals[:, [Slot.REDUCE, Slot.GRADIENT]] = 0.0
+    blocks = len(memory.chain)
+    cuts = data.draw(st.none() | st.frozensets(st.integers(1, blocks)))
+    flavours = st.frozensets(st.sampled_from(memory.flavours), min_size=1)
+    keeps = data.draw(st.just(()) | st.tuples(*[flavours] * blocks))
+    constraints = Constraints(cuts=cuts, keeps=keeps)
+
+    found = best_split(totals, memory, pipeline, limit, 0.0, constraints)
+
+    expected = best_by_enumeration(totals, memory, pipeline, limit, 0.0, constraints)
+    assert (np.inf if found is None else found[1].seconds) == pytest.approx(expected, rel=TOLERANCE)
+    if found is not None and keeps:
+        assert all(own in kept for own, kept in zip(found[0].flavours, keeps, strict=True))
 
 
 def _traffic(totals: FloatArray, memory: ChainBytes) -> float:

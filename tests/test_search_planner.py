@@ -299,3 +299,18 @@ def test_an_op_the_probe_does_not_have_gets_its_rule() -> None:
 
     assert found.of(some) == task.rules.of(some)
     assert task.rules_of(graph) is task.rules
+
+
+def test_the_history_only_gets_better() -> None:
+    """From the first plan on; it ends with what the search found and proved."""
+    outcome = _run(_task("mlp-xs", 4), keep=3)
+
+    points = outcome.history.points
+    assert points
+    assert points[-1].objective == outcome.candidates[0].objective
+    assert points[-1].bound == outcome.bound
+    for before, after in pairwise(points):
+        assert before.seconds <= after.seconds
+        assert before.objective >= after.objective
+        assert before.bound <= after.bound
+    assert all(point.bound <= outcome.candidates[0].objective for point in points)

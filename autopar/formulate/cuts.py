@@ -9,11 +9,13 @@ so that step = end_p + (m - 1) T + 2 (p - 1) h + fixed, but for a pace that hops
 ascending order until (m - 1) T is too much.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures, special_blocks
 from autopar.formulate.step import Pipeline, Split, StepTime, step_time
@@ -24,12 +26,20 @@ from autopar.recompute import Recompute
 _LEAST = list(reversed(Recompute))
 """Flavours from what keeps least."""
 
+UNLIMITED = 1e300
+"""Bytes that are more than any stage holds, and less than what must not be."""
+
 ROUNDING = 1e-9
 """Sums of equal blocks differ by rounding only: relative."""
 
 
 def best_split(
-    totals: FloatArray, memory: ChainBytes, pipeline: Pipeline, limit: float, hop: float
+    totals: FloatArray,
+    memory: ChainBytes,
+    pipeline: Pipeline,
+    limit: float,
+    hop: float,
+    constraints: Constraints = FREE,
 ) -> tuple[Split, StepTime] | None:
     """Return the split into stages, and what their blocks recompute, with the least step time; None if none fits.
 
@@ -44,24 +54,27 @@ def best_split(
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
         hop: Seconds of sending one microbatch's boundary from a stage to the next.
+        constraints: Cuts and recompute that are left open.
     """
     chain, num_stages = memory.chain, pipeline.num_stages
     if num_stages > len(chain):
         return None
-    symbols = symbols_of(chain, special_blocks(memory))
+    alike = [tuple(i for i, own in enumerate(constraints.keeps) if own == keeps) for keeps in set(constraints.keeps)]
+    symbols = symbols_of(chain, [*special_blocks(memory), *alike])
     best: tuple[Split, StepTime] | None = None
     for longest in _lengths(len(chain), num_stages):
-        stages = _stages(windows(symbols, longest, num_stages == 1), totals, memory, pipeline, limit)
+        found = windows(symbols, longest, num_stages == 1)
+        stages = _stages(found, totals, memory, pipeline, min(limit, UNLIMITED), constraints)
         best = _best(stages, totals, chain, pipeline, hop)
         if longest == len(chain) or (best is not None and best[1].seconds <= _beyond(totals, chain, pipeline, longest)):
             break
     if best is None:
         return None
-    split = _sorted(best[0], memory, pipeline, limit)
+    split = _sorted(best[0], memory, pipeline, limit, constraints)
     return split, step_time(totals, chain, pipeline, split, hop)
 
 
-def _sorted(split: Split, memory: ChainBytes, pipeline: Pipeline, limit: float) -> Split:
+def _sorted(split: Split, memory: ChainBytes, pipeline: Pipeline, limit: float, constraints: Constraints) -> Split:
     """Return the split with equal blocks of a stage in the order full, selective, none, wherever that fits.
 
     It takes no longer: earlier blocks end their backwards later, and hide more of what is reduced when they recompute.
@@ -75,8 +88,9 @@ def _sorted(split: Split, memory: ChainBytes, pipeline: Pipeline, limit: float) 
             for kind in set(kinds)
         }
         ordered = tuple(of_kind[kind].pop(0) for kind in kinds)
+        allowed = not constraints.keeps or all(map(operator.contains, constraints.keeps[start:stop], ordered))
         fits = memory.peak(start, stop, pipeline.in_flight(stage), ordered) <= limit
-        found.append(ordered if fits else flavours)
+        found.append(ordered if allowed and fits else flavours)
     return Split(split.ranges, tuple(found))
 
 
@@ -120,7 +134,7 @@ class _Stages:
     Of the mixtures that fit, the first is the fastest, the second the one whose reductions end earliest.
 
     Attributes:
-        found: The windows.
+        at: Windows of the ranges that may be stages, as in `Windows.at`.
         mixtures: Their mixtures.
         seconds: t_s, infinity if none fits.
         tails: tail_s.
@@ -130,7 +144,7 @@ class _Stages:
         trains: Whether there are backward passes.
     """
 
-    found: Windows
+    at: IntArray
     mixtures: Mixtures
     seconds: FloatArray
     tails: FloatArray
@@ -140,9 +154,16 @@ class _Stages:
     trains: bool
 
 
-def _stages(found: Windows, totals: FloatArray, memory: ChainBytes, pipeline: Pipeline, limit: float) -> _Stages:
+def _stages(
+    found: Windows,
+    totals: FloatArray,
+    memory: ChainBytes,
+    pipeline: Pipeline,
+    limit: float,
+    constraints: Constraints,
+) -> _Stages:
     flying = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)]
-    mixed = mixtures(found, totals, memory, pipeline.overlap, limit, min(flying))
+    mixed = mixtures(found, totals, memory, pipeline.overlap, limit, min(flying), constraints.keeps)
     ends = mixed.seconds + mixed.slow + mixed.tails
     taken = np.zeros((pipeline.num_stages, len(found.start), 2), dtype=np.int64)
     fits = np.full(taken.shape, False)
@@ -154,7 +175,7 @@ def _stages(found: Windows, totals: FloatArray, memory: ChainBytes, pipeline: Pi
         fits[rows] = room.any(axis=1, keepdims=True)
     each = np.arange(len(found.start))[None, :, None]
     return _Stages(
-        found=found,
+        at=np.where(constraints.ranges(*found.at.shape), found.at, -1),
         mixtures=mixed,
         seconds=np.where(fits, mixed.seconds[each, taken], np.inf),
         tails=mixed.tails[each, taken],
@@ -171,7 +192,7 @@ def _best(
     """Return the best split into windows; see `best_split`."""
     from autopar.formulate.kernel import earliest_end, slowest  # compiling is loaded when it is needed only
 
-    at, follow = stages.found.at, pipeline.num_microbatches - 1
+    at, follow = stages.at, pipeline.num_microbatches - 1
     least_pace = slowest(at, stages.seconds[..., 0])
     if not np.isfinite(least_pace):
         return None
@@ -199,7 +220,7 @@ def _written(stages: _Stages, stops: IntArray, options: IntArray) -> tuple[Split
     """Return the split of a cut, and the seconds of its slowest stage."""
     ranges, recompute, pace, start = [], [], 0.0, 0
     for stage, (stop, option) in enumerate(zip(stops.tolist(), options.tolist(), strict=True)):
-        window = int(stages.found.at[start, stop - start - 1])
+        window = int(stages.at[start, stop - start - 1])
         ranges.append((start, stop))
         recompute.append(stages.mixtures.flavours(window, int(stages.taken[stage, window, option])))
         pace = max(pace, float(stages.seconds[stage, window, option]))

@@ -185,7 +185,7 @@ def _slowest(at: Ints, seconds: Floats) -> float:
             for length in range(min(longest, num_blocks - start)):
                 window = at[start, length]
                 if window < 0:
-                    break
+                    continue
                 value = max(best[start], seconds[stage, window])
                 after[start + length + 1] = min(after[start + length + 1], value)
         best = after
@@ -221,7 +221,7 @@ def _earliest_end(
             for length in range(min(longest, num_blocks - start)):
                 window = at[start, length]
                 if window < 0:
-                    break
+                    continue
                 stop = start + length + 1
                 for option in range(options):
                     if seconds[stage, window, option] > cap:

@@ -75,7 +75,13 @@ class Mixtures:
 
 
 def mixtures(
-    found: Windows, totals: FloatArray, memory: ChainBytes, overlap: Overlap, limit: float, least_in_flight: int
+    found: Windows,
+    totals: FloatArray,
+    memory: ChainBytes,
+    overlap: Overlap,
+    limit: float,
+    least_in_flight: int,
+    keeps: Sequence[frozenset[Recompute]] = (),
 ) -> Mixtures:
     """Return the mixtures of windows.
 
@@ -86,6 +92,8 @@ def mixtures(
         overlap: How compute and communication share time.
         limit: Bytes per device.
         least_in_flight: Microbatches that every stage holds at least.
+        keeps: For each block what it may keep of its forward; empty for anything. Blocks of a window that stand for
+            others may do the same.
     """
     sums = _Sums(found, totals[np.asarray(memory.chain)])
     resident, beside, update, least = _fixed(found, memory)
@@ -96,7 +104,11 @@ def mixtures(
     gathers = np.array([gather_seconds(totals, flavour) - once for flavour in memory.flavours]).T[last]
     reduced = (1 - overlap.share) * sums.of(Slot.REDUCE)
     spent = sums.of(Slot.BACKWARD) - totals[last, Slot.BACKWARD]
-    whole = _uniform(found, memory, again, gathers, reduced - spent)
+    closed = np.zeros(again.shape)  # bytes that are too many for any device
+    if keeps:
+        allowed = [[flavour in keeps[block] for flavour in memory.flavours] for block in (found.stop - 1).tolist()]
+        closed[~np.array(allowed)] = np.inf
+    whole = _uniform(found, memory, again, gathers, reduced - spent, closed)
     each, source, flavour = np.zeros((len(last), 0, 5)), np.zeros((len(last), 0), int), np.zeros((len(last), 0), int)
     waiting = least_in_flight - 1
     if len(memory.flavours) > 1 and (waiting * whole[:, 0, 2] + whole[:, 0, 3] + beside + resident > limit).any():
@@ -105,7 +117,7 @@ def mixtures(
         held = _holdings(found, memory)
         each, number, source, flavour = frontiers(
             found.parent, spent, reduced, again, gathers,
-            held.kept, held.running, held.late, held.after, held.covers,
+            held.kept, held.running + closed[:, None, :], held.late, held.after, held.covers,
             room, waiting, MOST,
         )  # fmt: skip
         each[np.arange(MOST) >= number[:, None], 3] = np.inf
@@ -173,21 +185,27 @@ def _fixed(found: Windows, memory: ChainBytes) -> tuple[FloatArray, FloatArray, 
 
 
 def _uniform(
-    found: Windows, memory: ChainBytes, again: FloatArray, gathers: FloatArray, late: FloatArray
+    found: Windows,
+    memory: ChainBytes,
+    again: FloatArray,
+    gathers: FloatArray,
+    late: FloatArray,
+    closed: FloatArray,
 ) -> FloatArray:
     """Return the rows of the mixtures of one flavour, (windows, flavours, 5); `late` without what runs again."""
     each = []
     places = list(zip(found.parent.tolist(), found.stop.tolist(), late.tolist(), strict=True))
-    for flavour, seconds, traffic in zip(memory.flavours, again.T.tolist(), gathers.T.tolist(), strict=True):
+    columns = zip(memory.flavours, again.T.tolist(), gathers.T.tolist(), closed.T.tolist(), strict=True)
+    for flavour, seconds, traffic, over in columns:
         states: list[State] = []
         rows: list[tuple[float, float, float, float, float]] = []
-        for (before, stop, due), more, gathered in zip(places, seconds, traffic, strict=True):
+        for (before, stop, due), more, gathered, too_much in zip(places, seconds, traffic, over, strict=True):
             kind = memory.chain[stop - 1]
             state = states[before] if before >= 0 else memory.walk.enter(kind)
             holding, state = memory.walk.advance(kind, flavour, state)
             states.append(state)
             ran, parameters, kept, running, owed = rows[before] if before >= 0 else (0.0, 0.0, 0.0, 0.0, 0.0)
-            fullest = max(running + holding.late, kept + max(holding.forward, holding.backward))
+            fullest = max(running + holding.late, kept + max(holding.forward, holding.backward) + too_much)
             rows.append((ran + more, parameters + gathered, kept + holding.kept, fullest, max(owed, due - ran)))
         each.append(rows)
     return np.array(each).transpose(1, 0, 2)

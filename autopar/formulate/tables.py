@@ -177,6 +177,15 @@ class Bytes:
     end: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Forbidden:
+    """Pairs of strategies that two nodes must not have together: (S of first, S of second) seconds, 0 or infinite."""
+
+    first: int
+    second: int
+    seconds: FloatArray
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """Values that pass between blocks under one placement: the node that decides it, and what defines them."""
@@ -202,6 +211,7 @@ class Tables:
         selective: By kind, positions of the ops that selective recompute runs again.
         again_nodes: Their nodes.
         again_edges: The edges that are paid again with them.
+        forbidden: What must not be chosen together.
     """
 
     folded: Folded
@@ -216,6 +226,7 @@ class Tables:
     selective: tuple[frozenset[int], ...]
     again_nodes: tuple[int, ...]
     again_edges: tuple[int, ...]
+    forbidden: tuple[Forbidden, ...] = ()
 
     def block_seconds(self, choice: Sequence[int]) -> FloatArray:
         """Return the seconds of one instance by kind and slot, (kinds, slots), with whole passes.

@@ -96,7 +96,23 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
             ("bound", f"{bound}; gap {100 * search.gap:.1f} %"),
             ("stopped", WHY_STOPPED.get(search.termination, search.termination)),
         ]
+        if search.history:
+            entries.append(("on the way", _history(search)))
+        if search.cached:
+            entries.append(
+                ("from cache", "found before for the same model, cluster and job; --no-cache searches again")
+            )
     return entries
+
+
+def _history(search: SearchReport) -> str:
+    """Return when the first and the last plan were found."""
+    first, last = search.history[0], search.history[-1]
+    best = next(point for point in search.history if point.objective == last.objective)
+    told = f"first plan after {format_seconds(first.seconds)}"
+    if best.objective < first.objective:
+        told += f" ({format_change(first.objective, best.objective)}), best after {format_seconds(best.seconds)}"
+    return told
 
 
 def assumptions(plan: Plan) -> list[tuple[str, str]]:

@@ -1,0 +1,76 @@
+"""Plans as files: what is written, what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autopar.errors import PlanError
+from autopar.plan import Plan, Variant
+from autopar.sharding import Axis
+from tests.plans import two_stage_plan
+
+
+def _two_variants() -> Plan:
+    """Return the plan of two stages with a mesh of its own for each: 4 devices, and 2."""
+    plan = two_stage_plan()
+    first, second = plan.stages
+    variant = Variant((Axis("tp", 2, 1),), plan.blocks[1:])
+    stages = (first, replace(second, devices=(4, 6), variant=1))
+    return replace(plan, stages=stages, variants=(variant,))
+
+
+def test_a_plan_without_variants_is_written_as_ever() -> None:
+    """Readers of the first version understand it."""
+    written = json.loads(two_stage_plan().to_json())
+
+    assert written["version"] == 1
+    assert "variants" not in written
+    assert all(set(stage) == {"blocks", "devices", "recompute"} for stage in written["stages"])
+    assert list(written) == [
+        *("model", "job", "summary", "mesh", "stages", "schedule", "num_microbatches", "blocks", "objective"),
+        *("simulated", "search", "alternatives", "version"),
+    ]
+
+
+def test_a_plan_with_variants_survives_its_file() -> None:
+    """It is of a version that readers who would not see its variants refuse."""
+    plan = _two_variants()
+
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.version == 2
+    assert replace(plan, variants=(), stages=two_stage_plan().stages).version == 1
+    assert replace(two_stage_plan(), alternatives=(plan,)).version == 2
+
+
+def test_stages_know_their_variants() -> None:
+    """Number 0 is the plan's own mesh and blocks."""
+    plan = _two_variants()
+
+    assert [str(plan.variant_of(stage).device_mesh) for stage in plan.stages] == ["dp=2×tp=2", "tp=2"]
+    assert plan.variant_of(plan.stages[0]) == plan.all_variants[0]
+    assert [plan.block_plan(block).kind for block in range(4)] == [0, 1, 1, 2]
+    assert plan.block_plan(2) is plan.variants[0].blocks[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["stages"][1].update(variant=2), "stage 1 has variant 2, the plan has 2"),
+        (
+            lambda data: data["stages"][1].update(devices=[4, 8]),
+            "stage 1 has 4 devices, the mesh tp=2 of its variant 1",
+        ),
+        (lambda data: data["variants"][0]["blocks"].pop(), "stage 1 has blocks of kind 2"),
+        (lambda data: data["variants"].append(data["variants"][0]), "no stage has variant 2"),
+        (lambda data: data.update(version=3), "plan of version 3, this autopar reads 1 to 2"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(change: object, message: str) -> None:
+    """Each stage has a mesh of its size with all its blocks on it."""
+    data = json.loads(_two_variants().to_json())
+    assert callable(change)
+    change(data)
+
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(json.dumps(data).encode())
