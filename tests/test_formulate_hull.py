@@ -50,13 +50,22 @@ def _choices(found: Tables, model: str, number: int) -> list[Choice]:
     return result
 
 
+def _mixed(ranges: tuple[tuple[int, int], ...], rng: np.random.Generator) -> Split:
+    """Return a split in which every block has a flavour of its own."""
+    flavours = list(Recompute)
+    return Split(
+        ranges,
+        tuple(tuple(flavours[number] for number in rng.integers(3, size=stop - start)) for start, stop in ranges),
+    )
+
+
 @pytest.mark.parametrize("stack", ["plain", "shared"])
 @pytest.mark.parametrize("num_microbatches", [1, 3])
 def test_of_one_stage_and_one_choice_the_program_is_the_step_time(stack: str, num_microbatches: int) -> None:
     """Nothing is lost but what blocks in the middle of the chain reduce late, and slowdown beside gathers."""
     found = _tables("gpt2", stack)
     pipeline = Pipeline(1, num_microbatches, "1f1b", Overlap.of(STACKS[stack]))
-    whole = Split(((0, found.folded.num_blocks),), (NONE,))
+    whole = Split.uniform(((0, found.folded.num_blocks),), (NONE,))
     for choice in _choices(found, "gpt2", 6):
         time = step_time(found.block_seconds(choice), found.folded.chain, pipeline, whole, 0.0).seconds
         hull = Hull(found, step_program(found, pipeline, np.inf), _solve)
@@ -70,9 +79,8 @@ def test_of_one_stage_and_one_choice_the_program_is_the_step_time(stack: str, nu
 
 
 @pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2"])
-@pytest.mark.parametrize("num_groups", [1, 2, 3])
-@pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize(("model", "num_groups"), [("gpt2", 1), ("gpt2", 2), ("gpt2", 3), ("mixtral-8x7b", 2)])
 def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule: str, stack: str) -> None:
     """Whatever the choice, the cut and the flavours, without memory limits: weak duality."""
     found = _tables(model, stack)
@@ -91,7 +99,7 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
         if not np.isfinite(totals).all():
             continue
         for ranges in splits(len(chain), pipeline.num_stages):
-            split = Split(ranges, tuple(list(Recompute)[number] for number in rng.integers(3, size=len(ranges))))
+            split = _mixed(ranges, rng)
             if schedule.startswith("zb"):
                 works = stage_works(found, choice, split, splits=True)
                 seconds = scheduled_step(schedule, num_groups, pipeline.num_microbatches, works) + pipeline.fixed
@@ -115,8 +123,7 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
             continue
         ranges = splits(len(chain), num_stages)
         for number in rng.integers(len(ranges), size=2):
-            flavours = tuple(list(Recompute)[flavour] for flavour in rng.integers(3, size=num_stages))
-            split = Split(ranges[number], flavours)
+            split = _mixed(ranges[number], rng)
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
             seconds = step_time(totals, chain, pipeline, split, 0.0).seconds
             hull = Hull(found, step_program(found, pipeline, limit), _solve)
@@ -131,6 +138,30 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
                 free.step(np.inf, lambda _: None, memory=False)
             raised += hull.bound > free.bound * (1 + TOLERANCE)
     assert raised or num_stages > 1, "limits matter"
+
+
+@pytest.mark.parametrize("model", ["gpt2", "mlp-xs", "mixtral-8x7b"])
+def test_one_stage_holds_no_less_than_the_rows_of_memory_say(model: str) -> None:
+    """Whatever the choice and the flavour: at a limit of what it needs, no row is short."""
+    found = tables(model)
+    pipeline, stop = Pipeline(1, 4, "1f1b"), found.folded.num_blocks
+    buffered = 0
+    for choice in _choices(found, model, 40):
+        memory = lowered_bytes(found, choice)
+        for index, flavour in enumerate(step_program(found, pipeline, 1.0).flavours):
+            limit = memory.peak(0, stop, 1, (flavour,) * stop)
+            rows = step_program(found, pipeline, limit)
+            amounts = np.array([item.amounts[choice[item.node]] for item in found.bytes])
+            edges = [found.edges[buffer.edge] for buffer in rows.buffers]
+            held = np.array(
+                [
+                    buffer.amounts[choice[edge.first], choice[edge.second]]
+                    for edge, buffer in zip(edges, rows.buffers, strict=True)
+                ]
+            )
+            assert (rows.bytes[:, index] @ amounts + rows.pairs @ held + rows.least <= TOLERANCE).all()
+            buffered += bool((rows.pairs @ held).any())
+    assert buffered, "some choices gather or reduce"
 
 
 def test_no_price_counts_less_than_nothing() -> None:

@@ -85,10 +85,21 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Blocks to stages: half-open ranges of the chain of blocks, and what each stage recomputes."""
+    """Blocks to stages: half-open ranges of the chain of blocks, and per stage what each of its blocks recomputes."""
 
     ranges: tuple[tuple[int, int], ...]
-    recompute: tuple[Recompute, ...]
+    recompute: tuple[tuple[Recompute, ...], ...]
+
+    @classmethod
+    def uniform(cls, ranges: Sequence[tuple[int, int]], recompute: Sequence[Recompute]) -> "Split":
+        """Return the split in which all blocks of a stage have the same flavour."""
+        stages = zip(ranges, recompute, strict=True)
+        return cls(tuple(ranges), tuple((flavour,) * (stop - start) for (start, stop), flavour in stages))
+
+    @property
+    def flavours(self) -> tuple[Recompute, ...]:
+        """What each block of the chain recomputes."""
+        return tuple(flavour for stage in self.recompute for flavour in stage)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,11 +127,10 @@ class StageTimes:
 
 def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap: Overlap) -> StageTimes:
     """Return the seconds of the stages of a split; arguments as of `step_time`."""
-    flavours = np.repeat(np.arange(len(split.ranges)), [stop - start for start, stop in split.ranges])
-    blocks = totals[np.asarray(chain)]
+    blocks, flavours = totals[np.asarray(chain)], split.flavours
     again, gathers = np.zeros(len(blocks)), np.zeros(len(blocks))
-    for recompute in set(split.recompute):
-        chosen = np.array([flavour == recompute for flavour in split.recompute])[flavours]
+    for recompute in set(flavours):
+        chosen = np.array([flavour is recompute for flavour in flavours])
         again[chosen] = rerun_seconds(blocks[chosen], recompute)
         gathers[chosen] = gather_seconds(blocks[chosen], recompute)
     starts = np.array([start for start, _ in split.ranges])
