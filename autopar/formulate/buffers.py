@@ -2,7 +2,7 @@
 
 They belong to pairs of decisions, so that the placement problem, whose memory is of single decisions, does not see
 them; a price on memory can be put on pairs as well as on single ones (`hull.py`). What is counted is never more than
-what the simulator counts (`autopar.simulate.memory`): only ways that are gathers or reductions all along.
+what the simulator counts (`autopar.simulate.memory`): what an op reads through a copy that it shares is left out.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from autopar.cost import Bucketed, Resharder
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.options import local_sizes
 from autopar.formulate.tables import Decision, Edge, IntArray, Slot, Tables, element_bytes
@@ -43,6 +44,7 @@ _USES = {
 def buffers(tables: Tables) -> tuple[Buffer, ...]:
     """Return the buffers of a graph; those that are always empty are left out."""
     resident, wire = element_bytes(tables.folded.graph, tables.costs.policy)
+    bucketed = Resharder(tables.mesh, Bucketed(tables.costs))
     found = []
     for index, edge in enumerate(tables.edges):
         use = _USES.get(edge.slot)
@@ -55,8 +57,13 @@ def buffers(tables: Tables) -> tuple[Buffer, ...]:
         elif first.decision is not Decision.PARAMETER:
             continue
         source, target = _ends(tables, edge)
-        size = min(resident[edge.value], wire[edge.value])
-        amounts = size * _elements(tables, edge.value, source, target, reduces=use is BufferUse.REDUCING)
+        value, name = tables.folded.graph.values[edge.value], edge.value
+        ways = bucketed if use is BufferUse.REDUCING else tables.resharder
+        ends, handed = ways.of(value.shape, wire[name], tables.meaning.chunks(name)).ways(source, target)
+        if use is BufferUse.REDUCING:
+            amounts = handed * min(1.0, resident[name] / wire[name])
+        else:
+            amounts = np.where(ends, local_sizes(value.shape, target, tables.mesh) * min(resident[name], wire[name]), 0)
         if amounts.any():
             found.append(Buffer(index, edge.kind, use, amounts))
     return tuple(found)
@@ -72,21 +79,3 @@ def _ends(tables: Tables, edge: Edge) -> tuple[IntArray, IntArray]:
     target = second.options.inputs[edge.consumer]
     assert target is not None, "a price is for an input that is there"
     return first.outputs(slot), target
-
-
-def _elements(tables: Tables, value: str, source: IntArray, target: IntArray, *, reduces: bool) -> FloatArray:
-    """Return the elements that a gather makes, or that a reduction is handed; 0 for ways that are something else."""
-    shape = tables.folded.graph.values[value].shape
-    before, after = np.meshgrid(source, target, indexing="ij")
-    made = np.broadcast_to(local_sizes(shape, target, tables.mesh), before.shape).astype(np.float64)
-    pure, moves = np.ones(before.shape, dtype=bool), np.zeros(before.shape, dtype=bool)
-    handed = np.ones(before.shape)
-    for axis in reversed(tables.mesh.axes):
-        before, old = np.divmod(before, len(shape) + 2)
-        after, new = np.divmod(after, len(shape) + 2)
-        here = (old == 1) & (new != 1) if reduces else (old >= 2) & (new == 0)
-        pure &= here | (old == new)
-        moves |= here
-        if reduces:
-            handed = np.where(here & (new >= 2), handed * axis.size, handed)
-    return np.where(pure & moves, made * handed, 0.0)
