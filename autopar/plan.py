@@ -21,7 +21,10 @@ from autopar.sharding import Axis, Mesh
 PLAN_VERSION = 2
 """The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
 
-_OMITTED = ("variant", "variants", "offload")
+OFFLOADS = ("", "optimizer")
+"""What a stage can keep in host memory between steps, by `StagePlan.offload`."""
+
+_OMITTED = ("variant", "variants", "offload", "host", "copy_seconds", "host_bytes")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -250,10 +253,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak bytes per device of one stage, by category."""
+    """Peak bytes per device of one stage, by category; `host` are those of a device in the memory of its host."""
 
     peak: float
     breakdown: Mapping[str, float]
+    host: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +272,8 @@ class Simulated:
         bubble_seconds: Idle time of that stage.
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
+        copy_seconds: Copies to and from host memory that nothing hides, of the same stage.
+        host_bytes: What lies in the memory of the fullest host.
     """
 
     step_seconds: float
@@ -277,6 +283,8 @@ class Simulated:
     bubble_seconds: float
     mfu: float
     stages: tuple[StageMemory, ...]
+    copy_seconds: float = 0.0
+    host_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +409,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
             newest = max((plan.version for plan in self.alternatives), default=1)
-            object.__setattr__(self, "version", 2 if self.variants else newest)
+            object.__setattr__(
+                self, "version", 2 if self.variants or any(stage.offload for stage in self.stages) else newest
+            )
 
     @property
     def device_mesh(self) -> Mesh:
@@ -522,7 +532,8 @@ def check_variants(plan: Plan) -> None:
 
 def _written(plan: dict[str, Any]) -> dict[str, Any]:
     """Return a plan as it is written, without what older versions take for granted."""
-    for record in (plan, *plan["stages"]):
+    simulated = plan["simulated"] or {"stages": ()}
+    for record in (plan, *plan["stages"], simulated, *simulated["stages"]):
         for name in _OMITTED:
             if not record.get(name, True):
                 del record[name]

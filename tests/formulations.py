@@ -110,7 +110,8 @@ def ranges_of(memory: BlockBytes, chain: tuple[int, ...]) -> RangeBytes:
                 kept[flavour][start, stop] = counts @ memory.kept[flavour]
                 one = memory.stage_bytes(counts, 1, flavour)
                 running[flavour][start, stop] = one - resident[start, stop]
-    return RangeBytes(resident, kept, running, np.zeros_like(resident))
+    nothing = np.zeros_like(resident)
+    return RangeBytes(resident, kept, running, nothing, nothing, nothing, nothing)
 
 
 def lowered_bytes(tables: Tables, choice: tuple[int, ...]) -> RangeBytes:

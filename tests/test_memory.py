@@ -17,7 +17,7 @@ from autopar.formulate.step import Pipeline
 from autopar.prediction import Prediction, Predictor
 from autopar.program.lower import lower, lower_blocks
 from autopar.program.records import Category
-from autopar.recompute import ON_DEVICE
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.simulate import simulate
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.ranges import range_bytes
@@ -208,9 +208,12 @@ def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, c
     pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
     ranges = range_bytes(lowered, folded, trains=True)
 
-    for flavour in ON_DEVICE:
+    for flavour in Recompute:
         stages = tuple(replace(stage, recompute=str(flavour)) for stage in plan.stages)
         timeline = simulate(lower(replace(plan, stages=stages), folded, COSTS), COSTS)
         for index, (stage, found) in enumerate(zip(stages, timeline.stages, strict=True)):
-            peak = ranges.peak(*stage.blocks, pipeline.in_flight(index), flavour)
+            in_flight, offload = pipeline.in_flight(index), bool(stage.offload)
+            peak = ranges.peak(*stage.blocks, in_flight, flavour, offload=offload)
+            hosted = ranges.host_bytes(in_flight, flavour, offload=offload)[stage.blocks]
             assert found.memory.bytes == pytest.approx(peak, rel=1e-12)
+            assert found.host_bytes == pytest.approx(hosted, rel=1e-12)

@@ -37,28 +37,49 @@ class RangeBytes:
         kept: What a microbatch leaves behind between its forward and its backward.
         running: Fullest moment of a pass with the buffers that are there meanwhile, no other microbatch counted.
         update: Fullest moment of the update.
+        hosted: What a microbatch leaves in host memory between its passes, with flavour `OFFLOAD`.
+        state: Bytes of `resident` that are the optimizer's state, which can lie in host memory.
+        buffers: What of that is on the device during the update, if it does.
     """
 
     resident: FloatArray
     kept: Mapping[Recompute, FloatArray]
     running: Mapping[Recompute, FloatArray]
     update: FloatArray
+    hosted: FloatArray
+    state: FloatArray
+    buffers: FloatArray
 
     @classmethod
     def nothing(cls, num_blocks: int) -> "RangeBytes":
         """Return what ranges of blocks hold that take no memory."""
         zero = np.zeros((num_blocks, num_blocks + 1))
-        return cls(zero, dict.fromkeys(Recompute, zero), dict.fromkeys(Recompute, zero), zero)
+        return cls(zero, dict.fromkeys(Recompute, zero), dict.fromkeys(Recompute, zero), zero, zero, zero, zero)
 
-    def peaks(self, in_flight: int, recompute: Recompute) -> FloatArray:
-        """Return the peak bytes of every range with so many microbatches in flight, the running one counted."""
+    def peaks(self, in_flight: int, recompute: Recompute, *, offload: bool = False) -> FloatArray:
+        """Return the peak bytes of every range with so many microbatches in flight, the running one counted.
+
+        Args:
+            in_flight: Microbatches whose activations a stage holds.
+            recompute: What its blocks keep.
+            offload: Whether the optimizer's state lies in host memory.
+        """
         passes = (in_flight - 1) * self.kept[recompute] + self.running[recompute]
+        if offload:
+            return np.asarray(self.resident - self.state + np.maximum(passes, self.update + self.buffers))
         return np.asarray(self.resident + np.maximum(passes, self.update))
 
-    def peak(self, start: int, stop: int, in_flight: int, recompute: Recompute) -> float:
-        """Return the peak bytes of one range."""
+    def peak(self, start: int, stop: int, in_flight: int, recompute: Recompute, *, offload: bool = False) -> float:
+        """Return the peak bytes of one range; arguments as of `peaks`."""
         passes = (in_flight - 1) * self.kept[recompute][start, stop] + self.running[recompute][start, stop]
-        return float(self.resident[start, stop] + max(passes, self.update[start, stop]))
+        update = self.update[start, stop] + (self.buffers[start, stop] if offload else 0.0)
+        resident = self.resident[start, stop] - (self.state[start, stop] if offload else 0.0)
+        return float(resident + max(passes, update))
+
+    def host_bytes(self, in_flight: int, recompute: Recompute, *, offload: bool = False) -> FloatArray:
+        """Return the bytes of a device of every range that lie in host memory; arguments as of `peaks`."""
+        held = self.state if offload else np.zeros_like(self.state)
+        return np.asarray(held + in_flight * self.hosted if recompute is Recompute.OFFLOAD else held)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

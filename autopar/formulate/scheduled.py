@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.overlap import Overlap, launched
+from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.split import weight_ops
 from autopar.formulate.step import Split
 from autopar.formulate.tables import Decision, Edge, Slot, Tables
@@ -143,7 +144,9 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
     return found
 
 
-def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: bool) -> tuple[StageWork, ...]:
+def stage_works(
+    tables: Tables, choice: Sequence[int], split: Split, *, splits: bool, links: HostLinks | None = None
+) -> tuple[StageWork, ...]:
     """Return what the stages of a split take.
 
     Args:
@@ -151,9 +154,16 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
         choice: Strategy per node.
         split: Blocks to stages.
         splits: Whether the schedule splits the backward.
+        links: Time of blocks on the host link, if any stage offloads.
     """
-    chain = np.asarray(tables.folded.chain)
-    passes, totals = pass_seconds(tables, choice, splits=splits)[chain], tables.block_seconds(choice)[chain]
+    chain, kinds = np.asarray(tables.folded.chain), tables.block_seconds(choice)
+    each = pass_seconds(tables, choice, splits=splits)
+    if links is not None:  # what is fetched runs beside the backward as it is, split or not
+        whole = kinds.copy()
+        whole[:, Slot.BACKWARD] = each[:, 1]
+        hosts = [Slot.OFFLOAD, Slot.FETCH, Slot.STATE]
+        kinds[:, hosts] = with_host(whole, links, Overlap.of(tables.costs.stack))[:, hosts]
+    passes, totals = each[chain], kinds[chain]
     again = {
         Recompute.NONE: np.zeros(len(chain)),
         Recompute.SELECTIVE: totals[:, Slot.SELECTIVE],
@@ -161,7 +171,8 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
         Recompute.OFFLOAD: totals[:, Slot.FETCH],
     }
     works = []
-    for (start, stop), recompute in zip(split.ranges, split.recompute, strict=True):
+    offload = split.offload or (False,) * len(split.ranges)
+    for (start, stop), recompute, hosted in zip(split.ranges, split.recompute, offload, strict=True):
         rerun = again[recompute][start:stop]
         forward, backward, weight = passes[start:stop].T
         if recompute is Recompute.OFFLOAD:
@@ -176,7 +187,8 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
                 weight=fsum(weight),
                 traffic=fsum(totals[start:stop, Slot.GRADIENT]),
                 reduce=tuple((float(at), float(seconds)) for at, seconds in zip(done, reduce, strict=True) if seconds),
-                update=fsum(totals[start:stop, Slot.UPDATE]),
+                update=fsum(totals[start:stop, Slot.UPDATE])
+                + (fsum(totals[start:stop, Slot.STATE]) if hosted else 0.0),
             )
         )
     return tuple(works)

@@ -20,6 +20,8 @@ is an output nobody asked for, `-` an absent input. A mesh axis is `name: size/s
 are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input,
 `start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts, `kept=64` what its kernel
 keeps for its gradient. What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
+Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
+bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`.
 """
 
 import json
@@ -35,7 +37,10 @@ from autopar.program.records import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
+    HostCopy,
     Instruction,
+    Offload,
     Operand,
     Part,
     Program,
@@ -50,7 +55,7 @@ from autopar.program.records import (
     forward_values,
     saved_for,
 )
-from autopar.recompute import Recompute
+from autopar.recompute import FLAVOURS, Recompute
 from autopar.sharding import (
     Axis,
     Mesh,
@@ -143,6 +148,10 @@ def format_instruction(instruction: Instruction) -> str:
             return f"{line} bytes={_number(instruction.bytes)}{' overlaps' if instruction.overlaps else ''}"
         case Slice(axis=axis, target=target, operand=operand, result=result):
             return f"{_definition(result)} = slice({_name(operand.value)}) axis=({_axis(axis)}) R->{target}"
+        case Offload(operand=operand, result=result):
+            return f"{_definition(result)} = offload({_name(operand.value)}) bytes={_number(instruction.bytes)}"
+        case Fetch(operand=operand, result=result):
+            return f"{_definition(result)} = fetch({_name(operand.value)}) bytes={_number(instruction.bytes)}"
         case Exchange(axis=axis, operand=operand, result=result):
             line = f"{_definition(result)} = exchange({_name(operand.value)}) axis=({_axis(axis)})"
             rows = f"dim={instruction.dim} before={instruction.before} after={instruction.after}"
@@ -173,6 +182,7 @@ def format_program(program: Program) -> str:
             f"blocks={_list(stage.blocks)} recompute={_recompute(stage.recompute)}"
         )
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
+        lines.extend(f"  hosted {resident.category}: {_number(resident.bytes)}" for resident in stage.hosted)
     for segment in program.segments:
         lines.extend(_segment_lines(segment))
     return "\n".join([*lines, "end", ""])
@@ -340,6 +350,8 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
     inputs = line.sequence(lambda: scope.find_optional(line))
     if line.accept("axis="):
         return _parse_move(line, kind, inputs, outputs)
+    if line.accept("bytes="):
+        return _parse_copy(line, kind, inputs, outputs)
     attrs = line.json() if line.text.startswith("{", line.at) else {}
     line.expect("op=")
     name = line.name()
@@ -361,6 +373,16 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
     start = line.start() if line.accept("start=") else None
     kept = line.number_value() if line.accept("kept=") else 0.0
     return Compute(op, inputs, tuple(outputs), constants, start, kept)
+
+
+def _parse_copy(
+    line: _Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
+) -> HostCopy:
+    values = (*inputs, *outputs)
+    if kind not in ("offload", "fetch") or len(values) != 2 or values[0] is None or values[1] is None:
+        raise line.fail("offload or fetch of one value before its bytes,")
+    size = line.number_value()
+    return Offload(values[0], values[1], size) if kind == "offload" else Fetch(values[0], values[1], size)
 
 
 def _parse_move(
@@ -461,18 +483,21 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
     header.expect("recompute=")
     flavour = re.compile("|".join(Recompute))
     if header.text.startswith("(", header.at):
-        recompute = header.sequence(lambda: Recompute(header.match(flavour, "none, selective or full")))
+        recompute = header.sequence(lambda: Recompute(header.match(flavour, FLAVOURS)))
     else:
-        recompute = (Recompute(header.match(flavour, "none, selective or full")),) * len(blocks)
+        recompute = (Recompute(header.match(flavour, FLAVOURS)),) * len(blocks)
     header.end()
-    resident = []
+    resident: list[Resident] = []
+    hosted: list[Resident] = []
     for line in lines:
-        line.expect("resident")
+        found = hosted if line.accept("hosted") else resident
+        if found is resident:
+            line.expect("resident")
         category = Category(line.match(re.compile("|".join(Category)), "a category"))
         line.expect(":")
-        resident.append(Resident(category, line.number_value()))
+        found.append(Resident(category, line.number_value()))
         line.end()
-    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident))
+    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident), tuple(hosted))
 
 
 def parse_program(text: str) -> Program:

@@ -125,9 +125,11 @@ def assumptions(plan: Plan) -> list[tuple[str, str]]:
 
 def time_parts(simulated: Simulated) -> list[tuple[str, float]]:
     """Return the parts of a step of the busiest stage in seconds."""
+    copies = [("copies to and from hosts", simulated.copy_seconds)] if simulated.copy_seconds else []
     return [
         ("compute", simulated.compute_seconds),
         ("exposed communication", simulated.exposed_seconds),
+        *copies,
         ("gradient reduction", simulated.gradient_seconds),
         ("bubble", simulated.bubble_seconds),
     ]
@@ -184,6 +186,23 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
         *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
         "",
         *memory_breakdown(simulated),
+        *_hosts(plan, simulated),
+    ]
+
+
+def _hosts(plan: Plan, simulated: Simulated) -> list[str]:
+    """Return what lies in host memory, if anything does."""
+    if not simulated.host_bytes:
+        return []
+    rows = [
+        (str(number), stage.offload or "-", format_bytes(memory.host))
+        for number, (stage, memory) in enumerate(zip(plan.stages, cycle(simulated.stages), strict=False))
+    ]
+    return [
+        "",
+        f"In host memory, up to {format_bytes(simulated.host_bytes)} on one host:",
+        "",
+        *format_table(("stage", "offload", "per device"), rows),
     ]
 
 

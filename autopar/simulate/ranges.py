@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS
 from autopar.formulate.fold import Folded
 from autopar.formulate.memory import FloatArray, RangeBytes
 from autopar.program.lower import LoweredKind, copies
-from autopar.program.records import SegmentPhase
+from autopar.program.records import Category, SegmentPhase
 from autopar.recompute import Recompute
-from autopar.simulate.blocks import BlockMemories, BlockMemory, State
-from autopar.simulate.memory import received_bytes
+from autopar.simulate.blocks import NEEDS, BlockMemories, BlockMemory, State
+from autopar.simulate.memory import TRANSIT_BLOCKS, received_bytes
 
 
 def range_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: bool) -> RangeBytes:
@@ -32,7 +33,6 @@ def range_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
     table = {(kind, segment.phase): segment for kind, block in lowered.items() for segment in block.segments}
     chain = folded.chain
     memories, num_blocks = BlockMemories(table, trains), len(chain)
-    index = np.asarray(chain)
     resident = {kind: sum(amount for _, amount in block.resident.items()) for kind, block in lowered.items()}
     inside = np.arange(num_blocks + 1)[None, :] > np.arange(num_blocks)[:, None]
     receiving = np.zeros((num_blocks, num_blocks + 1))
@@ -44,8 +44,9 @@ def range_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
     running: dict[Recompute, FloatArray] = {}
     update = np.zeros((num_blocks, num_blocks + 1))
     phases = {segment.phase for block in lowered.values() for segment in block.segments}
+    hosted = np.zeros((num_blocks, num_blocks + 1))
     for recompute in Recompute if trains else (Recompute.NONE,):
-        if recompute is Recompute.SELECTIVE and SegmentPhase.AGAIN not in phases:
+        if NEEDS.get(recompute, SegmentPhase.FORWARD) not in phases:
             kept[recompute], running[recompute] = kept[Recompute.NONE], running[Recompute.NONE]
             continue
         blocks, numbers = _walk_all(memories, chain, recompute)
@@ -57,8 +58,10 @@ def range_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
         fullest[:, 1:] = np.maximum.accumulate(np.where(numbers >= 0, peaks.max(axis=2), 0.0), axis=1)
         kept[recompute], running[recompute] = before, fullest + receiving + _buffers(blocks, numbers)
         update[:, 1:] = np.maximum.accumulate(_of(blocks, numbers, [block.update for block in blocks]), axis=1)
-    total = np.concatenate([[0.0], np.cumsum([resident[kind] for kind in index.tolist()])])
-    spans = (total[None, :] - total[:-1, None]) * inside + folded.buffer_bytes
+        if recompute is Recompute.OFFLOAD:
+            hosted[:, 1:] = np.cumsum(_of(blocks, numbers, [block.hosted for block in blocks]), axis=1)
+    spans = _sums([resident[kind] for kind in chain]) * inside + folded.buffer_bytes
+    state = _sums([lowered[kind].resident.get(Category.OPTIMIZER, 0.0) for kind in chain]) * inside
     for copy in copies(lowered, folded):
         first, stop = np.arange(num_blocks)[:, None], np.arange(num_blocks + 1)[None, :]
         owned = (first <= copy.owner) & (copy.owner < stop)
@@ -71,7 +74,16 @@ def range_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
         {flavour: kept.get(flavour, kept[Recompute.NONE]) for flavour in Recompute},
         {flavour: running.get(flavour, running[Recompute.NONE]) for flavour in Recompute},
         update,
+        hosted,
+        state,
+        np.minimum(STATE_BUFFERS * STATE_BUCKET_BYTES, state),
     )
+
+
+def _sums(values: Sequence[float]) -> FloatArray:
+    """Return the sums of the values of blocks a to b, (blocks, blocks + 1); negative where b is before a."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return np.asarray(total[None, :] - total[:-1, None])
 
 
 def _of(blocks: Sequence[BlockMemory], numbers: NDArray[np.int64], values: Sequence[float]) -> FloatArray:
@@ -81,14 +93,15 @@ def _of(blocks: Sequence[BlockMemory], numbers: NDArray[np.int64], values: Seque
 
 
 def _buffers(blocks: Sequence[BlockMemory], numbers: NDArray[np.int64]) -> FloatArray:
-    """Return the bytes of gathered parameters and of gradients under way, of every range."""
+    """Return the bytes of gathered parameters, gradients and saved values under way, of every range."""
     gathered = _of(blocks, numbers, [block.gathered for block in blocks])
     pairs = gathered.copy()
     follows = (numbers[:, :-1] >= 0) & (numbers[:, 1:] >= 0)
     pairs[:, 1:] += np.where(follows, gathered[:, :-1], 0.0)
     reducing = _of(blocks, numbers, [block.reducing for block in blocks])
     result = np.zeros((numbers.shape[0], numbers.shape[1] + 1))
-    result[:, 1:] = np.maximum.accumulate(pairs, axis=1) + np.maximum.accumulate(reducing, axis=1)
+    hosted = TRANSIT_BLOCKS * _of(blocks, numbers, [block.hosted for block in blocks])
+    result[:, 1:] = sum(np.maximum.accumulate(each, axis=1) for each in (pairs, reducing, hosted))
     return result
 
 
