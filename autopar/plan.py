@@ -24,7 +24,7 @@ PLAN_VERSION = 2
 OFFLOADS = ("", "optimizer")
 """What a stage can keep in host memory between steps, by `StagePlan.offload`."""
 
-_OMITTED = ("variant", "variants", "offload", "host", "copy_seconds", "host_bytes")
+_OMITTED = ("variant", "variants", "offload", "host", "host_bytes")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -38,6 +38,7 @@ class ModelInfo:
         sha256: Hash of the model file; for zoo models of the serialised graph.
         num_parameters: Trained elements.
         dims: Dynamic dims that were bound by the user.
+        tokens: Tokens of one sample; 0 if the model does not read tokens.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelInfo:
     sha256: str
     num_parameters: int
     dims: tuple[tuple[str, int], ...] = ()
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +274,9 @@ class Simulated:
         bubble_seconds: Idle time of that stage.
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
-        copy_seconds: Copies to and from host memory that nothing hides, of the same stage.
         host_bytes: What lies in the memory of the fullest host.
+        parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
+        error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
     """
 
     step_seconds: float
@@ -283,8 +286,9 @@ class Simulated:
     bubble_seconds: float
     mfu: float
     stages: tuple[StageMemory, ...]
-    copy_seconds: float = 0.0
     host_bytes: float = 0.0
+    parts: tuple[tuple[str, float], ...] = ()
+    error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

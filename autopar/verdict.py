@@ -14,6 +14,7 @@ from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.search.assemble import assemble
 from autopar.search.outcome import Outcome
+from autopar.search.parts import step_parts
 from autopar.search.space import Configuration, describe
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
@@ -92,8 +93,9 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
                 )
                 for stage in timeline.stages
             ),
-            copy_seconds=busiest.copy_seconds,
             host_bytes=timeline.host.bytes if timeline.host else 0.0,
+            parts=step_parts(plan, timeline, folded),
+            error=timeline.error,
         ),
     )
 

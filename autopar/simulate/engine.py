@@ -8,7 +8,7 @@ of distinct blocks and on stages x microbatches, not on depth or on the number o
 on the same devices (a group) are timed together.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from math import fsum, inf
@@ -117,6 +117,10 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
     collective = fsum(count * task.collective_seconds for count, task in tasks)
     copies = fsum(count * task.copy_seconds for count, task in tasks)
     waited = fsum(layout.update.copy_seconds for layout in chunks)
+    by_axis: defaultdict[str, float] = defaultdict(float)
+    for count, task in tasks:
+        for axis, seconds in task.axis_seconds.items():
+            by_axis[axis] += count * seconds
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
     wait, bubble = _idle(runs, sim.begins[group])
@@ -143,6 +147,10 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         host_link_seconds=fsum(count * task.host_link_seconds for count, task in tasks)
         + fsum(layout.update.host_link_seconds for layout in chunks),
         host_bytes=moments.host_bytes,
+        again_seconds=fsum(
+            counts[i, Pass.BACKWARD] * chunk.passes[Pass.BACKWARD].again_seconds for i, chunk in enumerate(chunks)
+        ),
+        axis_seconds=tuple(sorted(by_axis.items())),
     )
 
 

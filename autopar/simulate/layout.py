@@ -163,6 +163,7 @@ class Layout:
         traffic: Collectives that overlap whole, in order.
         copy_seconds: What copies to or from host memory add to what they run beside.
         host_link_seconds: Their time on the host link, hidden or not.
+        exchanges: Seconds of halo exchanges by mesh axis, which kernels wait for too.
     """
 
     compute_seconds: float
@@ -175,6 +176,7 @@ class Layout:
     traffic: tuple[Traffic, ...]
     copy_seconds: float = 0.0
     host_link_seconds: float = 0.0
+    exchanges: tuple[tuple[str, float], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -266,7 +268,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
     if segment.phase in HOST_PHASES:
         return _lay_out_copies(segment, costs.cluster)
     covering = _covering(segment) if segment.phase is SegmentPhase.BACKWARD else set()
-    kernels, weight, exchanged, launches = 0.0, 0.0, 0.0, 0.0
+    kernels, weight, launches = 0.0, 0.0, 0.0
+    exchanges: list[tuple[str, float]] = []
     spans: list[Span] = []
     waits: list[_Wait] = []
     traffic: list[Traffic] = []
@@ -300,7 +303,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                 seconds = float(costs.exchange_seconds(instruction.bytes, axis))
                 spans.append(Span(_link(axis, costs), f"exchange[{axis.name}] {operand.value}", kernels, seconds))
                 kernels += seconds
-                exchanged += seconds
+                exchanges.append((axis.name, seconds))
                 weight += seconds if position in covering else 0.0
             case Slice():
                 pass
@@ -313,6 +316,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         if isinstance(instruction, Collective | Slice) and instruction.operand.value in there:
             there.add(instruction.result.value)
 
+    exchanged = fsum(seconds for _, seconds in exchanges)
     overlap = Overlap.of(costs.stack)
     collectives = fsum(wait.seconds for wait in waits if not wait.gathers)
     gathers = fsum(wait.seconds for wait in waits if wait.gathers)
@@ -332,6 +336,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         spans=tuple(_in_place(spans, waits, share)),
         stops=tuple(Stop(wait.at, wait.seconds * share[wait.gathers], wait.axis) for wait in waits),
         traffic=tuple(traffic),
+        exchanges=tuple(exchanges),
     )
 
 

@@ -1,5 +1,6 @@
 """The tasks of a stage in time: its blocks' segments end to end, in the order in which a pass goes through them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import fsum
@@ -82,6 +83,22 @@ class TaskLayout:
     def link_seconds(self) -> float:
         """Link time of what compute waits for, hidden or not."""
         return fsum(part.layout.link_seconds for part in self.parts)
+
+    @property
+    def again_seconds(self) -> float:
+        """Kernels of the forward in a backward: those that run again."""
+        return fsum(part.layout.compute_seconds for part in self.parts if part.phase in _AGAIN.values())
+
+    @property
+    def axis_seconds(self) -> Mapping[str, float]:
+        """The seconds in which kernels wait for collectives, by mesh axis."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for part in self.parts:
+            for stop in part.layout.stops:
+                found[stop.axis.name] += stop.seconds
+            for axis, seconds in part.layout.exchanges:
+                found[axis] += seconds
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,8 @@ class StageTimeline:
         copy_seconds: Copies to and from host memory, as far as passes and the update wait for them.
         host_link_seconds: Time of such copies on the host link, hidden or not; not part of the sum.
         host_bytes: Most bytes of one of its devices in host memory.
+        again_seconds: What of `compute_seconds` is kernels of the forward that run again.
+        axis_seconds: `collective_seconds` by the mesh axis whose devices wait for each other.
     """
 
     index: int
@@ -121,6 +123,8 @@ class StageTimeline:
     copy_seconds: float = 0.0
     host_link_seconds: float = 0.0
     host_bytes: float = 0.0
+    again_seconds: float = 0.0
+    axis_seconds: tuple[tuple[str, float], ...] = ()
 
     @property
     def busy_seconds(self) -> float:
