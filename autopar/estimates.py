@@ -231,7 +231,7 @@ class _Table:
                     gathers = Slot.FORWARD_GATHER if full else Slot.SELECTIVE_GATHER
                     totals[kind.id, Slot.BACKWARD_GATHER] += totals[kind.id, gathers]
             ranges = self.ranges(degrees)
-            split = Split(ranges, (Recompute.NONE,) * len(ranges))
+            split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
             self._stages[key] = stage_times(totals, self.folded.chain, split, Overlap.of(self.costs.stack))
         return self._stages[key]
 

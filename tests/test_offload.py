@@ -68,8 +68,8 @@ def test_slots_of_the_host_link_by_hand() -> None:
 
     assert found[0, [Slot.OFFLOAD, Slot.FETCH, Slot.STATE]] == pytest.approx([1.0, 0.2, 4.0])
     assert not found[1].any()
-    split = Split(((0, 1), (1, 2)), (Recompute.OFFLOAD, Recompute.NONE), (True, False))
-    plain = Split(split.ranges, (Recompute.NONE, Recompute.NONE))
+    split = Split.uniform(((0, 1), (1, 2)), (Recompute.OFFLOAD, Recompute.NONE), (True, False))
+    plain = Split.uniform(split.ranges, (Recompute.NONE, Recompute.NONE))
     once = Pipeline(2, 1, "1f1b")
     added = step_time(found, (0, 1), once, split, 0.0).seconds - step_time(found, (0, 1), once, plain, 0.0).seconds
     assert added == pytest.approx(1.0 + 0.2 + 4.0)
@@ -86,13 +86,13 @@ def test_the_formula_adds_what_the_simulator_adds(
     execution = Execution.of("gpt2", 4, 3)
     candidate = solved_candidate(execution.folded, model_rules("gpt2", cache_dir), configuration, 4)
     ranges = candidate.split.ranges
-    plain = replace(candidate, split=Split(ranges, (Recompute.NONE,) * stages))
+    plain = replace(candidate, split=Split.uniform(ranges, (Recompute.NONE,) * stages))
     plan = written(plain, 12, True)
     lowered = lower_blocks(plan.blocks, execution.folded, Resharder(plan.device_mesh, COSTS))
     tables = candidate.tables
     seconds = with_host(tables.block_seconds(candidate.choice), host_links(lowered, COSTS), Overlap.of(COSTS.stack))
     pipeline = Pipeline(stages, 3, schedule)
-    split = Split(ranges, (Recompute(recompute),) * stages, (bool(offload),) * stages)
+    split = Split.uniform(ranges, (Recompute(recompute),) * stages, (bool(offload),) * stages)
 
     formula, without = (
         step_time(seconds, execution.folded.chain, pipeline, each, 0.0).seconds for each in (split, plain.split)

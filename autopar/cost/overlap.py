@@ -41,6 +41,8 @@ for passes of 20 blocks."""
 BUCKET_BYTES = 25e6
 """Gradients are reduced in buckets of so many bytes; the default of PyTorch's DistributedDataParallel."""
 
+TRANSIT_BLOCKS = 2
+"""Blocks whose saved values are on their way to or from the host at once: one goes out, one comes in."""
 STATE_BUFFERS = 3
 """Buckets of the optimizer's state on a device, where it lies in host memory: one that comes, one that is updated, and
 one that goes."""

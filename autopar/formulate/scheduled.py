@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autopar.cost.overlap import Overlap, launched
 from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.split import weight_ops
-from autopar.formulate.step import Split
+from autopar.formulate.step import Split, rerun_seconds
 from autopar.formulate.tables import Decision, Edge, Slot, Tables
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, chunks_of
@@ -164,19 +164,15 @@ def stage_works(
         hosts = [Slot.OFFLOAD, Slot.FETCH, Slot.STATE]
         kinds[:, hosts] = with_host(whole, links, Overlap.of(tables.costs.stack))[:, hosts]
     passes, totals = each[chain], kinds[chain]
-    again = {
-        Recompute.NONE: np.zeros(len(chain)),
-        Recompute.SELECTIVE: totals[:, Slot.SELECTIVE],
-        Recompute.FULL: totals[:, Slot.FORWARD],
-        Recompute.OFFLOAD: totals[:, Slot.FETCH],
-    }
+    again = {recompute: rerun_seconds(totals, recompute) for recompute in Recompute}
+    reruns = np.array([again[recompute][block] for block, recompute in enumerate(split.flavours)])
+    offloads = np.array([recompute is Recompute.OFFLOAD for recompute in split.flavours])
+    passes[:, 0] += np.where(offloads, totals[:, Slot.OFFLOAD], 0.0)
+    updates = totals[:, Slot.UPDATE] + np.where(split.hosted, totals[:, Slot.STATE], 0.0)
     works = []
-    offload = split.offload or (False,) * len(split.ranges)
-    for (start, stop), recompute, hosted in zip(split.ranges, split.recompute, offload, strict=True):
-        rerun = again[recompute][start:stop]
+    for start, stop in split.ranges:
+        rerun = reruns[start:stop]
         forward, backward, weight = passes[start:stop].T
-        if recompute is Recompute.OFFLOAD:
-            forward = forward + totals[start:stop, Slot.OFFLOAD]
         last = weight if splits else backward + rerun
         done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
         reduce = totals[start:stop, Slot.REDUCE][::-1]
@@ -187,8 +183,7 @@ def stage_works(
                 weight=fsum(weight),
                 traffic=fsum(totals[start:stop, Slot.GRADIENT]),
                 reduce=tuple((float(at), float(seconds)) for at, seconds in zip(done, reduce, strict=True) if seconds),
-                update=fsum(totals[start:stop, Slot.UPDATE])
-                + (fsum(totals[start:stop, Slot.STATE]) if hosted else 0.0),
+                update=fsum(updates[start:stop]),
             )
         )
     return tuple(works)

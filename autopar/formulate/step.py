@@ -89,13 +89,33 @@ class Split:
 
     Attributes:
         ranges: Half-open ranges of the chain of blocks.
-        recompute: What each stage recomputes, or keeps in host memory.
+        recompute: Per stage what each of its blocks recomputes, or keeps in host memory.
         offload: Whether each stage keeps the optimizer's state in host memory; empty if none does.
     """
 
     ranges: tuple[tuple[int, int], ...]
-    recompute: tuple[Recompute, ...]
+    recompute: tuple[tuple[Recompute, ...], ...]
     offload: tuple[bool, ...] = ()
+
+    @classmethod
+    def uniform(
+        cls, ranges: Sequence[tuple[int, int]], recompute: Sequence[Recompute], offload: tuple[bool, ...] = ()
+    ) -> "Split":
+        """Return the split in which all blocks of a stage have the same flavour."""
+        stages = zip(ranges, recompute, strict=True)
+        each = tuple((flavour,) * (stop - start) for (start, stop), flavour in stages)
+        return cls(tuple(ranges), each, offload)
+
+    @property
+    def flavours(self) -> tuple[Recompute, ...]:
+        """What each block of the chain recomputes."""
+        return tuple(flavour for stage in self.recompute for flavour in stage)
+
+    @property
+    def hosted(self) -> tuple[bool, ...]:
+        """Whether the optimizer's state of each block of the chain lies in host memory."""
+        offload = self.offload or (False,) * len(self.ranges)
+        return tuple(here for (start, stop), here in zip(self.ranges, offload, strict=True) for _ in range(start, stop))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,18 +143,16 @@ class StageTimes:
 
 def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap: Overlap) -> StageTimes:
     """Return the seconds of the stages of a split; arguments as of `step_time`."""
-    flavours = np.repeat(np.arange(len(split.ranges)), [stop - start for start, stop in split.ranges])
-    blocks = totals[np.asarray(chain)]
-    forward, update = blocks[:, Slot.FORWARD].copy(), blocks[:, Slot.UPDATE].copy()
+    blocks, flavours = totals[np.asarray(chain)], split.flavours
+    forward = blocks[:, Slot.FORWARD].copy()
+    update = blocks[:, Slot.UPDATE] + np.where(split.hosted, blocks[:, Slot.STATE], 0.0)
     again, gathers = np.zeros(len(blocks)), np.zeros(len(blocks))
-    for recompute in set(split.recompute):
-        chosen = np.array([flavour == recompute for flavour in split.recompute])[flavours]
+    for recompute in set(flavours):
+        chosen = np.array([flavour is recompute for flavour in flavours])
         again[chosen] = rerun_seconds(blocks[chosen], recompute)
         gathers[chosen] = gather_seconds(blocks[chosen], recompute)
         if recompute is Recompute.OFFLOAD:
             forward[chosen] += blocks[chosen, Slot.OFFLOAD]
-    if split.offload:
-        update += np.where(np.array(split.offload)[flavours], blocks[:, Slot.STATE], 0.0)
     starts = np.array([start for start, _ in split.ranges])
     backward, reduced = blocks[:, Slot.BACKWARD] + again, (1 - overlap.share) * blocks[:, Slot.REDUCE]
     spent, due = np.cumsum(backward), np.cumsum(reduced)

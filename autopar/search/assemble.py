@@ -1,6 +1,7 @@
 """Writing a candidate down as a plan."""
 
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
+from autopar.recompute import format_recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
 from autopar.search.summary import summarise
@@ -11,7 +12,7 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
     configuration = candidate.configuration
     devices = configuration.mesh.size
     stages = tuple(
-        StagePlan(blocks, (index * devices, (index + 1) * devices), str(recompute))
+        StagePlan(blocks, (index * devices, (index + 1) * devices), format_recompute(recompute))
         for index, (blocks, recompute) in enumerate(zip(candidate.split.ranges, candidate.split.recompute, strict=True))
     )
     blocks = assemble_blocks(candidate.tables, candidate.choice)

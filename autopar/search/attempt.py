@@ -18,7 +18,7 @@ import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.mean import MeanBytes, least_bytes, mean_bytes
-from autopar.formulate.memory import RangeBytes
+from autopar.formulate.memory import ChainBytes
 from autopar.formulate.options import local_sizes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.step import Pipeline, Split
@@ -26,12 +26,12 @@ from autopar.formulate.tables import Decision, FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, busiest_share, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
-from autopar.simulate.ranges import range_bytes
+from autopar.simulate.ranges import chain_bytes
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -92,7 +92,7 @@ class Attempt:
         self.least_bytes = {flavour: least[flavour] for flavour in self._flavours}
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
-        self._weighed: tuple[Choice, RangeBytes] | None = None
+        self._weighed: tuple[Choice, ChainBytes] | None = None
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
@@ -207,7 +207,7 @@ class Attempt:
             solution = self._solve(hidden=0.0, recompute=self.fastest, bounding=False, early=True)
             if solution.choice is not None:
                 self._consider(solution.choice)
-        unhindered = self.best is not None and set(self.best.split.recompute) == {self._flavours[0]}
+        unhindered = self.best is not None and set(self.best.split.flavours) == {self._flavours[0]}
         if self.relaxed_choice is None or unhindered:
             return bound
         bound = self._priced(self.relaxed_choice, bound, cutoff)
@@ -410,9 +410,8 @@ class Attempt:
         if self.best is not None and least_flow(per_block, chain, self.pipeline) >= self.best.objective:
             return
         memory = self._bytes(choice)
-        found = best_split(
-            totals, memory, chain, self.pipeline, self.search.memory_limit, self._hop(choice), self.search.constraints
-        )
+        limit, hop = self.search.memory_limit, self._hop(choice)
+        found = best_split(totals, memory, self.pipeline, limit, hop, self.search.constraints)
         if found is not None and (self.best is None or found[1].seconds < self.best.objective):
             self.best = Candidate(self.configuration, self.tables, choice, found[0], found[1])
 
@@ -420,24 +419,24 @@ class Attempt:
         """Return the bytes by which the fullest stage of a split is over the limit."""
         memory = self._bytes(choice)
         stages = enumerate(zip(split.ranges, split.recompute, strict=True))
-        peaks = [memory.peak(*blocks, self.pipeline.in_flight(stage), flavour) for stage, (blocks, flavour) in stages]
+        peaks = [memory.peak(*blocks, self.pipeline.in_flight(stage), flavours) for stage, (blocks, flavours) in stages]
         return max(peaks) - self.search.memory_limit
 
-    def _bytes(self, choice: Choice) -> RangeBytes:
+    def _bytes(self, choice: Choice) -> ChainBytes:
         """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
         if self._weighed is None or self._weighed[0] != choice:
             folded, trains = self.tables.folded, SCHEDULES[self.pipeline.schedule].trains
             lowered = lower_blocks(assemble_blocks(self.tables, choice), folded, self.tables.resharder)
-            self._weighed = choice, range_bytes(lowered, folded, trains=trains)
+            self._weighed = choice, chain_bytes(lowered, folded, trains=trains)
         return self._weighed[1]
 
     def _even(self, choice: Choice, recompute: Recompute) -> Split | None:
         """Return the split that would be best without memory limits; None if there is none."""
         totals = self.tables.block_seconds(choice)
         chain = self.tables.folded.chain
-        nothing, constraints = RangeBytes.nothing(len(chain)), self.search.constraints
-        found = best_split(totals, nothing, chain, self.pipeline, math.inf, 0.0, constraints)
-        return None if found is None else Split(found[0].ranges, tuple(recompute for _ in found[0].ranges))
+        nothing = ChainBytes.nothing(chain, ON_DEVICE)
+        found = best_split(totals, nothing, self.pipeline, math.inf, 0.0, self.search.constraints)
+        return None if found is None else Split.uniform(found[0].ranges, tuple(recompute for _ in found[0].ranges))
 
     def _hop(self, choice: Choice) -> float:
         """Return the mean seconds of handing one microbatch to the next stage: the largest boundary value counts."""

@@ -22,7 +22,7 @@ from math import fsum
 from typing import NamedTuple
 
 from autopar.cluster import Cluster
-from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS
+from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS, TRANSIT_BLOCKS
 from autopar.program.records import Category, Program, SegmentPhase, StageProgram, Table
 from autopar.schedule import Pass, Task
 from autopar.simulate.blocks import NOTHING, BlockMemories, BlockMemory, Peak
@@ -34,10 +34,6 @@ GATHERED_BLOCKS = 2
 
 PyTorch FSDP lets at most two all-gathers run ahead (`limit_all_gathers`), and frees a unit when it has run.
 """
-
-
-TRANSIT_BLOCKS = 2
-"""Blocks whose saved values are on their way to or from the host at once: one goes out, one comes in."""
 
 
 @dataclass(frozen=True, slots=True)
