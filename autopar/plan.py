@@ -10,13 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from autopar.errors import PlanError
 from autopar.recompute import Recompute, parse_recompute
 from autopar.sharding import Axis, Mesh
+
+if TYPE_CHECKING:  # what the methods for notebooks return
+    import pandas
+
+    from autopar.simulate.timeline import Timeline
 
 PLAN_VERSION = 2
 """The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
@@ -352,6 +357,15 @@ class SearchReport:
         return max(0.0, 1.0 - self.bound / self.objective) if self.objective > 0 else 0.0
 
 
+class Text(str):
+    """Text that an interactive session shows as it is, not as a quoted string."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A plan in the words of a framework.
@@ -497,6 +511,25 @@ class Plan:
         exported: Exported = import_module("autopar.frameworks").export(self, to, model=model, cache_dir=cache_dir)
         return exported
 
+    def explain(self, *, ops: bool = False) -> "Text":
+        """Return the explanation of the plan, which a notebook shows as text; see `autopar.report.format_explain`."""
+        return Text(import_module("autopar.report").format_explain(self, ops=ops))
+
+    def timeline(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Timeline":
+        """Return one simulated step with its bars and memory over time; see `autopar.simulate_plan`."""
+        timeline: Timeline = import_module("autopar.api").simulate_plan(self, model=model, cache_dir=cache_dir)
+        return timeline
+
+    def to_dataframe(self, what: str = "stages") -> "pandas.DataFrame":
+        """Return a part of the plan as a table; see `autopar.report.notebook.to_dataframe`."""
+        frame: pandas.DataFrame = import_module("autopar.report.notebook").to_dataframe(self, what)
+        return frame
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the plan."""
+        html: str = import_module("autopar.report.notebook").to_html(self)
+        return html
+
     def without_alternatives(self) -> "Plan":
         """Return the plan alone, as it stands in another plan's list of alternatives."""
         return replace(self, alternatives=(), search=None)
@@ -528,6 +561,12 @@ def check_variants(plan: Plan) -> None:
             raise PlanError(
                 f"stage {number} has blocks of kind {min(missing)}, which its variant {stage.variant} does not place",
                 hint=hint,
+            )
+        others = {other.variant for other in plan.stages if other.devices == stage.devices}
+        if len(others) > 1:
+            raise PlanError(
+                f"stage {number} has other placements than a stage it takes turns with on devices {stage.devices}",
+                hint="give stages on the same devices the same variant",
             )
     unused = set(range(len(variants))) - {stage.variant for stage in plan.stages}
     if unused:

@@ -22,7 +22,7 @@ from autopar.formulate.tables import Tables, build_tables
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
 from autopar.onnx import load
-from autopar.plan import Job, ModelInfo, Plan
+from autopar.plan import BlockPlan, Job, ModelInfo, Plan
 from autopar.problem import Choice, Problem
 from autopar.program.lower import lower
 from autopar.program.records import Program
@@ -122,28 +122,34 @@ def random_plan(
     split = Split.uniform(ranges, tuple(flavours[number] for number in rng.integers(0, len(flavours), count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds)
-    plan = _any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
-    plan = _any_offload(plan, np.random.default_rng([seed, 1])) if train else plan
+    plan = any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
+    plan = any_offload(plan, np.random.default_rng([seed, 1])) if train else plan
     return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
 
 
-def _any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:
+def any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:
     """Return a plan in which selective recompute runs any ops again, and sometimes every block has its own flavour."""
-    blocks = []
-    for block in plan.blocks:
-        names = [op.name for op in folded.kinds[block.kind].ops if is_forward(op)]
-        share = rng.choice([0.3, 0.8])
-        blocks.append(replace(block, selective=tuple(name for name in names if rng.random() < share)))
+
+    def any_selective(blocks: tuple[BlockPlan, ...]) -> tuple[BlockPlan, ...]:
+        found = []
+        for block in blocks:
+            names = [op.name for op in folded.kinds[block.kind].ops if is_forward(op)]
+            share = rng.choice([0.3, 0.8])
+            found.append(replace(block, selective=tuple(name for name in names if rng.random() < share)))
+        return tuple(found)
+
+    blocks = any_selective(plan.blocks)
+    variants = tuple(replace(variant, blocks=any_selective(variant.blocks)) for variant in plan.variants)
     stages = []
     for stage in plan.stages:
         flavours = stage.flavours
         if set(flavours) != {Recompute.NONE} and rng.random() < 0.3:
             flavours = tuple(ON_DEVICE[number] for number in rng.integers(0, 3, len(flavours)))
         stages.append(replace(stage, recompute=format_recompute(flavours)))
-    return replace(plan, blocks=tuple(blocks), stages=tuple(stages))
+    return replace(plan, blocks=blocks, stages=tuple(stages), variants=variants)
 
 
-def _any_offload(plan: Plan, rng: np.random.Generator) -> Plan:
+def any_offload(plan: Plan, rng: np.random.Generator) -> Plan:
     """Return a plan in which some stages keep in host memory what some blocks save, or the optimizer's state."""
     stages = []
     for stage in plan.stages:
@@ -188,7 +194,7 @@ def solved_candidate(
         global_batch=batch,
         memory_limit=limit,
         keep=1,
-        time_limit=10.0,
+        time_limit=120.0,
         progress=silent,
         should_stop=never,
     )

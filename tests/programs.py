@@ -375,7 +375,7 @@ def programs(draw: st.DrawFn) -> Program:
                 tuple(kinds[start : start + length]),
                 tuple(draw(st.sampled_from(Recompute if trains else [Recompute.NONE])) for _ in range(length)),
                 (Resident(Category.PARAMETERS, 7.0), *(() if hosted else state)),
-                state if hosted else (),
+                hosted=state if hosted else (),
             )
         )
     if SCHEDULES[schedule].splits:

@@ -73,13 +73,17 @@ class SharedBytes:
 
     Attributes:
         owner: The block it belongs to.
-        readers: The blocks that read it.
-        bytes: Of a copy.
+        readers: The blocks that read it, each with the bytes of a copy as it reads it.
     """
 
     owner: int
-    readers: tuple[int, ...]
-    bytes: float
+    readers: tuple[tuple[int, float], ...]
+
+    def on(self, start: int, stop: int) -> float:
+        """Return the bytes of the copy that a range of blocks holds; 0 if it needs none."""
+        if start <= self.owner < stop:
+            return 0.0
+        return max((size for reader, size in self.readers if start <= reader < stop), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,12 +138,8 @@ class ChainBytes:
 
     def always(self, start: int, stop: int) -> float:
         """Return the bytes that are there all the time."""
-        copies = (
-            shared.bytes
-            for shared in self.shared
-            if not start <= shared.owner < stop and any(start <= reader < stop for reader in shared.readers)
-        )
-        return float(self.resident[list(self.chain[start:stop])].sum()) + self.buffers + sum(copies)
+        copies = sum(shared.on(start, stop) for shared in self.shared)
+        return float(self.resident[list(self.chain[start:stop])].sum()) + self.buffers + copies
 
     def beside(self, start: int, stop: int, flavours: Sequence[Recompute] = ()) -> float:
         """Return the bytes of buffers that are there while tasks run; no block offloads if no flavours are given."""

@@ -36,7 +36,7 @@ def format_report(plan: Plan) -> str:
         plan: A plan as `autopar.solve` returns it; parts it lacks (simulation, search, alternatives) are left out.
     """
     lines = [describe_model(plan), describe_job(plan), ""]
-    lines += format_entries(_verdict(plan))
+    lines += format_entries(verdict(plan))
     if plan.simulated is not None:
         lines += _memory(plan, plan.simulated)
     if plan.search is not None:
@@ -77,7 +77,8 @@ def describe_job(plan: Planned) -> str:
     return f"{what}, global batch {job.global_batch}{dims}"
 
 
-def _verdict(plan: Plan) -> list[tuple[str, str]]:
+def verdict(plan: Plan) -> list[tuple[str, str]]:
+    """Return what there is to know of a plan first, by name: what to run, how fast it is, what is proven."""
     entries = [("plan", plan.summary)]
     simulated = plan.simulated
     formula = f"{format_seconds(plan.objective)} by the planner's formula"

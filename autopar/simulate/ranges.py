@@ -49,7 +49,9 @@ def chain_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
         hosted=each({kind: _offloaded(memories, kind) for kind in lowered}),
         state=each({kind: own.resident.get(Category.OPTIMIZER, 0.0) for kind, own in lowered.items()}),
         buffers=folded.buffer_bytes,
-        shared=tuple(SharedBytes(copy.owner, tuple(copy.readers), copy.bytes) for copy in copies(lowered, folded)),
+        shared=tuple(
+            SharedBytes(copy.owner, copy.readers) for copy in copies([lowered[kind] for kind in folded.chain], folded)
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from autopar.cost import Overlap
-from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
+from autopar.program.records import SegmentPhase, StageProgram
 from autopar.recompute import Recompute
 from autopar.schedule import Pass
 from autopar.simulate.layout import NETWORK, Costs, Layout, Resource, beside
@@ -176,23 +176,3 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts, costs: Costs) -> StageL
         reduce={index: layout for index, _, layout in each(SegmentPhase.REDUCE) if layout is not None},
         update=TaskLayout.of(updates()),
     )
-
-
-def counterparts(sender: StageProgram, receiver: StageProgram) -> list[tuple[int, int]]:
-    """Return the devices of two stages that send to each other."""
-    count = max(sender.num_devices, receiver.num_devices)
-    return [
-        (sender.devices[0] + i * sender.num_devices // count, receiver.devices[0] + i * receiver.num_devices // count)
-        for i in range(count)
-    ]
-
-
-def messages(program: Program, sender: StageProgram, receiver: StageProgram) -> tuple[float, float]:
-    """Return the bytes a device hands to the next stage, and those it gets back."""
-    table = program.table()
-
-    def size(segment: Segment | None) -> float:
-        return fsum(operand.bytes for operand in segment.outputs) if segment else 0.0
-
-    forward = size(table[sender.blocks[-1], SegmentPhase.FORWARD])
-    return forward, size(table.get((receiver.blocks[0], SegmentPhase.BACKWARD)))
