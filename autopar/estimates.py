@@ -30,7 +30,7 @@ from autopar.formulate.tables import Slot
 from autopar.ir.graph import Op, Phase
 from autopar.prediction import Predictor, kernels
 from autopar.program.lower import LoweredKind, lower_blocks
-from autopar.program.records import Category, Collective, Segment, SegmentPhase
+from autopar.program.records import HOST_PHASES, Category, Collective, Segment, SegmentPhase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass
 from autopar.sharding import Axis
@@ -178,6 +178,8 @@ class _Table:
             view = _Scaled(self.costs, degree, share, self._ops)
             found = np.zeros((len(self.folded.kinds), len(Slot)))
             for (kind, phase), segment in self.segments.items():
+                if phase in HOST_PHASES:
+                    continue
                 if (kind, phase) not in self._layouts:
                     layout = lay_out(segment, view)
                     if not self._depends(segment):
@@ -370,8 +372,8 @@ class Estimator:
             JobError: As of `estimate`.
         """
         key = (degrees.tp, degrees.cp, degrees.zero, degrees.sequence_parallel, degrees.microbatch, degrees.dp > 1)
+        _check(degrees)
         if key not in self.tables:
-            _check(degrees)
             self.tables[key] = self._make(degrees)
         return self.tables[key]
 
@@ -397,6 +399,8 @@ class Estimator:
 def _check(degrees: Degrees) -> None:
     if degrees.ep > 1:
         raise JobError("estimates know no expert parallelism", hint="use `autopar predict`")
+    if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
+        raise JobError("estimates know no host memory", hint="use `autopar predict`, or offload nothing")
     if degrees.schedule not in _FORMULA:
         raise JobError(
             f"there is no formula for schedule {degrees.schedule!r}",
