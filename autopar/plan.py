@@ -445,6 +445,22 @@ class Plan:
         """Return the mesh and the placements of a stage."""
         return Variant(self.mesh, self.blocks) if stage.variant == 0 else self.variants[stage.variant - 1]
 
+    def of_variant(self, number: int) -> "Plan":
+        """Return what the stages of a variant do as a plan of one variant: those stages, its mesh and their blocks."""
+        variant = self.all_variants[number]
+        stages = tuple(replace(stage, variant=0) for stage in self.stages if stage.variant == number)
+        held = {block for stage in stages for block in range(*stage.blocks)}
+        blocks = tuple(
+            replace(block, instances=tuple(index for index in block.instances if index in held))
+            for block in variant.blocks
+            if not held.isdisjoint(block.instances)
+        )
+        return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=())
+
+    def numbers_of(self, variant: int) -> tuple[int, ...]:
+        """Return the numbers of the stages of a variant."""
+        return tuple(number for number, stage in enumerate(self.stages) if stage.variant == variant)
+
     def stage_of(self, block: int) -> StagePlan:
         """Return the stage that has a block of the chain."""
         return next(stage for stage in self.stages if block in range(*stage.blocks))

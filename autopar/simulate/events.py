@@ -17,10 +17,10 @@ def part_events(group: int, parts: Iterable[Part], start: float) -> Iterator[Eve
     for part in parts:
         begin = start + part.offset
         if part.layout.seconds:
-            yield Event(group, Row.COMPUTE, f"{part.phase} of block {part.index}", begin, part.layout.seconds)
+            yield Event(group, Row.COMPUTE, f"{part.phase} of block {part.index}", begin, part.layout.seconds, 1)
         for span in part.layout.spans:
             row = _SPAN_ROW.get(span.resource, Row.COLLECTIVES)
-            yield Event(group, row, span.name, begin + span.offset, span.seconds)
+            yield Event(group, row, span.name, begin + span.offset, span.seconds, 2 if row is Row.COMPUTE else 0)
 
 
 def task_events(group: int, chunks: Sequence[StageLayout], runs: Iterable[Run]) -> Iterator[Event]:

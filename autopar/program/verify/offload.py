@@ -12,6 +12,7 @@ from autopar.program.records import (
     Program,
     Segment,
     SegmentPhase,
+    StageProgram,
     Table,
     in_host_memory,
     reads,
@@ -41,6 +42,11 @@ def verify_copies(segment: Segment, table: Table) -> None:
             raise fault(segment, index, f"a segment {phase} only copies, one way")
     if segment.inputs or segment.outputs or segment.exports:
         raise ProgramError(f"{title(segment)} exchanges values with its neighbours: it only copies to or from its host")
+    known = {part.value for part in segment.parts}
+    crossing = (*segment.external, *(store.value for store in segment.stores))
+    nameless = [operand.value for operand in crossing if operand.value not in known]
+    if nameless:
+        raise ProgramError(f"{title(segment)}: {nameless[0]!r} is copied and no part of any tensor")
     partner = table.get((kind, _PARTNER[phase]))
     if partner is None:
         raise ProgramError(f"{title(segment)} has no segment {_PARTNER[phase]} beside it")
@@ -85,6 +91,7 @@ def verify_hosted(program: Program, folded: Folded) -> None:
     table = program.table()
     for stage in program.stages:
         if not stage.hosted:
+            _verify_resident(stage, table, moments)
             continue
         if any(part.category is not Category.OPTIMIZER for part in stage.hosted):
             raise ProgramError(f"stage {stage.index} keeps more in host memory than the state of the optimizer")
@@ -102,3 +109,11 @@ def verify_hosted(program: Program, folded: Folded) -> None:
                         f"stage {stage.index}: {title(update)} reads {operand.value!r}, which is in host memory and "
                         "not fetched"
                     )
+
+
+def _verify_resident(stage: StageProgram, table: Table, moments: set[str]) -> None:
+    """Check that a stage that does not offload the optimizer's state it has holds it on its devices."""
+    updates = (table.get((kind, SegmentPhase.UPDATE)) for kind in dict.fromkeys(stage.blocks))
+    has_state = any(part.tensor in moments for update in updates if update is not None for part in update.parts)
+    if has_state and all(part.category is not Category.OPTIMIZER for part in stage.resident):
+        raise ProgramError(f"stage {stage.index} holds the state of its optimizer neither on devices nor on hosts")
