@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # what the methods for notebooks return
     from autopar.simulate.timeline import Timeline
 
 PLAN_VERSION = 2
-"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
+"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants or
+offloads the optimizer, which older readers would not see."""
 
 OFFLOADS = ("", "optimizer")
 """What a stage can keep in host memory between steps, by `StagePlan.offload`."""
@@ -268,6 +269,22 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class PartTimes:
+    """A part of the step by the planner's formula and as simulated, in seconds.
+
+    Attributes:
+        name: "passes" (of all microbatches through the busiest stage), "waits" (for other stages) or "end" (what
+            follows the last pass: gradients, gathers, the update).
+        formula: By the formula; the parts add up to the objective.
+        simulated: Simulated; the parts add up to the step.
+    """
+
+    name: str
+    formula: float
+    simulated: float
+
+
+@dataclass(frozen=True, slots=True)
 class Simulated:
     """What the event simulator found for the lowered plan; seconds and bytes.
 
@@ -281,6 +298,7 @@ class Simulated:
         stages: Memory per stage.
         host_bytes: What lies in the memory of the fullest host.
         parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
+        against: Parts of the step by the formula and simulated, of plans that were searched for.
         error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
     """
 
@@ -294,6 +312,7 @@ class Simulated:
     host_bytes: float = 0.0
     parts: tuple[tuple[str, float], ...] = ()
     error: float | None = None
+    against: tuple[PartTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +355,8 @@ class SearchReport:
         pruned: How many were excluded by their bound.
         phases: Where the time went.
         history: What was known when; seconds ascend, objectives never rise, bounds never fall.
+        complete: No plan of another signature than those returned has a lower objective, in seconds; 0 if unknown.
+        cut: Placement problems that were cut by their clock; without any, every complete search gives the same answer.
         cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 
@@ -349,6 +370,8 @@ class SearchReport:
     pruned: int
     phases: tuple[PhaseTime, ...]
     history: tuple[HistoryPoint, ...] = ()
+    complete: float = 0.0
+    cut: int = 0
     cached: bool = False
 
     @property
@@ -427,9 +450,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
             newest = max((plan.version for plan in self.alternatives), default=1)
-            object.__setattr__(
-                self, "version", 2 if self.variants or any(stage.offload for stage in self.stages) else newest
-            )
+            needed = self.variants or any(stage.offload for stage in self.stages)
+            object.__setattr__(self, "version", 2 if needed else newest)
 
     @property
     def device_mesh(self) -> Mesh:

@@ -71,7 +71,9 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
     arguments = (
         "--gpus 64 --cluster a100 --mode infer --global-batch 32 --set batch=8 --set seq=128 --top-k 5 --time-limit 2.5"
     )
-    more = "--solver beam --memory-limit 40 --loss mse --optimizer sgd --stack mine.yaml --seed 7 --no-cache"
+    more = (
+        "--solver beam --memory-limit 40 --loss mse --optimizer sgd --stack mine.yaml --seed 7 --workers 3 --no-cache"
+    )
 
     code = main(["solve", "zoo:gpt2", *arguments.split(), *more.split()])
 
@@ -96,6 +98,9 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "cache_dir": None,
         "dump_problem": None,
         "seed": 7,
+        "workers": 3,
+        "engine": "local",
+        "ray_address": None,
     }
 
 

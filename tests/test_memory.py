@@ -211,7 +211,7 @@ def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, c
     ranges = chain_bytes(lowered, folded, trains=True)
 
     rng = np.random.default_rng(number)
-    for flavour in (*Recompute, None):
+    for flavour in (*ON_DEVICE, None):
         stages = tuple(replace(stage, recompute=_recompute(stage, flavour, rng)) for stage in plan.stages)
         timeline = simulate(lower(replace(plan, stages=stages), folded, COSTS), COSTS)
         for index, (stage, found) in enumerate(zip(stages, timeline.stages, strict=True)):
@@ -226,5 +226,5 @@ def _recompute(stage: StagePlan, flavour: Recompute | None, rng: np.random.Gener
     """Return a flavour for all blocks of a stage, or any for each."""
     if flavour is not None:
         return str(flavour)
-    numbers = rng.integers(0, len(Recompute), stage.blocks[1] - stage.blocks[0])
-    return format_recompute(tuple(list(Recompute)[number] for number in numbers))
+    numbers = rng.integers(0, len(ON_DEVICE), stage.blocks[1] - stage.blocks[0])
+    return format_recompute(tuple(ON_DEVICE[number] for number in numbers))

@@ -11,7 +11,7 @@ from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables, build_tables
 from autopar.plan import Plan, StagePlan, Variant
 from autopar.problem import Choice
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
@@ -65,7 +65,7 @@ def plan_of_variants(
     drawn = [(cuts[i], cuts[i + 1]) for i in range(len(turns))]
     sizes = [variants[number][0].mesh.size for number in stages]
     devices = [(sum(sizes[:group]), sum(sizes[: group + 1])) for group in range(len(stages))]
-    flavours = list(Recompute) if trains else [Recompute.NONE]
+    flavours = list(ON_DEVICE) if trains else [Recompute.NONE]
     placed = tuple(
         StagePlan(
             tuple(ranges or drawn)[index],

@@ -25,6 +25,7 @@ from autopar.cli.options import (
     cache_options,
     comma_separated,
     echo_json,
+    engine_options,
     file_path,
     job_options,
     json_option,
@@ -105,6 +106,7 @@ app.add_command(figures)
     metavar="N",
     help="Seed of what solvers draw at random.",
 )
+@engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @click.option(
     "-o",

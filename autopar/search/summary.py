@@ -7,21 +7,30 @@ from dataclasses import replace
 from autopar.formulate.fold import Folded
 from autopar.plan import Plan
 from autopar.recompute import Recompute, parse_recompute
-from autopar.search.roles import roles_of_axes
+from autopar.search.roles import AxisRole, roles_of_axes
 
 
 def summarise(plan: Plan, folded: Folded) -> Plan:
     """Return the plan of a folded graph with its one-line summary."""
-    words = [] if plan.variants else _axes(plan, folded)
+    if not plan.variants:
+        return summarise_roles(plan, roles_of_axes(plan.mesh, plan.blocks, folded))
+    alone = ((plan.numbers_of(number), plan.of_variant(number)) for number in range(len(plan.all_variants)))
+    axes = ((numbers, _axes(roles_of_axes(own.mesh, own.blocks, folded))) for numbers, own in alone)
+    stages = "; ".join(f"{name_stages(numbers)}: {' × '.join(found)}" for numbers, found in axes)
+    return _summarised(plan, [f"{_groups(plan)} of {stages}"])
+
+
+def summarise_roles(plan: Plan, roles: Sequence[AxisRole]) -> Plan:
+    """Return a plan of one variant with its one-line summary, given what its axes do."""
+    return _summarised(plan, [*_axes(roles), _groups(plan)])
+
+
+def _groups(plan: Plan) -> str:
     groups = len({stage.devices for stage in plan.stages})
-    each = f" ({len(plan.stages) // groups} stages each)" if groups < len(plan.stages) else ""
-    words.append(f"pp={groups}{each}")
-    if plan.variants:
-        alone = (
-            (plan.numbers_of(number), _axes(plan.of_variant(number), folded))
-            for number in range(len(plan.all_variants))
-        )
-        words[-1] += " of " + "; ".join(f"{name_stages(numbers)}: {' × '.join(found)}" for numbers, found in alone)
+    return f"pp={groups}" + (f" ({len(plan.stages) // groups} stages each)" if groups < len(plan.stages) else "")
+
+
+def _summarised(plan: Plan, words: Sequence[str]) -> Plan:
     microbatches = f"{plan.num_microbatches} microbatch{'es' if plan.num_microbatches > 1 else ''} of {plan.microbatch}"
     kept = f"{_recompute(plan)}{_offload(plan)}"
     return replace(plan, summary=f"{' × '.join(words)}, {_schedule(plan)}{microbatches}, {kept}")
@@ -43,12 +52,12 @@ def name_stages(numbers: Sequence[int]) -> str:
     return f"stage{'s' if len(numbers) > 1 else ''} {' '.join(texts)}"
 
 
-def _axes(plan: Plan, folded: Folded) -> list[str]:
+def _axes(roles: Sequence[AxisRole]) -> list[str]:
     """Return what the axes of a plan of one variant amount to."""
     degrees = {"dp": 1, "tp": 1, "ep": 1, "sp": 1, "spatial": 1, "idle": 1}
     notes: dict[str, list[str]] = {name: [] for name in degrees}
     levels: dict[str, set[int]] = {name: set() for name in degrees}
-    for found in roles_of_axes(plan, folded):
+    for found in roles:
         role = found.role
         if found.axis.size == 1:
             continue
