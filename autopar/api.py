@@ -7,6 +7,7 @@ from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules, discover
 from autopar.errors import JobError
+from autopar.formulate.fold import Folded
 from autopar.iopddl import save
 from autopar.plan import Plan
 from autopar.problem import Problem
@@ -168,7 +169,7 @@ def simulate_plan(
         ProgramError: If the plan does not compute the model: an op is placed as no discovered rule allows, a collective
             is missing.
     """
-    program, costs = _lowered(plan, model, stack, cache_dir)
+    program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers)
 
 
@@ -182,20 +183,27 @@ def simulate_devices(
     cache_dir: Path | None = None,
 ) -> Devices:
     """Return the times of every device in one step of a plan, each simulated apart; arguments as of `simulate_plan`."""
-    program, costs = _lowered(plan, model, stack, cache_dir)
+    program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     return simulate_flat(program, costs, bucket=bucket, stragglers=stragglers)
 
 
-def _lowered(
-    plan: Plan, model: str | Path | None, stack: str | Path | Stack | None, cache_dir: Path | None
-) -> tuple[Program, CostModel]:
-    """Return the verified program of a plan and what it costs."""
+def lower_plan(
+    plan: Plan,
+    *,
+    model: str | Path | None = None,
+    stack: str | Path | Stack | None = None,
+    cache_dir: Path | None = None,
+) -> tuple[Program, CostModel, Folded]:
+    """Return the verified program of a plan, what it costs, and the graph of one of its microbatches, folded.
+
+    Arguments and errors are those of `simulate_plan`.
+    """
     workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)
     costs = job_costs(plan.job, stack if stack is None or isinstance(stack, Stack) else load_stack(stack))
     program = lower(plan, folded, costs)
     verify_program(program, folded, rules_for(folded, discover(workload.probe, cache_dir=cache_dir)))
-    return program, costs
+    return program, costs, folded
 
 
 def rules(

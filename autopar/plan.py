@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # what the methods for notebooks return
     from autopar.simulate.timeline import Timeline
 
 PLAN_VERSION = 2
-"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
+"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants or
+offloads the optimizer, which older readers would not see."""
 
 _OMITTED = ("variant", "variants", "offload")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
@@ -443,7 +444,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
             newest = max((plan.version for plan in self.alternatives), default=1)
-            object.__setattr__(self, "version", 2 if self.variants else newest)
+            needed = self.variants or any(stage.offload for stage in self.stages)
+            object.__setattr__(self, "version", 2 if needed else newest)
 
     @property
     def device_mesh(self) -> Mesh:
@@ -458,6 +460,22 @@ class Plan:
     def variant_of(self, stage: StagePlan) -> Variant:
         """Return the mesh and the placements of a stage."""
         return Variant(self.mesh, self.blocks) if stage.variant == 0 else self.variants[stage.variant - 1]
+
+    def of_variant(self, number: int) -> "Plan":
+        """Return what the stages of a variant do as a plan of one variant: those stages, its mesh and their blocks."""
+        variant = self.all_variants[number]
+        stages = tuple(replace(stage, variant=0) for stage in self.stages if stage.variant == number)
+        held = {block for stage in stages for block in range(*stage.blocks)}
+        blocks = tuple(
+            replace(block, instances=tuple(index for index in block.instances if index in held))
+            for block in variant.blocks
+            if not held.isdisjoint(block.instances)
+        )
+        return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=())
+
+    def numbers_of(self, variant: int) -> tuple[int, ...]:
+        """Return the numbers of the stages of a variant."""
+        return tuple(number for number, stage in enumerate(self.stages) if stage.variant == variant)
 
     def stage_of(self, block: int) -> StagePlan:
         """Return the stage that has a block of the chain."""

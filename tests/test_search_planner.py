@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.api import plan_task
+from autopar.bench.baselines.recipes import recipe_search
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables, build_tables
@@ -16,7 +17,6 @@ from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.attempt import Attempt
 from autopar.search.explain import explain_infeasible
 from autopar.search.floor import floor
-from autopar.search.grid import grid_search
 from autopar.search.outcome import Outcome
 from autopar.search.space import Configuration
 from autopar.task import Effort, Task, prepare
@@ -159,7 +159,7 @@ def test_the_grid_is_no_better() -> None:
     task = _task("mlp-xs", 4)
     dims = _batch_dims(task)
 
-    grid = grid_search(task.search(Effort(top_k=1)), task.space, dims)
+    grid = recipe_search(task.search(Effort(top_k=1)), task.space, dims)
 
     assert grid.candidates
     assert _run(task).candidates[0].objective <= grid.candidates[0].objective * (1 + CLOSE)

@@ -71,6 +71,13 @@ def solver_names(text: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(solver_name(name.strip()) for name in text.split(",") if name.strip())
 
 
+def comma_separated(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return names written with commas between them; "none" for none."""
+    if isinstance(text, tuple):  # click converts a default, too
+        return text
+    return tuple(name.strip() for name in text.split(",") if name.strip() not in ("", "none"))
+
+
 def _as_mapping(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, int], ...]) -> dict[str, int]:
     dims: dict[str, int] = {}
     for name, size in value:
