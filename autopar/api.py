@@ -12,7 +12,8 @@ from autopar.problem import Problem
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
-from autopar.progress import ProgressCallback, StopCallback, never, silent
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.result_cache import ResultCache
 from autopar.search.explain import explain_infeasible
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
@@ -40,6 +41,7 @@ def solve(
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
     dump_problem: Path | None = None,
+    seed: int = 0,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -58,17 +60,20 @@ def solve(
         optimizer: "adam" or "sgd".
         stack: What the software makes of the hardware: name, YAML file or record.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
-        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
+        cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing. A plan found before for
+            the same content (model, cluster, job, effort, this autopar) is returned at once, with `search.cached`.
         progress: Told how far the search is.
         should_stop: Polled; once true the best plan so far is returned with `termination` "interrupted".
-        dump_problem: File that receives the placement problem of the best plan's configuration as IOPDDL JSON.
+        dump_problem: File that receives the placement problem of the best plan's configuration as IOPDDL JSON; the
+            search is then made even if its answer is known.
+        seed: Of whatever a solver draws at random; the same seed gives the same plan.
 
     Raises:
         AutoparError: If the model, cluster or request is wrong (`ModelError`, `ClusterError`, `JobError`, ...).
         InfeasibleError: If no plan fits; the message says what is missing, the hint the cheapest way out.
         InterruptedSearchError: If it was stopped before the first plan.
     """
-    effort = Effort(solver, top_k, time_limit)
+    effort = Effort(solver, top_k, time_limit, seed)
     task = prepare(
         model,
         gpus=gpus,
@@ -84,7 +89,15 @@ def solve(
         cache_dir=cache_dir,
         progress=progress,
     )
-    return plan_task(task, effort, progress=progress, should_stop=should_stop, dump_problem=dump_problem)
+    cache = ResultCache(cache_dir, task, effort)
+    known = cache.answer() if dump_problem is None else None
+    if known is not None:
+        return known
+    plan = plan_task(task, effort, progress=progress, should_stop=should_stop, dump_problem=dump_problem)
+    trouble = cache.keep(plan)
+    if trouble:
+        progress(Progress("cache", detail=trouble))
+    return plan
 
 
 def plan_task(

@@ -32,15 +32,17 @@ class Effort:
         solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
         top_k: Number of plans wanted.
         time_limit: Seconds for the search; None for no limit.
+        seed: Of whatever a solver draws at random; plans are repeatable for every seed.
 
     Raises:
-        JobError: If a number is not positive.
+        JobError: If a number is not positive, or the seed negative.
         SolverError: If there is no such solver.
     """
 
     solver: str = "auto"
     top_k: int = 3
     time_limit: float | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         solvers.load(self.solver)
@@ -48,6 +50,8 @@ class Effort:
             raise JobError(f"top {self.top_k} plans", hint="--top-k takes a whole number from 1 on")
         if self.time_limit is not None and not self.time_limit > 0:
             raise JobError(f"a time limit of {self.time_limit:g} s", hint="--time-limit takes seconds above 0")
+        if self.seed < 0:
+            raise JobError(f"a seed of {self.seed}", hint="--seed takes a whole number from 0 on")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,9 +95,11 @@ class Task:
             memory_limit=self.job.memory_limit,
             keep=effort.top_k,
             time_limit=math.inf if effort.time_limit is None else effort.time_limit,
+            before=sum(phase.seconds for phase in self.phases),
             progress=progress,
             should_stop=should_stop,
             on_problem=on_problem,
+            seed=effort.seed,
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
         )
 

@@ -8,6 +8,7 @@ import pytest
 from autopar.cluster import (
     PRESETS,
     Cluster,
+    Domain,
     Nics,
     NodeGroup,
     cluster_from_dict,
@@ -245,7 +246,19 @@ def test_what_holds_on_all_devices_of_a_mixed_cluster_is_the_least_of_each_figur
 def test_equal_nodes_are_their_own_group() -> None:
     cluster = load_cluster("h100")
 
-    assert cluster.group_of(10_000) is cluster.on(range(4, 12)) is cluster
+    assert cluster.group_of(10_000) is cluster.on(range(8, 24)) is cluster
+
+
+def test_devices_that_start_inside_a_node_work_on_smaller_ones() -> None:
+    """No node is shared by a part of their mesh; a domain that is no larger than its nodes is none."""
+    h100 = load_cluster("h100")
+    far = replace(h100.inter, bandwidth=1e9, nics=None)
+    wide = replace(h100, domains=(Domain(32, far),))
+
+    assert [h100.on(range(*ends)).devices_per_node for ends in ((2, 6), (4, 12), (6, 30), (8, 20))] == [8, 4, 2, 8]
+    assert wide.on(range(4, 36)).tiers == ((1, h100.intra), (4, far))
+    assert wide.on(range(4, 20)).tiers == ((1, h100.intra), (4, replace(h100.inter, nics=None)), (32, far))
+    assert MIXED.on(range(36, 44)).devices_per_node == 4
 
 
 def test_groups_need_numbers_in_common_and_cannot_be_nested() -> None:

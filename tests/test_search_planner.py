@@ -13,7 +13,7 @@ from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables, build_tables
 from autopar.formulate.weights import problem, weights
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.attempt import Attempt
 from autopar.search.explain import explain_infeasible
 from autopar.search.floor import floor
@@ -124,7 +124,7 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
         for _ in range(4):
             totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
             for ranges in splits(len(chain), pipeline.num_stages):
-                redo = tuple(list(Recompute)[number] for number in rng.integers(3, size=len(ranges)))
+                redo = tuple(ON_DEVICE[number] for number in rng.integers(3, size=len(ranges)))
                 split = Split(ranges, redo)
                 peaks = [stage_peak(bytes_of, pipeline, split, stage) for stage in range(len(ranges))]
                 if max(peaks) <= task.job.memory_limit:
@@ -299,3 +299,18 @@ def test_an_op_the_probe_does_not_have_gets_its_rule() -> None:
 
     assert found.of(some) == task.rules.of(some)
     assert task.rules_of(graph) is task.rules
+
+
+def test_the_history_only_gets_better() -> None:
+    """From the first plan on; it ends with what the search found and proved."""
+    outcome = _run(_task("mlp-xs", 4), keep=3)
+
+    points = outcome.history.points
+    assert points
+    assert points[-1].objective == outcome.candidates[0].objective
+    assert points[-1].bound == outcome.bound
+    for before, after in pairwise(points):
+        assert before.seconds <= after.seconds
+        assert before.objective >= after.objective
+        assert before.bound <= after.bound
+    assert all(point.bound <= outcome.candidates[0].objective for point in points)

@@ -13,14 +13,17 @@ import click
 
 from autopar import __version__
 from autopar.cli.codes import ExitCode
-from autopar.cli.display import show_progress
+from autopar.cli.completion import complete_model, completion
+from autopar.cli.doctor import doctor
 from autopar.cli.exporting import export, import_config
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
+from autopar.cli.job_file import JOB_FILE, read_job_file
 from autopar.cli.options import (
     cache_options,
     comma_separated,
+    echo_json,
     file_path,
     job_options,
     json_option,
@@ -34,6 +37,7 @@ from autopar.cli.predicting import predict
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
 from autopar.cli.validating import calibrate, validate
+from autopar.display import show_progress
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -50,14 +54,28 @@ DEFAULT_PROBLEM_SECONDS = 60.0
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="autopar")
-def app() -> None:
+@click.option(
+    "--job",
+    type=file_path(),
+    metavar="FILE",
+    help=f"Job file: options in TOML; default: {JOB_FILE} if the current folder has one.",
+)
+@click.pass_context
+def app(context: click.Context, job: Path | None) -> None:
     """Find out how to parallelise a model over a cluster.
 
     MODEL is an .onnx file, a model of the zoo, such as zoo:gpt2, or a local Hugging Face configuration, such as
     hf:config.json. No command needs a GPU.
     """
+    path = job or Path(JOB_FILE)
+    if job is not None or path.exists():
+        assert isinstance(context.command, click.Group)
+        context.default_map = read_job_file(path, context.command.commands)
+        click.echo(f"job file {path}", err=True)
 
 
+app.add_command(completion)
+app.add_command(doctor)
 app.add_command(select)
 app.add_command(partition)
 app.add_command(diff)
@@ -70,11 +88,19 @@ app.add_command(import_config)
 
 
 @app.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @job_options()
 @model_options
 @click.option(
     "--top-k", type=click.IntRange(min=1), default=3, show_default=True, metavar="K", help="How many plans to return."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Seed of what solvers draw at random.",
 )
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @click.option(
@@ -210,7 +236,7 @@ def simulate(
             **({"critical_path": timeline.path} if critical_path else {}),
             **({} if devices is None else {"flat_seconds": devices.step_seconds}),
         }
-        _echo_json(found)
+        echo_json(found)
         return
     click.echo(format_timeline(timeline), nl=False)
     if critical_path:
@@ -303,14 +329,14 @@ def run(plan_file: Path, ranks: int | None, as_json: bool, **settings: Any) -> i
     if report is None:
         return ExitCode.DONE
     if as_json:
-        _echo_json(report)
+        echo_json(report)
     else:
         click.echo(format_run(report), nl=False)
     return ExitCode.DONE if report.passed else ExitCode.DEVIATES
 
 
 @app.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @model_options
 @click.option("--op", "kind", metavar="KIND", help="Only ops of this kind, e.g. MatMul.")
 @cache_options
@@ -328,13 +354,13 @@ def rules(
 
     found = api.rules(model, mode=mode, dims=dims, cache_dir=cache)
     if as_json:
-        _echo_json(rules_to_json(found, kind))
+        echo_json(rules_to_json(found, kind))
     else:
         click.echo(format_rules(found, kind), nl=False)
 
 
 @app.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @job_options(gpus_required=False)
 @model_options
 @click.option(
@@ -426,7 +452,7 @@ def benchmark(
     if output is not None:
         _write_benchmark([comparison], command, output, "benchmark")
     if as_json:
-        _echo_json(comparison)
+        echo_json(comparison)
     else:
         click.echo(format_comparison(comparison), nl=False)
     return _benchmark_code([comparison])
@@ -471,7 +497,7 @@ def _run_problems(
     for path in written:
         click.echo(f"wrote {path}", err=True)
     if as_json:
-        _echo_json([run_to_dict(run) for run in done])
+        echo_json([run_to_dict(run) for run in done])
     return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
 
 
@@ -511,7 +537,7 @@ def _run_jobs(
                 _write_benchmark(done, command, output)
         stopped = interruption.requested()
     if as_json:
-        _echo_json(done)
+        echo_json(done)
     return ExitCode.INTERRUPTED if stopped else _benchmark_code(done)
 
 
@@ -553,7 +579,7 @@ def write_model(name: str | None, output: Path | None, list_all: bool, as_json: 
     models.save(models.build(entry.name), output)
     size = output.stat().st_size
     if as_json:
-        _echo_json({"name": entry.name, "parameters": entry.num_parameters, "file": str(output), "bytes": size})
+        echo_json({"name": entry.name, "parameters": entry.num_parameters, "file": str(output), "bytes": size})
     else:
         click.echo(
             f"wrote {output}: {entry.name}, {entry.num_parameters:,} parameters, {format_bytes(size)} without weights"
@@ -566,7 +592,7 @@ def _list_models(as_json: bool) -> None:
 
     entries = [models.spec(name) for name in models.names()]
     if as_json:
-        _echo_json(
+        echo_json(
             [
                 {
                     "name": entry.name,
@@ -608,7 +634,7 @@ def clusters(name: str | None, as_json: bool) -> None:
     if name is not None:
         cluster = load_cluster(name)
         if as_json:
-            _echo_json(cluster.to_dict())
+            echo_json(cluster.to_dict())
             return
         known = sources(cluster)
         click.echo(
@@ -616,7 +642,7 @@ def clusters(name: str | None, as_json: bool) -> None:
         )
         return
     if as_json:
-        _echo_json({name: cluster.to_dict() for name, cluster in PRESETS.items()})
+        echo_json({name: cluster.to_dict() for name, cluster in PRESETS.items()})
         return
     rows = [
         (
@@ -642,12 +668,6 @@ def stacks(as_json: bool) -> None:
     from autopar.report.stacks import format_stacks
 
     if as_json:
-        _echo_json({name: stack.to_dict() for name, stack in bundled_stacks().items()})
+        echo_json({name: stack.to_dict() for name, stack in bundled_stacks().items()})
     else:
         click.echo(format_stacks(bundled_stacks()), nl=False)
-
-
-def _echo_json(value: Any) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))

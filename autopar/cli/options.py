@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from autopar.cli.completion import complete_cluster, complete_stack
 from autopar.cli.files import prepare_folder
 
 CACHE_VARIABLE = "AUTOPAR_CACHE_DIR"
@@ -121,6 +122,7 @@ def stack_option(function: Command) -> Command:
         default="default",
         show_default=True,
         metavar="NAME|FILE",
+        shell_complete=complete_stack,
         help="Software that runs the plan: one of `autopar stacks`, or a YAML file.",
     )(function)
 
@@ -164,7 +166,12 @@ def _other_job_options(function: Command) -> Command:
     for option in reversed(
         (
             click.option(
-                "--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file."
+                "--cluster",
+                default="h100",
+                show_default=True,
+                metavar="NAME|FILE",
+                shell_complete=complete_cluster,
+                help="Preset or YAML file.",
             ),
             stack_option,
             precision_option,
@@ -203,7 +210,7 @@ def cache_options(function: Command) -> Command:
         type=click.Path(path_type=Path, file_okay=False),
         envvar=CACHE_VARIABLE,
         show_envvar=True,
-        help="Where discovered rules are kept; default: the user's cache folder.",
+        help="Where discovered rules and plans found are kept; default: the user's cache folder.",
     )(function)
     return click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")(function)
 
@@ -227,3 +234,10 @@ def resolve_cache_dir(cache_dir: Path | None, *, no_cache: bool) -> Path | None:
 
     folder = cache_dir or platformdirs.user_cache_path("autopar")
     return prepare_folder(folder, hint="choose another one with --cache-dir, or use --no-cache")
+
+
+def echo_json(value: Any) -> None:
+    """Print a value as JSON."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))

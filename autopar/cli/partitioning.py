@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from autopar.cli.codes import ExitCode
+from autopar.cli.completion import complete_model
 from autopar.cli.files import prepare_folder
 from autopar.cli.options import (
     cache_options,
@@ -19,7 +20,7 @@ from autopar.cli.options import (
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @click.option("--mesh", required=True, metavar="AXIS=SIZE,...", help="Devices of one stage, neighbours last.")
 @click.option(
     "--tactics", required=True, type=click.Path(path_type=Path), metavar="FILE", help="YAML file with the schedule."

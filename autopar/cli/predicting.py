@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from autopar.cli.codes import ExitCode
+from autopar.cli.completion import complete_model
 from autopar.cli.files import prepare_folder
 from autopar.cli.options import (
     Command,
@@ -35,7 +36,7 @@ def _degree(name: str, text: str) -> Callable[[Command], Command]:
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_model)
 @click.option("--gpus", type=positive_whole(), metavar="N", help="Number of devices, to check the degrees against.")
 @_degree("dp", "Data-parallel degree, expert groups included.")
 @_degree("tp", "Tensor-parallel degree.")

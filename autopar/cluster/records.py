@@ -8,7 +8,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.cluster.checks import require_positive, require_share, require_whole
+from autopar.cluster.host import Host, weakest_host
 from autopar.cluster.links import Link
 from autopar.errors import ClusterError
 from autopar.units import format_quantity
@@ -153,6 +157,7 @@ class Cluster:
         domains: Wider domains of nodes, the narrowest first, if nodes do not all reach each other alike.
         groups: Different nodes in the order of their devices; none if all nodes are equal.
         between: Link between groups; None if there are none.
+        host: The memory beside the devices and the link to it; None if unknown, and then nothing can be offloaded.
     """
 
     name: str
@@ -163,6 +168,7 @@ class Cluster:
     domains: tuple[Domain, ...] = ()
     groups: tuple[NodeGroup, ...] = ()
     between: Link | None = None
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         owner = f"cluster {self.name!r}"
@@ -214,6 +220,7 @@ class Cluster:
         members = [group.cluster for group in groups]
         if any(member.domains for member in members):
             raise ClusterError(f"cluster {name!r}: a group has domains", hint="groups have an intra and an inter link")
+        hosts = [member.host for member in members if member.host is not None]
         return cls(
             name,
             _weakest_device(name, [member.device for member in members]),
@@ -222,6 +229,7 @@ class Cluster:
             _slowest([*(member.inter for member in members), between]),
             groups=groups,
             between=between,
+            host=weakest_host(hosts) if len(hosts) == len(members) else None,
         )
 
     @property
@@ -238,6 +246,25 @@ class Cluster:
             end += group.devices
             spans.append((end, group.cluster))
         return tuple(spans)
+
+    def known_host(self) -> Host:
+        """Return the host of a device.
+
+        Raises:
+            ClusterError: If the cluster does not say.
+        """
+        if self.host is None:
+            raise ClusterError(
+                f"cluster {self.name!r} does not say how its devices reach host memory: nothing can be offloaded",
+                hint="give it a host with tier, memory, devices, to_host and to_device, or offload nothing",
+            )
+        return self.host
+
+    def host_start(self, device: int) -> int:
+        """Return the first device of the host of a device."""
+        start = self._start(device) if self.groups else 0
+        devices = self.group_of(device).known_host().devices
+        return start + (device - start) // devices * devices
 
     def group_of(self, device: int) -> "Cluster":
         """Return the group of equal nodes that a device lies in; the cluster itself if all nodes are equal.
@@ -256,12 +283,51 @@ class Cluster:
         )
 
     def on(self, devices: range) -> "Cluster":
-        """Return what some devices work on: their group if they lie in one, else the weakest of the whole cluster."""
+        """Return what some devices work on: their group if they lie in one, else the weakest of the whole cluster.
+
+        A mesh on a cluster starts with a node. Where devices start inside a node and go on beyond it, nodes are taken
+        to be so small that none is shared by a part of the mesh: with 8 devices per node, devices 4 to 11 work on nodes
+        of 4.
+
+        >>> from autopar.cluster import PRESETS
+        >>> [PRESETS["h100"].on(range(*devices)).devices_per_node for devices in ((2, 6), (4, 12), (8, 24))]
+        [8, 4, 8]
+        """
+        group, start = self._group(devices)
+        return group if group is self and self.groups else group._from(devices[0] - start, devices[-1] - start)
+
+    def one_kind(self, devices: range) -> bool:
+        """Whether some devices lie in one group of equal nodes."""
+        return not self.groups or self._group(devices)[0] is not self
+
+    def _group(self, devices: range) -> tuple["Cluster", int]:
+        """Return the one group that some devices lie in, or else the cluster itself, and its first device."""
         if not self.groups:
-            return self
+            return self, 0
         first, last = self.group_of(devices[0]), self.group_of(devices[-1])
         start = self._start(devices[0])
-        return first if first is last and start == self._start(devices[-1]) else self
+        return (first, start) if first is last and start == self._start(devices[-1]) else (self, 0)
+
+    def _from(self, first: int, last: int) -> "Cluster":
+        """Return the cluster as a mesh from one device to another meets it."""
+        if self.intra.torus:
+            return self  # a slice is a node of its own
+
+        def least(size: int) -> int:
+            return size if first // size == last // size else math.gcd(first, size)
+
+        node, beyond, domains = least(self.devices_per_node), self.inter, list[Domain]()
+        for domain in self.domains:
+            size = least(domain.devices)
+            if size > (domains[-1].devices if domains else node):
+                domains.append(replace(domain, devices=size))
+            elif domains:  # what leaves the domain inside leaves this one too
+                domains[-1] = replace(domain, devices=size)
+            else:
+                beyond = domain.link
+        if (node, tuple(domains)) == (self.devices_per_node, self.domains):
+            return self
+        return replace(self, devices_per_node=node, inter=replace(beyond, nics=None), domains=tuple(domains))
 
     def of_job(self, devices: int) -> "Cluster":
         """Return what a job of so many devices gets: a slice of its size of a torus, or a part of each node.
@@ -301,13 +367,26 @@ class Cluster:
     def tier(self, first: int, second: int) -> int:
         """Return which tier two devices meet on: 0 within a node, 1 between nodes, 2 and more between wider domains."""
         if self.groups:
-            group = self.on(range(min(first, second), max(first, second) + 1))
+            group, start = self._group(range(min(first, second), max(first, second) + 1))
             if group is self:
                 return 1
-            start = self._start(first)
             return group.tier(first - start, second - start)
         sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
         return sum(first // size != second // size for size in sizes)
+
+    def tiers_between(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which tier devices meet on, as `tier` of any number of pairs at once; shapes broadcast."""
+        if not self.groups:
+            sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
+            return np.asarray(sum((first // size != second // size).astype(np.int64) for size in sizes))
+        ends = np.array([end for end, _ in self._spans])
+        owners, others = np.searchsorted(ends, first, "right"), np.searchsorted(ends, second, "right")
+        met = np.ones(np.broadcast_shapes(first.shape, second.shape), np.int64)
+        for number, (end, cluster) in enumerate(self._spans):
+            start = end - self.groups[number].devices
+            both = np.broadcast_to((owners == number) & (others == number), met.shape)
+            met = np.where(both, cluster.tiers_between(first - start, second - start), met)
+        return met
 
     def boundary_tier(self, start: int, size: int) -> int:
         """Return the widest tier on which a stage of `size` devices from `start` on meets the next one of that size.
@@ -320,8 +399,8 @@ class Cluster:
         """
         last = start + 2 * size - 1
         if self.groups:
-            group = self.on(range(start, last + 1))
-            return 1 if group is self else group.boundary_tier(start - self._start(start), size)
+            group, offset = self._group(range(start, last + 1))
+            return 1 if group is self else group.boundary_tier(start - offset, size)
         sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
         return sum(size >= inner or start // inner != last // inner for inner in sizes)
 
@@ -340,6 +419,8 @@ class Cluster:
         }
         if self.domains:
             data["domains"] = [domain.to_dict() for domain in self.domains]
+        if self.host is not None:
+            data["host"] = self.host.to_dict()
         return data
 
 

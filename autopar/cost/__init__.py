@@ -3,6 +3,7 @@
 from autopar.cost.collectives import Collective, devices_in_node
 from autopar.cost.flops import op_flops
 from autopar.cost.fusion import ALONE, Fused
+from autopar.cost.handover import Handed, Holding
 from autopar.cost.model import CostModel
 from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
 from autopar.cost.policy import FP32, FSDP, MEGATRON_FP16, MIXED, POLICIES, DtypePolicy, load_policy
@@ -28,6 +29,8 @@ __all__ = [
     "Fit",
     "FitSource",
     "Fused",
+    "Handed",
+    "Holding",
     "Move",
     "Overlap",
     "Resharder",

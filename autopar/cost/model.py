@@ -28,6 +28,7 @@ from autopar.cost.attention import (
 from autopar.cost.collectives import Collective
 from autopar.cost.fusion import ALONE, Fused, fuse
 from autopar.cost.gemm import ALIGNMENT, UNALIGNED_SHARE, compute_seconds, least_seconds, overlapped
+from autopar.cost.handover import Handed, hand_over_seconds
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.cost.products import PRODUCT_KINDS, Product, op_products
 from autopar.cost.stack import DEFAULT, Stack
@@ -261,6 +262,25 @@ class CostModel:
         """Return the costs of work on some devices: of their group of nodes if the cluster has several."""
         cluster = self.cluster.on(devices)
         return self if cluster is self.cluster else replace(self, cluster=cluster)
+
+    def between(self, devices: range) -> "CostModel":
+        """Return the costs of what single devices send to each other: of their group of nodes if they lie in one."""
+        return self.on(devices[:1]) if self.cluster.one_kind(devices) else self
+
+    def hand_over_seconds(self, values: Sequence[Handed]) -> float:
+        """Return the seconds of handing values from one stage to another, all at once.
+
+        Stages may have meshes of any sizes, and hold the values at any placements; see `autopar.cost.handover`.
+
+        Args:
+            values: What is handed; all from one stage to one other.
+
+        Raises:
+            ShardingError: If a value cannot be placed so, or lies there as terms of another reduction than a sum.
+        """
+        ends = [end for value in values for side in (value.source, value.target) for end in side.ends]
+        view = self.between(range(min(ends), max(ends) + 1)) if ends else self
+        return hand_over_seconds(values, self.cluster, view.send_seconds)
 
     def overlap_slowdown(self, axis: Axis) -> float:
         """Return the factor on compute and on the collectives of an axis while both run, 1 or above."""

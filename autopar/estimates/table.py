@@ -266,10 +266,11 @@ class Table:
         groups = _groups(degrees)
         held = np.bincount(groups, weights=np.add.reduceat(blocks, starts)) + self.folded.buffer_bytes
         group_of = np.repeat(groups, [stop - start for start, stop in self.ranges(degrees)])
-        for copy in copies(self.kinds, self.folded):
-            amount = copy.bytes * (shared if self.zero >= _SHARED_FROM[Category.PARAMETERS] else 1.0)
-            for group in {int(group_of[block]) for block in copy.readers} - {int(group_of[copy.owner])}:
-                held[group] += amount
+        share = shared if self.zero >= _SHARED_FROM[Category.PARAMETERS] else 1.0
+        for copy in copies([self.kinds[kind] for kind in self.folded.chain], self.folded):
+            for (start, stop), group in zip(self.ranges(degrees), groups, strict=True):
+                if group != group_of[copy.owner]:
+                    held[group] += share * copy.on(range(start, stop))
         return np.asarray(held)
 
 

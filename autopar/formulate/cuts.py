@@ -9,16 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.memory import FloatArray, RangeBytes
 from autopar.formulate.step import Pipeline, Split, StepTime, gather_seconds, rerun_seconds, stage_seconds, step_time
 from autopar.formulate.tables import Slot
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE
 
 
 def best_split(
-    totals: FloatArray, memory: RangeBytes, chain: Sequence[int], pipeline: Pipeline, limit: float, hop: float
+    totals: FloatArray,
+    memory: RangeBytes,
+    chain: Sequence[int],
+    pipeline: Pipeline,
+    limit: float,
+    hop: float,
+    constraints: Constraints = FREE,
 ) -> tuple[Split, StepTime] | None:
-    """Return the split into stages with the least step time whose stages all fit, or None.
+    """Return the split into stages with the least step time whose stages all fit and keep to the constraints, or None.
 
     Recompute is chosen per stage, the fastest flavour that fits: none, else selective, else full. Among those splits
     the best is found exactly if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s) and hops take no time
@@ -35,7 +42,7 @@ def best_split(
     """
     if pipeline.num_stages > len(chain):
         return None
-    stages = _stage_options(totals, memory, chain, pipeline, limit)
+    stages = _stage_options(totals, memory, chain, pipeline, limit, constraints)
     slowest = _dynamic_program(stages.seconds, np.maximum)
     if not np.isfinite(slowest):
         return None
@@ -63,7 +70,7 @@ def _distinct(values: FloatArray) -> FloatArray:
     return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > 1e-9 * ordered[1:]])])
 
 
-_FLAVOURS = tuple(Recompute)
+_FLAVOURS = ON_DEVICE
 """From fastest to slowest."""
 
 
@@ -103,7 +110,12 @@ def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipe
 
 
 def _stage_options(
-    totals: FloatArray, memory: RangeBytes, chain: Sequence[int], pipeline: Pipeline, limit: float
+    totals: FloatArray,
+    memory: RangeBytes,
+    chain: Sequence[int],
+    pipeline: Pipeline,
+    limit: float,
+    constraints: Constraints,
 ) -> _StageOptions:
     """Return seconds, tail and recompute for every stage and every range of blocks."""
     num_blocks, num_stages = len(chain), pipeline.num_stages
@@ -141,6 +153,7 @@ def _stage_options(
     for stage in range(num_stages):
         for number in reversed(range(len(flavours))):  # the fastest that fits has the last word
             fits = memory.peaks(pipeline.in_flight(stage), flavours[number]) <= limit
+            fits &= constraints.stages(flavours[number], num_blocks)
             for table, values in zip((seconds, tails, slow), each[number], strict=True):
                 table[stage] = np.where(fits, values, table[stage])
             chosen[stage] = np.where(fits, number, chosen[stage])

@@ -37,7 +37,9 @@ class Slot(IntEnum):
     `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
     parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
     beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
-    recomputes selectively.
+    recomputes selectively. The last three are what the host link adds to whole passes: where what a block saves lies in
+    host memory, `OFFLOAD` to its forward and `FETCH` to its backward; where the optimizer's state does, `STATE` to its
+    update. They are known of lowered blocks only, and 0 in tables (`autopar.formulate.offload` fills them in).
     """
 
     FORWARD = 0
@@ -53,6 +55,9 @@ class Slot(IntEnum):
     SELECTIVE = 10
     SELECTIVE_WAIT = 11
     SELECTIVE_GATHER = 12
+    OFFLOAD = 13
+    FETCH = 14
+    STATE = 15
 
 
 AGAIN = {
@@ -177,6 +182,15 @@ class Bytes:
     end: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Forbidden:
+    """Pairs of strategies that two nodes must not have together: (S of first, S of second) seconds, 0 or infinite."""
+
+    first: int
+    second: int
+    seconds: FloatArray
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """Values that pass between blocks under one placement: the node that decides it, and what defines them."""
@@ -202,6 +216,7 @@ class Tables:
         selective: By kind, positions of the ops that selective recompute runs again.
         again_nodes: Their nodes.
         again_edges: The edges that are paid again with them.
+        forbidden: What must not be chosen together.
     """
 
     folded: Folded
@@ -216,6 +231,7 @@ class Tables:
     selective: tuple[frozenset[int], ...]
     again_nodes: tuple[int, ...]
     again_edges: tuple[int, ...]
+    forbidden: tuple[Forbidden, ...] = ()
 
     def block_seconds(self, choice: Sequence[int]) -> FloatArray:
         """Return the seconds of one instance by kind and slot, (kinds, slots), with whole passes.

@@ -172,6 +172,7 @@ def problem(
     edges = [
         (edge.first, edge.second, edge.table, float(factor)) for factor, edge in zip(weight, tables.edges, strict=True)
     ]
+    edges += [(pair.first, pair.second, pair.seconds, 1.0) for pair in tables.forbidden]
     usages, limits = _usages(tables, mixes, limit)
     return Problem.build(
         node_costs,

@@ -85,7 +85,11 @@ class Attempt:
         self.best: Candidate | None = None
         self.hidden = 0.0
         self.traffic = 0.0
-        self.least_bytes = least_bytes(tables, pipeline)
+        folded, constraints = tables.folded, search.constraints
+        self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
+        self._flavours = constraints.flavours()
+        least = least_bytes(tables, pipeline)
+        self.least_bytes = {flavour: least[flavour] for flavour in self._flavours}
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
         self._weighed: tuple[Choice, RangeBytes] | None = None
@@ -96,7 +100,7 @@ class Attempt:
         self.hidden = 1.0 if one_stage else 0.0
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
-        solution = self._solve(hidden=self.hidden, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
+        solution = self._solve(hidden=self.hidden, recompute=self.fastest, bounding=True, cutoff=cutoff)
         bound = max(solution.bound, self._launched())
         if solution.choice is None or bound >= cutoff:
             return bound
@@ -105,7 +109,7 @@ class Attempt:
         self._consider(solution.choice)
         if one_stage:
             totals, bound = self._share_tail(totals, bound, cutoff)
-            early = self._solve(hidden=self.hidden, recompute=Recompute.NONE, bounding=True, early=True)
+            early = self._solve(hidden=self.hidden, recompute=self.fastest, bounding=True, early=True)
             if early.choice is not None:
                 self._consider(early.choice)
         bound = self._share_traffic(totals, bound, cutoff)
@@ -115,7 +119,7 @@ class Attempt:
         share = busiest_share(self.tables, totals, self.pipeline.num_stages)
         if share is None or bound >= cutoff:
             return bound
-        other = self._solve(hidden=0.0, recompute=Recompute.NONE, bounding=True, cutoff=cutoff, slowest=share)
+        other = self._solve(hidden=0.0, recompute=self.fastest, bounding=True, cutoff=cutoff, slowest=share)
         if other.choice is not None:
             self._consider(other.choice)
         return max(bound, other.bound)
@@ -158,7 +162,7 @@ class Attempt:
             if low == 1.0 or high == 0.0 or bound >= cutoff or self._stopped():
                 break
             hidden = 0.0 if step == 0 else (low + high) / 2  # nearly always all of it hides
-            solution = self._solve(hidden=hidden, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
+            solution = self._solve(hidden=hidden, recompute=self.fastest, bounding=True, cutoff=cutoff)
             if solution.choice is None:
                 bound = max(bound, solution.bound)
                 break
@@ -183,7 +187,7 @@ class Attempt:
             if high == 0.0 or bound >= cutoff or self._stopped():
                 break
             self.traffic = FIRST_TRAFFIC if high == 1.0 and low == 0.0 else (low + high) / 2
-            solution = self._solve(hidden=self.hidden, recompute=Recompute.NONE, bounding=True, cutoff=cutoff)
+            solution = self._solve(hidden=self.hidden, recompute=self.fastest, bounding=True, cutoff=cutoff)
             if solution.bound > bound:
                 bound, best = solution.bound, self.traffic
             if solution.choice is None:
@@ -196,14 +200,14 @@ class Attempt:
     def improve(self, bound: float, cutoff: float) -> float:
         """Look for better plans than the relaxed choice gives, and return the bound, raised where memory binds."""
         if self.pipeline.num_stages > 1 or self.traffic > 0.0:
-            solution = self._solve(hidden=1.0, recompute=Recompute.NONE, bounding=False)
+            solution = self._solve(hidden=1.0, recompute=self.fastest, bounding=False)
             if solution.choice is not None:
                 self._consider(solution.choice)
         if self.pipeline.num_stages == 1 and self._waits():
-            solution = self._solve(hidden=0.0, recompute=Recompute.NONE, bounding=False, early=True)
+            solution = self._solve(hidden=0.0, recompute=self.fastest, bounding=False, early=True)
             if solution.choice is not None:
                 self._consider(solution.choice)
-        unhindered = self.best is not None and set(self.best.split.recompute) == {Recompute.NONE}
+        unhindered = self.best is not None and set(self.best.split.recompute) == {self._flavours[0]}
         if self.relaxed_choice is None or unhindered:
             return bound
         bound = self._priced(self.relaxed_choice, bound, cutoff)
@@ -214,6 +218,8 @@ class Attempt:
             if least > self.search.memory_limit or bound >= cutoff or near or self._stopped():
                 continue
             split = self._even(self.relaxed_choice, recompute)
+            if split is None:
+                break
             mixes = stage_mixes(self.tables.folded.chain, self.pipeline, split, len(self.tables.folded.kinds))
             limit = self.search.memory_limit
             for _ in range(CORRECTIONS):
@@ -297,12 +303,12 @@ class Attempt:
             keeps = [Recompute.NONE] * len(kinds)
             return [(mean_bytes(self.tables, self.pipeline, self.search.memory_limit, keeps), keeps)]
         alternatives = []
-        for flavour in Recompute:
+        for flavour in self._flavours:
             if flavour is Recompute.SELECTIVE and not self.tables.selective[main]:
                 continue
             keeps = [flavour if kind.id == main else Recompute.FULL for kind in kinds]
             mean = mean_bytes(self.tables, self.pipeline, self.search.memory_limit, keeps)
-            alternatives.append((mean, [flavour if kind.id == main else Recompute.NONE for kind in kinds]))
+            alternatives.append((mean, [flavour if kind.id == main else self.fastest[kind.id] for kind in kinds]))
         return alternatives
 
     def hurry(self) -> None:
@@ -391,6 +397,7 @@ class Attempt:
             cutoff=cutoff,
             gap=gap,
             should_stop=self.search.should_stop,
+            seed=self.search.seed,
         )
 
     def _consider(self, choice: Choice) -> None:
@@ -403,7 +410,9 @@ class Attempt:
         if self.best is not None and least_flow(per_block, chain, self.pipeline) >= self.best.objective:
             return
         memory = self._bytes(choice)
-        found = best_split(totals, memory, chain, self.pipeline, self.search.memory_limit, self._hop(choice))
+        found = best_split(
+            totals, memory, chain, self.pipeline, self.search.memory_limit, self._hop(choice), self.search.constraints
+        )
         if found is not None and (self.best is None or found[1].seconds < self.best.objective):
             self.best = Candidate(self.configuration, self.tables, choice, found[0], found[1])
 
@@ -422,13 +431,13 @@ class Attempt:
             self._weighed = choice, range_bytes(lowered, folded, trains=trains)
         return self._weighed[1]
 
-    def _even(self, choice: Choice, recompute: Recompute) -> Split:
-        """Return the split that would be best without memory limits."""
+    def _even(self, choice: Choice, recompute: Recompute) -> Split | None:
+        """Return the split that would be best without memory limits; None if there is none."""
         totals = self.tables.block_seconds(choice)
         chain = self.tables.folded.chain
-        found = best_split(totals, RangeBytes.nothing(len(chain)), chain, self.pipeline, math.inf, 0.0)
-        assert found is not None, "without a limit every split fits"
-        return Split(found[0].ranges, tuple(recompute for _ in found[0].ranges))
+        nothing, constraints = RangeBytes.nothing(len(chain)), self.search.constraints
+        found = best_split(totals, nothing, chain, self.pipeline, math.inf, 0.0, constraints)
+        return None if found is None else Split(found[0].ranges, tuple(recompute for _ in found[0].ranges))
 
     def _hop(self, choice: Choice) -> float:
         """Return the mean seconds of handing one microbatch to the next stage: the largest boundary value counts."""

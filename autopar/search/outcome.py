@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
+from autopar.search.history import History
 from autopar.search.space import Configuration
 
 KEEP = 8
@@ -37,6 +38,7 @@ class Outcome:
         bound: No plan of the space has a lower objective.
         solved: Configurations whose placement problem was solved.
         pruned: Configurations excluded by their bound.
+        history: What was known when.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
     """
 
@@ -44,6 +46,7 @@ class Outcome:
     bound: float = math.inf
     solved: int = 0
     pruned: int = 0
+    history: History = field(default_factory=History)
     stopped: str = ""
 
     def take(self, found: Candidate | None, keep: int) -> None:

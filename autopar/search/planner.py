@@ -14,14 +14,15 @@ from dataclasses import dataclass
 
 from autopar.cost import CostModel, Overlap
 from autopar.discover import Rules
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.step import Pipeline
-from autopar.formulate.tables import build_tables
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.attempt import Attempt
 from autopar.search.floor import Floor
+from autopar.search.history import History
 from autopar.search.outcome import Outcome
 from autopar.search.space import Configuration, undominated
 from autopar.solvers import Solver
@@ -50,7 +51,10 @@ class Search:
         progress: Told after every configuration.
         should_stop: Polled.
         on_problem: Given every placement problem that is solved, but those with a price on memory.
+        seed: Of whatever the solver draws at random.
+        before: Seconds that have passed since the job was asked for.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
+        constraints: What else plans have to keep to.
     """
 
     folded: Callable[[int], Folded]
@@ -65,12 +69,15 @@ class Search:
     progress: ProgressCallback
     should_stop: StopCallback
     on_problem: Callable[[Problem], None] | None = None
+    seed: int = 0
+    before: float = 0.0
     batch_dims: BatchDims | None = None
+    constraints: Constraints = FREE
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound."""
         listed, space = len(space), undominated(space)
-        outcome = Outcome(pruned=listed - len(space))
+        outcome = Outcome(pruned=listed - len(space), history=History(self.before))
         end = time.monotonic() + self.time_limit
         floors = sorted(((self.floor.seconds(c, self.global_batch), i) for i, c in enumerate(space)))
         pending: list[tuple[float, int, Attempt]] = []
@@ -81,7 +88,10 @@ class Search:
                 bounds.append(least)  # floors ascend: the rest is at least as slow
                 outcome.pruned += 0 if outcome.stopped else len(floors) - done
                 break
-            attempt = self._attempt(space[index], end)
+            attempt = self.attempt(space[index], end)
+            if attempt is None:
+                outcome.pruned += 1
+                continue
             bound = max(least, attempt.relaxed(threshold))
             if not outcome.candidates:
                 attempt.hurry()
@@ -108,12 +118,16 @@ class Search:
             self._tell(outcome, "solve", done + 1, len(pending), lowest, space[index])
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.bound = min(best, min(bounds) + self.costs.stack["step_seconds"])
+        outcome.history.note(best, outcome.bound)
         return outcome
 
-    def _attempt(self, configuration: Configuration, end: float) -> Attempt:
+    def attempt(self, configuration: Configuration, end: float) -> Attempt | None:
+        """Return the work on a configuration; None if it cannot keep to the constraints."""
         samples = self.global_batch // configuration.num_microbatches
         folded = self.folded(samples)
-        tables = build_tables(folded, self.rules(folded), configuration.mesh, self.costs)
+        tables = self.constraints.tables(folded, self.rules(folded), configuration.mesh, self.costs)
+        if tables is None:
+            return None
         pipeline = Pipeline(
             configuration.num_stages,
             configuration.num_microbatches,
@@ -135,6 +149,7 @@ class Search:
         self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, configuration: Configuration
     ) -> None:
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        outcome.history.note(best, lowest + self.costs.stack["step_seconds"])
         self.progress(Progress(phase, done, total, best, min(best, lowest), str(configuration)))
 
     def _threshold(self, outcome: Outcome) -> float:

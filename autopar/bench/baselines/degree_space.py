@@ -31,6 +31,8 @@ Value = int | bool | str | Flow
 Partial = Mapping[str, Value]
 """Decisions so far by name, in the order of `DECISIONS`."""
 
+_FLAVOURS = tuple(map(str, (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)))
+
 DECISIONS = ("pp", "tp", "cp", "ep", "microbatch", "flow", "zero", "sequence_parallel", "recompute")
 """In this order: what comes later only depends on what comes before."""
 
@@ -130,7 +132,7 @@ class DegreeSpace:
             case "sequence_parallel":
                 return (False, True) if partial["tp"] != 1 and self.model.sequence else (False,)
             case _:
-                return tuple(map(str, Recompute)) if self.trains else (str(Recompute.NONE),)
+                return _FLAVOURS if self.trains else _FLAVOURS[:1]
 
     def degrees(self, complete: Partial) -> Degrees:
         """Return the plan that decisions come to once all are made."""

@@ -12,6 +12,7 @@ from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import build_tables
 from autopar.progress import Progress
 from autopar.search.attempt import Attempt
+from autopar.search.history import History
 from autopar.search.outcome import Outcome
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, undominated
@@ -20,7 +21,7 @@ from autopar.search.space import Configuration, undominated
 def recipe_search(search: Search, space: list[Configuration], dims: BatchDims) -> Outcome:
     """Return the candidates of all recipes in all configurations, best first; the bound is trivial."""
     listed, space = len(space), undominated(space)
-    outcome = Outcome(bound=0.0, pruned=listed - len(space))
+    outcome = Outcome(bound=0.0, pruned=listed - len(space), history=History(search.before))
     end = time.monotonic() + search.time_limit
     for done, configuration in enumerate(space):
         if search.should_stop() or time.monotonic() > end:
@@ -37,5 +38,6 @@ def recipe_search(search: Search, space: list[Configuration], dims: BatchDims) -
             outcome.candidates.append(attempt.best)
             outcome.candidates.sort(key=lambda candidate: candidate.objective)
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        outcome.history.note(best, 0.0)
         search.progress(Progress("recipes", done + 1, len(space), best, 0.0, str(configuration)))
     return outcome

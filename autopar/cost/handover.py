@@ -1,0 +1,313 @@
+"""From one stage to another: who sends which piece of a value to whom, and how long that takes.
+
+Stages may have meshes of different sizes, and hold a value at different placements. Each receiving device gets its
+block in pieces: the boxes in which that block meets the blocks of the sending stage. Several devices may hold the same
+sending block. The nearest of them sends (inside the node before between nodes), and receivers that are equally near to
+the same ones take turns, so that the load is spread.
+
+A value may leave as terms of a sum, and arrive as such: of k terms, the devices that hold term j of l add up those
+whose number leaves the remainder j when divided by l. Devices that get nothing so have zeros.
+
+All pieces of a hand-over leave together. On the tiers of the network they do not wait for each other, and a device
+sends while it receives, so that the fullest device of the slowest tier sets the time:
+
+    t = max over tiers of latency + max over devices and directions of S / bandwidth
+
+S is what a device sends or receives there; what goes further than between two nodes leaves the node as well.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from autopar.cluster import Cluster
+from autopar.cost.arrays import FloatArray, IntArray
+from autopar.errors import ShardingError
+from autopar.sharding import Mesh, Partial, Placements, Shard, format_placements, local_shape
+
+Box = tuple[tuple[int, int], ...]
+"""A part of a tensor: a half-open range per dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How a stage holds a value.
+
+    Attributes:
+        first: Number of its first device.
+        mesh: Its devices.
+        placements: Where the value lies on them; terms are those of a sum.
+    """
+
+    first: int
+    mesh: Mesh
+    placements: Placements
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Its first and its last device."""
+        return self.first, self.first + self.mesh.size - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A value that is handed from one stage to another.
+
+    Attributes:
+        shape: Shape of the whole value.
+        element_bytes: Bytes per element on the wire.
+        source: How the sending stage holds it.
+        target: How the receiving stage takes it.
+    """
+
+    shape: tuple[int, ...]
+    element_bytes: float
+    source: Holding
+    target: Holding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """What devices send to each other; arrays are (n,), one entry per pair of devices and block.
+
+    Attributes:
+        senders: Numbers of devices.
+        receivers: Numbers of devices.
+        elements: Elements of all boxes of the entry.
+        boxes: Boxes of the whole value.
+    """
+
+    senders: IntArray
+    receivers: IntArray
+    elements: IntArray
+    boxes: tuple[tuple[Box, ...], ...]
+
+
+def intervals(size: int, chunks: int, parts: int, part: int) -> list[tuple[int, int]]:
+    """Return the rows of a dim that one of its equal parts has, chunk by chunk.
+
+    >>> intervals(12, chunks=2, parts=3, part=1)
+    [(2, 4), (8, 10)]
+    """
+    width = size // (chunks * parts)
+    starts = (chunk * (size // chunks) + part * width for chunk in range(chunks))
+    return [(start, start + width) for start in starts]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Division:
+    """Into how many parts a holding divides each dim of a value, in how many chunks first, and which part is whose.
+
+    Attributes:
+        shape: Shape of the whole value.
+        parts: Per dim.
+        chunks: Per dim.
+        indices: (devices, dims) part of each device.
+        num_terms: Terms whose sum is the value.
+        terms: (devices,) term of each device.
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[int, ...]
+    chunks: tuple[int, ...]
+    indices: IntArray
+    num_terms: int
+    terms: IntArray
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], holding: Holding) -> "Division":
+        """Return how a holding divides a value.
+
+        Raises:
+            ShardingError: If the value cannot be placed so, or lies there as terms of another reduction than a sum.
+        """
+        local_shape(shape, holding.placements, holding.mesh)
+        mesh, num_terms = holding.mesh, 1
+        parts, chunks = [1] * len(shape), [1] * len(shape)
+        indices, terms = np.zeros((mesh.size, len(shape)), np.int64), np.zeros(mesh.size, np.int64)
+        for axis, placement in zip(mesh.axes, holding.placements, strict=True):
+            position = np.arange(mesh.size) // axis.stride % axis.size
+            match placement:
+                case Shard(dim, count):
+                    indices[:, dim] = indices[:, dim] * axis.size + position
+                    parts[dim] *= axis.size
+                    chunks[dim] = count
+                case Partial("sum"):
+                    terms = terms * axis.size + position
+                    num_terms *= axis.size
+                case Partial(reduce):
+                    raise ShardingError(
+                        f"a value placed {format_placements(holding.placements)} cannot be handed to another mesh: its "
+                        f"terms are put together by {reduce}",
+                        hint="reduce it before it leaves its stage",
+                    )
+        return cls(shape, tuple(parts), tuple(chunks), indices, num_terms, terms)
+
+    def terms_for(self, target: "Division", term: int) -> range:
+        """Return the terms that devices of another division add up which hold the given one of its terms."""
+        return range(term, self.num_terms, target.num_terms)
+
+    def intervals(self, dim: int, part: int) -> list[tuple[int, int]]:
+        """Return the rows of a dim that a part has."""
+        return intervals(self.shape[dim], self.chunks[dim], self.parts[dim], part)
+
+    @property
+    def blocks(self) -> IntArray:
+        """Which block each device has, (devices,): its term and the parts of its dims as digits of one number."""
+        numbers = self.terms
+        for dim, count in enumerate(self.parts):
+            numbers = numbers * count + self.indices[:, dim]
+        return numbers
+
+    def place(self, device: int, box: Box) -> tuple[slice, ...]:
+        """Return where a box of the whole value lies in the block of a device (its index in the mesh)."""
+        slices = []
+        for dim, (start, stop) in enumerate(box):
+            offset = 0
+            for first, last in self.intervals(dim, int(self.indices[device, dim])):
+                if first <= start and stop <= last:
+                    slices.append(slice(offset + start - first, offset + stop - first))
+                    break
+                offset += last - first
+            else:
+                raise ShardingError(f"device {device} of the mesh does not hold {box}")
+        return tuple(slices)
+
+
+def _meetings(size: int, source: Division, target: Division, dim: int, part: int) -> dict[int, list[tuple[int, int]]]:
+    """Return the rows of a part of a dim of the target, by the part of the source that has them."""
+    width = size // (source.chunks[dim] * source.parts[dim])
+    found: dict[int, list[tuple[int, int]]] = {}
+    for start, stop in target.intervals(dim, part):
+        while start < stop:  # from one interval of the source to the next
+            number = start // width
+            end = min(stop, (number + 1) * width)
+            found.setdefault(number % source.parts[dim], []).append((start, end))
+            start = end
+    return found
+
+
+def _wanted(source: Division, target: Division) -> Iterator[tuple[int, int, int, tuple[Box, ...]]]:
+    """Yield what each block of the target is made of: its number, that of a block of the source, elements, boxes."""
+    shape = target.shape
+    known: list[dict[int, dict[int, list[tuple[int, int]]]]] = [{} for _ in shape]
+    blocks, first = np.unique(target.blocks, return_index=True)
+    for block, device in zip(blocks.tolist(), first.tolist(), strict=True):
+        per_dim = []
+        for dim, part in enumerate(target.indices[device].tolist()):
+            if part not in known[dim]:
+                known[dim][part] = _meetings(shape[dim], source, target, dim, part)
+            per_dim.append(known[dim][part])
+        terms = source.terms_for(target, int(target.terms[device]))
+        for term, *numbers in product(terms, *per_dim):
+            held = term
+            for count, number in zip(source.parts, numbers, strict=True):
+                held = held * count + number
+            ranges = [found[number] for found, number in zip(per_dim, numbers, strict=True)]
+            elements = 1
+            for each in ranges:
+                elements *= sum(stop - start for start, stop in each)
+            yield block, held, elements, tuple(product(*ranges))
+
+
+@lru_cache(maxsize=1024)  # a boundary of many plans, and of many stages, is the same
+def pieces(shape: tuple[int, ...], source: Holding, target: Holding, cluster: Cluster) -> Pieces:
+    """Return what the devices of one stage send to those of another so that each has its block of a value.
+
+    Args:
+        shape: Shape of the whole value.
+        source: How the sending stage holds it.
+        target: How the receiving stage takes it.
+        cluster: Where the devices are.
+
+    Raises:
+        ShardingError: If the value cannot be placed so, or lies there as terms of another reduction than a sum.
+    """
+    here, there = Division.of(shape, source), Division.of(shape, target)
+    by_block = np.argsort(here.blocks, kind="stable").reshape(here.num_terms * prod(here.parts), -1)
+    owners: dict[int, list[int]] = {}
+    for device, block in enumerate(there.blocks.tolist()):
+        owners.setdefault(block, []).append(device)
+    entries = [
+        (device, held, elements, boxes)
+        for block, held, elements, boxes in _wanted(here, there)
+        for device in owners[block]
+    ]
+    entries.sort(key=lambda entry: entry[:2])
+    receivers = np.array([entry[0] for entry in entries], np.int64) + target.first
+    held = np.array([entry[1] for entry in entries], np.int64)
+    candidates = by_block[held] + source.first
+    chosen = _nearest(held, receivers, candidates, cluster)
+    return Pieces(
+        candidates[np.arange(len(entries)), chosen],
+        receivers,
+        np.array([entry[2] for entry in entries], np.int64),
+        tuple(entry[3] for entry in entries),
+    )
+
+
+def _nearest(held: IntArray, receivers: IntArray, candidates: IntArray, cluster: Cluster) -> IntArray:
+    """Return which of its candidates (entries, holders) serves each entry; those that are equally near take turns."""
+    tiers = cluster.tiers_between(receivers[:, None], candidates)
+    near = tiers == tiers.min(axis=1, keepdims=True)
+    first = near.argmax(axis=1)
+    keys = np.stack([held, tiers.min(axis=1), first])
+    order = np.lexsort(keys[::-1])
+    ordered = keys[:, order]
+    fresh = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
+    starts = np.flatnonzero(fresh)
+    turns = np.empty(len(held), np.int64)
+    turns[order] = np.arange(len(held)) - starts[np.cumsum(fresh) - 1]
+    turn = turns % near.sum(axis=1)
+    return np.asarray((near.cumsum(axis=1) > turn[:, None]).argmax(axis=1))
+
+
+def loads(senders: IntArray, receivers: IntArray, nbytes: FloatArray, cluster: Cluster) -> dict[int, FloatArray]:
+    """Return the bytes that each device sends and receives, (2, devices), by tier.
+
+    Args:
+        senders: Numbers of devices, (n,).
+        receivers: Numbers of devices, (n,).
+        nbytes: What is sent, (n,).
+        cluster: Where they are.
+    """
+    tiers = cluster.tiers_between(senders, receivers)
+    count = int(max(senders.max(), receivers.max())) + 1
+    found: dict[int, FloatArray] = {}
+    for tier in np.unique(tiers).tolist():
+        through = tiers >= tier if tier else tiers == 0
+        ways = [np.bincount(devices[through], nbytes[through], count) for devices in (senders, receivers)]
+        found[tier] = np.asarray(ways, np.float64)
+    return found
+
+
+def hand_over_seconds(values: Sequence[Handed], cluster: Cluster, send_seconds: Callable[[float, int], float]) -> float:
+    """Return the seconds of handing values from one stage to another, all at once.
+
+    Args:
+        values: What is handed.
+        cluster: Where the stages are.
+        send_seconds: Seconds of a transfer of so many bytes on a tier.
+
+    Raises:
+        ShardingError: If a value cannot be placed so, or lies there as terms of another reduction than a sum.
+    """
+    found = [(pieces(value.shape, value.source, value.target, cluster), value.element_bytes) for value in values]
+    if not found:
+        return 0.0
+    amounts = loads(
+        np.concatenate([each.senders for each, _ in found]),
+        np.concatenate([each.receivers for each, _ in found]),
+        np.concatenate([each.elements * size for each, size in found]),
+        cluster,
+    )
+    return slowest(amounts, send_seconds)
+
+
+def slowest(amounts: dict[int, FloatArray], send_seconds: Callable[[float, int], float]) -> float:
+    """Return the seconds of the fullest device of the slowest tier, given the bytes by tier."""
+    return max(float(send_seconds(float(each.max()), tier)) for tier, each in amounts.items())

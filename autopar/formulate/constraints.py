@@ -1,0 +1,80 @@
+"""What a search has to keep to besides memory: which placements, cuts, recompute and ZeRO levels are left open.
+
+Everything is open by default. Whoever restricts (`autopar.pins`) says it in these terms; the tables, the split into
+stages and the bounds are then those of what is left.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost import CostModel
+from autopar.discover import Rules
+from autopar.formulate.fold import Folded
+from autopar.formulate.tables import Restriction, Tables, build_tables
+from autopar.formulate.zero import LEVELS, keep_levels
+from autopar.recompute import ON_DEVICE, Recompute
+from autopar.sharding import Mesh
+
+Mask: TypeAlias = NDArray[np.bool_]
+Restrict: TypeAlias = Callable[[Folded, Rules, Mesh], Restriction | None]
+"""Returns what the axes of a mesh may do; None if the mesh cannot do what is asked."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constraints:
+    """What is left open.
+
+    Attributes:
+        restrict: Restricts placements; None if they are free.
+        zero: The levels of ZeRO that parameters may have.
+        cuts: The blocks at which a stage may begin besides block 0; None for all.
+        keeps: For each block what it may keep of its forward; empty for anything.
+    """
+
+    restrict: Restrict | None = None
+    zero: frozenset[int] = LEVELS
+    cuts: frozenset[int] | None = None
+    keeps: tuple[frozenset[Recompute], ...] = ()
+
+    def tables(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables | None:
+        """Return the decisions and prices that are left on a mesh; None if it cannot do what is asked."""
+        restriction = None
+        if self.restrict is not None:
+            restriction = self.restrict(folded, rules, mesh)
+            if restriction is None:
+                return None
+        tables = build_tables(folded, rules, mesh, costs, restriction)
+        return tables if self.zero == LEVELS else keep_levels(tables, self.zero)
+
+    def stages(self, recompute: Recompute, num_blocks: int) -> Mask:
+        """Return which ranges of blocks may be a stage that recomputes so, (blocks, blocks + 1)."""
+        allowed = np.ones((num_blocks, num_blocks + 1), dtype=bool)
+        if self.cuts is not None:
+            edges = np.zeros(num_blocks + 1, dtype=bool)
+            edges[[0, num_blocks, *(cut for cut in self.cuts if 0 < cut < num_blocks)]] = True
+            allowed &= edges[:num_blocks, None] & edges[None, :]
+        if self.keeps:
+            others = np.cumsum([0, *(recompute not in own for own in self.keeps)])
+            allowed &= others[None, :] == others[:-1, None]
+        return allowed
+
+    def fastest(self, chain: Sequence[int], num_kinds: int) -> tuple[Recompute, ...]:
+        """Return by kind the fastest flavour that any of its blocks may have: what bounds may count on."""
+        found = [Recompute.FULL] * num_kinds
+        order = list(ON_DEVICE)
+        for block, kind in enumerate(chain):
+            own = min(self.keeps[block], key=order.index) if self.keeps else Recompute.NONE
+            found[kind] = min(found[kind], own, key=order.index)
+        return tuple(found)
+
+    def flavours(self) -> tuple[Recompute, ...]:
+        """Return the flavours that some block may have, from fastest to slowest."""
+        return tuple(flavour for flavour in ON_DEVICE if not self.keeps or any(flavour in own for own in self.keeps))
+
+
+FREE = Constraints()
+"""Everything is open."""
