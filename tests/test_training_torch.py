@@ -76,6 +76,9 @@ TORCH: Mapping[str, Callable[..., Tensor]] = {
     "GatherND": _gather_nd,
     "Gelu": lambda op, x: functional.gelu(x, approximate=op.attr("approximate", "none")),
     "GlobalAveragePool": lambda op, x: x.mean((2, 3), keepdim=True),
+    "GroupNormalization": lambda op, x, scale, bias: functional.group_norm(
+        x, op.attr("num_groups"), scale, bias, op.attr("epsilon")
+    ),
     "LayerNormalization": _layer_norm,
     "MatMul": lambda op, a, b: a @ b,
     "MaxPool": lambda op, x: functional.max_pool2d(
@@ -88,7 +91,9 @@ TORCH: Mapping[str, Callable[..., Tensor]] = {
     "Reshape": lambda op, x, shape: x.reshape(
         [x.shape[dim] if size == 0 else size for dim, size in enumerate(shape.tolist())]
     ),
+    "Resize": lambda op, x, empty, scales: functional.interpolate(x, scale_factor=tuple(scales.tolist()[2:])),
     "RotaryEmbedding": _rotate,
+    "Squeeze": lambda op, x, axes: x.squeeze(tuple(axes.tolist())),
     "Softmax": lambda op, x: x.softmax(op.attr("axis", -1)),
     "Swish": lambda op, x: functional.silu(x),
     "TopK": lambda op, x, k: x.topk(int(k), op.attr("axis", -1)),
@@ -125,7 +130,10 @@ def test_step_equals_pytorch(name: str) -> None:
     weights = {key: data[key].requires_grad_() for key in trained}
 
     logits = run_in_torch(model, dict(data))
-    loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), data["labels"].reshape(-1))
+    if "targets" in data:
+        loss = functional.mse_loss(logits, data["targets"])
+    else:
+        loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), data["labels"].reshape(-1))
     loss.backward()
     expected = {key: weight.grad.numpy().copy() for key, weight in weights.items()}
     torch.optim.Adam(weights.values(), lr=1e-3).step()
