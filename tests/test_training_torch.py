@@ -91,14 +91,18 @@ TORCH: Mapping[str, Callable[..., Tensor]] = {
     "Reshape": lambda op, x, shape: x.reshape(
         [x.shape[dim] if size == 0 else size for dim, size in enumerate(shape.tolist())]
     ),
-    "Resize": lambda op, x, empty, scales: functional.interpolate(x, scale_factor=tuple(scales.tolist()[2:])),
+    "Resize": lambda op, x, roi, scales, *sizes: functional.interpolate(x, scale_factor=tuple(scales.tolist()[2:])),
     "RotaryEmbedding": _rotate,
     "Squeeze": lambda op, x, axes: x.squeeze(tuple(axes.tolist())),
     "Softmax": lambda op, x: x.softmax(op.attr("axis", -1)),
     "Swish": lambda op, x: functional.silu(x),
     "TopK": lambda op, x, k: x.topk(int(k), op.attr("axis", -1)),
     "Transpose": lambda op, x: x.permute(op.attr("perm")),
-    "Unsqueeze": lambda op, x, axes: x.unsqueeze(int(axes)),
+    "Unsqueeze": lambda op, x, axes: (
+        x[tuple(None if dim in axes.tolist() else slice(None) for dim in range(x.ndim + len(axes.reshape(-1))))]
+        if axes.min() >= 0
+        else x.unsqueeze(int(axes))
+    ),
 }
 """The ops of the zoo in PyTorch's own words."""
 
@@ -107,12 +111,12 @@ def run_in_torch(graph: Graph, values: dict[str, Tensor]) -> Tensor:
     """Return the output of a model; ops without trained inputs are run by the reference."""
     values |= {name: torch.from_numpy(np.array(array)) for name, array in graph.constants.items()}
     for op in graph.ops:
-        inputs = [values[name] for name in op.inputs]
-        if any(x.requires_grad for x in inputs):
+        inputs = [values[name] if name else None for name in op.inputs]
+        if any(x is not None and x.requires_grad for x in inputs):
             results = TORCH[op.kind](op, *inputs)
             results = results if isinstance(results, tuple) else (results,)
         else:
-            arrays = EXECUTOR.run(op, [x.numpy() for x in inputs], graph.opset)
+            arrays = EXECUTOR.run(op, [None if x is None else x.numpy() for x in inputs], graph.opset)
             results = tuple(torch.from_numpy(np.array(array)) for array in arrays)
         values |= dict(zip(op.outputs, results, strict=False))
     return values[graph.outputs[0]]
