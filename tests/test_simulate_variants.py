@@ -18,7 +18,7 @@ from autopar.program.verify.shapes import whole_shape
 from autopar.simulate import simulate, simulate_flat
 from autopar.simulate.hops import hops
 from autopar.workload import open_workload
-from tests.variants import plan_by_degrees
+from tests.variants import staged
 
 A100 = PRESETS["a100"]
 AGREE = 1e-3
@@ -48,7 +48,7 @@ PLANS: dict[str, tuple[tuple[Degrees, ...], str, tuple[int, ...]]] = {
 
 def _plan(name: str, cluster: Cluster = A100) -> Plan:
     degrees, schedule, layers = PLANS[name]
-    return plan_by_degrees(_predictor(), degrees, cluster, schedule, layers)
+    return staged([_predictor().planned(each, cluster) for each in degrees], schedule, layers)
 
 
 def _lowered(plan: Plan, costs: CostModel) -> Program:
@@ -122,7 +122,7 @@ def test_stages_on_slower_devices_take_longer() -> None:
     between = replace(A100.inter, bandwidth=1e10, latency=2e-5, nics=None)
     mixed = Cluster.mixed("mixed", (NodeGroup(1, A100), NodeGroup(1, PRESETS["h100"])), between)
     degrees = (replace(WIDE, sequence_parallel=True), WIDE)
-    plan = plan_by_degrees(_predictor(), degrees, mixed, "1f1b", (4,))
+    plan = staged([_predictor().planned(each, mixed) for each in degrees], "1f1b", (4,))
     program = _lowered(plan, CostModel(mixed))
 
     timeline = simulate(program, CostModel(mixed))

@@ -20,10 +20,12 @@ from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
 from autopar.cli.job_file import JOB_FILE, read_job_file
+from autopar.cli.looking import figures, report
 from autopar.cli.options import (
     cache_options,
     comma_separated,
     echo_json,
+    engine_options,
     file_path,
     job_options,
     json_option,
@@ -85,6 +87,8 @@ app.add_command(validate)
 app.add_command(calibrate)
 app.add_command(export)
 app.add_command(import_config)
+app.add_command(report)
+app.add_command(figures)
 
 
 @app.command()
@@ -102,13 +106,14 @@ app.add_command(import_config)
     metavar="N",
     help="Seed of what solvers draw at random.",
 )
+@engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write plan.json, report.txt and trace.json there.",
+    help="Write plan.json, report.txt, report.html and trace.json there.",
 )
 @cache_options
 @json_option
@@ -151,15 +156,17 @@ def solve(
 
 
 def _write_folder(plan: "Plan", folder: Path, cache: Path | None) -> None:
-    from autopar import api
+    from autopar.page import look, write_page
     from autopar.plan import write_atomically
     from autopar.report import format_report
     from autopar.simulate import write_chrome_trace
 
     plan.save(folder / "plan.json")
     write_atomically(folder / "report.txt", format_report(plan).encode())
-    write_chrome_trace(api.simulate_plan(plan, cache_dir=cache), folder / "trace.json")
-    click.echo(f"wrote plan.json, report.txt and trace.json into {folder}", err=True)
+    view = look(plan, cache_dir=cache)
+    write_chrome_trace(view.timeline, folder / "trace.json")
+    write_page(view, folder / "report.html")
+    click.echo(f"wrote plan.json, report.txt, report.html and trace.json into {folder}", err=True)
 
 
 @app.command()

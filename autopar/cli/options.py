@@ -215,6 +215,32 @@ def cache_options(function: Command) -> Command:
     return click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")(function)
 
 
+def engine_options(function: Command) -> Command:
+    """Add the options that say who searches; the command receives `workers`, `engine` and `ray_address`."""
+    for option in reversed(
+        (
+            click.option(
+                "--workers",
+                type=positive_whole(),
+                metavar="N",
+                help="Processes that search; default: this one, with Ray as many as the cluster has CPUs.",
+            ),
+            click.option(
+                "--engine",
+                type=click.Choice(["local", "ray"]),
+                default="local",
+                show_default=True,
+                help="Where they run: here, or on a Ray cluster.",
+            ),
+            click.option(
+                "--ray-address", metavar="ADDRESS", help="A running Ray cluster; default: one started on this machine."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
 def json_option(function: Command) -> Command:
     """Add the option for machine-readable output."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else on standard output.")(

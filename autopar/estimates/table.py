@@ -268,9 +268,12 @@ class Table:
         group_of = np.repeat(groups, [stop - start for start, stop in self.ranges(degrees)])
         share = shared if self.zero >= _SHARED_FROM[Category.PARAMETERS] else 1.0
         for copy in copies([self.kinds[kind] for kind in self.folded.chain], self.folded):
-            for (start, stop), group in zip(self.ranges(degrees), groups, strict=True):
-                if group != group_of[copy.owner]:
-                    held[group] += share * copy.on(range(start, stop))
+            most: dict[int, float] = {}
+            for block, size in copy.readers:
+                group = int(group_of[block])
+                most[group] = max(most.get(group, 0.0), size)
+            for group in most.keys() - {int(group_of[copy.owner])}:
+                held[group] += most[group] * share
         return np.asarray(held)
 
 

@@ -64,12 +64,21 @@ CORRECTIONS = 3
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
 
+OVERTIME_SECONDS = 30.0
+"""How long a search without a plan goes on after its time limit: until the first one, but no longer."""
+
+_NOT_CARRIED = frozenset({"search", "tables", "end", "_weighed"})
+"""Attributes that are not carried to another process."""
+
 
 class Attempt:
     """Work on one configuration.
 
     Attributes:
         best: The best plan so far; None before the first.
+        end: When to end, on the monotonic clock.
+        urgent: Whether any plan will do, so that the end waits for it, but not for long.
+        cut: Placement problems that their clock has cut.
     """
 
     def __init__(
@@ -83,6 +92,8 @@ class Attempt:
             end,
         )
         self.best: Candidate | None = None
+        self.urgent = False
+        self.cut = 0
         self.hidden = 0.0
         self.traffic = 0.0
         folded, constraints = tables.folded, search.constraints
@@ -93,6 +104,14 @@ class Attempt:
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
         self._weighed: tuple[Choice, RangeBytes] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what was found; what it was found with is everywhere, or made again in no time."""
+        return {name: value for name, value in vars(self).items() if name not in _NOT_CARRIED}
+
+    def resume(self, other: "Attempt") -> None:
+        """Go on where another process stopped."""
+        vars(self).update(other.__getstate__())
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
@@ -255,7 +274,11 @@ class Attempt:
         return found > (1 + HOPED) * hoped
 
     def _stopped(self) -> bool:
-        return self.search.should_stop() or time.monotonic() > self.end
+        return self.search.should_stop() or time.monotonic() > self._deadline()
+
+    def _deadline(self) -> float:
+        """Return when to end, on the monotonic clock."""
+        return self.end + OVERTIME_SECONDS if self.urgent and self.best is None else self.end
 
     def _priced(self, choice: Choice, bound: float, cutoff: float) -> float:
         """Put a price on memory, look for the price at which the bound is highest, and return that bound.
@@ -389,8 +412,9 @@ class Attempt:
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
     ) -> Solution:
-        left = max(0.1, min(PLACEMENT_SECONDS, self.end - time.monotonic()))
-        return self.search.solver.solve(
+        began = time.monotonic()
+        left = max(0.1, min(PLACEMENT_SECONDS, self._deadline() - began))
+        solution = self.search.solver.solve(
             instance,
             time_limit=left,
             start=start,
@@ -399,6 +423,8 @@ class Attempt:
             should_stop=self.search.should_stop,
             seed=self.search.seed,
         )
+        self.cut += time.monotonic() - began >= left
+        return solution
 
     def _consider(self, choice: Choice) -> None:
         """Split the chain for a choice and keep the plan if it is the best of the configuration."""

@@ -4,13 +4,15 @@
    plans that fit anyway (`attempt.py`).
 2. Those whose bound is below the best plan so far are worked on, in the order of their bounds.
 
+Both are done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
+
 The reported bound is the least over all configurations, searched or not.
 """
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.cost import CostModel, Overlap
 from autopar.discover import Rules
@@ -19,19 +21,22 @@ from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.step import Pipeline
 from autopar.problem import Problem
-from autopar.progress import Progress, ProgressCallback, StopCallback
-from autopar.search.attempt import Attempt
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.search.attempt import OVERTIME_SECONDS, Attempt
+from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
+from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Configuration, undominated
+from autopar.search.sweep import Series, sweep
 from autopar.solvers import Solver
 
 KEEP_WITHIN = 1.05
 """Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
 
 ENOUGH = 1.5
-"""As long as fewer plans of different shape than wanted are known, a plan this much slower than the best will do."""
+"""As long as fewer distinct plans than wanted are known, a plan this much slower than the best will do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +60,7 @@ class Search:
         before: Seconds that have passed since the job was asked for.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
         constraints: What else plans have to keep to.
+        hire: Returns who does the work.
     """
 
     folded: Callable[[int], Folded]
@@ -73,53 +79,31 @@ class Search:
     before: float = 0.0
     batch_dims: BatchDims | None = None
     constraints: Constraints = FREE
+    hire: Callable[["Search"], Crew] = Alone
 
     def run(self, space: list[Configuration]) -> Outcome:
-        """Search the space and return the candidates found, best first, and the bound."""
+        """Search the space and return the candidates found, best first, and the bound.
+
+        Raises:
+            WorkerError: If processes of the search keep dying.
+        """
         listed, space = len(space), undominated(space)
         outcome = Outcome(pruned=listed - len(space), history=History(self.before))
-        end = time.monotonic() + self.time_limit
-        floors = sorted(((self.floor.seconds(c, self.global_batch), i) for i, c in enumerate(space)))
-        pending: list[tuple[float, int, Attempt]] = []
-        bounds = [math.inf]
-        for done, (least, index) in enumerate(floors):
-            threshold = self._threshold(outcome)
-            if self._stops(outcome, end) or least >= threshold:
-                bounds.append(least)  # floors ascend: the rest is at least as slow
-                outcome.pruned += 0 if outcome.stopped else len(floors) - done
-                break
-            attempt = self.attempt(space[index], end)
-            if attempt is None:
-                outcome.pruned += 1
-                continue
-            bound = max(least, attempt.relaxed(threshold))
-            if not outcome.candidates:
-                attempt.hurry()
-            outcome.take(attempt.best, self.keep)
-            if bound >= threshold:
-                bounds.append(bound)
-                outcome.pruned += 1
-            else:
-                pending.append((bound, index, attempt))
-            lowest = min([least, *bounds, *(entry[0] for entry in pending)])
-            self._tell(outcome, "bound", done + 1, len(floors), lowest, space[index])
-        # Now that most plans that fit anyway are known, work on the configurations that could still beat them.
-        pending.sort(key=lambda entry: entry[:2])
-        for done, (bound, index, attempt) in enumerate(pending):
-            threshold = self._threshold(outcome)
-            if bound < threshold and not self._stops(outcome, end):
-                outcome.solved += 1
-                bounds.append(attempt.improve(bound, threshold))
-                outcome.take(attempt.best, self.keep)
-            else:
-                outcome.pruned += bound >= threshold
-                bounds.append(bound)
-            lowest = min([*bounds, *(entry[0] for entry in pending[done + 1 :])])
-            self._tell(outcome, "solve", done + 1, len(pending), lowest, space[index])
-        best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.bound = min(best, min(bounds) + self.costs.stack["step_seconds"])
+        clock = _Clock(self, outcome)
+        with self.hire(self) as crew:
+            bounding = _Bounding(self, outcome, space)
+            sweep(crew, bounding, len(space), clock.end, clock.stops, clock.heard)
+            # Now that most plans that fit anyway are known, work on the configurations that could still beat them.
+            improving = _Improving(self, outcome, bounding)
+            sweep(crew, improving, len(improving.pending), clock.end, clock.stops, clock.heard)
+        best = outcome.best
+        outcome.bound = min(best, improving.lowest + self.costs.stack["step_seconds"])
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def portable(self) -> "Search":
+        """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
+        return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone)
 
     def attempt(self, configuration: Configuration, end: float) -> Attempt | None:
         """Return the work on a configuration; None if it cannot keep to the constraints."""
@@ -137,30 +121,138 @@ class Search:
         )
         return Attempt(self, configuration, tables, pipeline, end)
 
-    def _stops(self, outcome: Outcome, end: float) -> bool:
-        """Whether to stop, and why, noted in the outcome."""
-        if self.should_stop():
-            outcome.stopped = "interrupted"
-        elif time.monotonic() > end:
-            outcome.stopped = "time limit"
-        return bool(outcome.stopped)
+    def tell(self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str) -> None:
+        """Tell what is known, and take it down."""
+        outcome.history.note(outcome.best, lowest + self.costs.stack["step_seconds"])
+        self.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))
 
-    def _tell(
-        self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, configuration: Configuration
-    ) -> None:
-        best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.history.note(best, lowest + self.costs.stack["step_seconds"])
-        self.progress(Progress(phase, done, total, best, min(best, lowest), str(configuration)))
-
-    def _threshold(self, outcome: Outcome) -> float:
+    def threshold(self, outcome: Outcome) -> float:
         """Return the step time above which a configuration interests nobody."""
         if not outcome.candidates:
             return math.inf
-        best = outcome.candidates[0].objective
-        different: dict[tuple[int, int], float] = {}
-        for candidate in outcome.candidates:
-            shape = (candidate.configuration.num_stages, candidate.configuration.num_microbatches)
-            different.setdefault(shape, candidate.objective)
-        if len(different) < self.keep:
+        best, distinct = outcome.best, outcome.distinct()
+        if len(distinct) < self.keep:
             return ENOUGH * best
-        return min(KEEP_WITHIN * best, sorted(different.values())[self.keep - 1])
+        return min(KEEP_WITHIN * best, distinct[self.keep - 1].objective)
+
+
+class _Clock:
+    """When a search ends."""
+
+    def __init__(self, search: Search, outcome: Outcome) -> None:
+        self._search, self._outcome = search, outcome
+        self._end = time.monotonic() + search.time_limit
+        self._first = math.inf
+
+    def end(self) -> float:
+        """Return when a piece that is started now should be done."""
+        return self._end
+
+    def stops(self) -> bool:
+        """Whether to stop, and why, noted in the outcome; a limit waits for the first plan, but not for long."""
+        if self._search.should_stop():
+            self._outcome.stopped = "interrupted"
+        elif time.monotonic() > self._end + (OVERTIME_SECONDS if math.isinf(self._first) else 0.0):
+            self._outcome.stopped = "time limit"
+        return bool(self._outcome.stopped)
+
+    def heard(self, finding: Finding) -> None:
+        """Take down what was found, before it is its turn."""
+        if finding.best is not None:
+            self._first = min(self._first, finding.best.objective)
+            self._outcome.history.note(finding.best.objective, 0.0)
+
+
+class _Bounding(Series):
+    """Bounds configurations in the order of their floors.
+
+    Attributes:
+        pending: Bound and number of the configurations that could be of interest.
+        closed: The least bound of the others.
+    """
+
+    def __init__(self, search: Search, outcome: Outcome, space: list[Configuration]) -> None:
+        self.pending: list[tuple[float, int]] = []
+        self.closed = math.inf
+        self.space = space
+        self._search, self._outcome = search, outcome
+        self._floors = sorted((search.floor.seconds(c, search.global_batch), i) for i, c in enumerate(space))
+        self._cutoffs: dict[int, float] = {}
+        self._left = set(range(len(space)))
+
+    @property
+    def unseen(self) -> float:
+        """The least floor of those that were not looked at and might have been."""
+        return min((self._floors[index][0] for index in self._left), default=math.inf)
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`: floors ascend, so that all after one too slow are at least as slow."""
+        least = self._floors[index][0]
+        if least < self._search.threshold(self._outcome):
+            return False
+        self.closed = min(self.closed, least)
+        self._outcome.pruned += len(self._floors) - index
+        self._left -= set(range(index, len(self._floors)))
+        return True
+
+    def piece(self, index: int) -> Piece:
+        """See `Series.piece`."""
+        least, number = self._floors[index]
+        self._cutoffs[index] = self._search.threshold(self._outcome)
+        return Piece(Work.BOUND, self.space[number], least, self._cutoffs[index], urgent=not self._outcome.candidates)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        assert finding is not None, "no configuration is needless before the end"
+        least, number = self._floors[index]
+        self._left.discard(index)
+        self._outcome.take(finding, self._search.keep)
+        if finding.bound >= self._cutoffs[index]:
+            self.closed = min(self.closed, finding.bound)
+            self._outcome.pruned += 1
+        else:
+            self.pending.append((finding.bound, number))
+        lowest = min([least, self.closed, *(bound for bound, _ in self.pending)])
+        self._search.tell(self._outcome, "bound", index + 1, len(self._floors), lowest, str(self.space[number]))
+
+
+class _Improving(Series):
+    """Works on the configurations that could beat the plans known, in the order of their bounds.
+
+    Attributes:
+        pending: Bound and number of each.
+    """
+
+    def __init__(self, search: Search, outcome: Outcome, bounding: _Bounding) -> None:
+        self.pending = sorted(bounding.pending)
+        self._bounds = [bound for bound, _ in self.pending]
+        self._search, self._outcome, self._space = search, outcome, bounding.space
+        self._others = min(bounding.closed, bounding.unseen)
+
+    @property
+    def lowest(self) -> float:
+        """No plan of the space has a lower objective, in seconds."""
+        return min([self._others, *self._bounds])
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`: each is counted."""
+        return False
+
+    def piece(self, index: int) -> Piece | None:
+        """See `Series.piece`."""
+        bound, number = self.pending[index]
+        threshold = self._search.threshold(self._outcome)
+        if bound >= threshold:
+            return None
+        return Piece(Work.IMPROVE, self._space[number], bound, threshold, urgent=not self._outcome.candidates)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        if finding is None:
+            self._outcome.pruned += 1
+        else:
+            self._outcome.solved += 1
+            self._bounds[index] = finding.bound
+            self._outcome.take(finding, self._search.keep)
+        detail = str(self._space[self.pending[index][1]])
+        self._search.tell(self._outcome, "solve", index + 1, len(self.pending), self.lowest, detail)

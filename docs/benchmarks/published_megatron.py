@@ -3,7 +3,7 @@
     python docs/benchmarks/published_megatron.py --time-limit 60 > docs/benchmarks/published_megatron.md
 
 Models, devices, batches and achieved FLOP/s are those of Narayanan et al. 2021 (SC'21), Table 1; tensor and pipeline
-degree, samples per microbatch and layers per virtual stage those of `examples/sc21/run_table_1.sh` of Megatron-LM, which
+degree, samples per microbatch and layers per virtual stage those of Megatron-LM's `examples/sc21/run_table_1.sh`, which
 recomputes whole layers everywhere. Both plans are simulated with the same costs, on the A100 cluster and with the
 default software stack; the measured seconds follow from the FLOP/s by the paper's formula,
 

@@ -31,6 +31,7 @@ from autopar.schedule import SCHEDULES
 from autopar.search.attempt import PLACEMENT_SECONDS, Attempt
 from autopar.search.history import History
 from autopar.search.outcome import Candidate, Outcome
+from autopar.search.pieces import Finding
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, undominated
 from autopar.tactics.state import sharded_dim
@@ -117,7 +118,7 @@ def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
         if search.should_stop() or time.monotonic() > end:
             outcome.stopped = "interrupted" if search.should_stop() else "time limit"
             break
-        outcome.take(_best(search, configuration, end), search.keep)
+        outcome.take(Finding(0.0, _best(search, configuration, end), cut=0), search.keep)
         outcome.solved += 1
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.history.note(best, 0.0)

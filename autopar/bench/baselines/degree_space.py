@@ -15,7 +15,7 @@ from math import gcd
 from autopar.degrees import Degrees
 from autopar.errors import TacticError
 from autopar.formulate.fold import Folded
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.space import divisors
 from autopar.sharding import Mesh
@@ -30,8 +30,6 @@ Flow = tuple[str, int]
 Value = int | bool | str | Flow
 Partial = Mapping[str, Value]
 """Decisions so far by name, in the order of `DECISIONS`."""
-
-_FLAVOURS = tuple(map(str, (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)))
 
 DECISIONS = ("pp", "tp", "cp", "ep", "microbatch", "flow", "zero", "sequence_parallel", "recompute")
 """In this order: what comes later only depends on what comes before."""
@@ -132,7 +130,7 @@ class DegreeSpace:
             case "sequence_parallel":
                 return (False, True) if partial["tp"] != 1 and self.model.sequence else (False,)
             case _:
-                return _FLAVOURS if self.trains else _FLAVOURS[:1]
+                return tuple(map(str, ON_DEVICE)) if self.trains else (str(Recompute.NONE),)
 
     def degrees(self, complete: Partial) -> Degrees:
         """Return the plan that decisions come to once all are made."""
