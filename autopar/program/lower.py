@@ -268,6 +268,23 @@ class _Draft:
     forms: dict[tuple[str, Placements], Operand] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=16)
+def _states(folded: Folded) -> tuple[frozenset[str], Mapping[str, Role], Mapping[str, str]]:
+    """Return the values that the optimizer reads and writes whole, and role and input by output of what is stored.
+
+    It takes all that moments weigh, their share of the master copy included, and parameters as they are stored.
+    """
+    states = folded.graph.states
+    whole = frozenset(
+        name
+        for state in states
+        for name in (state.input, state.output)
+        if state.role is Role.MOMENT or (state.role is Role.PARAMETER and name != state.input)
+    )
+    roles = {state.output: state.role for state in states if state.output != state.input}
+    return whole, roles, {state.output: state.input for state in states}
+
+
 class _BlockLowering:
     """Writes the segments of one kind of block."""
 
@@ -288,14 +305,7 @@ class _BlockLowering:
         self.late = weight_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
-        # The optimizer reads and writes all that moments weigh, their share of the master copy included, and parameters
-        # as they are stored.
-        self.whole = {
-            name
-            for state in self.graph.states
-            for name in (state.input, state.output)
-            if state.role is Role.MOMENT or (state.role is Role.PARAMETER and name != state.input)
-        }
+        self.whole, self.roles, self.states = _states(folded)
         self.ops = {op.op: op for op in block.ops}
         self.homes: dict[str, Placements] = {}
         for item in (*block.states, *block.borrowed, *block.arrivals):
@@ -304,8 +314,6 @@ class _BlockLowering:
         self.copies = {item.value: parse_placements(item.placement) for item in block.copies}
         self.parameters = {item.value for item in block.states}
         self.borrowed = [item.value for item in block.borrowed]
-        self.roles = {state.output: state.role for state in self.graph.states if state.output != state.input}
-        self.states = {state.output: state.input for state in self.graph.states}
         self.moments = {state.input for state in self.graph.states if state.role is Role.MOMENT}
         self._check_complete()
         for op in self.kind.ops:
