@@ -81,10 +81,10 @@ def test_parts_add_up(program: Program) -> None:
     """To the step, to the peak, and for every stage."""
     timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
 
-    assert time_waterfall(timeline, {}).total == pytest.approx(timeline.step_seconds)
+    assert time_waterfall(timeline, [{}] * len(program.stages)).total == pytest.approx(timeline.step_seconds)
     assert memory_waterfall(timeline).total == pytest.approx(timeline.peak_bytes)
     for shares, whole in (
-        (time_shares(timeline, {}), [timeline.step_seconds] * len(timeline.stages)),
+        (time_shares(timeline, [{}] * len(program.stages)), [timeline.step_seconds] * len(timeline.stages)),
         (memory_shares(timeline), [stage.memory.bytes for stage in timeline.stages]),
     ):
         sums = [fsum(values[i] for values in shares.values) for i in range(len(shares.stages))]

@@ -76,7 +76,7 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
                 continue
             hop = attempt._hop(choice)
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
-                split = Split(ranges, (Recompute.NONE,) * len(ranges))
+                split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(ranges))]
                 if max(peaks) <= task.job.memory_limit:
                     best = min(best, step_time(totals, found.folded.chain, pipeline, split, hop).seconds)
@@ -125,7 +125,7 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
             totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
             for ranges in splits(len(chain), pipeline.num_stages):
                 redo = tuple(ON_DEVICE[number] for number in rng.integers(3, size=len(ranges)))
-                split = Split(ranges, redo)
+                split = Split.uniform(ranges, redo)
                 peaks = [stage_peak(bytes_of, pipeline, split, stage) for stage in range(len(ranges))]
                 if max(peaks) <= task.job.memory_limit:
                     tried += 1

@@ -131,7 +131,7 @@ def test_a_piece_that_kills_every_worker_is_an_error() -> None:
 
 
 def test_workers_go_on_where_others_stopped() -> None:
-    """A configuration bounded in one process and improved in another, from what the first found."""
+    """A configuration bounded in one process and worked on in another, from what the first found."""
     task = _tight()
     search = task.search(Effort())
     configuration = min(task.space, key=lambda c: search.floor.seconds(c, task.job.global_batch))
@@ -139,7 +139,7 @@ def test_workers_go_on_where_others_stopped() -> None:
 
     def improved(crew: Crew) -> Finding:
         (first,) = _done(crew, 0, bounding)
-        piece = replace(bounding, work=Work.IMPROVE, bound=first.bound, urgent=False)
+        piece = replace(bounding, work=Work.ADVANCE, bound=first.bound, urgent=False)
         if isinstance(crew, Processes):  # its owner is busy with the same again, so that the other one takes it
             crew.start(1, replace(bounding), time.monotonic() + 60)
             crew.start(2, piece, time.monotonic() + 60)

@@ -80,7 +80,7 @@ def plan_of_variants(
         Configuration(1, tables.mesh, num_microbatches, schedule),
         tables,
         choice,
-        Split(((0, blocks),), (Recompute.NONE,)),
+        Split.uniform(((0, blocks),), (Recompute.NONE,)),
         StepTime(1.0, 1.0, 0.0, np.ones(1)),
     )
     plan = written(whole, samples * num_microbatches, trains)

@@ -144,7 +144,7 @@ class Table:
         key = (data_devices(degrees), degrees.recompute, degrees.num_stages, degrees.layers)
         if key not in self._stages:
             ranges = self.ranges(degrees)
-            split = Split(ranges, (Recompute.NONE,) * len(ranges))
+            split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
             totals = self._recomputing(degrees)
             self._stages[key] = stage_times(totals, self.folded.chain, split, Overlap.of(self.costs.stack))
         return self._stages[key]

@@ -15,7 +15,7 @@ from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, meshes
-from autopar.simulate.ranges import range_bytes
+from autopar.simulate.ranges import chain_bytes
 from autopar.units import format_bytes
 
 MOST_GPUS = 65536  # the largest cluster a way out is looked for on
@@ -80,10 +80,10 @@ def _shortage(search: Search, configuration: Configuration) -> Shortage:
         return worst
     lowered = lower_blocks(assemble_blocks(tables, solution.choice), folded, tables.resharder)
     trains = SCHEDULES[pipeline.schedule].trains
-    memory = range_bytes(lowered, folded, trains=trains)
+    memory = chain_bytes(lowered, folded, trains=trains)
     for recompute in ON_DEVICE if trains else (Recompute.NONE,):
         fullest = max(
-            (memory.peak(start, stop, pipeline.in_flight(stage), recompute), stage)
+            (memory.peak(start, stop, pipeline.in_flight(stage), (recompute,) * (stop - start)), stage)
             for stage, (start, stop) in enumerate(ranges)
         )
         if fullest[0] < worst.bytes:

@@ -8,6 +8,7 @@ from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.plan import BlockPlan, StagePlan
 from autopar.problem import Choice
+from autopar.recompute import format_recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.search.history import History
 from autopar.search.roles import AxisRole, roles_of_axes
@@ -90,7 +91,7 @@ def draft_of(candidate: Candidate) -> Draft:
     configuration, split = candidate.configuration, candidate.split
     devices = configuration.mesh.size
     stages = tuple(
-        StagePlan(blocks, (index * devices, (index + 1) * devices), str(recompute))
+        StagePlan(blocks, (index * devices, (index + 1) * devices), format_recompute(recompute))
         for index, (blocks, recompute) in enumerate(zip(split.ranges, split.recompute, strict=True))
     )
     blocks = assemble_blocks(candidate.tables, candidate.choice)

@@ -7,7 +7,8 @@ import pickle
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from io import BytesIO
+from typing import IO, TYPE_CHECKING
 
 from autopar.search.attempt import Attempt
 from autopar.search.outcome import Candidate
@@ -16,12 +17,39 @@ from autopar.search.space import Configuration
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
 
+SEARCH, TABLES = "search", "tables"
+"""What stands in a state for what every process has or can make."""
+
+
+class _Pickler(pickle.Pickler):
+    """Packs an attempt without its search and tables."""
+
+    def __init__(self, file: IO[bytes], attempt: Attempt) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._left_out = {id(attempt.search): SEARCH, id(attempt.tables): TABLES}
+
+    def persistent_id(self, obj: object) -> str | None:
+        """Return what stands for an object; None if it is packed."""
+        return self._left_out.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpacks an attempt on the same configuration as another one of this process."""
+
+    def __init__(self, file: IO[bytes], other: Attempt) -> None:
+        super().__init__(file)
+        self._here = {SEARCH: other.search, TABLES: other.tables}
+
+    def persistent_load(self, pid: str) -> object:
+        """Return what something stands for here."""
+        return self._here[pid]
+
 
 class Work(StrEnum):
     """What is to be done: `BOUND` comes first."""
 
     BOUND = "bound"
-    IMPROVE = "improve"
+    ADVANCE = "advance"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +78,7 @@ class Finding:
     Attributes:
         bound: No plan of the configuration has a lower objective, in seconds; infinity if it has none that fits.
         best: Its best plan so far.
+        is_final: Whether nothing more can be done.
         others: Plans of other signatures that were found on the way, the best of each.
         cut: Placement problems that their clock has cut meanwhile.
         state: All of what was done so far, for going on in another process; None if this one goes on.
@@ -59,6 +88,7 @@ class Finding:
     best: Candidate | None
     cut: int
     state: bytes | None = None
+    is_final: bool = True
     others: tuple[Candidate, ...] = ()
 
     @property
@@ -97,11 +127,19 @@ class Workbench:
                 bound = max(piece.bound, attempt.relaxed(piece.cutoff))
                 if piece.urgent:
                     attempt.hurry()
-            case Work.IMPROVE:
-                bound = attempt.improve(piece.bound, piece.cutoff)
-        if bound < piece.cutoff:
+            case Work.ADVANCE:
+                bound = attempt.advance(piece.bound, piece.cutoff)
+        is_final = attempt.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
+        if not is_final:
             self._attempts[piece.configuration] = attempt
-        return Finding(bound, attempt.best, attempt.cut - before, pickle.dumps(attempt) if self._portable else None)
+        return Finding(bound, attempt.best, attempt.cut - before, self._packed(attempt), is_final=is_final)
+
+    def _packed(self, attempt: Attempt) -> bytes | None:
+        if not self._portable:
+            return None
+        file = BytesIO()
+        _Pickler(file, attempt).dump(attempt)
+        return file.getvalue()
 
     def _attempt(self, piece: Piece, end: float, state: bytes | None) -> Attempt | None:
         """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
@@ -109,7 +147,8 @@ class Workbench:
         if attempt is None or state is not None:
             attempt = self._search.attempt(piece.configuration, end)
             if attempt is not None and state is not None:
-                attempt.resume(pickle.loads(state))
+                attempt = _Unpickler(BytesIO(state), attempt).load()
+                assert isinstance(attempt, Attempt), "states are of attempts"
         if attempt is not None:
             attempt.end, attempt.urgent = end, piece.urgent
         return attempt

@@ -2,14 +2,17 @@
 
 1. Configurations are bounded in the order of their floors (`floor.py`), without memory limits, which also finds most
    plans that fit anyway (`attempt.py`).
-2. Those whose bound is below the best plan so far are worked on, in the order of their bounds.
+2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Then
+   those that may give one of the other plans wanted are, a piece each.
 
 Both are done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
 
 The reported bound is the least over all configurations, searched or not.
 """
 
+import heapq
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +23,7 @@ from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.step import Pipeline
-from autopar.problem import Problem
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.attempt import OVERTIME_SECONDS, Attempt
 from autopar.search.crew import Alone, Crew
@@ -93,11 +96,10 @@ class Search:
         with self.hire(self) as crew:
             bounding = _Bounding(self, outcome, space)
             sweep(crew, bounding, len(space), clock.end, clock.stops, clock.heard)
-            # Now that most plans that fit anyway are known, work on the configurations that could still beat them.
-            improving = _Improving(self, outcome, bounding)
-            sweep(crew, improving, len(improving.pending), clock.end, clock.stops, clock.heard)
+            advancing = _Advancing(self, outcome, bounding)
+            sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
         best = outcome.best
-        outcome.bound = min(best, improving.lowest + self.costs.stack["step_seconds"])
+        outcome.bound = min(best, advancing.lowest)
         outcome.history.note(best, outcome.bound)
         return outcome
 
@@ -123,7 +125,7 @@ class Search:
 
     def tell(self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str) -> None:
         """Tell what is known, and take it down."""
-        outcome.history.note(outcome.best, lowest + self.costs.stack["step_seconds"])
+        outcome.history.note(outcome.best, lowest)
         self.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))
 
     def threshold(self, outcome: Outcome) -> float:
@@ -176,7 +178,8 @@ class _Bounding(Series):
         self.closed = math.inf
         self.space = space
         self._search, self._outcome = search, outcome
-        self._floors = sorted((search.floor.seconds(c, search.global_batch), i) for i, c in enumerate(space))
+        fixed = search.costs.stack["step_seconds"]
+        self._floors = sorted((search.floor.seconds(c, search.global_batch) + fixed, i) for i, c in enumerate(space))
         self._cutoffs: dict[int, float] = {}
         self._left = set(range(len(space)))
 
@@ -216,43 +219,62 @@ class _Bounding(Series):
         self._search.tell(self._outcome, "bound", index + 1, len(self._floors), lowest, str(self.space[number]))
 
 
-class _Improving(Series):
-    """Works on the configurations that could beat the plans known, in the order of their bounds.
-
-    Attributes:
-        pending: Bound and number of each.
-    """
+class _Advancing(Series):
+    """Works on the configuration with the lowest bound that nobody works on, until none can give what is wanted."""
 
     def __init__(self, search: Search, outcome: Outcome, bounding: _Bounding) -> None:
-        self.pending = sorted(bounding.pending)
-        self._bounds = [bound for bound, _ in self.pending]
         self._search, self._outcome, self._space = search, outcome, bounding.space
         self._others = min(bounding.closed, bounding.unseen)
+        self._bounds = {number: bound for bound, number in bounding.pending}
+        self._open = sorted(bounding.pending)
+        self._chosen: dict[int, int] = {}
+        self._busy: set[int] = set()
+        self._worked: set[int] = set()
 
     @property
     def lowest(self) -> float:
         """No plan of the space has a lower objective, in seconds."""
-        return min([self._others, *self._bounds])
+        return min([self._others, *self._bounds.values()])
 
     def ends(self, index: int) -> bool:
-        """See `Series.ends`: each is counted."""
-        return False
+        """See `Series.ends`."""
+        self._drop()
+        return not self._open and not self._busy
 
     def piece(self, index: int) -> Piece | None:
-        """See `Series.piece`."""
-        bound, number = self.pending[index]
-        threshold = self._search.threshold(self._outcome)
-        if bound >= threshold:
+        """See `Series.piece`: there is nothing to do while others are at what could be done."""
+        if not self._open:
             return None
-        return Piece(Work.IMPROVE, self._space[number], bound, threshold, urgent=not self._outcome.candidates)
+        bound, number = heapq.heappop(self._open)
+        self._chosen[index] = number
+        self._busy.add(number)
+        self._worked.add(number)
+        cutoff = self._outcome.best if self._is_rival(bound) else self._search.threshold(self._outcome)
+        return Piece(Work.ADVANCE, self._space[number], bound, cutoff, urgent=not self._outcome.candidates)
 
     def take(self, index: int, finding: Finding | None) -> None:
         """See `Series.take`."""
         if finding is None:
-            self._outcome.pruned += 1
-        else:
-            self._outcome.solved += 1
-            self._bounds[index] = finding.bound
-            self._outcome.take(finding, self._search.keep)
-        detail = str(self._space[self.pending[index][1]])
-        self._search.tell(self._outcome, "solve", index + 1, len(self.pending), self.lowest, detail)
+            return
+        number = self._chosen.pop(index)
+        self._busy.discard(number)
+        self._bounds[number] = max(finding.bound, self._bounds[number])
+        self._outcome.take(finding, self._search.keep)
+        if not finding.is_final:
+            heapq.heappush(self._open, (self._bounds[number], number))
+        self._outcome.solved = len(self._worked - self._busy)
+        detail = str(self._space[number])
+        self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
+
+    def _drop(self) -> None:
+        """Let go of the configurations that cannot give what is wanted."""
+        while self._open:
+            bound, number = self._open[0]
+            if self._is_rival(bound) or (number not in self._worked and bound < self._search.threshold(self._outcome)):
+                return
+            self._outcome.pruned += number not in self._worked
+            heapq.heappop(self._open)
+
+    def _is_rival(self, bound: float) -> bool:
+        """Whether there may be a plan that is better than the best."""
+        return bound < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)

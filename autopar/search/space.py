@@ -132,7 +132,7 @@ def describe(space: list[Configuration]) -> tuple[str, ...]:
     return (
         f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(schedules)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
-        f"microbatches {', '.join(map(str, counts))}; recompute none, selective or full per stage",
+        f"microbatches {', '.join(map(str, counts))}; recompute none, selective or full per block",
         "equal blocks are sharded alike; values keep one placement between blocks",
         "the terms of a value have one reduction, the shards of a dim one number of chunks",
     )

@@ -95,7 +95,7 @@ class _Stage(Attempt):
             chain, stages = self.tables.folded.chain, self.pipeline.num_stages
             ends = [round(stage * len(chain) / stages) for stage in range(stages + 1)]
             keeps = Recompute.FULL if SCHEDULES[self.pipeline.schedule].trains else Recompute.NONE
-            split = Split(tuple(pairwise(ends)), (keeps,) * stages)
+            split = Split.uniform(tuple(pairwise(ends)), (keeps,) * stages)
             mixes = stage_mixes(chain, self.pipeline, split, len(self.tables.folded.kinds))
         limit = self.search.memory_limit if bounded else math.inf
         instance = problem(self.tables, weighting, mixes, limit, str(self.configuration))
