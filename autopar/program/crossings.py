@@ -45,6 +45,8 @@ def find_crossings(program: Program, folded: Folded, cluster: Cluster) -> tuple[
     Raises:
         PlanError: If a value that has to cross is there as terms of another reduction than a sum.
     """
+    if len({stage.variant for stage in program.stages}) == 1:
+        return ()  # a value has one placement in a variant, whatever block reads it
     if sum(len(stage.blocks) for stage in program.stages) != len(folded.chain):
         return ()  # no program of this graph, as its verifier will say
     search = _Search(program, folded)
@@ -64,8 +66,7 @@ class _Search:
         self._blocks = list(program.blocks())
         self._groups = program.groups
         self._table = program.table()
-        # programs of one variant may still hold copies of parameters at another placement
-        self._names = instance_names(folded) if len(program.stages) > 1 else ()
+        self._names = instance_names(folded)
 
     def neighbours(self) -> Iterator[Crossing]:
         """Yield what neighbouring blocks hand to each other."""
@@ -142,8 +143,6 @@ class _Search:
         return self._table.get((self._blocks[block][1], phase))
 
     def _segments(self, phases: tuple[SegmentPhase, ...]) -> Iterator[tuple[int, SegmentPhase, Segment]]:
-        if not self._names:
-            return
         for phase in phases:
             for block in range(len(self._blocks)):
                 segment = self._segment(block, phase)
