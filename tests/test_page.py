@@ -19,7 +19,7 @@ from autopar.cli import main
 from autopar.degrees import Degrees
 from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
-from autopar.page.bars import gantt, memory_curves, row_edges
+from autopar.page.bars import gantt, memory_curves, memory_top, row_edges
 from autopar.page.document import render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
@@ -101,6 +101,23 @@ def test_curves_of_memory_have_the_peaks(program: Program) -> None:
 
     assert [curve.bytes.max() for curve in curves] == [stage.memory.bytes for stage in timeline.stages]
     assert all((curve.start[1:] >= curve.start[:-1]).all() for curve in curves)
+
+
+def test_limit_is_left_out_where_it_would_hide_the_rest() -> None:
+    """A model that needs a hundredth of the device; the page says where the limit is."""
+    view = view_of()
+    peak = max(float(curve.bytes.max()) for curve in view.memory)
+
+    tight, roomy = (replace(view, plan=_with_limit(view.plan, limit)) for limit in (2 * peak, 100 * peak))
+
+    assert memory_top(view.memory, 2 * peak) > 2 * peak
+    assert peak < memory_top(view.memory, 100 * peak) < 2 * peak
+    assert "the dashed line is the limit" in render(tight)
+    assert "is far above the chart" in render(roomy)
+
+
+def _with_limit(plan: Plan, limit: float) -> Plan:
+    return replace(plan, job=replace(plan.job, memory_limit=limit))
 
 
 def test_update_is_one_bar_beside_the_tasks() -> None:
