@@ -25,6 +25,7 @@ SEVERAL = {
     "two axes and one": (Mesh.of(a=2, b=2), Mesh.of(a=2)),
     "equal sizes of another shape": (Mesh.of(a=4), Mesh.of(a=2, b=2)),
     "equal meshes with other placements": (Mesh.of(a=2), Mesh.of(a=2), Mesh.of(a=2)),
+    "equal meshes whose axes have other names": (Mesh.of(a=2), Mesh.of(b=2), Mesh.of(c=2)),
     "one device and many": (Mesh.of(a=1), Mesh.of(a=2, b=2), Mesh.of(a=2)),
 }
 """Meshes of the groups of devices of a pipeline."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.errors import PlanError
-from autopar.plan import Plan
+from autopar.plan import Plan, Variant, check_variants
 from tests.plans import two_stage_plan, two_variant_plan
 
 
@@ -75,3 +75,13 @@ def test_what_does_not_fit_together_is_refused(change: object, message: str) -> 
 
     with pytest.raises(PlanError, match=message):
         Plan.from_json(json.dumps(data).encode())
+
+
+def test_stages_that_take_turns_have_one_variant() -> None:
+    """Their devices are one mesh, and hand over to each other without sending anything."""
+    plan = two_stage_plan()
+    first, second = plan.stages
+    stages = (first, replace(second, devices=first.devices, variant=1))
+
+    with pytest.raises(PlanError, match=r"stage 0 has other placements than a stage it takes turns with on .*\(0, 4\)"):
+        check_variants(replace(plan, stages=stages, variants=(Variant(plan.mesh, plan.blocks),)))

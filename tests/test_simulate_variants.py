@@ -101,6 +101,19 @@ def test_a_hop_takes_what_the_planner_is_told(name: str) -> None:
             assert way.seconds > 0
 
 
+@pytest.mark.parametrize("name", ["8, 4, 4", "interleaved"])
+def test_the_path_of_unequal_stages_adds_up_to_the_step(name: str) -> None:
+    """Events, memory over time and the critical path are there for every stage."""
+    costs = CostModel(A100)
+    program = _lowered(_plan(name), costs)
+
+    timeline = simulate(program, costs, trace=True)
+
+    assert sum(piece.seconds for piece in timeline.path) == pytest.approx(timeline.step_seconds, rel=1e-9)
+    assert timeline.step_seconds == simulate(program, costs).step_seconds
+    assert len(timeline.stages) == program.num_groups
+
+
 def test_a_stage_holds_what_its_own_placements_say() -> None:
     """Matrices on 2-way and on 4-way tensor parallelism: of a layer on stage 1 a device has half as much as on 0."""
     program = _lowered(_plan("equal sizes"), CostModel(A100))

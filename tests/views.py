@@ -17,7 +17,9 @@ def view_of(program: Program | None = None, plan: Plan | None = None, others: Se
     program = program or equal_stages(2, 4, "1f1b")
     costs = ExactCosts(latency=0.25)
     timeline = simulate(program, costs, trace=True)
-    return prepare(_fitted(plan or two_stage_plan(), program), program, costs, timeline, {}, others)
+    return prepare(
+        _fitted(plan or two_stage_plan(), program), program, costs, timeline, [{}] * len(program.stages), others
+    )
 
 
 def _fitted(plan: Plan, program: Program) -> Plan:

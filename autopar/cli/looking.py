@@ -83,9 +83,10 @@ def figures(
     PLAN is a plan.json. Writes the timeline, memory over time, where time and memory go, the search, and scaling where
     --with gives other plans. It takes matplotlib: pip install "autopar[figures]".
     """
-    from autopar.page import look, write_figures
+    from autopar.page import check_formats, look, write_figures
     from autopar.plan import Plan
 
+    check_formats(formats)
     prepare_folder(output)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     plans = [Plan.load(path) for path in others]

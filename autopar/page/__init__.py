@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autopar.page.view import View
     from autopar.plan import Plan
 
-__all__ = ["FORMATS", "look", "write_figures", "write_page"]
+__all__ = ["FORMATS", "check_formats", "look", "write_figures", "write_page"]
 
 FORMATS = ("png", "svg", "pdf")
 """What figures can be written as."""
@@ -67,6 +67,23 @@ def write_page(view: "View", path: str | Path) -> None:
     write_atomically(Path(path), render(view).encode())
 
 
+def check_formats(formats: Sequence[str]) -> None:
+    """Check that figures can be drawn, before the work whose result they are to show.
+
+    Raises:
+        JobError: If matplotlib is not installed, or there is no such format.
+    """
+    unknown = sorted(set(formats) - set(FORMATS))
+    if unknown:
+        raise JobError(f"figures cannot be written as {unknown[0]!r}", hint=f"choose {', '.join(FORMATS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise JobError(
+            "figures are drawn by matplotlib, which is not installed", hint='pip install "autopar[figures]"'
+        ) from None
+
+
 def write_figures(view: "View", folder: str | Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write the charts of a plan as figures for papers, and return their paths; it takes matplotlib.
 
@@ -79,15 +96,7 @@ def write_figures(view: "View", folder: str | Path, formats: Sequence[str] = ("p
         JobError: If matplotlib is not installed, or there is no such format.
         PlanError: If a file cannot be written.
     """
-    unknown = sorted(set(formats) - set(FORMATS))
-    if unknown:
-        raise JobError(f"figures cannot be written as {unknown[0]!r}", hint=f"choose {', '.join(FORMATS)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise JobError(
-            "figures are drawn by matplotlib, which is not installed", hint='pip install "autopar[figures]"'
-        ) from None
+    check_formats(formats)
     from autopar.page.figures import draw
     from autopar.plan import write_atomically
 

@@ -207,7 +207,7 @@ def progress_chart(progress: Progress) -> figure:
         "objective": [_finite(value) for value in progress.objective],
         "bound": progress.bound,
     }
-    plot = _still("progress", 300)
+    plot = _still("progress", 300, x_range=Range1d(0, 1.03 * progress.seconds[-1]))
     plot.xaxis.formatter, plot.yaxis.formatter = seconds_axis(), seconds_axis()
     plot.xaxis.axis_label, plot.yaxis.axis_label = "wall time", "step by the formula"
     source = ColumnDataSource(columns)

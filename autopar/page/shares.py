@@ -11,15 +11,15 @@ from autopar.search.parts import stage_parts
 from autopar.simulate import Timeline
 
 
-def time_waterfall(timeline: Timeline, roles: Mapping[str, str]) -> Waterfall:
-    """Return where the step of the busiest stage goes; `roles` say what each mesh axis does."""
+def time_waterfall(timeline: Timeline, roles: Sequence[Mapping[str, str]]) -> Waterfall:
+    """Return where the step of the busiest stage goes; `roles` say what each mesh axis does, by stage."""
     busiest = timeline.busiest
-    return Waterfall(f"Time of stage {busiest.index}, the busiest", "step", stage_parts(busiest, roles))
+    return Waterfall(f"Time of stage {busiest.index}, the busiest", "step", stage_parts(busiest, roles[busiest.index]))
 
 
-def time_shares(timeline: Timeline, roles: Mapping[str, str]) -> StageShares:
-    """Return where the step of every stage goes; `roles` say what each mesh axis does."""
-    return _shares(timeline, [dict(stage_parts(stage, roles)) for stage in timeline.stages])
+def time_shares(timeline: Timeline, roles: Sequence[Mapping[str, str]]) -> StageShares:
+    """Return where the step of every stage goes; `roles` say what each mesh axis does, by stage."""
+    return _shares(timeline, [dict(stage_parts(stage, roles[stage.index])) for stage in timeline.stages])
 
 
 def memory_waterfall(timeline: Timeline) -> Waterfall:

@@ -67,7 +67,7 @@ def prepare(
     program: Program,
     costs: Costs,
     timeline: Timeline,
-    roles: Mapping[str, str],
+    roles: Sequence[Mapping[str, str]],
     others: Sequence[Plan] = (),
 ) -> View:
     """Return what is shown of a plan.
@@ -77,7 +77,7 @@ def prepare(
         program: The plan lowered.
         costs: What its instructions take.
         timeline: The program simulated with `trace=True`.
-        roles: What each mesh axis does, in the field's words.
+        roles: What each mesh axis does, in the field's words, by stage.
         others: Plans of the same model for other numbers of devices.
 
     Raises:

@@ -21,13 +21,17 @@ def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[st
         folded: The graph of one of its microbatches.
     """
     busiest = timeline.busiest
-    return stage_parts(busiest, axis_roles(plan, folded, busiest.index))
+    return stage_parts(busiest, axis_roles(plan, folded)[busiest.index])
 
 
-def axis_roles(plan: Plan, folded: Folded, stage: int = 0) -> dict[str, str]:
-    """Return what each mesh axis of a stage does, given the graph of one of the plan's microbatches."""
-    of_stage = plan.of_variant(plan.stages[stage].variant) if plan.variants else plan
-    return {role.axis.name: role.role for role in roles_of_axes(of_stage.mesh, of_stage.blocks, folded)}
+def axis_roles(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
+    """Return what each mesh axis does, stage by stage, given the graph of one of the plan's microbatches."""
+    plans = {number: plan.of_variant(number) if plan.variants else plan for number in range(len(plan.all_variants))}
+    roles = {
+        number: {role.axis.name: role.role for role in roles_of_axes(each.mesh, each.blocks, folded)}
+        for number, each in plans.items()
+    }
+    return tuple(roles[stage.variant] for stage in plan.stages)
 
 
 def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
@@ -35,7 +39,7 @@ def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[s
 
     Args:
         stage: Its simulation.
-        roles: What each mesh axis does.
+        roles: What each mesh axis of the stage does.
     """
     waited: defaultdict[str, float] = defaultdict(float)
     for axis, seconds in stage.axis_seconds:
@@ -47,6 +51,7 @@ def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[s
         ("recompute", stage.again_seconds),
         *sorted(waited.items(), key=lambda part: -part[1]),
         ("pp communication", stage.wait_seconds),
+        ("host memory", stage.copy_seconds),
         ("bubble", stage.bubble_seconds),
         ("optimizer", stage.update_seconds),
         ("launches, overlap", stage.delay_seconds),
