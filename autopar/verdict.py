@@ -1,5 +1,6 @@
 """The verdict on a search: its best candidates lowered, verified, simulated and ranked."""
 
+import math
 from dataclasses import replace
 
 from autopar.cost import CostModel
@@ -140,5 +141,6 @@ def _report(
         pruned=outcome.pruned,
         phases=times,
         history=outcome.history.points,
+        complete=outcome.complete if math.isfinite(outcome.complete) else 0.0,
         cut=outcome.cut,
     )
