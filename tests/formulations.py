@@ -19,7 +19,7 @@ from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.problem import Problem
 from autopar.program.lower import lower_blocks
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
@@ -142,7 +142,7 @@ def best_by_enumeration(
 ) -> float:
     """Return the least step seconds over all splits whose stages fit, whatever each of their blocks recomputes."""
     best = float("inf")
-    keeps = constraints.keeps or (frozenset(Recompute),) * len(memory.chain)
+    keeps = constraints.keeps or (frozenset(ON_DEVICE),) * len(memory.chain)
 
     @cache
     def fitting(start: int, stop: int, in_flight: int) -> list[tuple[Recompute, ...]]:

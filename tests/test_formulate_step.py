@@ -15,7 +15,7 @@ from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray
 from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Slot, build_tables
 from autopar.formulate.weights import busiest_share, kind_weights, problem, weights
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from tests.formulations import (
     COSTS,
     best_by_enumeration,
@@ -182,8 +182,8 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, f
     amounts = rng.integers(0, 5, (5, kinds)).astype(np.float64)
     kept = (amounts[1] + amounts[2] + amounts[3], amounts[1] + amounts[2], amounts[1])
     remade = (np.zeros(kinds), amounts[3], amounts[2] + amounts[3])
-    by_flavour = dict(zip(Recompute, kept, strict=True)), dict(zip(Recompute, remade, strict=True))
-    flavours = tuple(Recompute) if trains else (NONE,)
+    by_flavour = dict(zip(ON_DEVICE, kept, strict=True)), dict(zip(ON_DEVICE, remade, strict=True))
+    flavours = ON_DEVICE if trains else (NONE,)
     memory = chain_of(BlockBytes(amounts[0], by_flavour[0], by_flavour[1], amounts[4], 1.0), chain, flavours)
     overlap = draw(st.sampled_from([Overlap(), Overlap(1.25, 0.0), Overlap(1.5, 0.25)]))
     if overlap != Overlap():
@@ -397,7 +397,7 @@ def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price:
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(len(ranges)))
             seconds = step_time(totals, chain, pipeline, split, hop=0.0).seconds
             values = []
-            for flavour in Recompute:
+            for flavour in ON_DEVICE:
                 again = [flavour if kind.id == main else NONE for kind in kinds]
                 keeps = [flavour if kind.id == main else Recompute.FULL for kind in kinds]
                 mean = mean_bytes(found, pipeline, limit, keeps)

@@ -19,7 +19,7 @@ from autopar.plan import StagePlan
 from autopar.prediction import Prediction, Predictor
 from autopar.program.lower import lower, lower_blocks
 from autopar.program.records import Category
-from autopar.recompute import Recompute, format_recompute
+from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.simulate import simulate
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.ranges import chain_bytes
@@ -29,7 +29,7 @@ from tests.test_runtime import SPACE
 
 A100 = load_cluster("a100")
 UNFUSED = Stack("unfused", attention="unfused")
-NONE, SELECTIVE, FULL = Recompute
+NONE, SELECTIVE, FULL = ON_DEVICE
 
 SMALL = {"num_layers": 8, "hidden": 16, "heads": 4, "seq": 8, "vocab": 32}
 LAYER = 12 * 16**2 + 13 * 16  # parameters of a layer of it, biases included
@@ -184,7 +184,7 @@ def test_selective_recompute_drops_the_scores_of_unfused_attention(cache_dir: Pa
     model = predictor("gpt2", cache_dir, **WIDE)
     kept, seconds = {}, {}
     for stack in (Stack("fused"), UNFUSED):
-        for flavour in Recompute:
+        for flavour in ON_DEVICE:
             degrees = Degrees(microbatch=4, global_batch=4, recompute=str(flavour))
             found = model.predict(degrees, A100, stack)
             stage = found.program.stages[0]
@@ -211,7 +211,7 @@ def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, c
     ranges = chain_bytes(lowered, folded, trains=True)
 
     rng = np.random.default_rng(number)
-    for flavour in (*Recompute, None):
+    for flavour in (*ON_DEVICE, None):
         stages = tuple(replace(stage, recompute=_recompute(stage, flavour, rng)) for stage in plan.stages)
         timeline = simulate(lower(replace(plan, stages=stages), folded, COSTS), COSTS)
         for index, (stage, found) in enumerate(zip(stages, timeline.stages, strict=True)):
@@ -223,5 +223,5 @@ def _recompute(stage: StagePlan, flavour: Recompute | None, rng: np.random.Gener
     """Return a flavour for all blocks of a stage, or any for each."""
     if flavour is not None:
         return str(flavour)
-    numbers = rng.integers(0, len(Recompute), stage.blocks[1] - stage.blocks[0])
-    return format_recompute(tuple(list(Recompute)[number] for number in numbers))
+    numbers = rng.integers(0, len(ON_DEVICE), stage.blocks[1] - stage.blocks[0])
+    return format_recompute(tuple(ON_DEVICE[number] for number in numbers))

@@ -21,9 +21,9 @@ from autopar.formulate.mixtures import Mixtures, mixtures, special_blocks
 from autopar.formulate.step import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot
 from autopar.formulate.windows import IntArray, Windows, symbols_of, windows
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE
 
-_LEAST = list(reversed(Recompute))
+_LEAST = list(reversed(ON_DEVICE))
 """Flavours from what keeps least."""
 
 UNLIMITED = 1e300

@@ -24,8 +24,9 @@ KEPT: Mapping[Recompute, tuple[Memory, ...]] = {
     Recompute.NONE: (Memory.SAVED, Memory.DROPPED, Memory.ARRIVED),
     Recompute.SELECTIVE: (Memory.SAVED, Memory.ARRIVED),
     Recompute.FULL: (Memory.ARRIVED, Memory.HANDED),
+    Recompute.OFFLOAD: (),
 }
-"""What is kept per microbatch in flight."""
+"""What is kept on the device per microbatch in flight."""
 
 
 State = tuple[tuple[int, bool, bool], ...]
@@ -71,13 +72,11 @@ class SharedBytes:
 
     Attributes:
         owner: The block it belongs to.
-        readers: The blocks that read it.
-        bytes: Of a copy.
+        readers: The blocks that read it, with the bytes of a copy each.
     """
 
     owner: int
-    readers: tuple[int, ...]
-    bytes: float
+    readers: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,9 +128,9 @@ class ChainBytes:
     def always(self, start: int, stop: int) -> float:
         """Return the bytes that are there all the time."""
         copies = (
-            shared.bytes
+            max((size for reader, size in shared.readers if start <= reader < stop), default=0.0)
             for shared in self.shared
-            if not start <= shared.owner < stop and any(start <= reader < stop for reader in shared.readers)
+            if not start <= shared.owner < stop
         )
         return float(self.resident[list(self.chain[start:stop])].sum()) + self.buffers + sum(copies)
 

@@ -167,10 +167,10 @@ def _fixed(found: Windows, memory: ChainBytes) -> tuple[FloatArray, FloatArray, 
     resident = own.copy()
     for shared in memory.shared:
         owned = (found.start <= shared.owner) & (shared.owner < found.stop)
-        read = np.zeros(len(owned), dtype=bool)
-        for reader in shared.readers:
-            read |= (found.start <= reader) & (reader < found.stop)
-        resident += shared.bytes * (read & ~owned)
+        size = np.zeros(len(owned))
+        for reader, amount in shared.readers:
+            size = np.where((found.start <= reader) & (reader < found.stop), np.maximum(size, amount), size)
+        resident += size * ~owned
     first, last = chain[found.start], chain[found.stop - 1]
     gathered, reducing, update = memory.gathered[last], memory.reducing[last], memory.update[last]
     pairs = gathered.copy()
@@ -257,4 +257,6 @@ def _holdings(found: Windows, memory: ChainBytes) -> _Holdings:
 
 def special_blocks(memory: ChainBytes) -> Sequence[tuple[int, ...]]:
     """Return groups of blocks that hold more than others of their kind: owners and readers of shared parameters."""
-    return [group for shared in memory.shared for group in ((shared.owner,), shared.readers)]
+    return [
+        group for shared in memory.shared for group in ((shared.owner,), tuple(reader for reader, _ in shared.readers))
+    ]

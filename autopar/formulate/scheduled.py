@@ -160,6 +160,8 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
     for start, stop in split.ranges:
         rerun = reruns[start:stop]
         forward, backward, weight = passes[start:stop].T
+        host = [own is Recompute.OFFLOAD for own in split.flavours[start:stop]]
+        forward = forward + np.where(host, totals[start:stop, Slot.OFFLOAD], 0.0)
         last = weight if splits else backward + rerun
         done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
         reduce = totals[start:stop, Slot.REDUCE][::-1]

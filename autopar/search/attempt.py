@@ -27,7 +27,7 @@ from autopar.formulate.tables import Decision, FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.hull import Hull
@@ -327,7 +327,7 @@ class Attempt:
         """Return the split that would be best without memory limits; None if there is none."""
         totals = self.tables.block_seconds(choice)
         chain = self.tables.folded.chain
-        nothing = ChainBytes.nothing(chain, tuple(Recompute))
+        nothing = ChainBytes.nothing(chain, ON_DEVICE)
         found = best_split(totals, nothing, self.pipeline, math.inf, 0.0, self.search.constraints)
         return None if found is None else Split.uniform(found[0].ranges, tuple(recompute for _ in found[0].ranges))
 

@@ -10,7 +10,7 @@ from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Memory, build_tables
 from autopar.formulate.weights import problem, weights
 from autopar.program.lower import lower_blocks
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.planner import Search
@@ -81,7 +81,7 @@ def _shortage(search: Search, configuration: Configuration) -> Shortage:
     lowered = lower_blocks(assemble_blocks(tables, solution.choice), folded, tables.resharder)
     trains = SCHEDULES[pipeline.schedule].trains
     memory = chain_bytes(lowered, folded, trains=trains)
-    for recompute in Recompute if trains else (Recompute.NONE,):
+    for recompute in ON_DEVICE if trains else (Recompute.NONE,):
         fullest = max(
             (memory.peak(start, stop, pipeline.in_flight(stage), (recompute,) * (stop - start)), stage)
             for stage, (start, stop) in enumerate(ranges)

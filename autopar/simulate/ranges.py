@@ -7,7 +7,7 @@ import numpy as np
 from autopar.formulate.fold import Folded
 from autopar.formulate.memory import ChainBytes, FloatArray, Holding, SharedBytes, State
 from autopar.program.lower import LoweredKind, copies
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.memory import received_bytes
 
@@ -38,7 +38,7 @@ def chain_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
     return ChainBytes(
         chain=folded.chain,
         walk=_Walk(memories),
-        flavours=tuple(Recompute) if trains else (Recompute.NONE,),
+        flavours=ON_DEVICE if trains else (Recompute.NONE,),
         resident=each({kind: sum(amount for _, amount in own.resident.items()) for kind, own in lowered.items()}),
         gathered=block("gathered"),
         reducing=block("reducing"),
@@ -46,7 +46,9 @@ def chain_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
         arriving=each(arriving),
         returning=each(returning),
         buffers=folded.buffer_bytes,
-        shared=tuple(SharedBytes(copy.owner, tuple(copy.readers), copy.bytes) for copy in copies(lowered, folded)),
+        shared=tuple(
+            SharedBytes(copy.owner, copy.readers) for copy in copies([lowered[kind] for kind in folded.chain], folded)
+        ),
     )
 
 
