@@ -45,7 +45,7 @@ HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
 
 RELAXED_STEPS = 4
-HURRIED_STEPS = 8
+HURRIED_STEPS = 6
 MEMORY_STEPS = 4
 """Prices that are tried without memory limits, to have a first plan at all, and in one piece of work with limits."""
 
@@ -112,8 +112,8 @@ class Attempt:
         )
         self.hull = Hull(self.tables, program, self._priced)
         self.hull.add(solution.choice)
-        self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
-        bound = max(bound, self.hull.bound)
+        if cutoff < math.inf:  # else nothing is known yet that it might exclude
+            bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
         if bound >= cutoff or one_stage:
             return bound
         return max(bound, self._undivided(self.tables.block_seconds(solution.choice)) + fixed)

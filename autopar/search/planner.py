@@ -25,7 +25,7 @@ from autopar.search.attempt import Attempt
 from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
-from autopar.search.space import Configuration, undominated
+from autopar.search.space import Configuration, first_tries, undominated
 from autopar.solvers import Solver
 
 KEEP_WITHIN = 1.05
@@ -33,6 +33,13 @@ KEEP_WITHIN = 1.05
 
 ENOUGH = 1.5
 """As long as fewer plans of different shape than wanted are known, a plan this much slower than the best will do."""
+
+TRIES_WORSE = 2
+"""Numbers of stages in a row that give no better plan before the search for a first one ends."""
+
+FAR, HURRIES = 1.25, 6
+"""While the best plan is so much slower than a configuration's bound, a plan is looked for there before the other
+configurations are bounded, until so many times none was found."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,9 +88,12 @@ class Search:
         outcome = Outcome(pruned=listed - len(space), history=History(self.before))
         end = time.monotonic() + self.time_limit
         fixed = self.costs.stack["step_seconds"]
-        floors = sorted(((self.floor.seconds(c, self.global_batch) + fixed, i) for i, c in enumerate(space)))
+        roomy = [i for i, c in enumerate(space) if self.floor.bytes(c) <= self.memory_limit]
+        outcome.pruned += len(space) - len(roomy)
+        floors = sorted((self.floor.seconds(space[i], self.global_batch) + fixed, i) for i in roomy)
+        self._begin(outcome, [space[i] for _, i in floors], end)
         pending: list[tuple[float, int, Attempt]] = []
-        bounds = [math.inf]
+        bounds, failures = [math.inf], 0
         for done, (least, index) in enumerate(floors):
             threshold = self._threshold(outcome)
             if self._stops(outcome, end) or least >= threshold:
@@ -95,8 +105,9 @@ class Search:
                 outcome.pruned += 1
                 continue
             bound = max(least, attempt.relaxed(threshold))
-            if not outcome.candidates:
+            if bound * FAR < self._best(outcome) and failures < HURRIES:
                 attempt.hurry()
+                failures += attempt.best is None
             outcome.take(attempt.best, self.keep)
             if bound >= threshold:
                 bounds.append(bound)
@@ -106,10 +117,32 @@ class Search:
             lowest = min([least, *bounds, *(entry[0] for entry in pending)])
             self._tell(outcome, "bound", done + 1, len(floors), lowest, space[index])
         bounds += self._advance(outcome, pending, min(bounds), end)
-        best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        best = self._best(outcome)
         outcome.bound = min(best, min(bounds))
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _begin(self, outcome: Outcome, space: list[Configuration], end: float) -> None:
+        """Look for a plan to begin with: to have one to return, and one to beat.
+
+        What is tried is what is set up by hand: nodes for tensor parallelism, one sample per row of devices, and as
+        few stages as fit, or more as long as that is faster.
+        """
+        best, worse = math.inf, 0
+        for configuration in first_tries(self._thrifty(space), self.global_batch):
+            if self._stops(outcome, end):
+                break
+            attempt = self.attempt(configuration, end)
+            if attempt is not None:
+                attempt.relaxed(math.inf)
+                attempt.hurry()
+                outcome.take(attempt.best, self.keep)
+            if attempt is not None and attempt.best is not None:
+                worse = worse + 1 if attempt.best.objective >= best else 0
+                best = min(best, attempt.best.objective)
+                if worse == TRIES_WORSE:
+                    break
+        outcome.stopped = ""
 
     def _advance(
         self, outcome: Outcome, pending: list[tuple[float, int, Attempt]], floor: float, end: float
@@ -123,7 +156,7 @@ class Search:
         heapq.heapify(pending)
         while pending:
             bound, index, attempt = heapq.heappop(pending)
-            best = outcome.candidates[0].objective if outcome.candidates else math.inf
+            best = self._best(outcome)
             rival = bound < best * (1 - OPTIMALITY_TOLERANCE)
             if not rival and (index in worked or bound >= self._threshold(outcome)):
                 outcome.pruned += index not in worked
@@ -160,6 +193,18 @@ class Search:
         )
         return Attempt(self, configuration, tables, pipeline, end)
 
+    def _thrifty(self, space: list[Configuration]) -> list[Configuration]:
+        """Return the configurations whose mesh divides parameters about as well as any with as many stages."""
+        sizes = [self.floor.bytes(configuration) for configuration in space]
+        least: dict[int, float] = {}
+        for configuration, size in zip(space, sizes, strict=True):
+            least[configuration.num_stages] = min(size, least.get(configuration.num_stages, math.inf))
+        pairs = zip(space, sizes, strict=True)
+        return [configuration for configuration, size in pairs if size <= 2 * least[configuration.num_stages]]
+
+    def _best(self, outcome: Outcome) -> float:
+        return outcome.candidates[0].objective if outcome.candidates else math.inf
+
     def _stops(self, outcome: Outcome, end: float) -> bool:
         """Whether to stop, and why, noted in the outcome."""
         if self.should_stop():
@@ -171,7 +216,7 @@ class Search:
     def _tell(
         self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, configuration: Configuration
     ) -> None:
-        best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        best = self._best(outcome)
         outcome.history.note(best, lowest)
         self.progress(Progress(phase, done, total, best, min(best, lowest), str(configuration)))
 

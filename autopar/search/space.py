@@ -1,5 +1,6 @@
 """The declared space: which (pipeline degree, mesh, microbatches) combinations are searched."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -104,6 +105,26 @@ def undominated(space: list[Configuration]) -> list[Configuration]:
     """
     listed = set(space)
     return [c for c in space if not (c.schedule == "gpipe" and replace(c, schedule="1f1b") in listed)]
+
+
+def first_tries(space: list[Configuration], global_batch: int) -> list[Configuration]:
+    """Return per number of stages, from few to many, the configuration most like what is set up by hand.
+
+    Its minor axis is the largest there is, and a microbatch has about one sample for each row of devices.
+    """
+
+    def unlike(configuration: Configuration) -> tuple[float, ...]:
+        *rows, inner = configuration.mesh.shape
+        samples = global_batch / configuration.num_microbatches
+        fewest = configuration.num_microbatches < configuration.num_stages
+        return (-inner, fewest, abs(math.log(samples / max(rows, default=1))))
+
+    best: dict[int, Configuration] = {}
+    for configuration in space:
+        known = best.setdefault(configuration.num_stages, configuration)
+        if unlike(configuration) < unlike(known):
+            best[configuration.num_stages] = configuration
+    return [best[stages] for stages in sorted(best)]
 
 
 def _schedules(mode: str, num_stages: int, num_microbatches: int) -> tuple[str, ...]:
