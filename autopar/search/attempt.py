@@ -61,12 +61,18 @@ CORRECTIONS = 3
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
 
+OVERTIME_SECONDS = 30.0
+"""How long a search without a plan goes on after its time limit: until the first one, but no longer."""
+
 
 class Attempt:
     """Work on one configuration.
 
     Attributes:
         best: The best plan so far; None before the first.
+        end: When to end, on the monotonic clock.
+        urgent: Whether any plan will do, so that the end waits for it, but not for long.
+        cut: Placement problems that their clock has cut.
         exhausted: Whether nothing here raises the bound further.
     """
 
@@ -81,8 +87,11 @@ class Attempt:
             end,
         )
         self.best: Candidate | None = None
+        self.urgent = False
+        self.cut = 0
         self.exhausted = False
         self.hull: Hull | None = None
+        self._first = 0.0
         self._advanced = False
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
@@ -93,15 +102,31 @@ class Attempt:
         self._considered: set[Choice] = set()
         self._weighed: tuple[Choice, ChainBytes] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return what was found, for another process; it has search and tables of its own."""
+        return {**vars(self), "_weighed": None}
+
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
-        one_stage = self.pipeline.num_stages == 1
+        if self.hull is None:
+            self._first = self._first_bound(cutoff)
+        bound = self._first
+        if self.hull is None or bound >= cutoff:
+            return bound
+        if cutoff < math.inf:  # else nothing is known yet that it might exclude
+            bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
+        if bound >= cutoff or self.pipeline.num_stages == 1 or self.relaxed_choice is None:
+            return bound
+        totals = self.tables.block_seconds(self.relaxed_choice)
+        return max(bound, self._undivided(totals) + self.pipeline.fixed)
+
+    def _first_bound(self, cutoff: float) -> float:
+        """Return the bound of one placement problem, and begin the hull with its choice unless that is enough."""
         fixed = self.pipeline.fixed
-        solution = self._solve(
-            hidden=1.0 if one_stage else 0.0, recompute=self.fastest, bounding=True, cutoff=cutoff - fixed
-        )
+        hidden = 1.0 if self.pipeline.num_stages == 1 else 0.0
+        solution = self._solve(hidden=hidden, recompute=self.fastest, bounding=True, cutoff=cutoff - fixed)
         bound = max(solution.bound, self._launched()) + fixed
         if solution.choice is None or bound >= cutoff:
             return bound
@@ -112,11 +137,7 @@ class Attempt:
         )
         self.hull = Hull(self.tables, program, self._priced)
         self.hull.add(solution.choice)
-        if cutoff < math.inf:  # else nothing is known yet that it might exclude
-            bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
-        if bound >= cutoff or one_stage:
-            return bound
-        return max(bound, self._undivided(self.tables.block_seconds(solution.choice)) + fixed)
+        return bound
 
     def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
         """Raise the bound of the hull until it is above the cutoff or the best plan; return it and whether it may rise.
@@ -223,7 +244,11 @@ class Attempt:
                 limit -= excess
 
     def _stopped(self) -> bool:
-        return self.search.should_stop() or time.monotonic() > self.end
+        return self.search.should_stop() or time.monotonic() > self._deadline()
+
+    def _deadline(self) -> float:
+        """Return when to end, on the monotonic clock."""
+        return self.end + OVERTIME_SECONDS if self.urgent and self.best is None else self.end
 
     def hurry(self) -> None:
         """Look for any plan that fits: to have one to return and one to beat."""
@@ -282,8 +307,9 @@ class Attempt:
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
     ) -> Solution:
-        left = max(0.1, min(PLACEMENT_SECONDS, self.end - time.monotonic()))
-        return self.search.solver.solve(
+        began = time.monotonic()
+        left = max(0.1, min(PLACEMENT_SECONDS, self._deadline() - began))
+        solution = self.search.solver.solve(
             instance,
             time_limit=left,
             start=start,
@@ -292,6 +318,8 @@ class Attempt:
             should_stop=self.search.should_stop,
             seed=self.search.seed,
         )
+        self.cut += time.monotonic() - began >= left
+        return solution
 
     def _consider(self, choice: Choice) -> None:
         """Split the chain for a choice and keep the plan if it is the best of the configuration."""
