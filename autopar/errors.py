@@ -65,6 +65,10 @@ class TacticError(AutoparError, ValueError):
     """A tactic speaks of an axis or value that is not there, or cannot do what it says."""
 
 
+class PinError(AutoparError, ValueError):
+    """A pin speaks of something that is not there, or of a value that cannot occur; the hint has the nearest one."""
+
+
 class PlanError(AutoparError, ValueError):
     """A plan file is malformed or does not belong to the model."""
 
