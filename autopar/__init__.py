@@ -8,13 +8,16 @@ if TYPE_CHECKING:
     from autopar.degrees import Degrees
     from autopar.frameworks import export
     from autopar.partitioning import partition
+    from autopar.pins import Choices, Pins
     from autopar.plan import Plan
     from autopar.prediction import predict
     from autopar.torch_export import from_torch
 
 __version__ = "0.1.0"
 __all__ = [
+    "Choices",
     "Degrees",
+    "Pins",
     "Plan",
     "__version__",
     "export",
@@ -36,6 +39,8 @@ _HOMES = {
     "export": "autopar.frameworks",
     "from_torch": "autopar.torch_export",
     "Degrees": "autopar.degrees",
+    "Choices": "autopar.pins",
+    "Pins": "autopar.pins",
     "Plan": "autopar.plan",
 }
 

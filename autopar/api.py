@@ -7,6 +7,7 @@ from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules, discover
 from autopar.iopddl import save
+from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.problem import Problem
 from autopar.program.lower import lower
@@ -42,6 +43,7 @@ def solve(
     should_stop: StopCallback = never,
     dump_problem: Path | None = None,
     seed: int = 0,
+    pins: str | Path | Pins | None = None,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -67,8 +69,10 @@ def solve(
         dump_problem: File that receives the placement problem of the best plan's configuration as IOPDDL JSON; the
             search is then made even if its answer is known.
         seed: Of whatever a solver draws at random; the same seed gives the same plan.
+        pins: What the plan has to keep to: a YAML file, or a record.
 
     Raises:
+        PinError: If a pin speaks of something that is not there, or nothing is left.
         AutoparError: If the model, cluster or request is wrong (`ModelError`, `ClusterError`, `JobError`, ...).
         InfeasibleError: If no plan fits; the message says what is missing, the hint the cheapest way out.
         InterruptedSearchError: If it was stopped before the first plan.
@@ -88,6 +92,7 @@ def solve(
         precision=precision,
         cache_dir=cache_dir,
         progress=progress,
+        pins=pins,
     )
     cache = ResultCache(cache_dir, task, effort)
     known = cache.answer() if dump_problem is None else None

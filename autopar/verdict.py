@@ -8,13 +8,15 @@ from autopar.cost import CostModel
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.formulate.fold import Folded
 from autopar.formulate.step import model_flops
+from autopar.pins import broken
+from autopar.pins.apply import words
 from autopar.plan import PhaseTime, Plan, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.search.assemble import assemble
 from autopar.search.outcome import Outcome
-from autopar.search.space import Configuration, describe
+from autopar.search.space import describe
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
 
@@ -46,7 +48,7 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
         plans = _distinct(plans)
-    report = _report(outcome, task.space, plans[0].objective, method, clock.times)
+    report = _report(outcome, task, plans[0].objective, method, clock.times)
     runners_up = tuple(plan.without_alternatives() for plan in plans[1:top_k])
     return replace(plans[0], search=report, alternatives=runners_up)
 
@@ -65,7 +67,7 @@ def _verify(plan: Plan, task: Task) -> Plan | None:
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
     timeline = simulate(program, costs)
-    if timeline.peak_bytes > plan.job.memory_limit:
+    if timeline.peak_bytes > plan.job.memory_limit or broken(plan, task.pins, folded):
         return None
     return simulated(plan, timeline, folded, costs)
 
@@ -92,17 +94,15 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
     )
 
 
-def _report(
-    outcome: Outcome, space: list[Configuration], objective: float, solver: str, times: tuple[PhaseTime, ...]
-) -> SearchReport:
+def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:
     proven = outcome.bound >= objective * (1 - OPTIMALITY_TOLERANCE)
     return SearchReport(
         solver=solver,
         termination=outcome.stopped or ("optimal" if proven else "exhausted"),
         objective=objective,
         bound=min(outcome.bound, objective),
-        space=describe(space),
-        configurations=len(space),
+        space=(*describe(task.space, task.constraints.flavours()), *words(task.pins)),
+        configurations=len(task.space),
         solved=outcome.solved,
         pruned=outcome.pruned,
         phases=times,

@@ -100,6 +100,9 @@ app.add_command(import_config)
     metavar="N",
     help="Seed of what solvers draw at random.",
 )
+@click.option(
+    "--pin", "pins", type=file_path(), metavar="FILE", help="What the plan has to keep to; docs/pins.md tells more."
+)
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @click.option(
     "-o",
@@ -247,10 +250,17 @@ def simulate(
 @click.argument("plan_file", metavar="PLAN", type=file_path())
 @click.option("--ops", is_flag=True, help="List the placements of every op too.")
 @click.option("--tactics", is_flag=True, help="Print a schedule of tactics that makes the plan again, as YAML.")
+@click.option("--pins", is_flag=True, help="Print pins that leave this plan only, as YAML: edit and give to --pin.")
 @click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
 @cache_options
 def explain(
-    plan_file: Path, ops: bool, tactics: bool, model: str | None, cache_dir: Path | None, no_cache: bool
+    plan_file: Path,
+    ops: bool,
+    tactics: bool,
+    pins: bool,
+    model: str | None,
+    cache_dir: Path | None,
+    no_cache: bool,
 ) -> None:
     """Explain a plan.
 
@@ -260,11 +270,17 @@ def explain(
     from autopar.report import format_explain
 
     plan = Plan.load(plan_file)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache) if tactics or pins else None
+    if pins:
+        from autopar.partitioning import read_pins
+        from autopar.pins import format_pins
+
+        click.echo(format_pins(read_pins(plan, model=model, cache_dir=cache)), nl=False)
+        return
     if tactics:
         from autopar.partitioning import read_tactics
         from autopar.tactics import format_schedule
 
-        cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
         click.echo(format_schedule(read_tactics(plan, model=model, cache_dir=cache)), nl=False)
         return
     click.echo(format_explain(plan, ops=ops), nl=False)

@@ -54,16 +54,25 @@ Placed = Sequence[tuple[str, NDArray[np.int64], bool]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """What the recipes need to know of a graph, gathered once."""
+    """What recipes and roles need to know of a graph, gathered once.
+
+    Attributes:
+        folded: The graph.
+        batch: The batch dim of every value that has one.
+        parameters: Names of parameters.
+        gradients: Names of sums of gradients.
+        summands: What a backward pass makes of parameters: gradients on their way to the sum.
+    """
 
     folded: Folded
     batch: BatchDims
     parameters: frozenset[str]
     gradients: frozenset[str]
-    summands: frozenset[str]  # what a backward pass makes of parameters: gradients on their way to the sum
+    summands: frozenset[str]
 
     @classmethod
     def of(cls, folded: Folded, dims: BatchDims) -> "Facts":
+        """Gather what a graph with these batch dims tells."""
         states = folded.graph.states
         return cls(
             folded,

@@ -23,7 +23,7 @@ from autopar.formulate.tables import Decision, FloatArray, Forbidden, Slot, Tabl
 from autopar.ir.graph import Role
 
 LEVELS = frozenset(range(4))
-"""All there are (Rajbhandari et al., 2020): nothing, the update and its state, sums of gradients too, parameters too."""
+"""All there are (Rajbhandari et al., 2020): nothing, the update and its state, sums of gradients, parameters."""
 
 _GATHERS = (Slot.FORWARD_GATHER, Slot.BACKWARD_GATHER)
 

@@ -2,11 +2,21 @@
 
 from autopar.pins.apply import constrain
 from autopar.pins.check import broken
-from autopar.pins.files import load_pins, pins_from
+from autopar.pins.files import format_pins, load_pins, pins_from
 from autopar.pins.reading import pins_of
 from autopar.pins.records import BlockRecompute, Choices, Item, Pins
 from autopar.pins.space import Frame
 
 __all__ = [
-    "BlockRecompute", "Choices", "Frame", "Item", "Pins", "broken", "constrain", "load_pins", "pins_from", "pins_of",
-]  # fmt: skip
+    "BlockRecompute",
+    "Choices",
+    "Frame",
+    "Item",
+    "Pins",
+    "broken",
+    "constrain",
+    "format_pins",
+    "load_pins",
+    "pins_from",
+    "pins_of",
+]

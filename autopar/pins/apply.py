@@ -50,7 +50,9 @@ def constrain(
     axes = [axis.name for configuration in found for axis in configuration.mesh.axes]
     for name in (*pins.pin.within_node, *pins.forbid.within_node):
         if name not in axes:
-            raise PinError(f"within_node: there is no mesh axis {name!r}", hint=f"axes are {', '.join(sorted(set(axes)))}")
+            raise PinError(
+                f"within_node: there is no mesh axis {name!r}", hint=f"axes are {', '.join(sorted(set(axes)))}"
+            )
     own = Constraints(
         restrict=_placements(pins, found, graph, rules, batch),
         zero=LEVELS & frozenset(pins.pin.zero or LEVELS) - frozenset(pins.forbid.zero),

@@ -57,9 +57,20 @@ def pins_from(content: object, where: str = "pins") -> Pins:
         raise PinError(f"{where}: not a mapping", hint="write pin: and forbid:, each with decisions and their values")
     for name in content:
         if name not in SECTIONS:
-            raise PinError(f"{where}: {name!r} is neither pin nor forbid", hint=_nearest(str(name), (*SECTIONS, *_KEYS)))
+            raise PinError(
+                f"{where}: {name!r} is neither pin nor forbid", hint=_nearest(str(name), (*SECTIONS, *_KEYS))
+            )
     sections = {name: _choices(content.get(name), name, f"{where}, {name}") for name in SECTIONS}
     return Pins(sections["pin"], sections["forbid"])
+
+
+def format_pins(pins: Pins) -> str:
+    """Return pins as YAML.
+
+    Raises:
+        TacticError: If a tactic has a predicate, which has no text.
+    """
+    return yaml.safe_dump(pins.to_mapping(), default_flow_style=None, sort_keys=False, width=120)
 
 
 def _choices(given: object, section: str, where: str) -> Choices:
@@ -171,7 +182,9 @@ def _whole(least: int) -> Callable[[object, str], tuple[int, ...]]:
         numbers = _listed(value)
         for number in numbers:
             if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise PinError(f"{where}: {number!r} is not a whole number from {least} on", hint="give a number or a list")
+                raise PinError(
+                    f"{where}: {number!r} is not a whole number from {least} on", hint="give a number or a list"
+                )
         return tuple(dict.fromkeys(numbers))
 
     return read

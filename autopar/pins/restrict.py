@@ -68,9 +68,7 @@ class PlacementPins:
         return found
 
 
-def applied(
-    tactics: Sequence[Tactic], folded: Folded, rules: Rules, mesh: Mesh, batch: Mapping[str, int]
-) -> Undecided:
+def applied(tactics: Sequence[Tactic], folded: Folded, rules: Rules, mesh: Mesh, batch: Mapping[str, int]) -> Undecided:
     """Return what tactics leave undecided.
 
     Raises:
@@ -80,7 +78,7 @@ def applied(
     applier = Applier(state, batch)
     for number, tactic in enumerate(tactics):
         outcome = applier.apply(tactic, number)  # type: ignore[arg-type]  # files keep the others apart
-        if outcome.refused:
+        if outcome.refused and isinstance(tactic, Shard | Replicate):  # the others do what they can
             raise TacticError(str(outcome.refused[0]), hint="pin another dim, or another mesh")
     return Undecided(state, frozenset(range(len(mesh.axes))))
 

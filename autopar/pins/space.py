@@ -121,9 +121,7 @@ def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_no
                 yield Mesh.of(**pinned, **free)
 
 
-def _with_counts(
-    space: Iterator[Configuration], pin: Choices, frame: Frame
-) -> Iterator[Configuration]:
+def _with_counts(space: Iterator[Configuration], pin: Choices, frame: Frame) -> Iterator[Configuration]:
     """Yield the configurations of a space, and those with the microbatch counts that are pinned."""
     counts = [*pin.microbatches, *(frame.global_batch // size for size in pin.microbatch_size)]
     for configuration in space:

@@ -410,7 +410,9 @@ class Attempt:
         if self.best is not None and least_flow(per_block, chain, self.pipeline) >= self.best.objective:
             return
         memory = self._bytes(choice)
-        found = best_split(totals, memory, chain, self.pipeline, self.search.memory_limit, self._hop(choice), self.search.constraints)
+        found = best_split(
+            totals, memory, chain, self.pipeline, self.search.memory_limit, self._hop(choice), self.search.constraints
+        )
         if found is not None and (self.best is None or found[1].seconds < self.best.objective):
             self.best = Candidate(self.configuration, self.tables, choice, found[0], found[1])
 
