@@ -6,6 +6,7 @@ from pathlib import Path
 from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules, discover
+from autopar.errors import InfeasibleError
 from autopar.iopddl import save
 from autopar.pins import Pins
 from autopar.plan import Plan
@@ -15,8 +16,9 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
-from autopar.search.explain import explain_infeasible
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
+from autopar.sizing.explain import explain_infeasible
+from autopar.sizing.hope import Hope
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
 from autopar.verdict import conclude
 from autopar.workload import open_plan, open_workload
@@ -117,16 +119,21 @@ def plan_task(
     clock = PhaseClock(progress, task.phases)
     problems: dict[str, Problem] = {}
     with clock("search"):
+        hope = Hope(task, progress, should_stop)
         search = task.search(
             effort,
-            progress=progress,
-            should_stop=should_stop,
+            progress=hope.progress,
+            should_stop=hope.should_stop,
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
         )
         outcome = search.run(task.space)
+        hope.rescue(outcome)
     if not outcome.candidates and not outcome.stopped:
-        raise explain_infeasible(search, task.space)
-    plan = conclude(outcome, task, effort.solver, effort.top_k, clock)
+        raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop)
+    try:
+        plan = conclude(outcome, task, effort.solver, effort.top_k, clock)
+    except InfeasibleError:  # it fits by the formula, and not when simulated
+        raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop) from None
     if dump_problem is not None:
         save(problems[str(outcome.candidates[0].configuration)], dump_problem)
     return plan

@@ -86,7 +86,15 @@ class DataError(AutoparError, ValueError):
 
 
 class InfeasibleError(AutoparError, RuntimeError):
-    """No plan or choice fits; the message says what is missing where, the hint the cheapest way out."""
+    """No plan or choice fits; the message says what is missing where, the hint the cheapest way out.
+
+    Attributes:
+        report: Of a job, all that was found out, an `autopar.sizing.records.Infeasibility`; else None.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", report: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.report = report
 
 
 class InterruptedSearchError(AutoparError, RuntimeError):

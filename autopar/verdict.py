@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from autopar.cost import CostModel
-from autopar.errors import InfeasibleError, InterruptedSearchError
+from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
 from autopar.formulate.fold import Folded
 from autopar.formulate.step import model_flops
 from autopar.pins import broken
@@ -35,16 +35,21 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
 
     Raises:
         InfeasibleError: If there is no candidate, or none fits when simulated.
+        PinError: If no candidate keeps to the pins.
         InterruptedSearchError: If the search was stopped before the first.
     """
     if not outcome.candidates and outcome.stopped:
         why = "interrupted" if outcome.stopped == "interrupted" else f"stopped by the {outcome.stopped}"
         raise InterruptedSearchError(f"{why} before the first plan", hint="allow more time")
     with clock("simulate"):
+        astray: list[str] = []
         verified = (
-            _verify(assemble(candidate, task.workload.info(), task.job), task) for candidate in outcome.candidates
+            _verify(assemble(candidate, task.workload.info(), task.job), task, astray)
+            for candidate in outcome.candidates
         )
         plans = list(islice((plan for plan in verified if plan is not None), VERIFY * top_k))
+        if not plans and astray:
+            raise PinError(f"no plan that was found keeps to the pins: {astray[0]}", hint="pin something else")
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
         plans = _distinct(plans)
@@ -61,13 +66,16 @@ def _distinct(plans: list[Plan]) -> list[Plan]:
     return list(kept.values())
 
 
-def _verify(plan: Plan, task: Task) -> Plan | None:
-    """Return the plan with the simulator's verdict, or None if it exceeds the memory limit after all."""
+def _verify(plan: Plan, task: Task, astray: list[str]) -> Plan | None:
+    """Return the plan with the simulator's verdict; None if it exceeds the memory limit, or goes astray of the pins."""
     costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
     timeline = simulate(program, costs)
-    if timeline.peak_bytes > plan.job.memory_limit or broken(plan, task.pins, folded):
+    if timeline.peak_bytes > plan.job.memory_limit:
+        return None
+    if differs := broken(plan, task.pins, folded):
+        astray.extend(differs)
         return None
     return simulated(plan, timeline, folded, costs)
 

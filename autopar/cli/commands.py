@@ -37,6 +37,7 @@ from autopar.cli.predicting import predict
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
 from autopar.cli.validating import calibrate, validate
+from autopar.errors import InfeasibleError
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -136,14 +137,19 @@ def solve(
     from autopar.report import format_report
 
     with Interruption() as interruption, show_progress() as progress:
-        plan = api.solve(
-            model,
-            cache_dir=cache,
-            dump_problem=dump_problem,
-            progress=progress,
-            should_stop=interruption.requested,
-            **request,
-        )
+        try:
+            plan = api.solve(
+                model,
+                cache_dir=cache,
+                dump_problem=dump_problem,
+                progress=progress,
+                should_stop=interruption.requested,
+                **request,
+            )
+        except InfeasibleError as error:
+            if as_json:
+                echo_json({"error": "infeasible", "message": error.args[0], "infeasible": error.report})
+            raise
     if output is not None:
         _write_folder(plan, output, cache)
     click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
