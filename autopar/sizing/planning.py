@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.plan import Plan
-from autopar.progress import StopCallback, never, silent
+from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.outcome import Outcome
 from autopar.sizing.hope import Hope
 from autopar.task import Effort, PhaseClock, Task
@@ -24,7 +24,9 @@ class Found:
     outcome: Outcome
 
 
-def find_plan(task: Task, effort: Effort, *, should_stop: StopCallback = never) -> Found:
+def find_plan(
+    task: Task, effort: Effort, *, progress: ProgressCallback = silent, should_stop: StopCallback = never
+) -> Found:
     """Return the best plan of a task, without a word on why there is none.
 
     Raises:
@@ -32,7 +34,7 @@ def find_plan(task: Task, effort: Effort, *, should_stop: StopCallback = never) 
     """
     clock = PhaseClock(before=task.phases)
     with clock("search"):
-        hope = Hope(task, silent, should_stop)
+        hope = Hope(task, progress, should_stop)
         outcome = task.search(effort, progress=hope.progress, should_stop=hope.should_stop).run(task.space)
         hope.rescue(outcome, late=True)
     try:
