@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autopar.api import rules, simulate_plan, solve
     from autopar.degrees import Degrees
+    from autopar.display import show_progress
     from autopar.frameworks import export
     from autopar.partitioning import partition
     from autopar.pins import Choices, Pins
@@ -25,6 +26,7 @@ __all__ = [
     "partition",
     "predict",
     "rules",
+    "show_progress",
     "simulate_plan",
     "solve",
 ]
@@ -37,6 +39,7 @@ _HOMES = {
     "partition": "autopar.partitioning",
     "predict": "autopar.prediction",
     "export": "autopar.frameworks",
+    "show_progress": "autopar.display",
     "from_torch": "autopar.torch_export",
     "Degrees": "autopar.degrees",
     "Choices": "autopar.pins",

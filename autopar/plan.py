@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,10 +18,15 @@ from autopar.errors import PlanError
 from autopar.recompute import Recompute, parse_recompute
 from autopar.sharding import Axis, Mesh
 
+if TYPE_CHECKING:  # what the methods for notebooks return
+    import pandas
+
+    from autopar.simulate.timeline import Timeline
+
 PLAN_VERSION = 2
 """The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
 
-_OMITTED = ("variant", "variants")
+_OMITTED = ("variant", "variants", "offload")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -35,6 +40,7 @@ class ModelInfo:
         sha256: Hash of the model file; for zoo models of the serialised graph.
         num_parameters: Trained elements.
         dims: Dynamic dims that were bound by the user.
+        tokens: Tokens of one sample; 0 if the model does not read tokens.
     """
 
     name: str
@@ -42,6 +48,7 @@ class ModelInfo:
     sha256: str
     num_parameters: int
     dims: tuple[tuple[str, int], ...] = ()
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +214,19 @@ class StagePlan:
             ranges, interleaved stage i has those of stage i - p, and of 2p stages in the shape of a V stages i and
             2p - 1 - i have the same.
         recompute: "none", "selective" (the ops that `BlockPlan.selective` names run again) or "full" (only block
-            inputs are kept, the forward runs again) for all its blocks; or runs of blocks, "full*4 none*2".
+            inputs are kept, the forward runs again) for all its blocks, or "offload" (what is kept lies in host memory
+            between the passes); or runs of blocks, "full*4 none*2".
         variant: Which mesh and placements it has: 0 for `Plan.mesh` and `Plan.blocks`, i > 0 for
             `Plan.variants[i - 1]`.
+        offload: What lies in host memory between steps: "" for nothing, "optimizer" for the state of the optimizer
+            (moments and master copies), which passes over the host link in the update.
     """
 
     blocks: tuple[int, int]
     devices: tuple[int, int]
     recompute: str
     variant: int = 0
+    offload: str = ""
 
     @property
     def flavours(self) -> tuple[Recompute, ...]:
@@ -266,6 +277,8 @@ class Simulated:
         bubble_seconds: Idle time of that stage.
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
+        parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
+        error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
     """
 
     step_seconds: float
@@ -275,6 +288,8 @@ class Simulated:
     bubble_seconds: float
     mfu: float
     stages: tuple[StageMemory, ...]
+    parts: tuple[tuple[str, float], ...] = ()
+    error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +351,15 @@ class SearchReport:
     def gap(self) -> float:
         """How much lower than the objective the optimum can be, relative to the objective."""
         return max(0.0, 1.0 - self.bound / self.objective) if self.objective > 0 else 0.0
+
+
+class Text(str):
+    """Text that an interactive session shows as it is, not as a quoted string."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,6 +505,25 @@ class Plan:
         exported: Exported = import_module("autopar.frameworks").export(self, to, model=model, cache_dir=cache_dir)
         return exported
 
+    def explain(self, *, ops: bool = False) -> "Text":
+        """Return the explanation of the plan, which a notebook shows as text; see `autopar.report.format_explain`."""
+        return Text(import_module("autopar.report").format_explain(self, ops=ops))
+
+    def timeline(self, *, model: str | Path | None = None, cache_dir: Path | None = None) -> "Timeline":
+        """Return one simulated step with its bars and memory over time; see `autopar.simulate_plan`."""
+        timeline: Timeline = import_module("autopar.api").simulate_plan(self, model=model, cache_dir=cache_dir)
+        return timeline
+
+    def to_dataframe(self, what: str = "stages") -> "pandas.DataFrame":
+        """Return a part of the plan as a table; see `autopar.report.notebook.to_dataframe`."""
+        frame: pandas.DataFrame = import_module("autopar.report.notebook").to_dataframe(self, what)
+        return frame
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the plan."""
+        html: str = import_module("autopar.report.notebook").to_html(self)
+        return html
+
     def without_alternatives(self) -> "Plan":
         """Return the plan alone, as it stands in another plan's list of alternatives."""
         return replace(self, alternatives=(), search=None)
@@ -512,6 +555,12 @@ def check_variants(plan: Plan) -> None:
             raise PlanError(
                 f"stage {number} has blocks of kind {min(missing)}, which its variant {stage.variant} does not place",
                 hint=hint,
+            )
+        others = {other.variant for other in plan.stages if other.devices == stage.devices}
+        if len(others) > 1:
+            raise PlanError(
+                f"stage {number} has other placements than a stage it takes turns with on devices {stage.devices}",
+                hint="give stages on the same devices the same variant",
             )
     unused = set(range(len(variants))) - {stage.variant for stage in plan.stages}
     if unused:

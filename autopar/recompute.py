@@ -14,12 +14,21 @@ class Recompute(StrEnum):
     """What a block keeps, from most to least.
 
     `NONE` all that its backward reads; `SELECTIVE` what is dear to compute again: ops that are cheap for the bytes they
-    leave behind run again before the backward; `FULL` what arrives: the whole forward runs again.
+    leave behind run again before the backward; `FULL` what arrives: the whole forward runs again. `OFFLOAD` keeps what
+    `NONE` does, but in host memory: it goes there during the forward and comes back before the backward.
     """
 
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
+    OFFLOAD = "offload"
+
+
+ON_DEVICE = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+"""Flavours that need no host memory, from fastest to slowest."""
+
+FLAVOURS = "none, offload, selective or full"
+"""All of them, as errors name them."""
 
 
 def parse_recompute(text: str, num_blocks: int) -> tuple[Recompute, ...]:
@@ -37,7 +46,7 @@ def parse_recompute(text: str, num_blocks: int) -> tuple[Recompute, ...]:
         if name not in set(Recompute) or (star and not count.isdecimal()):
             raise PlanError(
                 f"{run!r} in {text!r} is no recompute of a stage",
-                hint="it is none, selective or full, or runs of blocks such as 'full*4 none*2'",
+                hint=f"it is {FLAVOURS}, or runs of blocks such as 'full*4 none*2'",
             )
         flavours += [Recompute(name)] * (int(count) if star else num_blocks)
     if len(flavours) != num_blocks:

@@ -16,6 +16,7 @@ from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.search.assemble import assemble
 from autopar.search.outcome import Outcome
+from autopar.search.parts import step_parts
 from autopar.search.space import describe
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
@@ -98,6 +99,8 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
                 StageMemory(stage.memory.bytes, {str(c): amount for c, amount in stage.memory.breakdown if amount})
                 for stage in timeline.stages
             ),
+            parts=step_parts(plan, timeline, folded),
+            error=timeline.error,
         ),
     )
 

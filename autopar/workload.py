@@ -139,7 +139,14 @@ class Workload:
         """Return what a plan records of the model."""
         graph = next(iter(self._folded.values())).graph
         dims = tuple(sorted((name, int(value)) for name, value in self.dims.items()))
-        return ModelInfo(graph.name, self.source, graph.metadata["sha256"], graph.num_parameters, dims)
+        sha256 = graph.metadata["sha256"]
+        return ModelInfo(graph.name, self.source, sha256, graph.num_parameters, dims, _tokens(graph))
+
+
+def _tokens(graph: Graph) -> int:
+    """Return the tokens of one sample: the positions of its integer data of shape (samples, positions)."""
+    shapes = [graph.values[name].shape for name in graph.inputs if not graph.values[name].is_float]
+    return max((shape[1] for shape in shapes if len(shape) == 2), default=0)
 
 
 def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | None = None) -> Workload:

@@ -22,13 +22,13 @@ from autopar.formulate.tables import Tables, build_tables
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
 from autopar.onnx import load
-from autopar.plan import Job, ModelInfo, Plan
+from autopar.plan import BlockPlan, Job, ModelInfo, Plan
 from autopar.problem import Choice, Problem
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import never, silent
-from autopar.recompute import Recompute, format_recompute
+from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.runtime import StepResult, run_step
 from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble
@@ -118,28 +118,34 @@ def random_plan(
     count, blocks = configuration.num_stages, folded.num_blocks
     cuts = [0, *sorted(rng.choice(np.arange(1, blocks), count - 1, replace=False).tolist()), blocks]
     ranges = tuple((cuts[i], cuts[i + 1]) for i in range(count))
-    flavours = list(Recompute) if train else [Recompute.NONE]
+    flavours = list(ON_DEVICE) if train else [Recompute.NONE]
     split = Split(ranges, tuple(flavours[number] for number in rng.integers(0, len(flavours), count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds)
-    plan = _any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
+    plan = any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
     return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
 
 
-def _any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:
+def any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:
     """Return a plan in which selective recompute runs any ops again, and sometimes every block has its own flavour."""
-    blocks = []
-    for block in plan.blocks:
-        names = [op.name for op in folded.kinds[block.kind].ops if is_forward(op)]
-        share = rng.choice([0.3, 0.8])
-        blocks.append(replace(block, selective=tuple(name for name in names if rng.random() < share)))
+
+    def any_selective(blocks: tuple[BlockPlan, ...]) -> tuple[BlockPlan, ...]:
+        found = []
+        for block in blocks:
+            names = [op.name for op in folded.kinds[block.kind].ops if is_forward(op)]
+            share = rng.choice([0.3, 0.8])
+            found.append(replace(block, selective=tuple(name for name in names if rng.random() < share)))
+        return tuple(found)
+
+    blocks = any_selective(plan.blocks)
+    variants = tuple(replace(variant, blocks=any_selective(variant.blocks)) for variant in plan.variants)
     stages = []
     for stage in plan.stages:
         flavours = stage.flavours
         if set(flavours) != {Recompute.NONE} and rng.random() < 0.3:
-            flavours = tuple(list(Recompute)[number] for number in rng.integers(0, 3, len(flavours)))
+            flavours = tuple(ON_DEVICE[number] for number in rng.integers(0, 3, len(flavours)))
         stages.append(replace(stage, recompute=format_recompute(flavours)))
-    return replace(plan, blocks=tuple(blocks), stages=tuple(stages))
+    return replace(plan, blocks=blocks, stages=tuple(stages), variants=variants)
 
 
 def solved_plan(
@@ -174,7 +180,7 @@ def solved_candidate(
         global_batch=batch,
         memory_limit=limit,
         keep=1,
-        time_limit=10.0,
+        time_limit=120.0,
         progress=silent,
         should_stop=never,
     )

@@ -16,7 +16,7 @@ from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.problem import Problem
 from autopar.program.lower import lower_blocks
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import range_bytes
@@ -100,13 +100,13 @@ def ranges_of(memory: BlockBytes, chain: tuple[int, ...]) -> RangeBytes:
     """Return what every range of blocks holds if blocks add up as the placement problem counts them."""
     num_blocks = len(chain)
     resident = np.zeros((num_blocks, num_blocks + 1))
-    kept = {flavour: np.zeros_like(resident) for flavour in Recompute}
-    running = {flavour: np.zeros_like(resident) for flavour in Recompute}
+    kept = {flavour: np.zeros_like(resident) for flavour in memory.kept}
+    running = {flavour: np.zeros_like(resident) for flavour in memory.kept}
     for start in range(num_blocks):
         for stop in range(start + 1, num_blocks + 1):
             counts = np.bincount(np.asarray(chain[start:stop]), minlength=len(memory.resident))
             resident[start, stop] = counts @ memory.resident + memory.buffers
-            for flavour in Recompute:
+            for flavour in memory.kept:
                 kept[flavour][start, stop] = counts @ memory.kept[flavour]
                 one = memory.stage_bytes(counts, 1, flavour)
                 running[flavour][start, stop] = one - resident[start, stop]
@@ -129,7 +129,7 @@ def best_by_enumeration(
     for ranges in splits(len(chain), pipeline.num_stages):
         redo = []
         for stage in range(len(ranges)):
-            for recompute in Recompute if trains else (Recompute.NONE,):
+            for recompute in ON_DEVICE if trains else (Recompute.NONE,):
                 split = Split(ranges, tuple(recompute for _ in ranges))
                 if stage_peak(memory, pipeline, split, stage) <= limit:
                     redo.append(recompute)

@@ -42,13 +42,22 @@ def _simulated(step: float, bubble: float, activations: float) -> Simulated:
         bubble_seconds=bubble,
         mfu=0.42,
         stages=(_memory(2 * GB, activations), _memory(2.5 * GB, activations / 2)),
+        parts=(
+            ("compute", 0.7),
+            ("recompute", 0.08),
+            ("tp communication", 0.1),
+            ("dp communication", step - 0.9 - bubble),
+            ("bubble", bubble),
+            ("optimizer", 0.02),
+        ),
+        error=0.043,
     )
 
 
 def two_stage_plan() -> Plan:
     """Return a training plan of 2 stages × (dp=2 × tp=2) with one runner-up; 2 of its 4 blocks are equal."""
     plan = Plan(
-        model=ModelInfo("tiny", "zoo:tiny", "00", 1_000_000_000),
+        model=ModelInfo("tiny", "zoo:tiny", "00", 1_000_000_000, tokens=1024),
         job=Job("train", 8, 64, 72 * GB, PRESETS["h100"].to_dict()),
         summary="dp=2 × tp=2 × pp=2, 1F1B, 4 microbatches of 16, no recompute",
         mesh=(Axis("dp", 2, 2), Axis("tp", 2, 1)),

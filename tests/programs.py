@@ -28,7 +28,7 @@ from autopar.program.records import (
     defines,
     reads,
 )
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Axis, Mesh, Partial, Replicate, Shard
 from autopar.simulate.layout import Shapes
@@ -366,7 +366,7 @@ def programs(draw: st.DrawFn) -> Program:
                 (index * mesh.size, (index + 1) * mesh.size),
                 mesh,
                 tuple(kinds[start : start + length]),
-                tuple(draw(st.sampled_from(Recompute if trains else [Recompute.NONE])) for _ in range(length)),
+                tuple(draw(st.sampled_from(ON_DEVICE if trains else [Recompute.NONE])) for _ in range(length)),
                 (Resident(Category.PARAMETERS, 7.0), Resident(Category.OPTIMIZER, 12.0)),
             )
         )

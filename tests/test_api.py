@@ -133,6 +133,13 @@ def test_simulating_a_file_gives_what_solving_gave(plan: Plan, tmp_path: Path) -
     assert [stage.memory.bytes for stage in timeline.stages] == [stage.peak for stage in plan.simulated.stages]
 
 
+def test_the_parts_of_a_plan_are_its_step(plan: Plan) -> None:
+    assert plan.simulated is not None
+
+    assert sum(seconds for _, seconds in plan.simulated.parts) == pytest.approx(plan.simulated.step_seconds)
+    assert {"compute", "optimizer"} <= dict(plan.simulated.parts).keys()
+
+
 def test_a_plan_is_simulated_under_the_stack_it_was_made_for(tmp_path: Path) -> None:
     """And under another one if asked; a plan for the default stack remembers none."""
     slow = Stack("slow", scalars=(("gemm_efficiency", 0.5), ("memory_traffic", 3.0)))

@@ -18,9 +18,9 @@ import pytest
 import autopar
 from autopar import report
 from autopar.cli import main
-from autopar.cli.display import LogProgress, show_progress
 from autopar.cli.interruption import Interruption
 from autopar.cluster import PRESETS, cluster_from_dict
+from autopar.display import LogProgress, show_progress
 from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError, ModelError
 from autopar.plan import Plan
 from autopar.program.records import Category

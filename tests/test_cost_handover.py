@@ -131,12 +131,20 @@ def test_what_goes_far_leaves_the_node_too() -> None:
     assert seconds == max(costs.send_seconds(2 * half, 1), costs.send_seconds(2 * half, 2))
 
 
-def test_terms_are_refused() -> None:
-    """They would have to be added up by somebody."""
+def test_terms_of_a_sum_are_spread_over_the_terms_of_the_next_stage() -> None:
+    """Four terms become two: those of even numbers one, the others the other; or one for everybody."""
+    four, two = Mesh.of(dp=4), Mesh.of(dp=2)
+
+    assert _counts("P", "P", (four, two)) == {(0, 4): 64, (2, 4): 64, (1, 5): 64, (3, 5): 64}
+    assert _counts("P", "S(0)", (two, two)) == {(i, 2 + j): 32 for i in range(2) for j in range(2)}
+    assert _counts("P", "P", (two, four)) == {(0, 2): 64, (1, 3): 64}  # devices 4 and 5 have zeros
+
+
+def test_other_terms_are_refused() -> None:
     mesh = Mesh.of(tp=2)
 
-    with pytest.raises(ShardingError, match="cannot be handed to another mesh: it is there as terms"):
-        pieces((4, 4), Holding(0, mesh, parse_placements("P")), Holding(2, mesh, parse_placements("R")), H100)
+    with pytest.raises(ShardingError, match="its terms are put together by max"):
+        pieces((4, 4), Holding(0, mesh, parse_placements("P(max)")), Holding(2, mesh, parse_placements("R")), H100)
 
 
 MIXED = Cluster.mixed(

@@ -14,7 +14,7 @@ from autopar.formulate.memory import BlockBytes, FloatArray, RangeBytes
 from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Slot, build_tables
 from autopar.formulate.weights import busiest_share, kind_weights, problem, weights
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from tests.formulations import (
     COSTS,
     best_by_enumeration,
@@ -177,7 +177,7 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, RangeBytes, tuple[int, ...], P
     amounts = rng.integers(0, 5, (5, kinds)).astype(np.float64)
     kept = (amounts[1] + amounts[2] + amounts[3], amounts[1] + amounts[2], amounts[1])
     remade = (np.zeros(kinds), amounts[3], amounts[2] + amounts[3])
-    by_flavour = dict(zip(Recompute, kept, strict=True)), dict(zip(Recompute, remade, strict=True))
+    by_flavour = dict(zip(ON_DEVICE, kept, strict=True)), dict(zip(ON_DEVICE, remade, strict=True))
     memory = ranges_of(BlockBytes(amounts[0], by_flavour[0], by_flavour[1], amounts[4], 1.0), chain)
     overlap = draw(st.sampled_from([Overlap(), Overlap(1.25, 0.0), Overlap(1.5, 0.25)]))
     if overlap != Overlap():
@@ -362,7 +362,7 @@ def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price:
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(len(ranges)))
             seconds = step_time(totals, chain, pipeline, split, hop=0.0).seconds
             values = []
-            for flavour in Recompute:
+            for flavour in ON_DEVICE:
                 again = [flavour if kind.id == main else NONE for kind in kinds]
                 keeps = [flavour if kind.id == main else Recompute.FULL for kind in kinds]
                 mean = mean_bytes(found, pipeline, limit, keeps)

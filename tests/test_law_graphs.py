@@ -27,7 +27,7 @@ MORE_MESHES = (Mesh.of(inner=3), Mesh.of(inner=8), Mesh.of(outer=4, inner=2), Me
 STEPS = 3
 
 
-def _data(graph: Graph, classes: int, count: int) -> list[dict[str, Array]]:
+def data_of(graph: Graph, classes: int, count: int) -> list[dict[str, Array]]:
     """Return random data for each microbatch."""
     rng = np.random.default_rng(count)
     microbatches = []
@@ -43,7 +43,7 @@ def _data(graph: Graph, classes: int, count: int) -> list[dict[str, Array]]:
     return microbatches
 
 
-def _states(graph: Graph, given_states: Mapping[str, Array]) -> dict[str, Array]:
+def states_of(graph: Graph, given_states: Mapping[str, Array]) -> dict[str, Array]:
     """Return parameters as given, empty gradient buffers, and moments above 0."""
     rng = np.random.default_rng(0)
     states = {}
@@ -66,7 +66,7 @@ def check_random_plan(
     graph = training_step(find_blocks(model.graph), loss=model.loss)
     rules = discover(graph, cache_dir=cache_dir)
     execution = Execution.of_graph(
-        graph, _data(graph, model.classes, num_microbatches), _states(graph, model.states), steps=STEPS
+        graph, data_of(graph, model.classes, num_microbatches), states_of(graph, model.states), steps=STEPS
     )
     stages = min(num_stages, execution.folded.num_blocks)
     configuration = Configuration(stages, mesh, num_microbatches, schedule)

@@ -17,7 +17,7 @@ from autopar.formulate.step import Pipeline
 from autopar.prediction import Prediction, Predictor
 from autopar.program.lower import lower, lower_blocks
 from autopar.program.records import Category
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE
 from autopar.simulate import simulate
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.ranges import range_bytes
@@ -27,7 +27,7 @@ from tests.test_runtime import SPACE
 
 A100 = load_cluster("a100")
 UNFUSED = Stack("unfused", attention="unfused")
-NONE, SELECTIVE, FULL = Recompute
+NONE, SELECTIVE, FULL = ON_DEVICE
 
 SMALL = {"num_layers": 8, "hidden": 16, "heads": 4, "seq": 8, "vocab": 32}
 LAYER = 12 * 16**2 + 13 * 16  # parameters of a layer of it, biases included
@@ -182,7 +182,7 @@ def test_selective_recompute_drops_the_scores_of_unfused_attention(cache_dir: Pa
     model = predictor("gpt2", cache_dir, **WIDE)
     kept, seconds = {}, {}
     for stack in (Stack("fused"), UNFUSED):
-        for flavour in Recompute:
+        for flavour in ON_DEVICE:
             degrees = Degrees(microbatch=4, global_batch=4, recompute=str(flavour))
             found = model.predict(degrees, A100, stack)
             stage = found.program.stages[0]
@@ -208,7 +208,7 @@ def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, c
     pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
     ranges = range_bytes(lowered, folded, trains=True)
 
-    for flavour in Recompute:
+    for flavour in ON_DEVICE:
         stages = tuple(replace(stage, recompute=str(flavour)) for stage in plan.stages)
         timeline = simulate(lower(replace(plan, stages=stages), folded, COSTS), COSTS)
         for index, (stage, found) in enumerate(zip(stages, timeline.stages, strict=True)):

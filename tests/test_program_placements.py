@@ -177,30 +177,6 @@ def test_unlawful_placements_are_refused(name: str) -> None:
         verify_program(_forward(*instructions))
 
 
-def test_stages_of_other_meshes_may_lie_differently_but_agree_on_the_tensor() -> None:
-    """What one stage has split over dp=2 the next has split over tp=4; terms and other shapes cannot cross."""
-
-    def program(sent: Operand, received: Operand) -> Program:
-        meshes = (Mesh.of(dp=2), Mesh.of(tp=4))
-        made = _op("g", (), Operand("g", (), 0.0, (R,)))
-        segments = (
-            Segment(0, FORWARD, (), (), (_op("f", (), sent),), outputs=(sent,)),
-            Segment(1, FORWARD, (received,), (), (made,)),
-        )
-        stages = (
-            StageProgram(0, (0, 2), meshes[0], (0,), (Recompute.NONE,), ()),
-            StageProgram(1, (2, 6), meshes[1], (1,), (Recompute.NONE,), ()),
-        )
-        return Program(stages, segments, "forward-only", 1)
-
-    half, quarter = Operand("y", (4, 12), 0.0, (Shard(0),)), Operand("x", (8, 3), 0.0, (Shard(1),))
-
-    verify_program(program(half, quarter))
-    for other in (replace(quarter, shape=(8, 12)), replace(quarter, shape=(8, 12), placements=(Partial(),))):
-        with pytest.raises(ProgramError, match="disagree in forward"):
-            verify_program(program(half, other))
-
-
 # Persistent tensors.
 
 STATE, SUM = _value("w", (8, 12), "RR"), _value("w.sum", (8, 12), "PR")

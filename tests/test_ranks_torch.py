@@ -11,7 +11,7 @@ import pytest
 
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import interleave
@@ -29,7 +29,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rules")
 
 
-NONE, SELECTIVE, FULL = Recompute
+NONE, SELECTIVE, FULL = ON_DEVICE
 
 
 @pytest.mark.parametrize(

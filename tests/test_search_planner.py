@@ -6,15 +6,15 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from autopar.search.explain import explain_infeasible
 
 from autopar.api import plan_task
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables, build_tables
 from autopar.formulate.weights import problem, weights
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.attempt import Attempt
-from autopar.search.explain import explain_infeasible
 from autopar.search.floor import floor
 from autopar.search.grid import grid_search
 from autopar.search.outcome import Outcome
@@ -124,7 +124,7 @@ def test_the_bound_is_below_plans_nobody_looked_for(memory: float | None) -> Non
         for _ in range(4):
             totals, bytes_of = found.block_seconds(choice), lowered_bytes(found, choice)
             for ranges in splits(len(chain), pipeline.num_stages):
-                redo = tuple(list(Recompute)[number] for number in rng.integers(3, size=len(ranges)))
+                redo = tuple(ON_DEVICE[number] for number in rng.integers(3, size=len(ranges)))
                 split = Split(ranges, redo)
                 peaks = [stage_peak(bytes_of, pipeline, split, stage) for stage in range(len(ranges))]
                 if max(peaks) <= task.job.memory_limit:

@@ -262,7 +262,27 @@ def _renamed(program: Program) -> Program:
 def test_names_do_not_matter(program: Program) -> None:
     costs = ExactCosts(latency=1.0)
 
-    assert simulate(_renamed(program), costs) == simulate(program, costs)
+    renamed, timeline = simulate(_renamed(program), costs), simulate(program, costs)
+
+    assert _by_axes_of(renamed, "~") == timeline
+
+
+def _by_axes_of(timeline: Timeline, suffix: str) -> Timeline:
+    """Return a timeline with a suffix taken off the names of its axes."""
+    stages = (
+        replace(stage, axis_seconds=tuple((axis.removesuffix(suffix), t) for axis, t in stage.axis_seconds))
+        for stage in timeline.stages
+    )
+    return replace(timeline, stages=tuple(stages))
+
+
+@given(program=programs())
+def test_what_compute_waits_for_adds_up_by_axis(program: Program) -> None:
+    timeline = simulate(program, ExactCosts(latency=1.0))
+
+    for stage in timeline.stages:
+        assert sum(seconds for _, seconds in stage.axis_seconds) == pytest.approx(stage.collective_seconds)
+        assert 0 <= stage.again_seconds <= stage.compute_seconds
 
 
 @given(program=programs(), better=st.sampled_from(["bandwidth", "speed", "latency"]))

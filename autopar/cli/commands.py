@@ -14,7 +14,6 @@ import click
 from autopar import __version__
 from autopar.cli.codes import ExitCode
 from autopar.cli.completion import complete_model, completion
-from autopar.cli.display import show_progress
 from autopar.cli.doctor import doctor
 from autopar.cli.exporting import export, import_config
 from autopar.cli.files import prepare_file, prepare_folder
@@ -37,6 +36,7 @@ from autopar.cli.predicting import predict
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
 from autopar.cli.validating import calibrate, validate
+from autopar.display import show_progress
 from autopar.errors import InfeasibleError
 from autopar.units import format_bytes
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 
 from autopar.cli.codes import ExitCode
-from autopar.cli.display import show_progress
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
 from autopar.cli.options import cache_options, file_path, json_option, positive_whole, resolve_cache_dir
+from autopar.display import show_progress
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from autopar.cluster.host import Host
 from autopar.cluster.links import Link, Nics, Tuning
 from autopar.cluster.presets import PRESETS
 from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
@@ -74,6 +75,17 @@ class _LinkFile(_File, frozen=True):
     wraps: int = 4
 
 
+class _HostFile(_File, frozen=True):
+    tier: str
+    memory: _Quantity
+    to_host: _Quantity
+    to_device: _Quantity
+    devices: int | None = None
+    latency: _Quantity = "10 us"
+    sharing: int = 1
+    full_duplex: bool = True
+
+
 class _DomainFile(_File, frozen=True):
     devices: int
     link: _LinkFile
@@ -93,6 +105,7 @@ class _ClusterFile(_File, frozen=True):
     domains: tuple[_DomainFile, ...] = ()
     groups: tuple[_GroupFile, ...] = ()
     between: _LinkFile | None = None
+    host: _HostFile | None = None
 
 
 def _quantity(field: str, text: _Quantity, unit: str) -> float:
@@ -159,6 +172,19 @@ def _link(field: str, data: _LinkFile, devices_per_node: int) -> Link:
     )
 
 
+def _host(field: str, data: _HostFile, devices_per_node: int) -> Host:
+    return Host(
+        tier=data.tier,
+        memory=_quantity(f"{field}.memory", data.memory, "B"),
+        devices=devices_per_node if data.devices is None else data.devices,
+        to_host=_quantity(f"{field}.to_host", data.to_host, "B/s"),
+        to_device=_quantity(f"{field}.to_device", data.to_device, "B/s"),
+        latency=_quantity(f"{field}.latency", data.latency, "s"),
+        sharing=data.sharing,
+        full_duplex=data.full_duplex,
+    )
+
+
 def _device(field: str, device: _DeviceFile) -> Device:
     return Device(
         name=device.name,
@@ -199,12 +225,13 @@ def _cluster(prefix: str, data: _ClusterFile) -> Cluster:
             Domain(domain.devices, _link(f"{prefix}domains[{index}].link", domain.link, domain.devices))
             for index, domain in enumerate(data.domains)
         ),
+        host=None if data.host is None else _host(f"{prefix}host", data.host, count),
     )
 
 
 def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
     hint = "a cluster with groups has name, groups and between; the nodes are described in each group's cluster"
-    for field in ("devices_per_node", "device", "intra", "inter"):
+    for field in ("devices_per_node", "device", "intra", "inter", "host"):
         if getattr(data, field) is not None:
             raise ClusterError(f"{prefix}{field}: the cluster has groups", hint=hint)
     if data.domains:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.cluster import networks
+from autopar.cluster.hosts import host_of_preset
 from autopar.cluster.links import Link
 from autopar.cluster.networks import Known
 from autopar.cluster.records import Cluster, Device, Domain
@@ -180,7 +181,7 @@ def _tpus(
 _EDR, _HDR, _NDR = "InfiniBand EDR", "InfiniBand HDR", "InfiniBand NDR"
 _A100_CLUSTER = _nodes("a100", _A100_80, networks.NVLINK3, networks.nics(_HDR, 8, 200, 8))
 
-PRESETS: Mapping[str, Cluster] = {
+_WITHOUT_HOSTS = {
     "a100": _A100_CLUSTER,
     "a100-80": _A100_CLUSTER,
     "a100-40": _nodes("a100-40", _A100_40, networks.NVLINK3, networks.nics(_HDR, 8, 200, 8)),
@@ -219,13 +220,15 @@ PRESETS: Mapping[str, Cluster] = {
     "tpu-v6e": _tpus("tpu-v6e", _TPU_V6E, "ICI v6e", (16, 16), (800, 100), 16),
     "tpu-v7x": _tpus("tpu-v7x", _TPU_V7X, "ICI v7x", (16, 16, 36), (1200, 100), 4),
 }
+_WITH_HOSTS = {name: replace(cluster, host=host_of_preset(name).host) for name, cluster in _WITHOUT_HOSTS.items()}
+PRESETS: Mapping[str, Cluster] = {**_WITH_HOSTS, "a100-80": _WITH_HOSTS["a100"]}
 
 
 def sources(cluster: Cluster) -> dict[str, str]:
     """Return where the constants of a cluster come from by field of its file, as far as they are those of a preset.
 
     >>> sorted(sources(PRESETS["h100"])), sources(replace(PRESETS["h100"], intra=Link("mine", 1e9, 1e-6)))["intra"]
-    (['device', 'inter', 'intra'], 'stated by the user')
+    (['device', 'host', 'inter', 'intra'], 'stated by the user')
     """
     found = {"device": next((text for device, text in _DEVICES if device == cluster.device), USER)}
     links = {"intra": cluster.intra, "inter": cluster.inter}
@@ -235,6 +238,11 @@ def sources(cluster: Cluster) -> dict[str, str]:
     for field, link in links.items():
         plain = replace(link, torus=())
         found[field] = next((text for other, text in known if replace(other, torus=()) == plain), USER)
+    if cluster.host is not None:
+        named = PRESETS.get(cluster.name)
+        names = [cluster.name] if named is not None and named.host == cluster.host else list(PRESETS)
+        hosts = [host_of_preset(name) for name in names]
+        found["host"] = next((known.source for known in hosts if known.host == cluster.host), USER)
     return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cluster.checks import require_positive, require_share, require_whole
+from autopar.cluster.host import Host, weakest_host
 from autopar.cluster.links import Link
 from autopar.errors import ClusterError
 from autopar.units import format_quantity
@@ -156,6 +157,7 @@ class Cluster:
         domains: Wider domains of nodes, the narrowest first, if nodes do not all reach each other alike.
         groups: Different nodes in the order of their devices; none if all nodes are equal.
         between: Link between groups; None if there are none.
+        host: The memory beside the devices and the link to it; None if unknown, and then nothing can be offloaded.
     """
 
     name: str
@@ -166,6 +168,7 @@ class Cluster:
     domains: tuple[Domain, ...] = ()
     groups: tuple[NodeGroup, ...] = ()
     between: Link | None = None
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         owner = f"cluster {self.name!r}"
@@ -217,6 +220,7 @@ class Cluster:
         members = [group.cluster for group in groups]
         if any(member.domains for member in members):
             raise ClusterError(f"cluster {name!r}: a group has domains", hint="groups have an intra and an inter link")
+        hosts = [member.host for member in members if member.host is not None]
         return cls(
             name,
             _weakest_device(name, [member.device for member in members]),
@@ -225,6 +229,7 @@ class Cluster:
             _slowest([*(member.inter for member in members), between]),
             groups=groups,
             between=between,
+            host=weakest_host(hosts) if len(hosts) == len(members) else None,
         )
 
     @property
@@ -241,6 +246,25 @@ class Cluster:
             end += group.devices
             spans.append((end, group.cluster))
         return tuple(spans)
+
+    def known_host(self) -> Host:
+        """Return the host of a device.
+
+        Raises:
+            ClusterError: If the cluster does not say.
+        """
+        if self.host is None:
+            raise ClusterError(
+                f"cluster {self.name!r} does not say how its devices reach host memory: nothing can be offloaded",
+                hint="give it a host with tier, memory, devices, to_host and to_device, or offload nothing",
+            )
+        return self.host
+
+    def host_start(self, device: int) -> int:
+        """Return the first device of the host of a device."""
+        start = self._start(device) if self.groups else 0
+        devices = self.group_of(device).known_host().devices
+        return start + (device - start) // devices * devices
 
     def group_of(self, device: int) -> "Cluster":
         """Return the group of equal nodes that a device lies in; the cluster itself if all nodes are equal.
@@ -395,6 +419,8 @@ class Cluster:
         }
         if self.domains:
             data["domains"] = [domain.to_dict() for domain in self.domains]
+        if self.host is not None:
+            data["host"] = self.host.to_dict()
         return data
 
 

@@ -5,6 +5,9 @@ block in pieces: the boxes in which that block meets the blocks of the sending s
 sending block. The nearest of them sends (inside the node before between nodes), and receivers that are equally near to
 the same ones take turns, so that the load is spread.
 
+A value may leave as terms of a sum, and arrive as such: of k terms, the devices that hold term j of l add up those
+whose number leaves the remainder j when divided by l. Devices that get nothing so have zeros.
+
 All pieces of a hand-over leave together. On the tiers of the network they do not wait for each other, and a device
 sends while it receives, so that the fullest device of the slowest tier sets the time:
 
@@ -17,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -36,7 +40,7 @@ class Holding:
     Attributes:
         first: Number of its first device.
         mesh: Its devices.
-        placements: Where the value lies on them; no terms.
+        placements: Where the value lies on them; terms are those of a sum.
     """
 
     first: int
@@ -103,38 +107,49 @@ class Division:
         parts: Per dim.
         chunks: Per dim.
         indices: (devices, dims) part of each device.
+        num_terms: Terms whose sum is the value.
+        terms: (devices,) term of each device.
     """
 
     shape: tuple[int, ...]
     parts: tuple[int, ...]
     chunks: tuple[int, ...]
     indices: IntArray
+    num_terms: int
+    terms: IntArray
 
     @classmethod
     def of(cls, shape: tuple[int, ...], holding: Holding) -> "Division":
         """Return how a holding divides a value.
 
         Raises:
-            ShardingError: If the value cannot be placed so, or lies there as terms.
+            ShardingError: If the value cannot be placed so, or lies there as terms of another reduction than a sum.
         """
         local_shape(shape, holding.placements, holding.mesh)
-        if any(isinstance(placement, Partial) for placement in holding.placements):
-            raise ShardingError(
-                f"a value placed {format_placements(holding.placements)} cannot be handed to another mesh: it is there "
-                "as terms",
-                hint="reduce it before it leaves its stage",
-            )
-        mesh = holding.mesh
-        coordinates = np.stack(np.unravel_index(np.arange(mesh.size), mesh.shape), axis=1) if mesh.axes else None
+        mesh, num_terms = holding.mesh, 1
         parts, chunks = [1] * len(shape), [1] * len(shape)
-        indices = np.zeros((mesh.size, len(shape)), np.int64)
-        for position, (axis, placement) in enumerate(zip(mesh.axes, holding.placements, strict=True)):
-            if isinstance(placement, Shard) and coordinates is not None:
-                dim = placement.dim
-                indices[:, dim] = indices[:, dim] * axis.size + coordinates[:, position]
-                parts[dim] *= axis.size
-                chunks[dim] = placement.chunks
-        return cls(shape, tuple(parts), tuple(chunks), indices)
+        indices, terms = np.zeros((mesh.size, len(shape)), np.int64), np.zeros(mesh.size, np.int64)
+        for axis, placement in zip(mesh.axes, holding.placements, strict=True):
+            position = np.arange(mesh.size) // axis.stride % axis.size
+            match placement:
+                case Shard(dim, count):
+                    indices[:, dim] = indices[:, dim] * axis.size + position
+                    parts[dim] *= axis.size
+                    chunks[dim] = count
+                case Partial("sum"):
+                    terms = terms * axis.size + position
+                    num_terms *= axis.size
+                case Partial(reduce):
+                    raise ShardingError(
+                        f"a value placed {format_placements(holding.placements)} cannot be handed to another mesh: its "
+                        f"terms are put together by {reduce}",
+                        hint="reduce it before it leaves its stage",
+                    )
+        return cls(shape, tuple(parts), tuple(chunks), indices, num_terms, terms)
+
+    def terms_for(self, target: "Division", term: int) -> range:
+        """Return the terms that devices of another division add up which hold the given one of its terms."""
+        return range(term, self.num_terms, target.num_terms)
 
     def intervals(self, dim: int, part: int) -> list[tuple[int, int]]:
         """Return the rows of a dim that a part has."""
@@ -142,8 +157,8 @@ class Division:
 
     @property
     def blocks(self) -> IntArray:
-        """Which block each device has, (devices,): the parts of its dims as digits of one number."""
-        numbers = np.zeros(len(self.indices), np.int64)
+        """Which block each device has, (devices,): its term and the parts of its dims as digits of one number."""
+        numbers = self.terms
         for dim, count in enumerate(self.parts):
             numbers = numbers * count + self.indices[:, dim]
         return numbers
@@ -187,8 +202,9 @@ def _wanted(source: Division, target: Division) -> Iterator[tuple[int, int, int,
             if part not in known[dim]:
                 known[dim][part] = _meetings(shape[dim], source, target, dim, part)
             per_dim.append(known[dim][part])
-        for numbers in product(*per_dim):
-            held = 0
+        terms = source.terms_for(target, int(target.terms[device]))
+        for term, *numbers in product(terms, *per_dim):
+            held = term
             for count, number in zip(source.parts, numbers, strict=True):
                 held = held * count + number
             ranges = [found[number] for found, number in zip(per_dim, numbers, strict=True)]
@@ -209,10 +225,10 @@ def pieces(shape: tuple[int, ...], source: Holding, target: Holding, cluster: Cl
         cluster: Where the devices are.
 
     Raises:
-        ShardingError: If the value cannot be placed so, or lies there as terms.
+        ShardingError: If the value cannot be placed so, or lies there as terms of another reduction than a sum.
     """
     here, there = Division.of(shape, source), Division.of(shape, target)
-    by_block = np.argsort(here.blocks, kind="stable").reshape(int(np.prod(here.parts, dtype=np.int64)), -1)
+    by_block = np.argsort(here.blocks, kind="stable").reshape(here.num_terms * prod(here.parts), -1)
     owners: dict[int, list[int]] = {}
     for device, block in enumerate(there.blocks.tolist()):
         owners.setdefault(block, []).append(device)
@@ -278,7 +294,7 @@ def hand_over_seconds(values: Sequence[Handed], cluster: Cluster, send_seconds: 
         send_seconds: Seconds of a transfer of so many bytes on a tier.
 
     Raises:
-        ShardingError: If a value cannot be placed so, or lies there as terms.
+        ShardingError: If a value cannot be placed so, or lies there as terms of another reduction than a sum.
     """
     found = [(pieces(value.shape, value.source, value.target, cluster), value.element_bytes) for value in values]
     if not found:

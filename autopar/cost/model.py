@@ -276,7 +276,7 @@ class CostModel:
             values: What is handed; all from one stage to one other.
 
         Raises:
-            ShardingError: If a value cannot be placed so, or lies there as terms.
+            ShardingError: If a value cannot be placed so, or lies there as terms of another reduction than a sum.
         """
         ends = [end for value in values for side in (value.source, value.target) for end in side.ends]
         view = self.between(range(min(ends), max(ends) + 1)) if ends else self

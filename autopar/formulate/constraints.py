@@ -16,7 +16,7 @@ from autopar.discover import Rules
 from autopar.formulate.fold import Folded
 from autopar.formulate.tables import Restriction, Tables, build_tables
 from autopar.formulate.zero import LEVELS, keep_levels
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.sharding import Mesh
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -65,7 +65,7 @@ class Constraints:
     def fastest(self, chain: Sequence[int], num_kinds: int) -> tuple[Recompute, ...]:
         """Return by kind the fastest flavour that any of its blocks may have: what bounds may count on."""
         found = [Recompute.FULL] * num_kinds
-        order = list(Recompute)
+        order = list(ON_DEVICE)
         for block, kind in enumerate(chain):
             own = min(self.keeps[block], key=order.index) if self.keeps else Recompute.NONE
             found[kind] = min(found[kind], own, key=order.index)
@@ -73,7 +73,7 @@ class Constraints:
 
     def flavours(self) -> tuple[Recompute, ...]:
         """Return the flavours that some block may have, from fastest to slowest."""
-        return tuple(flavour for flavour in Recompute if not self.keeps or any(flavour in own for own in self.keeps))
+        return tuple(flavour for flavour in ON_DEVICE if not self.keeps or any(flavour in own for own in self.keeps))
 
 
 FREE = Constraints()

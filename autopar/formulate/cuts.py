@@ -13,7 +13,7 @@ from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.memory import FloatArray, RangeBytes
 from autopar.formulate.step import Pipeline, Split, StepTime, gather_seconds, rerun_seconds, stage_seconds, step_time
 from autopar.formulate.tables import Slot
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE
 
 
 def best_split(
@@ -70,7 +70,7 @@ def _distinct(values: FloatArray) -> FloatArray:
     return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > 1e-9 * ordered[1:]])])
 
 
-_FLAVOURS = tuple(Recompute)
+_FLAVOURS = ON_DEVICE
 """From fastest to slowest."""
 
 

@@ -23,8 +23,9 @@ KEPT: Mapping[Recompute, tuple[Memory, ...]] = {
     Recompute.NONE: (Memory.SAVED, Memory.DROPPED, Memory.ARRIVED),
     Recompute.SELECTIVE: (Memory.SAVED, Memory.ARRIVED),
     Recompute.FULL: (Memory.ARRIVED, Memory.HANDED),
+    Recompute.OFFLOAD: (),
 }
-"""What is kept per microbatch in flight."""
+"""What is kept on the device per microbatch in flight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -158,11 +158,14 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
         Recompute.NONE: np.zeros(len(chain)),
         Recompute.SELECTIVE: totals[:, Slot.SELECTIVE],
         Recompute.FULL: totals[:, Slot.FORWARD],
+        Recompute.OFFLOAD: totals[:, Slot.FETCH],
     }
     works = []
     for (start, stop), recompute in zip(split.ranges, split.recompute, strict=True):
         rerun = again[recompute][start:stop]
         forward, backward, weight = passes[start:stop].T
+        if recompute is Recompute.OFFLOAD:
+            forward = forward + totals[start:stop, Slot.OFFLOAD]
         last = weight if splits else backward + rerun
         done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
         reduce = totals[start:stop, Slot.REDUCE][::-1]

@@ -85,10 +85,17 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Blocks to stages: half-open ranges of the chain of blocks, and what each stage recomputes."""
+    """Blocks to stages.
+
+    Attributes:
+        ranges: Half-open ranges of the chain of blocks.
+        recompute: What each stage recomputes, or keeps in host memory.
+        offload: Whether each stage keeps the optimizer's state in host memory; empty if none does.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     recompute: tuple[Recompute, ...]
+    offload: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,11 +125,16 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
     """Return the seconds of the stages of a split; arguments as of `step_time`."""
     flavours = np.repeat(np.arange(len(split.ranges)), [stop - start for start, stop in split.ranges])
     blocks = totals[np.asarray(chain)]
+    forward, update = blocks[:, Slot.FORWARD].copy(), blocks[:, Slot.UPDATE].copy()
     again, gathers = np.zeros(len(blocks)), np.zeros(len(blocks))
     for recompute in set(split.recompute):
         chosen = np.array([flavour == recompute for flavour in split.recompute])[flavours]
         again[chosen] = rerun_seconds(blocks[chosen], recompute)
         gathers[chosen] = gather_seconds(blocks[chosen], recompute)
+        if recompute is Recompute.OFFLOAD:
+            forward[chosen] += blocks[chosen, Slot.OFFLOAD]
+    if split.offload:
+        update += np.where(np.array(split.offload)[flavours], blocks[:, Slot.STATE], 0.0)
     starts = np.array([start for start, _ in split.ranges])
     backward, reduced = blocks[:, Slot.BACKWARD] + again, (1 - overlap.share) * blocks[:, Slot.REDUCE]
     spent, due = np.cumsum(backward), np.cumsum(reduced)
@@ -130,12 +142,12 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
     late = np.maximum.reduceat(due - before, starts) - owed[starts] + before[starts]
     sums = np.add.reduceat(blocks, starts)
     return StageTimes(
-        sums[:, Slot.FORWARD],
+        np.add.reduceat(forward, starts),
         np.add.reduceat(backward, starts),
         sums[:, Slot.GRADIENT],
         np.add.reduceat(gathers, starts),
         sums[:, Slot.REDUCE],
-        sums[:, Slot.UPDATE],
+        np.add.reduceat(update, starts),
         np.maximum(0.0, late),
     )
 
@@ -187,7 +199,7 @@ def stage_seconds(passes: FloatArray, gradient: FloatArray, gathers: FloatArray,
 
 
 def rerun_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
-    """Return what runs again before a backward, given (..., slots) seconds."""
+    """Return what runs again before a backward, or is waited for, given (..., slots) seconds."""
     match recompute:
         case Recompute.NONE:
             return np.zeros(seconds.shape[:-1])
@@ -195,13 +207,15 @@ def rerun_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
             return np.asarray(seconds[..., Slot.SELECTIVE])
         case Recompute.FULL:
             return np.asarray(seconds[..., Slot.FORWARD])
+        case Recompute.OFFLOAD:
+            return np.asarray(seconds[..., Slot.FETCH])
 
 
 def gather_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
     """Return the gathers of parameters of both passes and of what runs again, given (..., slots) seconds."""
     once = np.asarray(seconds[..., Slot.FORWARD_GATHER] + seconds[..., Slot.BACKWARD_GATHER])
     match recompute:
-        case Recompute.NONE:
+        case Recompute.NONE | Recompute.OFFLOAD:
             return once
         case Recompute.SELECTIVE:
             return once + seconds[..., Slot.SELECTIVE_GATHER]

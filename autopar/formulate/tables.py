@@ -37,7 +37,9 @@ class Slot(IntEnum):
     `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
     parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
     beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
-    recomputes selectively.
+    recomputes selectively. The last three are what the host link adds to whole passes: where what a block saves lies in
+    host memory, `OFFLOAD` to its forward and `FETCH` to its backward; where the optimizer's state does, `STATE` to its
+    update. They are known of lowered blocks only, and 0 in tables (`autopar.formulate.offload` fills them in).
     """
 
     FORWARD = 0
@@ -53,6 +55,9 @@ class Slot(IntEnum):
     SELECTIVE = 10
     SELECTIVE_WAIT = 11
     SELECTIVE_GATHER = 12
+    OFFLOAD = 13
+    FETCH = 14
+    STATE = 15
 
 
 AGAIN = {

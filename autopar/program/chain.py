@@ -42,6 +42,16 @@ class _Port:
     leaves: bool
 
 
+def program_kind(folded: Folded, variant: int, kind: int) -> int:
+    """Return the number that a kind of the graph has in programs, on a variant of the plan."""
+    return variant * len(folded.kinds) + kind
+
+
+def graph_kind(folded: Folded, kind: int) -> int:
+    """Return the kind of the graph that a kind of a program is."""
+    return kind % len(folded.kinds)
+
+
 def instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
     """Return for every block of the chain the names of its values by their names in the representative of its kind.
 

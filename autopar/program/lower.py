@@ -7,8 +7,8 @@ reduced before they are summed over microbatches, and the reduction of the sums,
 Ops are rewritten for one device (`local_op.py`), so that every instruction can be executed as it stands.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,9 +19,10 @@ from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.split import weight_ops
 from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
-from autopar.plan import BlockPlan, OpPlacement, Plan
+from autopar.plan import BlockPlan, OpPlacement, Plan, StagePlan, Variant, check_variants
 from autopar.program.again import run_again
-from autopar.program.chain import HandOver, hand_overs, instance_names
+from autopar.program.chain import HandOver, hand_overs, instance_names, program_kind
+from autopar.program.crossings import find_crossings
 from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.records import (
     Category,
@@ -67,23 +68,34 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     Raises:
         PlanError: If the plan does not fit the graph.
     """
-    mesh = plan.device_mesh
-    _check_mesh(plan)
+    for variant in plan.all_variants:
+        _check_mesh(variant)
+    check_variants(plan)
     if plan.schedule not in SCHEDULES:
         raise PlanError(f"there is no schedule {plan.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
+    if any(Recompute.OFFLOAD in stage.flavours or stage.offload for stage in plan.stages):
+        raise PlanError("the plan offloads to host memory, which programs do not yet", hint="offload nothing")
     flavours = [stage.flavours for stage in plan.stages]
-    lowered = lower_blocks(plan.blocks, folded, Resharder(mesh, costs), splits=SCHEDULES[plan.schedule].splits)
+    lowered: dict[int, LoweredKind] = {}
+    for number, variant in enumerate(plan.all_variants):
+        wanted = {kind for stage in plan.stages if stage.variant == number for kind in _kinds(stage, folded)}
+        blocks = [block for block in variant.blocks if block.kind in wanted or not plan.variants]
+        found = lower_blocks(
+            blocks, folded, Resharder(variant.device_mesh, costs), wanted, splits=SCHEDULES[plan.schedule].splits
+        )
+        lowered |= {program_kind(folded, number, kind): block for kind, block in found.items()}
+    chain = [program_kind(folded, stage.variant, kind) for stage in plan.stages for kind in _kinds(stage, folded)]
     every = (flavour for stage in flavours for flavour in stage)
-    selective = {kind for kind, flavour in zip(folded.chain, every, strict=False) if flavour is Recompute.SELECTIVE}
+    selective = {kind for kind, flavour in zip(chain, every, strict=False) if flavour is Recompute.SELECTIVE}
     segments = tuple(
-        segment
+        replace(segment, kind=kind) if segment.kind != kind else segment
         for kind, block in lowered.items()
         for segment in block.segments
         if segment.phase is not SegmentPhase.AGAIN or kind in selective
     )
-    stages, shared = [], copies(lowered, folded)
+    stages, shared = [], copies([lowered[kind] for kind in chain], folded) if len(chain) == len(folded.chain) else []
     for index, stage in enumerate(plan.stages):
-        kinds = folded.chain[stage.blocks[0] : stage.blocks[1]]
+        kinds = tuple(program_kind(folded, stage.variant, kind) for kind in _kinds(stage, folded))
         totals: dict[Category, float] = {}
         for kind in kinds:
             for category, amount in lowered[kind].resident.items():
@@ -91,13 +103,21 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
         here = [other for other in plan.stages if other.devices == stage.devices]
         for copy in shared:
             owned = any(copy.owner in range(*other.blocks) for other in here)
-            if not owned and any(block in range(*stage.blocks) for block in copy.readers):
-                totals[Category.PARAMETERS] = totals.get(Category.PARAMETERS, 0.0) + copy.bytes
+            size = copy.on(range(*stage.blocks))
+            if size and not owned:
+                totals[Category.PARAMETERS] = totals.get(Category.PARAMETERS, 0.0) + size
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
         resident = tuple(Resident(category, amount) for category, amount in totals.items())
-        stages.append(StageProgram(index, stage.devices, mesh, tuple(kinds), flavours[index], resident))
-    return Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
+        mesh = plan.variant_of(stage).device_mesh
+        stages.append(StageProgram(index, stage.devices, mesh, kinds, flavours[index], resident, stage.variant))
+    program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
+    return replace(program, crossings=find_crossings(program, folded, costs.cluster))
+
+
+def _kinds(stage: StagePlan, folded: Folded) -> tuple[int, ...]:
+    """Return the kinds of the blocks of a stage."""
+    return folded.chain[stage.blocks[0] : stage.blocks[1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,32 +151,29 @@ class Copy:
 
     Attributes:
         owner: The block that owns it.
-        readers: The blocks that read it.
-        bytes: Bytes per device of the copy. Its gradient travels to the owner; there are no moments.
+        readers: The blocks that read it, with the bytes per device they would have a copy of. Its gradient travels to
+            the owner; there are no moments.
     """
 
     owner: int
-    readers: tuple[int, ...]
-    bytes: float
+    readers: tuple[tuple[int, float], ...]
+
+    def on(self, blocks: range) -> float:
+        """Return the bytes of the copy on a stage that does not own it; 0 if none of its blocks reads it."""
+        return max((size for block, size in self.readers if block in blocks), default=0.0)
 
 
-def copies(lowered: Mapping[int, LoweredKind], folded: Folded) -> list[Copy]:
-    """Return the parameters that blocks share."""
-    if not any(kind.borrowed for kind in lowered.values()):
+def copies(blocks: Sequence[LoweredKind], folded: Folded) -> list[Copy]:
+    """Return the parameters that blocks share, given all blocks of the chain as they are lowered."""
+    if not any(block.borrowed for block in blocks):
         return []
     names = _names(folded)
-    owners = {
-        names[block].get(name, name): block for block, kind in enumerate(folded.chain) for name in lowered[kind].owned
-    }
+    owners = {names[block].get(name, name): block for block, found in enumerate(blocks) for name in found.owned}
     readers: dict[str, list[tuple[int, float]]] = {}
-    for block, kind in enumerate(folded.chain):
-        for name, size in lowered[kind].borrowed.items():
+    for block, lowered in enumerate(blocks):
+        for name, size in lowered.borrowed.items():
             readers.setdefault(names[block].get(name, name), []).append((block, size))
-    return [
-        Copy(owners[name], tuple(block for block, _ in found), max(size for _, size in found))
-        for name, found in readers.items()
-        if name in owners
-    ]
+    return [Copy(owners[name], tuple(found)) for name, found in readers.items() if name in owners]
 
 
 @lru_cache(maxsize=16)
@@ -165,7 +182,12 @@ def _names(folded: Folded) -> tuple[Mapping[str, str], ...]:
 
 
 def lower_blocks(
-    blocks: Sequence[BlockPlan], folded: Folded, resharder: Resharder, *, splits: bool = False
+    blocks: Sequence[BlockPlan],
+    folded: Folded,
+    resharder: Resharder,
+    wanted: Collection[int] | None = None,
+    *,
+    splits: bool = False,
 ) -> dict[int, LoweredKind]:
     """Return the kinds of blocks lowered, with what selective recompute would run again.
 
@@ -173,6 +195,7 @@ def lower_blocks(
         blocks: What to do.
         folded: The folded graph of one microbatch.
         resharder: Changes placements on the mesh of the plan.
+        wanted: Kinds that have to be there; all of the graph by default.
         splits: Whether the schedule splits the backward.
 
     Raises:
@@ -187,7 +210,7 @@ def lower_blocks(
         if not 0 <= block.kind < len(folded.kinds):
             raise PlanError(f"the plan has a block kind {block.kind}, the model has {len(folded.kinds)}", hint=_HINT)
         lowered[block.kind] = _BlockLowering(block, folded, handed[block.kind], reshards, costs, sizes, splits).run()
-    missing = set(folded.chain) - lowered.keys()
+    missing = set(folded.chain if wanted is None else wanted) - lowered.keys()
     if missing:
         raise PlanError(f"the plan says nothing about blocks of kind {min(missing)}", hint=_HINT)
     return lowered
@@ -587,10 +610,10 @@ def _check_form(op: Op, placement: OpPlacement) -> None:
             )
 
 
-def _check_mesh(plan: Plan) -> None:
+def _check_mesh(variant: Variant) -> None:
     """Check that a mesh has devices, in order."""
-    if plan.device_mesh != Mesh.of(**{axis.name: axis.size for axis in plan.mesh}):
-        raise PlanError(f"the strides of mesh {plan.device_mesh} are not those of its sizes", hint=_HINT)
+    if variant.device_mesh != Mesh.of(**{axis.name: axis.size for axis in variant.mesh}):
+        raise PlanError(f"the strides of mesh {variant.device_mesh} are not those of its sizes", hint=_HINT)
 
 
 def _chunks(rank: int, *placements: Placements) -> tuple[int, ...]:

@@ -5,16 +5,19 @@ those of one device's block. Equal blocks share their instructions, so the progr
 holds the instructions of a handful of blocks:
 
     Program ─ stages ─▶ StageProgram ─ blocks ─▶ (kind, phase) ─▶ Segment ─ instructions ─▶ Compute | Collective | ...
+            └ crossings ─▶ Crossing ─ pieces ─▶ Piece
 
 Every value says how it lies on the mesh. Every change of placement is an explicit instruction; a value with a new
 placement is a new value with a name of its own (SSA in a segment). Blocks form a chain. Values cross from one block to
 the next by position: output i of a block is input i of the next one. Where the next block lives on another stage that
-is a send and its receive.
+is a send and its receive: device i of a stage sends to device i of the other one if both have equal meshes and the
+value lies alike on them. Every other value that goes from stage to stage is a `Crossing`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import prod
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
@@ -25,13 +28,15 @@ from autopar.sharding import Axis, Mesh, Partial, Placement, Placements, Replica
 
 
 class SegmentPhase(StrEnum):
-    """When a segment runs: the first four once per microbatch, `REDUCE` and `UPDATE` once per step.
+    """When a segment runs: those of passes once per microbatch, those of reductions and updates once per step.
 
     `AGAIN` holds the instructions of a forward that run again before the backward of a block that recomputes
     selectively. `WEIGHT` is there if the schedule splits the backward: it holds what leads to gradients of parameters
     only, and `BACKWARD` the rest. `REDUCE` holds the collectives that finish the gradient sums of a block; it starts
     when the block's last sum is there and runs beside compute. `UPDATE` is the optimizer and whatever makes the new
-    parameters available to the next step.
+    parameters available to the next step. What a block saves goes to the host in `OFFLOAD`, which follows its forward,
+    and comes back in `FETCH`, which comes before its backward. The optimizer's state does so in `STATE_FETCH` before
+    the update and `STATE_OFFLOAD` after it. These run beside compute, as far as it hides them.
     """
 
     FORWARD = "forward"
@@ -40,6 +45,10 @@ class SegmentPhase(StrEnum):
     WEIGHT = "weight"
     REDUCE = "reduce"
     UPDATE = "update"
+    OFFLOAD = "offload"
+    FETCH = "fetch"
+    STATE_FETCH = "state-fetch"
+    STATE_OFFLOAD = "state-offload"
 
 
 def segment_phase(phase: Phase) -> SegmentPhase:
@@ -278,7 +287,8 @@ class Segment:
     """The instructions of one kind of block in one phase.
 
     Attributes:
-        kind: Which kind of block; blocks of one kind have equal instructions and equal shapes.
+        kind: Which kind of block; blocks of one kind have equal instructions and equal shapes. A kind of the graph on
+            another variant of the plan is another kind: `variant * kinds of the graph + kind of the graph`.
         phase: When it runs.
         inputs: Values that arrive from the neighbouring block, by position: from the previous block in `FORWARD`
             (activations), from the next one in `BACKWARD` (their gradients).
@@ -349,6 +359,9 @@ def kept_values(table: Table, kind: int, recompute: Recompute) -> tuple[Operand,
             return forward.saved if again is None else again.saved
         case Recompute.FULL:
             return forward.inputs
+        case Recompute.OFFLOAD:
+            offload = table.get((kind, SegmentPhase.OFFLOAD))
+            return forward.saved if offload is None else offload.saved
 
 
 def rerun(table: Table, kind: int, recompute: Recompute) -> Segment | None:
@@ -360,6 +373,8 @@ def rerun(table: Table, kind: int, recompute: Recompute) -> Segment | None:
             return table.get((kind, SegmentPhase.AGAIN))
         case Recompute.FULL:
             return table[kind, SegmentPhase.FORWARD]
+        case Recompute.OFFLOAD:
+            return table.get((kind, SegmentPhase.FETCH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +402,7 @@ class StageProgram:
         recompute: What each of its blocks keeps of its forward; what it does not keep runs again right before its
             backward.
         resident: Persistent memory per device, one entry per category at most.
+        variant: Which mesh and placements of the plan it has.
     """
 
     index: int
@@ -395,11 +411,71 @@ class StageProgram:
     blocks: tuple[int, ...]
     recompute: tuple[Recompute, ...]
     resident: tuple[Resident, ...]
+    variant: int = 0
 
     @property
     def num_devices(self) -> int:
         """Size of the range of devices."""
         return self.devices[1] - self.devices[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a tensor on its way from one device to another.
+
+    Attributes:
+        sender: Number of a device that has it.
+        receiver: Number of a device that needs it.
+        box: Half-open range of each dim of the whole tensor.
+    """
+
+    sender: int
+    receiver: int
+    box: tuple[tuple[int, int], ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(stop - start for start, stop in self.box)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that goes from one stage to another, which has another mesh or holds it at another placement.
+
+    Attributes:
+        sender: Index of the stage that has it.
+        receiver: Index of the stage that needs it; of a copy the first one of its group.
+        phase: When it is made: `FORWARD` or `BACKWARD`, once per microbatch; a parameter of which the receiver has a
+            copy follows its `UPDATE`, once per step.
+        tensor: Name of the tensor in the graph.
+        source: The value on the sending stage; terms are those of a sum.
+        target: The value on the receiving stage.
+        pieces: What which device sends to which. Those from one device to another travel together, in this order. A
+            device that gets several terms of an element adds them up, one that gets none has a zero.
+    """
+
+    sender: int
+    receiver: int
+    phase: SegmentPhase
+    tensor: str
+    source: Operand
+    target: Operand
+    pieces: tuple[Piece, ...]
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of an element on its way."""
+        return self.target.bytes / max(1, prod(self.target.shape))
+
+
+def lies_alike(source: Operand, sender: Mesh, target: Operand, receiver: Mesh) -> bool:
+    """Whether device i of a stage has of a value what device i of another one has."""
+    return sender.shape == receiver.shape and source.placements == target.placements
+
+
+CrossingTable = Mapping[tuple[int, str, Placements], Crossing]
+"""Crossings once per microbatch, by receiving stage, tensor and placements on that stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,12 +488,14 @@ class Program:
             `FORWARD`.
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; it says which stages share devices.
         num_microbatches: Microbatches per step.
+        crossings: Values that go from stage to stage other than from device i to device i.
     """
 
     stages: tuple[StageProgram, ...]
     segments: tuple[Segment, ...]
     schedule: str
     num_microbatches: int
+    crossings: tuple[Crossing, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -456,6 +534,14 @@ class Program:
     def table(self) -> dict[tuple[int, SegmentPhase], Segment]:
         """Return the segments by kind and phase."""
         return {(segment.kind, segment.phase): segment for segment in self.segments}
+
+    def crossing_table(self) -> CrossingTable:
+        """Return the crossings of microbatches by receiving stage, tensor and placements there."""
+        return {
+            (crossing.receiver, crossing.tensor, crossing.target.placements): crossing
+            for crossing in self.crossings
+            if crossing.phase is not SegmentPhase.UPDATE
+        }
 
     def blocks(self) -> Iterable[tuple[StageProgram, int]]:
         """Yield (stage, kind) of every block, in order of the chain."""

@@ -13,6 +13,10 @@
       saved x
       output z
       part x h.0
+    crossing 0->1 forward h.2
+      source y: [2, 4] S(0)R 16
+      target x: [4, 2] S(1) 16
+      piece 0->8 [0:2, 0:2]
     end
 
 A value is written with its local shape, placements and bytes where it is defined, and by its name where it is read; `_`
@@ -20,6 +24,8 @@ is an output nobody asked for, `-` an absent input. A mesh axis is `name: size/s
 are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input,
 `start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts, `kept=64` what its kernel
 keeps for its gradient. What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
+Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
+value on either of them; a piece goes from device to device, and is a range per dim of the whole tensor.
 """
 
 import json
@@ -34,10 +40,12 @@ from autopar.program.records import (
     Category,
     Collective,
     Compute,
+    Crossing,
     Exchange,
     Instruction,
     Operand,
     Part,
+    Piece,
     Program,
     Resident,
     Segment,
@@ -163,18 +171,30 @@ def _segment_lines(segment: Segment) -> Iterator[str]:
     yield from (f"  part {_name(part.value)} {_name(part.tensor)}" for part in segment.parts)
 
 
+def _crossing_lines(crossing: Crossing) -> Iterator[str]:
+    yield f"crossing {crossing.sender}->{crossing.receiver} {crossing.phase} {_name(crossing.tensor)}"
+    yield f"  source {_definition(crossing.source)}"
+    yield f"  target {_definition(crossing.target)}"
+    for piece in crossing.pieces:
+        ranges = ", ".join(f"{start}:{stop}" for start, stop in piece.box)
+        yield f"  piece {piece.sender}->{piece.receiver} [{ranges}]"
+
+
 def format_program(program: Program) -> str:
-    """Return a program as text; segments in their order, stages before them."""
+    """Return a program as text; segments in their order, stages before them, crossings behind."""
     lines = [f"program {program.schedule} microbatches={program.num_microbatches}"]
     for stage in program.stages:
         first, last = stage.devices
         lines.append(
             f"stage {stage.index} devices={first}:{last} mesh={_list(map(_axis, stage.mesh.axes))} "
             f"blocks={_list(stage.blocks)} recompute={_recompute(stage.recompute)}"
+            f"{f' variant={stage.variant}' if stage.variant else ''}"
         )
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
     for segment in program.segments:
         lines.extend(_segment_lines(segment))
+    for crossing in program.crossings:
+        lines.extend(_crossing_lines(crossing))
     return "\n".join([*lines, "end", ""])
 
 
@@ -270,6 +290,16 @@ class _Line:
         index = self.integer()
         self.expect(":")
         return index, self.sequence(self.integer, "[", "]")
+
+    def range(self) -> tuple[int, int]:
+        start = self.integer()
+        self.expect(":")
+        return start, self.integer()
+
+    def arrow(self) -> tuple[int, int]:
+        start = self.integer()
+        self.expect("->")
+        return start, self.integer()
 
     def start(self) -> Start:
         axes = self.sequence(self.axis)
@@ -464,6 +494,7 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
         recompute = header.sequence(lambda: Recompute(header.match(flavour, "none, selective or full")))
     else:
         recompute = (Recompute(header.match(flavour, "none, selective or full")),) * len(blocks)
+    variant = header.integer() if header.accept("variant=") else 0
     header.end()
     resident = []
     for line in lines:
@@ -472,7 +503,27 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
         line.expect(":")
         resident.append(Resident(category, line.number_value()))
         line.end()
-    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident))
+    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident), variant)
+
+
+def _parse_crossing(header: _Line, lines: Sequence[_Line]) -> Crossing:
+    sender, receiver = header.arrow()
+    phase = SegmentPhase(header.match(re.compile("|".join(SegmentPhase)), "a phase"))
+    tensor = header.name()
+    header.end()
+    sides: dict[str, Operand] = {}
+    pieces: list[Piece] = []
+    for line in lines:
+        word = line.match(re.compile("source|target|piece"), "source, target or piece")
+        if word == "piece":
+            pieces.append(Piece(*line.arrow(), line.sequence(line.range, "[", "]")))
+        else:
+            sides[word] = line.operand()
+        line.end()
+    for word in ("source", "target"):
+        if word not in sides:
+            raise header.fail(f"a line that starts with {word!r} below")
+    return Crossing(sender, receiver, phase, tensor, sides["source"], sides["target"], tuple(pieces))
 
 
 def parse_program(text: str) -> Program:
@@ -502,10 +553,13 @@ def parse_program(text: str) -> Program:
     head.end()
     stages: list[StageProgram] = []
     segments: list[Segment] = []
+    crossings: list[Crossing] = []
     for header, *lines in body:
         if header.accept("stage"):
             stages.append(_parse_stage(header, lines))
+        elif header.accept("crossing"):
+            crossings.append(_parse_crossing(header, lines))
         else:
             header.expect("segment")
             segments.append(_parse_segment(header, lines, segments))
-    return Program(tuple(stages), tuple(segments), schedule, num_microbatches)
+    return Program(tuple(stages), tuple(segments), schedule, num_microbatches, tuple(crossings))

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from autopar.errors import PlanError
 from autopar.plan import BlockPlan, Plan
-from autopar.report.summary import describe_job, describe_model, memory_categories, time_parts
+from autopar.report.parts import time_parts
+from autopar.report.summary import describe_job, describe_model, memory_categories
 from autopar.report.text import format_change, format_entries, format_table, heading
 from autopar.units import format_bytes, format_seconds
 
@@ -99,14 +100,15 @@ def _costs(first: Plan, second: Plan) -> list[str]:
     if before is None or after is None:
         return []
     times = [("step", before.step_seconds, after.step_seconds)]
-    known = dict(time_parts(after))
-    times += [(name, seconds, known.get(name, 0.0)) for name, seconds in time_parts(before)]
+    old_parts, new_parts = dict(time_parts(before)), dict(time_parts(after))
+    names = dict.fromkeys((*old_parts, *new_parts))
+    times += [(name, old_parts.get(name, 0.0), new_parts.get(name, 0.0)) for name in names]
     rows = [(name, format_seconds(old), format_seconds(new), _change(new, old)) for name, old, new in times]
     lines = [*heading("Time of the busiest stage"), *format_table(("part", "first", "second", "change"), rows)]
     full = [max(found.stages, key=lambda stage: stage.peak) for found in (before, after)]
     sizes = [("peak", full[0].peak, full[1].peak)]
-    names = dict.fromkeys((*memory_categories(before), *memory_categories(after)))
-    sizes += [(name, full[0].breakdown.get(name, 0.0), full[1].breakdown.get(name, 0.0)) for name in names]
+    categories = dict.fromkeys((*memory_categories(before), *memory_categories(after)))
+    sizes += [(name, full[0].breakdown.get(name, 0.0), full[1].breakdown.get(name, 0.0)) for name in categories]
     rows = [(name, format_bytes(old), format_bytes(new), _change(new, old)) for name, old, new in sizes if old or new]
     lines += heading("Memory of the fullest stage, per device")
     return [*lines, *format_table(("category", "first", "second", "change"), rows)]

@@ -5,27 +5,27 @@ Where time and memory go, what each mesh axis does, which tensor lies where, and
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from autopar.cluster import Cluster, cluster_from_dict
 from autopar.cost.collectives import widest_tier
 from autopar.errors import PlanError
 from autopar.plan import BlockPlan, Plan, Simulated
+from autopar.report.parts import time_parts, why_lost
 from autopar.report.summary import (
     describe_job,
     describe_model,
     format_range,
     memory_breakdown,
     memory_categories,
-    time_parts,
 )
-from autopar.report.text import WIDTH, bar, format_change, format_entries, format_share, format_table, heading, shorten
+from autopar.report.text import WIDTH, bar, format_entries, format_share, format_table, heading, shorten
 from autopar.sharding import Axis
 from autopar.units import format_bytes, format_seconds
 
 _PLACEMENT = re.compile(r"[RSP](?:\([^)]*\))?")
 _MOSTLY = 0.5  # an axis is described by what it does to more than half of the tensors
-_WORTH_NAMING = 0.005  # share of the step below which a difference is not listed
+_WORTH_NAMING = 0.005  # share of the step below which what is left over is not listed
 _NAME_LENGTH = 44
 
 
@@ -53,18 +53,28 @@ def _time(simulated: Simulated) -> list[str]:
     rest = step - sum(seconds for _, seconds in parts)
     if rest > _WORTH_NAMING * step:
         parts.append(("not attributed", rest))
-    rows = [(name, format_seconds(seconds), format_share(seconds, step), bar(seconds, step)) for name, seconds in parts]
-    rows.append(("step", format_seconds(step), "100.0 %", ""))
+    bars = _waterfall([seconds for _, seconds in parts], step)
+    rows = [
+        (name, format_seconds(seconds), format_share(seconds, step), drawn)
+        for (name, seconds), drawn in zip(parts, bars, strict=True)
+    ]
+    rows.append(("step", format_seconds(step), "100.0 %", bar(step, step)))
     return [*heading("Time of the busiest stage"), *format_table(("part", "time", "share", ""), rows)]
+
+
+def _waterfall(values: Sequence[float], whole: float) -> list[str]:
+    """Return a bar per value, each beginning where the one before ends."""
+    return [bar(value, whole, start=sum(values[:number])) for number, value in enumerate(values)]
 
 
 def _memory(plan: Plan, simulated: Simulated) -> list[str]:
     limit = plan.job.memory_limit
     number, fullest = max(enumerate(simulated.stages), key=lambda entry: entry[1].peak)
+    sizes = [(name, size) for name in memory_categories(simulated) if (size := fullest.breakdown.get(name, 0.0)) > 0]
+    bars = _waterfall([size for _, size in sizes], limit)
     rows = [
-        (name, format_bytes(size), format_share(size, limit), bar(size, limit))
-        for name in memory_categories(simulated)
-        if (size := fullest.breakdown.get(name, 0.0)) > 0
+        (name, format_bytes(size), format_share(size, limit), drawn)
+        for (name, size), drawn in zip(sizes, bars, strict=True)
     ]
     rows.append(("peak", format_bytes(fullest.peak), format_share(fullest.peak, limit), bar(fullest.peak, limit)))
     rows.append(("free", format_bytes(limit - fullest.peak), format_share(limit - fullest.peak, limit), ""))
@@ -196,31 +206,5 @@ def _describe_block(block: BlockPlan) -> str:
 
 def _runners_up(plan: Plan) -> list[str]:
     lines = heading("Runners-up, and why they lost")
-    entries = [(f"{number}", _why_lost(plan, other)) for number, other in enumerate(plan.alternatives, start=2)]
+    entries = [(f"{number}", why_lost(plan, other)) for number, other in enumerate(plan.alternatives, start=2)]
     return lines + format_entries(entries)
-
-
-def _why_lost(plan: Plan, other: Plan) -> str:
-    if plan.simulated is None or other.simulated is None:
-        return f"{other.summary}: {format_change(other.objective, plan.objective)} by the planner's formula"
-    best, worse = plan.simulated, other.simulated
-    step = best.step_seconds
-    differences = sorted(
-        (
-            (seconds - reference, name)
-            for (name, reference), (_, seconds) in zip(time_parts(best), time_parts(worse), strict=True)
-        ),
-        reverse=True,
-    )
-    named = [
-        f"{name} {'+' if change > 0 else '-'}{format_seconds(abs(change))}"
-        for change, name in differences
-        if abs(change) > _WORTH_NAMING * step
-    ]
-    peak, best_peak = (max((stage.peak for stage in simulated.stages), default=0.0) for simulated in (worse, best))
-    text = f"{other.summary}: {format_seconds(worse.step_seconds)} ({format_change(worse.step_seconds, step)})"
-    text += f"; {', '.join(named)}" if named else "; no part differs by more than 0.5 % of the step"
-    text += f"; peak {format_bytes(peak)} ({format_change(peak, best_peak)})"
-    if other.objective < plan.objective:
-        text += "; better by the planner's formula, worse when simulated"
-    return text

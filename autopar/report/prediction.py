@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
-from autopar.report.summary import assumptions, describe_job, describe_model, time_parts
+from autopar.report.parts import time_parts
+from autopar.report.summary import assumptions, describe_job, describe_model
 from autopar.report.text import format_entries, format_share, format_table, heading
 from autopar.report.timeline import format_timeline
 from autopar.units import format_bytes, format_count, format_seconds

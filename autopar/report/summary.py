@@ -6,6 +6,7 @@ from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
 from autopar.plan import Job, ModelInfo, Plan, SearchReport, Simulated
+from autopar.report.parts import time_parts, why_lost
 from autopar.report.text import (
     format_change,
     format_entries,
@@ -24,6 +25,9 @@ WHY_STOPPED: Mapping[str, str] = {
     "interrupted": "interrupted: this is the best plan found until then",
 }
 
+_WORTH_NAMING = 0.001
+"""Share of a step below which a part of it is not named."""
+
 
 def format_report(plan: Plan) -> str:
     """Return the report of a plan: the text `autopar solve` ends with.
@@ -32,7 +36,7 @@ def format_report(plan: Plan) -> str:
         plan: A plan as `autopar.solve` returns it; parts it lacks (simulation, search, alternatives) are left out.
     """
     lines = [describe_model(plan), describe_job(plan), ""]
-    lines += format_entries(_verdict(plan))
+    lines += format_entries(verdict(plan))
     if plan.simulated is not None:
         lines += _memory(plan, plan.simulated)
     if plan.search is not None:
@@ -73,7 +77,8 @@ def describe_job(plan: Planned) -> str:
     return f"{what}, global batch {job.global_batch}{dims}"
 
 
-def _verdict(plan: Plan) -> list[tuple[str, str]]:
+def verdict(plan: Plan) -> list[tuple[str, str]]:
+    """Return what there is to know of a plan first, by name: what to run, how fast it is, what is proven."""
     entries = [("plan", plan.summary)]
     simulated = plan.simulated
     formula = f"{format_seconds(plan.objective)} by the planner's formula"
@@ -83,10 +88,11 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
         step = simulated.step_seconds
         error = format_change(plan.objective, step)
         entries += [
-            ("step time", f"{format_seconds(step)} simulated, {formula} ({error})"),
+            ("step time", f"{format_seconds(step)}{_band(simulated)} simulated, {formula} ({error})"),
             ("spent on", _spent(simulated)),
-            ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
+            ("throughput", _throughput(plan, step)),
             ("MFU", f"{100 * simulated.mfu:.1f} %"),
+            ("memory", _fullest(plan, simulated)),
             *assumptions(plan),
         ]
     search = plan.search
@@ -96,6 +102,8 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
             ("bound", f"{bound}; gap {100 * search.gap:.1f} %"),
             ("stopped", WHY_STOPPED.get(search.termination, search.termination)),
         ]
+        if plan.alternatives:
+            entries.append(("runner-up", why_lost(plan, plan.alternatives[0])))
         if search.history:
             entries.append(("on the way", _history(search)))
         if search.cached:
@@ -103,6 +111,26 @@ def _verdict(plan: Plan) -> list[tuple[str, str]]:
                 ("from cache", "found before for the same model, cluster and job; --no-cache searches again")
             )
     return entries
+
+
+def _band(simulated: Simulated) -> str:
+    """Return by how much measured steps have differed from simulated ones, if the software stack was calibrated."""
+    return "" if simulated.error is None else f" ± {100 * simulated.error:.1f} %"
+
+
+def _throughput(plan: Plan, step: float) -> str:
+    samples = plan.job.global_batch / step
+    tokens = f", {format_count(samples * plan.model.tokens)} tokens/s" if plan.model.tokens else ""
+    return f"{format_count(samples)} samples/s{tokens}"
+
+
+def _fullest(plan: Plan, simulated: Simulated) -> str:
+    number, fullest = max(enumerate(simulated.stages), key=lambda entry: entry[1].peak)
+    where = f"stage {number} of {len(simulated.stages)}, the fullest: " if len(simulated.stages) > 1 else ""
+    share = format_share(fullest.peak, plan.job.memory_limit)
+    return (
+        f"{where}{format_bytes(fullest.peak)} per device, {share} of the limit of {format_bytes(plan.job.memory_limit)}"
+    )
 
 
 def _history(search: SearchReport) -> str:
@@ -123,20 +151,10 @@ def assumptions(plan: Plan) -> list[tuple[str, str]]:
     return [("assumes", "a group of devices starts its next step while others finish: no norm of all gradients first")]
 
 
-def time_parts(simulated: Simulated) -> list[tuple[str, float]]:
-    """Return the parts of a step of the busiest stage in seconds."""
-    return [
-        ("compute", simulated.compute_seconds),
-        ("exposed communication", simulated.exposed_seconds),
-        ("gradient reduction", simulated.gradient_seconds),
-        ("bubble", simulated.bubble_seconds),
-    ]
-
-
 def _spent(simulated: Simulated) -> str:
-    return ", ".join(
-        f"{name} {format_share(seconds, simulated.step_seconds)}" for name, seconds in time_parts(simulated)
-    )
+    step = simulated.step_seconds
+    named = [(name, seconds) for name, seconds in time_parts(simulated) if seconds >= _WORTH_NAMING * step]
+    return ", ".join(f"{name} {format_share(seconds, step)}" for name, seconds in named)
 
 
 def memory_categories(simulated: Simulated) -> list[str]:

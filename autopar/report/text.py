@@ -30,13 +30,16 @@ def format_change(value: float, reference: float) -> str:
     return f"{100 * (value / reference - 1):+.1f} %" if reference > 0 else "-"
 
 
-def bar(part: float, whole: float, length: int = 28) -> str:
-    """Return a bar of `#`, full at `part == whole`.
+def bar(part: float, whole: float, length: int = 28, start: float = 0.0) -> str:
+    """Return a bar of `#`, full at `part == whole`, that begins where the parts before it end.
 
-    >>> bar(1, 4, length=8)
-    '##'
+    >>> bar(1, 4, length=8), bar(2, 4, length=8, start=1)
+    ('##', '  ####')
     """
-    return "#" * round(length * min(1.0, max(0.0, part / whole))) if whole > 0 else ""
+    if whole <= 0:
+        return ""
+    first, last = (round(length * min(1.0, max(0.0, at / whole))) for at in (start, start + part))
+    return " " * first + "#" * (last - first) if last > first else ""
 
 
 def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:

@@ -37,6 +37,7 @@ from autopar.program.text import format_instruction
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import Blocks, block_starts, exchange, gather, move, scatter
 from autopar.runtime.check import Check
+from autopar.runtime.crossings import deliver
 from autopar.schedule import SCHEDULES, Pass, Task, follow
 from autopar.sharding import Mesh, Placements, Replicate
 from autopar.training.losses import LOSS_SCALE
@@ -124,14 +125,14 @@ class _Passage:
         handed: Values between blocks, by the block that receives them and the phase.
         saved: Forward values kept for the backward, by block and name.
         put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
-        exports: Values read far away, by tensor and placement.
+        exports: Values read far away, by tensor, placement and mesh.
         outputs: Results of the model.
     """
 
     handed: dict[tuple[int, SegmentPhase], list[Blocks]] = field(default_factory=dict)
     saved: dict[int, dict[str, Blocks]] = field(default_factory=dict)
     put_off: dict[int, dict[str, Blocks]] = field(default_factory=dict)
-    exports: dict[tuple[str, Placements], Blocks] = field(default_factory=dict)
+    exports: dict[tuple[str, Placements, Mesh], Blocks] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
 
 
@@ -149,6 +150,7 @@ class _Step:
     ) -> None:
         self._graph = folded.graph
         self._segments = program.table()
+        self._crossings = program.crossing_table()
         self._splits = SCHEDULES[program.schedule].splits
         self._blocks = list(program.blocks())
         self._names = instance_names(folded)
@@ -157,6 +159,7 @@ class _Step:
             start = self._ranges[-1].stop if self._ranges else 0
             self._ranges.append(range(start, start + len(stage.blocks)))
         self._stages = program.stages
+        self._refreshes = [crossing for crossing in program.crossings if crossing.phase is SegmentPhase.UPDATE]
         self._data = microbatches
         self._states = states
         self._executor = executor
@@ -217,6 +220,12 @@ class _Step:
             for name in graph.outputs:
                 if name not in passage.outputs:
                     raise ProgramError(f"the program does not compute output {name!r}")
+        for crossing in self._refreshes:
+            placements, blocks, mesh = self._persistent[crossing.tensor]
+            receiver = self._stages[crossing.receiver].mesh
+            copy = gather(deliver(crossing, blocks, self._stages), crossing.target.placements, receiver)
+            if not np.array_equal(copy, gather(blocks, placements, mesh)):
+                raise ProgramError(f"the copy of {crossing.tensor!r} on stage {crossing.receiver} is not the original")
         states, gradients = {}, {}
         for state in graph.states:
             if state.input in self._persistent:
@@ -250,7 +259,8 @@ class _Step:
         if len(handed) != len(segment.inputs):
             raise ProgramError(f"block {block} {phase} gets {len(handed)} values, {len(segment.inputs)} expected")
         for operand, blocks in zip(segment.inputs, handed, strict=True):
-            values[operand.value] = blocks
+            tensor = self._names[block][parts[operand.value].tensor]
+            values[operand.value] = self._crossed(block, phase, tensor, operand, blocks)
         tensors = {part.value: part.tensor for part in segment.parts}
         for instruction in segment.instructions:
             self._execute(instruction, values, mesh, f"block {block} {phase}")
@@ -263,7 +273,7 @@ class _Step:
         for operand in segment.exports:
             part = parts[operand.value]
             tensor = self._names[block][part.tensor]
-            passage.exports[tensor, operand.placements] = values[operand.value]
+            passage.exports[tensor, operand.placements, mesh] = values[operand.value]
             if tensor in self._graph.outputs:
                 passage.outputs[tensor] = gather(values[operand.value], operand.placements, mesh)
         for store in segment.stores:
@@ -274,6 +284,14 @@ class _Step:
                 self._stored[block, store.target] = values[store.value.value]
         return values
 
+    def _crossed(self, block: int, phase: SegmentPhase, tensor: str, operand: Operand, blocks: Blocks) -> Blocks:
+        """Return what a block gets of what its neighbour has handed on: all of it, or what crosses to its stage."""
+        sender = self._blocks[block - 1 if phase is SegmentPhase.FORWARD else block + 1][0].index
+        crossing = self._crossings.get((self._blocks[block][0].index, tensor, operand.placements))
+        if crossing is None or crossing.sender != sender:
+            return blocks
+        return deliver(crossing, blocks, self._stages)
+
     def _external(self, block: int, operand: Operand, part: Part | None, microbatch: int) -> Blocks:
         """Return a value that is there anyway."""
         if part is None:
@@ -281,9 +299,13 @@ class _Step:
                 raise ProgramError(f"block {block} reads {operand.value!r}, which it has not stored before")
             return self._stored[block, operand.value]
         tensor, placements, mesh = self._names[block][part.tensor], operand.placements, self._blocks[block][0].mesh
-        exported = self._passages[microbatch].exports.get((tensor, placements))
-        if exported is not None:
-            return exported
+        exports = self._passages[microbatch].exports
+        if (tensor, placements, mesh) in exports:
+            return exports[tensor, placements, mesh]
+        crossing = self._crossings.get((self._blocks[block][0].index, tensor, placements))
+        if crossing is not None:
+            sender = self._stages[crossing.sender].mesh
+            return deliver(crossing, exports[tensor, crossing.source.placements, sender], self._stages)
         if tensor in self._persistent:
             stored, blocks, _ = self._persistent[tensor]
             if stored != placements:

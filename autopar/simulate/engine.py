@@ -8,14 +8,13 @@ of distinct blocks and on stages x microbatches, not on depth or on the number o
 on the same devices (a group) are timed together.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 from math import fsum, inf
 
 from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, Overlap
-from autopar.program.records import Program, StageProgram
+from autopar.program.records import Program, Segment, SegmentPhase
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass
 from autopar.simulate.arrays import step_arrays
@@ -30,30 +29,26 @@ from autopar.simulate.gradients import (
     transfers_by_group,
     urgent_intervals,
 )
-from autopar.simulate.layout import Costs, Resource, lay_out
+from autopar.simulate.hops import hops
+from autopar.simulate.layout import Costs, Layout, Resource, lay_out
 from autopar.simulate.memory import StageMoments, stage_moments
 from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
 from autopar.simulate.simulation import EVEN, Simulation, Stragglers
-from autopar.simulate.stages import Layouts, StageLayout, counterparts, lay_out_stage, messages
+from autopar.simulate.stages import StageLayout, lay_out_stage
 from autopar.simulate.timeline import StageTimeline, Timeline
-
-
-def _tier(sender: StageProgram, receiver: StageProgram, cluster: Cluster) -> int:
-    """Return the widest tier on which any device meets its counterpart in the neighbouring stage."""
-    return max(cluster.tier(first, second) for first, second in counterparts(sender, receiver))
 
 
 def _boundaries(program: Program, costs: Costs) -> list[Boundary]:
     """Return what lies between each stage and the next."""
-    boundaries = []
-    for sender, receiver in pairwise(program.stages):
-        tier = _tier(sender, receiver, costs.cluster)
-        ends = (*sender.devices, *receiver.devices)
-        view = costs.on(range(min(ends), max(ends)))
-        forward, backward = (float(view.send_seconds(size, tier)) for size in messages(program, sender, receiver))
-        boundaries.append(Boundary(forward, backward, Resource.INTER if tier else Resource.INTRA))
-    return boundaries
+    return [
+        Boundary(
+            hop.forward.seconds,
+            hop.backward.seconds,
+            Resource.INTER if Resource.INTER in (hop.forward.resource, hop.backward.resource) else Resource.INTRA,
+        )
+        for hop in hops(program, costs)
+    ]
 
 
 def stages_in_time(program: Program, costs: Costs, bucket: float) -> list[StageLayout]:
@@ -61,18 +56,22 @@ def stages_in_time(program: Program, costs: Costs, bucket: float) -> list[StageL
 
     Segments are laid out once for all stages that work on equal devices.
     """
-    layouts: dict[Cluster, Layouts] = {}
+    segments: dict[int, list[Segment]] = {}
+    for segment in program.segments:
+        segments.setdefault(segment.kind, []).append(segment)
+    layouts: dict[Cluster, dict[tuple[int, SegmentPhase], Layout]] = {}
+    laid_out: dict[Cluster, set[int]] = {}
     known: dict[object, StageLayout] = {}
     stages = []
     for stage in program.stages:
         view = costs.on(range(*stage.devices))
-        if view.cluster not in layouts:
-            layouts[view.cluster] = {
-                (segment.kind, segment.phase): lay_out(segment, view, bucket) for segment in program.segments
-            }
+        here = layouts.setdefault(view.cluster, {})
+        for kind in set(stage.blocks) - laid_out.setdefault(view.cluster, set()):
+            laid_out[view.cluster].add(kind)
+            here |= {(kind, segment.phase): lay_out(segment, view, bucket) for segment in segments.get(kind, ())}
         key = (view.cluster, stage.blocks, stage.recompute)
         if key not in known:
-            known[key] = lay_out_stage(stage, layouts[view.cluster])
+            known[key] = lay_out_stage(stage, here)
         stages.append(known[key])
     return stages
 
@@ -115,6 +114,10 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
     tasks = [(counts[i, kind], task) for i, layout in enumerate(chunks) for kind, task in layout.passes.items()]
     compute = fsum(count * task.compute_seconds for count, task in tasks)
     collective = fsum(count * task.collective_seconds for count, task in tasks)
+    by_axis: defaultdict[str, float] = defaultdict(float)
+    for count, task in tasks:
+        for axis, seconds in task.axis_seconds.items():
+            by_axis[axis] += count * seconds
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
     wait, bubble = _idle(runs, sim.begins[group])
@@ -137,6 +140,10 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         overlapped_seconds=fsum(job.seconds for job in sim.jobs[group]),
         link_seconds=fsum(count * task.link_seconds for count, task in tasks),
         memory=moments.peak(),
+        again_seconds=fsum(
+            counts[i, Pass.BACKWARD] * chunk.passes[Pass.BACKWARD].again_seconds for i, chunk in enumerate(chunks)
+        ),
+        axis_seconds=tuple(sorted(by_axis.items())),
     )
 
 

@@ -22,9 +22,10 @@ from autopar.schedule import SCHEDULES, Pass, follow
 from autopar.sharding import Axis
 from autopar.simulate.engine import stages_in_time, traffic_of
 from autopar.simulate.gradients import Interval, Job, Line, StageTraffic
+from autopar.simulate.hops import hops
 from autopar.simulate.layout import Costs, Resource
 from autopar.simulate.simulation import EVEN, Stragglers
-from autopar.simulate.stages import StageLayout, TaskLayout, counterparts, messages
+from autopar.simulate.stages import StageLayout, TaskLayout
 
 FloatArray = NDArray[np.float64]
 
@@ -147,19 +148,7 @@ class _Sends:
         self.passing: dict[tuple[int, Resource], list[Interval]] = {}
         self._program = program
         self._free: dict[tuple[int, int], FloatArray] = {}
-        self._pairs: list[tuple[NDArray[np.int64], NDArray[np.int64], FloatArray, FloatArray, list[Resource]]] = []
-        for sender, receiver in zip(program.stages, program.stages[1:], strict=False):
-            pairs = np.array(counterparts(sender, receiver), dtype=np.int64)
-            tiers = [costs.cluster.tier(int(a), int(b)) for a, b in pairs]
-            ends = (*sender.devices, *receiver.devices)
-            view = costs.on(range(min(ends), max(ends)))
-            forward, backward = messages(program, sender, receiver)
-            seconds = {
-                tier: (view.send_seconds(forward, tier), view.send_seconds(backward, tier)) for tier in set(tiers)
-            }
-            there, back = (np.array([seconds[tier][way] for tier in tiers]) for way in (0, 1))
-            links = [Resource.INTER if tier else Resource.INTRA for tier in tiers]
-            self._pairs.append((pairs[:, 0], pairs[:, 1], there, back, links))
+        self._hops = hops(program, costs)
 
     def send(self, index: int, kind: Pass, microbatch: int, now: FloatArray) -> None:
         """Send what a stage has made of a microbatch to its neighbour."""
@@ -172,18 +161,27 @@ class _Sends:
         if placed[receiver] == placed[index]:
             self.received[receiver, kind, microbatch] = now[source.devices[0] : source.devices[1]].copy()
             return
-        early, late, there, back, links = self._pairs[min(index, receiver)]
-        senders, receivers, seconds = (early, late, there) if forward else (late, early, back)
+        hop = self._hops[min(index, receiver)]
+        way = hop.forward if forward else hop.backward
         key = (placed[index], placed[receiver])
-        free = self._free.get(key)
-        starts = now[senders] if free is None else np.maximum(now[senders], free)
-        ends = self._free[key] = starts + seconds
+        free = self._free.setdefault(key, np.zeros(len(now)))
+        starts = np.maximum(now[way.senders], free[way.senders])
+        ends = starts + way.each
+        np.maximum.at(free, way.senders, ends)
         arrived = np.zeros(target.num_devices)
-        np.maximum.at(arrived, receivers - target.devices[0], ends)
+        np.maximum.at(arrived, way.receivers - target.devices[0], ends)
         self.received[receiver, kind, microbatch] = arrived
-        for a, b, link, start, end in zip(senders, receivers, links, starts, ends, strict=True):
-            for device in (int(a), int(b)):
-                self.passing.setdefault((device, link), []).append((float(start), float(end)))
+        for sender, getter, tier, start, end in zip(
+            way.senders.tolist(),
+            way.receivers.tolist(),
+            way.tiers.tolist(),
+            starts.tolist(),
+            ends.tolist(),
+            strict=True,
+        ):
+            for device in (sender, getter):
+                link = Resource.INTER if tier else Resource.INTRA
+                self.passing.setdefault((device, link), []).append((start, end))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -152,6 +152,7 @@ class Layout:
         spans: Kernels in order, and these collectives and gathers in order.
         stops: Where devices wait for them.
         traffic: Collectives that overlap whole, in order.
+        exchanges: Seconds of halo exchanges by mesh axis, which kernels wait for too.
     """
 
     compute_seconds: float
@@ -162,6 +163,7 @@ class Layout:
     spans: tuple[Span, ...]
     stops: tuple[Stop, ...]
     traffic: tuple[Traffic, ...]
+    exchanges: tuple[tuple[str, float], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -251,7 +253,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         bucket: Bytes of new parameters that travel together; 0 if every tensor travels alone.
     """
     covering = _covering(segment) if segment.phase is SegmentPhase.BACKWARD else set()
-    kernels, weight, exchanged, launches = 0.0, 0.0, 0.0, 0.0
+    kernels, weight, launches = 0.0, 0.0, 0.0
+    exchanges: list[tuple[str, float]] = []
     spans: list[Span] = []
     waits: list[_Wait] = []
     traffic: list[Traffic] = []
@@ -285,7 +288,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                 seconds = float(costs.exchange_seconds(instruction.bytes, axis))
                 spans.append(Span(_link(axis, costs), f"exchange[{axis.name}] {operand.value}", kernels, seconds))
                 kernels += seconds
-                exchanged += seconds
+                exchanges.append((axis.name, seconds))
                 weight += seconds if position in covering else 0.0
             case Slice():
                 pass
@@ -296,6 +299,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         if isinstance(instruction, Collective | Slice) and instruction.operand.value in there:
             there.add(instruction.result.value)
 
+    exchanged = fsum(seconds for _, seconds in exchanges)
     overlap = Overlap.of(costs.stack)
     collectives = fsum(wait.seconds for wait in waits if not wait.gathers)
     gathers = fsum(wait.seconds for wait in waits if wait.gathers)
@@ -315,6 +319,7 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         spans=tuple(_in_place(spans, waits, share)),
         stops=tuple(Stop(wait.at, wait.seconds * share[wait.gathers], wait.axis) for wait in waits),
         traffic=tuple(traffic),
+        exchanges=tuple(exchanges),
     )
 
 

@@ -59,13 +59,13 @@ def range_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
         update[:, 1:] = np.maximum.accumulate(_of(blocks, numbers, [block.update for block in blocks]), axis=1)
     total = np.concatenate([[0.0], np.cumsum([resident[kind] for kind in index.tolist()])])
     spans = (total[None, :] - total[:-1, None]) * inside + folded.buffer_bytes
-    for copy in copies(lowered, folded):
+    for copy in copies([lowered[kind] for kind in chain], folded):
         first, stop = np.arange(num_blocks)[:, None], np.arange(num_blocks + 1)[None, :]
         owned = (first <= copy.owner) & (copy.owner < stop)
-        read = np.zeros(spans.shape, dtype=bool)
-        for reader in copy.readers:
-            read |= (first <= reader) & (reader < stop)
-        spans += copy.bytes * (read & ~owned)
+        size = np.zeros(spans.shape)
+        for reader, amount in copy.readers:
+            size = np.where((first <= reader) & (reader < stop), np.maximum(size, amount), size)
+        spans += size * ~owned
     return RangeBytes(
         spans,
         {flavour: kept.get(flavour, kept[Recompute.NONE]) for flavour in Recompute},

@@ -1,10 +1,11 @@
 """The tasks of a stage in time: its blocks' segments end to end, in the order in which a pass goes through them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import fsum
 
-from autopar.program.records import Program, Segment, SegmentPhase, StageProgram
+from autopar.program.records import SegmentPhase, StageProgram
 from autopar.recompute import Recompute
 from autopar.schedule import Pass
 from autopar.simulate.layout import Layout, Resource
@@ -68,6 +69,22 @@ class TaskLayout:
         """Link time of what compute waits for, hidden or not."""
         return fsum(part.layout.link_seconds for part in self.parts)
 
+    @property
+    def again_seconds(self) -> float:
+        """Kernels of the forward in a backward: those that run again."""
+        return fsum(part.layout.compute_seconds for part in self.parts if part.phase in _AGAIN.values())
+
+    @property
+    def axis_seconds(self) -> Mapping[str, float]:
+        """The seconds in which kernels wait for collectives, by mesh axis."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for part in self.parts:
+            for stop in part.layout.stops:
+                found[stop.axis.name] += stop.seconds
+            for axis, seconds in part.layout.exchanges:
+                found[axis] += seconds
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
@@ -115,23 +132,3 @@ def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
         reduce={index: layout for index, _, layout in forwards(SegmentPhase.REDUCE) if layout is not None},
         update=TaskLayout.of(forwards(SegmentPhase.UPDATE)),
     )
-
-
-def counterparts(sender: StageProgram, receiver: StageProgram) -> list[tuple[int, int]]:
-    """Return the devices of two stages that send to each other."""
-    count = max(sender.num_devices, receiver.num_devices)
-    return [
-        (sender.devices[0] + i * sender.num_devices // count, receiver.devices[0] + i * receiver.num_devices // count)
-        for i in range(count)
-    ]
-
-
-def messages(program: Program, sender: StageProgram, receiver: StageProgram) -> tuple[float, float]:
-    """Return the bytes a device hands to the next stage, and those it gets back."""
-    table = program.table()
-
-    def size(segment: Segment | None) -> float:
-        return fsum(operand.bytes for operand in segment.outputs) if segment else 0.0
-
-    forward = size(table[sender.blocks[-1], SegmentPhase.FORWARD])
-    return forward, size(table.get((receiver.blocks[0], SegmentPhase.BACKWARD)))

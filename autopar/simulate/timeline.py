@@ -81,6 +81,8 @@ class StageTimeline:
         overlapped_seconds: Link time of all gradient traffic, hidden or not; not part of the sum.
         link_seconds: Link time of the collectives inside forward and backward, hidden or not; not part of the sum.
         memory: Its fullest moment.
+        again_seconds: What of `compute_seconds` is kernels of the forward that run again.
+        axis_seconds: `collective_seconds` by the mesh axis whose devices wait for each other.
     """
 
     index: int
@@ -95,6 +97,8 @@ class StageTimeline:
     overlapped_seconds: float
     link_seconds: float
     memory: MemoryPeak
+    again_seconds: float = 0.0
+    axis_seconds: tuple[tuple[str, float], ...] = ()
 
     @property
     def busy_seconds(self) -> float:

@@ -37,6 +37,8 @@ def verify_frame(program: Program) -> None:
             turn = schedule.group(index, groups)
             if stage.devices != program.stages[turn].devices:
                 raise ProgramError(f"{where} has devices {stage.devices}, those of stage {turn} take turns")
+            if (stage.variant, stage.mesh) != (program.stages[turn].variant, program.stages[turn].mesh):
+                raise ProgramError(f"{where} has the devices of stage {turn} and another mesh or other placements")
         elif stage.devices[0] != device or stage.num_devices < 1:
             raise ProgramError(f"{where} has devices {stage.devices}, the previous one ends at {device}")
         if stage.mesh.size != stage.num_devices:
@@ -54,6 +56,11 @@ def verify_frame(program: Program) -> None:
         if len(set(categories)) < len(categories):
             raise ProgramError(f"{where} lists a category of resident memory twice: {', '.join(categories)}")
         device = stage.devices[1]
+    homes: dict[int, int] = {}
+    for stage in program.stages:
+        for kind in stage.blocks:
+            if homes.setdefault(kind, stage.variant) != stage.variant:
+                raise ProgramError(f"stage {stage.index} has blocks of kind {kind}, which another variant has, too")
     if len(program.stages) % groups:
         raise ProgramError(f"{len(program.stages)} stages cannot take turns on {groups} groups of devices")
     problem, hint = schedule.problem(groups, program.num_microbatches, program.num_chunks)

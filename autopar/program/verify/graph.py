@@ -4,15 +4,14 @@ A value of a program is some tensor of the graph: parts say which one at the edg
 names, a collective hands on what it reads. So it can be followed by name who reads what.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.ir.graph import Op, Role
-from autopar.program.chain import instance_names
+from autopar.program.chain import graph_kind
 from autopar.program.records import (
     Compute,
     Exchange,
@@ -25,6 +24,7 @@ from autopar.program.records import (
     saved_for,
     segment_phase,
 )
+from autopar.program.verify.exchanges import verify_exchanges
 from autopar.program.verify.fault import fault, title
 from autopar.program.verify.rules import Halos, strategy_problem
 from autopar.program.verify.shapes import whole_shape
@@ -37,14 +37,14 @@ def verify_graph(program: Program, folded: Folded, rules: Rules | None) -> None:
     Raises:
         ProgramError: If it does not.
     """
-    chain = tuple(kind for _, kind in program.blocks())
+    chain = tuple(graph_kind(folded, kind) for _, kind in program.blocks())
     if chain != folded.chain:
         raise ProgramError(f"the program has the blocks {chain}, the graph {folded.chain}")
     table, tensors = program.table(), _Tensors()
     meshes = {kind: stage.mesh for stage in program.stages for kind in stage.blocks}
-    for kind in folded.kinds:
-        _Check(folded, kind, meshes[kind.id], rules, tensors).run(table)
-    _verify_crossings(program, folded, tensors)
+    for kind, mesh in sorted(meshes.items()):
+        _Check(folded, kind, mesh, rules, tensors).run(table)
+    verify_exchanges(program, folded, tensors.of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,14 @@ class _Tensors:
 
     of: dict[tuple[int, SegmentPhase], dict[str, str]] = field(default_factory=dict)
 
-    def names(self, segment: Segment | None, operands: Sequence[Operand]) -> list[str]:
-        """Return the tensors that values of a segment are."""
-        if segment is None:
-            return []
-        known = self.of[segment.kind, segment.phase]
-        return [known[operand.value] for operand in operands]
-
 
 class _Check:
     """Follows the values of one kind of block."""
 
-    def __init__(self, folded: Folded, kind: BlockKind, mesh: Mesh, rules: Rules | None, tensors: _Tensors) -> None:
-        self._graph, self._kind, self._mesh, self._rules, self._tensors = folded.graph, kind, mesh, rules, tensors
-        self._ops = {op.name: op for op in kind.ops}
+    def __init__(self, folded: Folded, number: int, mesh: Mesh, rules: Rules | None, tensors: _Tensors) -> None:
+        self._graph, self._number, self._mesh, self._rules, self._tensors = folded.graph, number, mesh, rules, tensors
+        self._kind: BlockKind = folded.kinds[graph_kind(folded, number)]
+        self._ops = {op.name: op for op in self._kind.ops}
         states = [state for state in folded.graph.states if state.output != state.input]
         self._states = {state.output: state.input for state in states}
         self._sums = {state.input: state.output for state in states if state.role is Role.GRADIENT}
@@ -78,7 +72,7 @@ class _Check:
         """Check all segments, in the order in which they run."""
         saved: dict[str, str] = {}
         for phase in SegmentPhase:
-            segment = table.get((self._kind.id, phase))
+            segment = table.get((self._number, phase))
             if segment is None:
                 continue
             if phase is SegmentPhase.AGAIN:  # part of the forward, word for word
@@ -92,11 +86,11 @@ class _Check:
             self._tensors.of[segment.kind, phase] = known
         for op in self._kind.ops:
             if op.name not in self._done:
-                raise ProgramError(f"kind {self._kind.id} does not compute op {op.name!r}")
+                raise ProgramError(f"kind {self._number} does not compute op {op.name!r}")
             for name in op.outputs:
                 if name in self._states and name not in self._written:
                     raise ProgramError(
-                        f"kind {self._kind.id} does not store {name!r}, the new content of {self._states[name]!r}"
+                        f"kind {self._number} does not store {name!r}, the new content of {self._states[name]!r}"
                     )
 
     def _enter(self, segment: Segment, saved: Mapping[str, str]) -> dict[str, str]:
@@ -194,68 +188,7 @@ class _Check:
                 self._written.add(tensor)
 
 
-def _verify_crossings(program: Program, folded: Folded, tensors: _Tensors) -> None:
-    """Check that what leaves a block is what the others take it for, and that all results leave."""
-    names, table, chain = instance_names(folded), program.table(), folded.chain
-
-    def crossing(block: int, phase: SegmentPhase, incoming: bool) -> list[str]:
-        segment = table.get((chain[block], phase))
-        operands = () if segment is None else segment.inputs if incoming else segment.outputs
-        return [names[block].get(tensor, tensor) for tensor in tensors.names(segment, operands)]
-
-    for block, following in pairwise(range(len(chain))):
-        for phase in (SegmentPhase.FORWARD, SegmentPhase.BACKWARD):
-            sender, receiver = (block, following) if phase is SegmentPhase.FORWARD else (following, block)
-            sent, expected = crossing(sender, phase, incoming=False), crossing(receiver, phase, incoming=True)
-            if sent != expected:
-                raise ProgramError(
-                    f"block {sender} sends {', '.join(sent)} in {phase}, block {receiver} takes it for "
-                    f"{', '.join(expected)}"
-                )
-    exported = {
-        (names[block].get(tensor, tensor), operand.placements): _moment(block, phase, len(chain))
-        for block, phase, segment in _visits(program, chain)
-        for operand, tensor in zip(segment.exports, tensors.names(segment, segment.exports), strict=True)
-    }
-    left = {tensor for tensor, _ in exported}
-    for result in folded.graph.outputs:
-        if result in folded.producers and result not in left:
-            raise ProgramError(f"the program does not export {result!r}, a result of the graph")
-    kept = {name for state in folded.graph.states for name in (state.input, state.output)}
-    for block, phase, segment in _visits(program, chain):
-        for operand, own in zip(segment.external, tensors.names(segment, segment.external), strict=True):
-            tensor = names[block].get(own, own)
-            if tensor not in folded.producers or tensor in kept:
-                continue
-            moment = exported.get((tensor, operand.placements))
-            if moment is None or moment >= _moment(block, phase, len(chain)):
-                raise ProgramError(
-                    f"block {block} reads {tensor!r} as {format_placements(operand.placements)} in {phase}, "
-                    "which no other block has exported so before"
-                )
-
-
-def _visits(program: Program, chain: Sequence[int]) -> Iterator[tuple[int, SegmentPhase, Segment]]:
-    table = program.table()
-    for block, kind in enumerate(chain):
-        for phase in SegmentPhase:
-            segment = table.get((kind, phase))
-            if segment is not None:
-                yield block, phase, segment
-
-
 def _phases(op: Op) -> tuple[SegmentPhase, ...]:
     """Return the phases of the segments that an op may be in."""
     phase = segment_phase(op.phase)
     return (phase, SegmentPhase.WEIGHT) if phase is SegmentPhase.BACKWARD else (phase,)
-
-
-def _moment(block: int, phase: SegmentPhase, num_blocks: int) -> int:
-    """Return when a block runs a phase, counted in blocks. Weights may follow right after their backward."""
-    match phase:
-        case SegmentPhase.FORWARD:
-            return block
-        case SegmentPhase.AGAIN | SegmentPhase.BACKWARD | SegmentPhase.WEIGHT:
-            return 2 * num_blocks - 1 - block
-        case _:
-            return 2 * num_blocks

@@ -32,7 +32,8 @@ def verify_persistent(program: Program) -> None:
     """
     if not any(segment.parts for segment in program.segments):
         return
-    stored: dict[str, tuple[Segment, Operand]] = {}
+    variants = {kind: stage.variant for stage in program.stages for kind in stage.blocks}
+    stored: dict[tuple[int, str], tuple[Segment, Operand]] = {}
     own: dict[int, dict[str, tuple[SegmentPhase, Operand]]] = {}
     for segment in program.segments:
         parts = {part.value for part in segment.parts}
@@ -41,7 +42,8 @@ def verify_persistent(program: Program) -> None:
             if store.value.value not in parts:
                 own.setdefault(segment.kind, {})[store.target] = (segment.phase, store.value)
                 continue
-            other, known = stored.setdefault(store.target, (segment, store.value))
+            key = (variants.get(segment.kind, 0), store.target)
+            other, known = stored.setdefault(key, (segment, store.value))
             if other is segment and known is not store.value:
                 raise ProgramError(f"{title(segment)} stores {store.target!r} twice")
             if (known.placements, known.shape) != (store.value.placements, store.value.shape):
@@ -56,14 +58,15 @@ def verify_persistent(program: Program) -> None:
                 raise ProgramError(f"{title(segment)}: {operand.value!r} crosses its edge and is no part of any tensor")
         for operand in segment.external:
             tensor = tensors.get(operand.value)
+            key = (variants.get(segment.kind, 0), tensor or "")
             if tensor is None:
                 phase, held = own.get(segment.kind, {}).get(operand.value, (segment.phase, None))
                 if held is None or _ORDER.index(phase) >= _ORDER.index(segment.phase):
                     raise ProgramError(f"{title(segment)} reads {operand.value!r}, which no earlier segment has stored")
                 if held != operand:
                     raise ProgramError(f"{title(segment)} reads {operand}, stored was {held}")
-            elif tensor in stored:
-                writer, content = stored[tensor]
+            elif key in stored:
+                writer, content = stored[key]
                 forms = {content.placements, *_written(segment, tensor)}
                 if operand.placements not in forms:
                     raise ProgramError(

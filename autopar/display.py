@@ -16,12 +16,24 @@ _LOG_INTERVAL = 10.0  # seconds between lines of a log file within one phase
 
 @contextmanager
 def show_progress() -> Iterator[ProgressCallback]:
-    """Yield a callback that shows progress on standard error until the context ends."""
-    if sys.stderr.isatty():
+    """Yield a callback that shows progress until the context ends.
+
+    On a terminal and in a notebook as bars, with the best plan and the bound so far; in a log file as lines.
+
+        with autopar.show_progress() as progress:
+            plan = autopar.solve("zoo:gpt2", gpus=8, progress=progress)
+    """
+    if sys.stderr.isatty() or _in_notebook():
         with _bars() as callback:
             yield callback
     else:
         yield LogProgress().update
+
+
+def _in_notebook() -> bool:
+    """Whether this runs in a notebook's kernel, which has a display of its own."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def format_incumbent(progress: Progress) -> str:
@@ -68,7 +80,7 @@ def _bars() -> Iterator[ProgressCallback]:
         TextColumn("{task.fields[state]}", markup=False),
     )
     tasks: dict[str, TaskID] = {}
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=not _in_notebook()), transient=True) as bars:
 
         def update(progress: Progress) -> None:
             if progress.phase not in tasks:

@@ -1,0 +1,93 @@
+"""Plans in notebooks: as a small table of HTML, and as data frames."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from autopar.errors import PlanError
+from autopar.plan import Plan
+from autopar.report.summary import describe_job, describe_model, verdict
+from autopar.sharding import parse_placements
+
+if TYPE_CHECKING:
+    import pandas
+
+TABLES = ("stages", "tensors", "plans")
+"""The tables a plan can be turned into."""
+
+
+def to_html(plan: Plan) -> str:
+    """Return the verdict on a plan as a table of HTML, without style sheets or scripts."""
+    rows = "".join(
+        f'<tr><th style="text-align:left;vertical-align:top">{escape(name)}</th>'
+        f'<td style="text-align:left">{escape(text)}</td></tr>'
+        for name, text in verdict(plan)
+    )
+    return f"<p>{escape(describe_model(plan))}<br>{escape(describe_job(plan))}</p><table>{rows}</table>"
+
+
+def to_dataframe(plan: Plan, what: str = "stages") -> "pandas.DataFrame":
+    """Return a part of a plan as a table, in seconds and bytes.
+
+    Args:
+        plan: The plan.
+        what: "stages": devices, blocks, recompute and memory by category of each stage. "tensors": placement of every
+            persistent tensor by mesh axis. "plans": the plan and its runners-up.
+
+    Raises:
+        PlanError: If there is no such table, or pandas is not installed.
+    """
+    if what not in TABLES:
+        raise PlanError(f"a plan has no table {what!r}", hint=f"there are {', '.join(TABLES)}")
+    try:
+        import pandas
+    except ImportError:
+        raise PlanError("data frames need pandas", hint="pip install pandas") from None
+    rows = {"stages": _stages, "tensors": _tensors, "plans": _plans}[what](plan)
+    return pandas.DataFrame.from_records(rows)
+
+
+def _stages(plan: Plan) -> list[dict[str, Any]]:
+    found = plan.simulated.stages if plan.simulated is not None else ()
+    categories = dict.fromkeys(name for memory in found for name in memory.breakdown)
+    rows = []
+    for number, stage in enumerate(plan.stages):
+        row: dict[str, Any] = {
+            "stage": number,
+            "first_block": stage.blocks[0],
+            "blocks": stage.blocks[1] - stage.blocks[0],
+            "first_device": stage.devices[0],
+            "devices": stage.devices[1] - stage.devices[0],
+            "recompute": stage.recompute,
+        }
+        if found:
+            memory = found[number % len(found)]
+            row |= {"peak": memory.peak, **{name: memory.breakdown.get(name, 0.0) for name in categories}}
+        rows.append(row)
+    return rows
+
+
+def _tensors(plan: Plan) -> list[Mapping[str, Any]]:
+    axes = [axis.name for axis in plan.mesh]
+    return [
+        {
+            "tensor": state.value,
+            "blocks": len(block.instances),
+            **dict(zip(axes, map(str, parse_placements(state.placement)), strict=True)),
+        }
+        for block in plan.blocks
+        for state in block.states
+    ]
+
+
+def _plans(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {
+            "plan": each.summary,
+            "objective": each.objective,
+            "step_seconds": None if each.simulated is None else each.simulated.step_seconds,
+            "peak": None if each.simulated is None else max(memory.peak for memory in each.simulated.stages),
+            "mfu": None if each.simulated is None else each.simulated.mfu,
+        }
+        for each in (plan, *plan.alternatives)
+    ]

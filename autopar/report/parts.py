@@ -1,0 +1,44 @@
+"""The parts of a simulated step, and why one plan is slower than another."""
+
+from autopar.plan import Plan, Simulated
+from autopar.report.text import format_change
+from autopar.units import format_bytes, format_seconds
+
+_WORTH_NAMING = 0.005
+"""Share of the step below which a difference is not listed."""
+
+
+def time_parts(simulated: Simulated) -> list[tuple[str, float]]:
+    """Return the parts of a step of the busiest stage in seconds."""
+    if simulated.parts:
+        return list(simulated.parts)
+    return [  # of a plan written before parts were
+        ("compute", simulated.compute_seconds),
+        ("exposed communication", simulated.exposed_seconds),
+        ("gradient reduction", simulated.gradient_seconds),
+        ("bubble", simulated.bubble_seconds),
+    ]
+
+
+def why_lost(plan: Plan, other: Plan) -> str:
+    """Return what a runner-up is, by how much it is slower, and in which parts of the step."""
+    if plan.simulated is None or other.simulated is None:
+        return f"{other.summary}: {format_change(other.objective, plan.objective)} by the planner's formula"
+    best, worse = plan.simulated, other.simulated
+    step = best.step_seconds
+    mine, its = dict(time_parts(best)), dict(time_parts(worse))
+    differences = sorted(
+        ((its.get(name, 0.0) - mine.get(name, 0.0), name) for name in dict.fromkeys((*mine, *its))), reverse=True
+    )
+    named = [
+        f"{name} {'+' if change > 0 else '-'}{format_seconds(abs(change))}"
+        for change, name in differences
+        if abs(change) > _WORTH_NAMING * step
+    ]
+    peak, best_peak = (max((stage.peak for stage in simulated.stages), default=0.0) for simulated in (worse, best))
+    text = f"{other.summary}: {format_seconds(worse.step_seconds)} ({format_change(worse.step_seconds, step)})"
+    text += f"; {', '.join(named)}" if named else "; no part differs by more than 0.5 % of the step"
+    text += f"; peak {format_bytes(peak)} ({format_change(peak, best_peak)})"
+    if other.objective < plan.objective:
+        text += "; better by the planner's formula, worse when simulated"
+    return text
