@@ -5,7 +5,8 @@ Heavy parts are imported inside the commands, so that `autopar --help` answers a
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from autopar.cli.partitioning import diff, partition
 from autopar.cli.predicting import predict
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
+from autopar.cli.sizing import question, sizing_options
 from autopar.cli.validating import calibrate, validate
 from autopar.display import show_progress
 from autopar.errors import InfeasibleError
@@ -88,7 +90,8 @@ app.add_command(import_config)
 
 @app.command()
 @click.argument("model", shell_complete=complete_model)
-@job_options()
+@job_options(gpus_required=False)
+@sizing_options
 @model_options
 @click.option(
     "--top-k", type=click.IntRange(min=1), default=3, show_default=True, metavar="K", help="How many plans to return."
@@ -128,33 +131,59 @@ def solve(
     Prints the best plan found, and a bound on how much better any other could be. Ctrl-C ends the search with the best
     plan found so far.
     """
+    asked = question(request["gpus"], request)
     if output is not None:
         prepare_folder(output)
     if dump_problem is not None:
         prepare_file(dump_problem)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    if asked is not None:
+        return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
     from autopar import api
     from autopar.report import format_report
 
-    with Interruption() as interruption, show_progress() as progress:
-        try:
-            plan = api.solve(
-                model,
-                cache_dir=cache,
-                dump_problem=dump_problem,
-                progress=progress,
-                should_stop=interruption.requested,
-                **request,
-            )
-        except InfeasibleError as error:
-            if as_json:
-                echo_json({"error": "infeasible", "message": error.args[0], "infeasible": error.report})
-            raise
+    with Interruption() as interruption, show_progress() as progress, _infeasible_as_json(as_json):
+        plan = api.solve(
+            model,
+            cache_dir=cache,
+            dump_problem=dump_problem,
+            progress=progress,
+            should_stop=interruption.requested,
+            **request,
+        )
     if output is not None:
         _write_folder(plan, output, cache)
     click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
     interrupted = plan.search is not None and plan.search.termination == "interrupted"
     return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
+
+
+def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dict[str, Any], *, as_json: bool) -> int:
+    """Answer how many GPUs a job takes, with the plan for them."""
+    from autopar.report.sizing import format_sizing
+    from autopar.sizing.gpus import find_gpus
+
+    del request["gpus"]
+    with Interruption() as interruption, show_progress() as progress, _infeasible_as_json(as_json):
+        found = find_gpus(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
+    if output is not None and found.plan is not None:
+        _write_folder(found.plan, output, cache)
+    if as_json:
+        echo_json(found)
+    else:
+        click.echo(format_sizing(found), nl=False)
+    return ExitCode.INTERRUPTED if interruption.requested() else ExitCode.DONE
+
+
+@contextmanager
+def _infeasible_as_json(wanted: bool) -> Iterator[None]:
+    """Print what is known of a job that does not fit, if JSON is wanted, on the way of the error out."""
+    try:
+        yield
+    except InfeasibleError as error:
+        if wanted:
+            echo_json({"error": "infeasible", "message": error.args[0], "infeasible": error.report})
+        raise
 
 
 def _write_folder(plan: "Plan", folder: Path, cache: Path | None) -> None:

@@ -14,18 +14,42 @@ from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.mean import mean_bytes
 from autopar.formulate.memory import RESIDENT, RangeBytes
 from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import Tables
+from autopar.formulate.tables import Memory, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.problem import Problem
 from autopar.recompute import Recompute
 
 
-def byte_problem(tables: Tables, pipeline: Pipeline, recompute: Recompute, name: str = "") -> Problem:
-    """Return the placement problem whose costs are the bytes of a mean stage that recomputes so."""
-    weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=False)
-    instance = problem(tables, replace(weighting, factors=np.zeros_like(weighting.factors)), name=name)
+def byte_problem(
+    tables: Tables,
+    pipeline: Pipeline,
+    recompute: Recompute,
+    *,
+    passing: float = 0.0,
+    second: float = 0.0,
+    name: str = "",
+) -> Problem:
+    """Return the placement problem whose costs are the bytes of a mean stage that recomputes so.
+
+    Args:
+        tables: The decisions.
+        pipeline: Stages, microbatches, schedule.
+        recompute: What all blocks keep.
+        passing: Weight of what lives only while its neighbours run: not all of it is there at a time.
+        second: Bytes that a second counts for: what takes long often ends in buffers, which belong to no decision.
+        name: For reports.
+    """
+    weighting = weights(tables, pipeline, recompute=recompute, hidden=0.0, bounding=False)
+    instance = problem(tables, replace(weighting, factors=second * weighting.factors), name=name)
     mean = mean_bytes(tables, pipeline, 0.0, [recompute] * len(tables.folded.kinds))
-    return mean.priced(instance, tables, 1.0)
+    lasting = mean.priced(instance, tables, 1.0)
+    if not passing:
+        return lasting
+    costs = [cost.copy() for cost in lasting.node_costs]
+    for item in tables.bytes:
+        if item.memory is Memory.TRANSIENT:
+            costs[item.node] += passing * item.amounts
+    return replace(lasting, node_costs=tuple(costs))
 
 
 def least_split(

@@ -10,7 +10,7 @@ from autopar.formulate.zero import LEVELS
 from autopar.pins.records import ROLES, BlockRecompute, Choices, Pins
 from autopar.pins.restrict import PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.space import Configuration
 from autopar.tactics.stages import layers
 
@@ -63,7 +63,7 @@ def constrain(
         raise PinError("pin zero and forbid zero leave no level", hint="levels are 0, 1, 2 and 3")
     for block, flavours in enumerate(own.keeps):
         if not flavours:
-            raise PinError(f"recompute: nothing is left for block {block}", hint=f"there are {', '.join(Recompute)}")
+            raise PinError(f"recompute: nothing is left for block {block}", hint=f"there are {', '.join(ON_DEVICE)}")
     return found, own
 
 
@@ -93,7 +93,7 @@ def _keeps(pins: Pins, folded: Folded) -> tuple[frozenset[Recompute], ...]:
     """Return for each block what it may keep."""
     if not (pins.pin.recompute or pins.forbid.recompute):
         return ()
-    keeps = [frozenset(Recompute)] * folded.num_blocks
+    keeps = [frozenset(ON_DEVICE)] * folded.num_blocks
     for item in pins.pin.recompute:
         for block in _blocks(item, folded):
             keeps[block] = keeps[block] & {Recompute(flavour) for flavour in item.flavours}

@@ -10,7 +10,7 @@ import yaml
 
 from autopar.errors import PinError, TacticError
 from autopar.pins.records import ROLES, Axes, BlockRecompute, Choices, Pins
-from autopar.recompute import Recompute, parse_recompute
+from autopar.recompute import ON_DEVICE, parse_recompute
 from autopar.schedule import SCHEDULES
 from autopar.tactics import Pipeline, Replicate, Shard, Tactic, schedule_from
 from autopar.tactics import Recompute as RecomputeTactic
@@ -227,7 +227,7 @@ def _mesh(value: object, where: str) -> Axes:
 
 
 def _recompute(value: object, where: str) -> tuple[BlockRecompute, ...]:
-    flavours = _among(tuple(Recompute))
+    flavours = _among(ON_DEVICE)
     if not isinstance(value, Mapping):
         return (BlockRecompute(flavours(value, where)),)
     found = []

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.sharding import Mesh
 
 
@@ -122,7 +122,7 @@ def _microbatch_counts(global_batch: int) -> list[int]:
     return kept
 
 
-def describe(space: list[Configuration], flavours: Sequence[Recompute] = tuple(Recompute)) -> tuple[str, ...]:
+def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVICE) -> tuple[str, ...]:
     """Return the space in words, for the report; `flavours` are those of recompute that are left."""
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})

@@ -30,7 +30,7 @@ LOOK_SECONDS = 6.0
 """Longest time one changed request is looked at for a plan that fits, and for its best plan."""
 
 MOST_GPUS = 65536
-"""The largest number of GPUs a way out is looked for on."""
+"""Default of the largest number of GPUs a way out is looked for on."""
 
 ROOM = 1.001
 """Memory limits that are tried are this much above what the thriftiest plan needs, for the rounding of sums."""
@@ -42,12 +42,19 @@ class Explainer:
     Attributes:
         task: What nothing fits in.
         effort: How hard to look for plans.
+        most_gpus: The largest number of GPUs a way out is looked for on.
     """
 
     def __init__(
-        self, task: Task, effort: Effort, *, progress: ProgressCallback = silent, should_stop: StopCallback = never
+        self,
+        task: Task,
+        effort: Effort,
+        *,
+        most_gpus: int = MOST_GPUS,
+        progress: ProgressCallback = silent,
+        should_stop: StopCallback = never,
     ) -> None:
-        self.task, self.effort = task, effort
+        self.task, self.effort, self.most_gpus = task, effort, most_gpus
         self._progress, self._should_stop = progress, should_stop
         self._end = time.monotonic() + CONFLICT_SECONDS
 
@@ -125,7 +132,7 @@ class Explainer:
         """Return the task on the smallest number of GPUs on which a plan that fits is found."""
         fits: Task | None = None
         low, count = self.task.job.gpus, self.task.job.gpus * 2
-        while count <= MOST_GPUS and not self._late():
+        while count <= self.most_gpus and not self._late():
             self._tell(f"{count} GPUs")
             other = sized(self.task, count)
             if other is not None and self._fits(other):
@@ -208,12 +215,14 @@ def explain_infeasible(
     effort: Effort,
     outcome: Outcome,
     *,
+    most_gpus: int = MOST_GPUS,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
 ) -> AutoparError:
     """Return the error that says why nothing fits, with all that was found out."""
     try:
-        report = Explainer(task, effort, progress=progress, should_stop=should_stop).explain(outcome)
+        explainer = Explainer(task, effort, most_gpus=most_gpus, progress=progress, should_stop=should_stop)
+        report = explainer.explain(outcome)
     except PinError as error:
         return error
     lacking = report.shortage

@@ -72,11 +72,21 @@ class Goal:
                 assert self.steps is not None, "checked when made"
                 return step * self.steps
 
+    def fact(self, unit: str) -> str:
+        """Return what a plan that meets the goal does, in words; `unit` is "token" or "sample"."""
+        if self.target_seconds is not None:
+            return f"a step of at most {format_seconds(self.target_seconds)}"
+        if self.budget is not None:
+            return f"a plan at which {self._of(unit)} costs at most {self.budget:g}"
+        return "a plan that fits"
+
+    def _of(self, unit: str) -> str:
+        return {Per.STEP: "a step", Per.MILLION: f"a million {unit}s", Per.RUN: f"a run of {self.steps} steps"}[
+            self.per
+        ]
+
     def words(self, unit: str) -> str:
         """Return the goal in words; `unit` is "token" or "sample"."""
-        if self.target_seconds is not None:
-            return f"the fewest GPUs with a step of at most {format_seconds(self.target_seconds)}"
-        if self.budget is not None:
-            of = {Per.STEP: "a step", Per.MILLION: f"a million {unit}s", Per.RUN: f"{self.steps} steps"}[self.per]
-            return f"the fastest plan at which {of} costs at most {self.budget:g}"
-        return "the fewest GPUs with a plan that fits"
+        which = "the fastest plan" if self.budget is not None else "the fewest GPUs"
+        joint = f"at which {self._of(unit)} costs at most {self.budget:g}" if self.budget is not None else ""
+        return f"{which} {joint}" if joint else f"{which} with {self.fact(unit)}"

@@ -61,6 +61,7 @@ def find_gpus(
     time_limit: float | None = None,
     solver: str = "auto",
     top_k: int = 1,
+    seed: int = 0,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
     **request: Any,
@@ -78,6 +79,7 @@ def find_gpus(
         time_limit: Seconds for the search of one number; None for 30.
         solver: Solver of the placement problems.
         top_k: Plans kept for the answer.
+        seed: Of what solvers draw at random.
         progress: Told which number is looked at.
         should_stop: Polled; once true, what is known is returned.
         **request: What else `autopar.solve` takes to describe the job: `cluster`, `global_batch`, `pins`, ...
@@ -89,7 +91,7 @@ def find_gpus(
     if per not in set(Per):
         raise JobError(f"a budget per {per!r}", hint=f"it is per {', '.join(Per)}")
     goal = Goal(target_seconds, budget, Per(per), steps, gpu_hour_price)
-    effort = Effort(solver, top_k, time_limit or COUNT_SECONDS)
+    effort = Effort(solver, top_k, time_limit or COUNT_SECONDS, seed)
     task = _first_task(model, max_gpus, progress, request)
     finder = Finder(task, goal, effort, max_gpus, progress, should_stop)
     return finder.find()
@@ -347,7 +349,7 @@ class Finder:
             nearest = f"; {known[-1].gpus} GPUs: {known[-1].why}"
         largest = max(numbers, default=0)
         return InfeasibleError(
-            f"up to {largest} GPUs there is not {self.goal.words(self.unit)}{nearest}",
+            f"no number of GPUs up to {largest} has {self.goal.fact(self.unit)}{nearest}",
             hint=f"--max-gpus {2 * largest}, or a goal that is easier to meet",
         )
 

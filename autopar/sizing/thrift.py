@@ -5,6 +5,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
 from autopar.formulate.cuts import best_split
 from autopar.formulate.memory import KEPT, RESIDENT
 from autopar.formulate.step import step_time
@@ -25,6 +27,9 @@ from autopar.task import Effort, Task
 
 LOOKS = 12
 """Configurations whose placements are solved for bytes, those with the lowest floors first."""
+
+WEIGHTS = ((0.0, 0.0), (1.0, 0.0), (1.0, 0.1))
+"""Weights of passing bytes, and shares of time in the costs, that are tried per configuration: the best is kept."""
 
 TENSORS = 3
 """Largest tensors that are named."""
@@ -103,24 +108,33 @@ def _thrifty(space: list[Configuration], batch: int) -> list[Configuration]:
 
 def _thrifty_plan(attempt: Attempt, search: Search) -> tuple[float, Candidate] | None:
     """Return a plan of a configuration that needs little memory, with the bytes of its fullest stage."""
-    tables, pipeline = attempt.tables, attempt.pipeline
+    tables, pipeline, constraints = attempt.tables, attempt.pipeline, search.constraints
     folded, trains = tables.folded, SCHEDULES[pipeline.schedule].trains
     flavour = min(attempt.least_bytes, key=lambda own: attempt.least_bytes[own])
-    instance = byte_problem(tables, pipeline, flavour, str(attempt.configuration))
-    choice = search.solver.solve(instance, time_limit=SOLVE_SECONDS).choice
-    if choice is None:
-        return None
-    lowered = lower_blocks(assemble_blocks(tables, choice), folded, tables.resharder)
-    memory = range_bytes(lowered, folded, trains=trains)
-    found = least_split(memory, folded.chain, pipeline, search.constraints, trains=trains)
-    if found is None:
-        return None
-    peak, split = found
-    totals, hop = tables.block_seconds(choice), 0.0
-    # Within the same bytes there may be a faster split.
-    faster = best_split(totals, memory, folded.chain, pipeline, peak, hop, search.constraints)
-    own, seconds = faster or (split, step_time(totals, folded.chain, pipeline, split, hop))
-    return peak, Candidate(attempt.configuration, tables, choice, own, seconds)
+    best: tuple[float, Candidate] | None = None
+    counts = np.array([kind.count for kind in folded.kinds])
+    second = 0.0  # bytes that a second is worth
+    for passing, share in WEIGHTS:
+        name = str(attempt.configuration)
+        instance = byte_problem(tables, pipeline, flavour, passing=passing, second=share * second, name=name)
+        solution = search.solver.solve(instance, time_limit=SOLVE_SECONDS)
+        choice = solution.choice
+        if choice is None:
+            break
+        totals = tables.block_seconds(choice)
+        if not second:
+            second = solution.cost / max(1e-12, float(counts @ totals.sum(axis=1)))
+        lowered = lower_blocks(assemble_blocks(tables, choice), folded, tables.resharder)
+        memory = range_bytes(lowered, folded, trains=trains)
+        found = least_split(memory, folded.chain, pipeline, constraints, trains=trains)
+        if found is None or (best is not None and best[0] <= found[0]):
+            continue
+        peak, split = found
+        # Within the same bytes there may be a faster split.
+        faster = best_split(totals, memory, folded.chain, pipeline, peak, 0.0, constraints)
+        own, seconds = faster or (split, step_time(totals, folded.chain, pipeline, split, 0.0))
+        best = peak, Candidate(attempt.configuration, tables, choice, own, seconds)
+    return best
 
 
 def shortage(found: Thrifty, task: Task) -> Shortage:
