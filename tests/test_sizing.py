@@ -133,7 +133,7 @@ def test_what_is_missing_is_said_with_where_and_of_what() -> None:
     assert all(held.name in graph.values for held in lacking.tensors)
 
 
-@pytest.mark.parametrize("memory", [9.0e3, 5.0e3])
+@pytest.mark.parametrize("memory", [9.0e3])
 def test_ways_out_are_ways_out(memory: float) -> None:
     """As many GPUs, or as much memory, as the answer says: there a plan fits, and one GPU less is too few."""
     task = _task("mlp-xs", 2, memory)
@@ -257,7 +257,7 @@ def test_a_target_time_takes_the_fewest_gpus_that_meet_it() -> None:
 
 @cache
 def _simulated(name: str, gpus: int) -> float:
-    plan = autopar.solve(f"zoo:{name}", gpus=gpus, top_k=1, **(GPT if name == "mlp-xs" else MLP))
+    plan = autopar.solve(f"zoo:{name}", gpus=gpus, top_k=1, **MLP)
     assert plan.simulated is not None
     return plan.simulated.step_seconds
 
