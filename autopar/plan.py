@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # what the methods for notebooks return
     from autopar.simulate.timeline import Timeline
 
 PLAN_VERSION = 2
-"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
+"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants or
+offloads the optimizer, which older readers would not see."""
 
 _OMITTED = ("variant", "variants", "offload")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
@@ -266,6 +267,22 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class PartTimes:
+    """A part of the step by the planner's formula and as simulated, in seconds.
+
+    Attributes:
+        name: "passes" (of all microbatches through the busiest stage), "waits" (for other stages) or "end" (what
+            follows the last pass: gradients, gathers, the update).
+        formula: By the formula; the parts add up to the objective.
+        simulated: Simulated; the parts add up to the step.
+    """
+
+    name: str
+    formula: float
+    simulated: float
+
+
+@dataclass(frozen=True, slots=True)
 class Simulated:
     """What the event simulator found for the lowered plan; seconds and bytes.
 
@@ -278,6 +295,7 @@ class Simulated:
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
         parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
+        against: Parts of the step by the formula and simulated, of plans that were searched for.
         error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
     """
 
@@ -290,6 +308,7 @@ class Simulated:
     stages: tuple[StageMemory, ...]
     parts: tuple[tuple[str, float], ...] = ()
     error: float | None = None
+    against: tuple[PartTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +351,8 @@ class SearchReport:
         pruned: How many were excluded by their bound.
         phases: Where the time went.
         history: What was known when; seconds ascend, objectives never rise, bounds never fall.
+        complete: No plan of another signature than those returned has a lower objective, in seconds; 0 if unknown.
+        cut: Placement problems that were cut by their clock; without any, every complete search gives the same answer.
         cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 
@@ -345,6 +366,8 @@ class SearchReport:
     pruned: int
     phases: tuple[PhaseTime, ...]
     history: tuple[HistoryPoint, ...] = ()
+    complete: float = 0.0
+    cut: int = 0
     cached: bool = False
 
     @property
@@ -423,7 +446,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
             newest = max((plan.version for plan in self.alternatives), default=1)
-            object.__setattr__(self, "version", 2 if self.variants else newest)
+            needed = self.variants or any(stage.offload for stage in self.stages)
+            object.__setattr__(self, "version", 2 if needed else newest)
 
     @property
     def device_mesh(self) -> Mesh:
@@ -438,6 +462,22 @@ class Plan:
     def variant_of(self, stage: StagePlan) -> Variant:
         """Return the mesh and the placements of a stage."""
         return Variant(self.mesh, self.blocks) if stage.variant == 0 else self.variants[stage.variant - 1]
+
+    def of_variant(self, number: int) -> "Plan":
+        """Return what the stages of a variant do as a plan of one variant: those stages, its mesh and their blocks."""
+        variant = self.all_variants[number]
+        stages = tuple(replace(stage, variant=0) for stage in self.stages if stage.variant == number)
+        held = {block for stage in stages for block in range(*stage.blocks)}
+        blocks = tuple(
+            replace(block, instances=tuple(index for index in block.instances if index in held))
+            for block in variant.blocks
+            if not held.isdisjoint(block.instances)
+        )
+        return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=())
+
+    def numbers_of(self, variant: int) -> tuple[int, ...]:
+        """Return the numbers of the stages of a variant."""
+        return tuple(number for number, stage in enumerate(self.stages) if stage.variant == variant)
 
     def stage_of(self, block: int) -> StagePlan:
         """Return the stage that has a block of the chain."""

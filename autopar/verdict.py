@@ -1,22 +1,21 @@
 """The verdict on a search: its best candidates lowered, verified, simulated and ranked."""
 
-import math
 from dataclasses import replace
-from itertools import islice
 
 from autopar.cost import CostModel
 from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
 from autopar.formulate.fold import Folded
-from autopar.formulate.step import model_flops
+from autopar.formulate.step import StepTime, model_flops
 from autopar.pins import broken
 from autopar.pins.apply import words
-from autopar.plan import PhaseTime, Plan, SearchReport, Simulated, StageMemory
+from autopar.plan import PartTimes, PhaseTime, Plan, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.search.assemble import assemble
-from autopar.search.outcome import Outcome
+from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
+from autopar.search.signature import Signature
 from autopar.search.space import describe
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
@@ -40,35 +39,46 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         InterruptedSearchError: If the search was stopped before the first.
     """
     if not outcome.candidates and outcome.stopped:
-        why = "interrupted" if outcome.stopped == "interrupted" else f"stopped by the {outcome.stopped}"
-        raise InterruptedSearchError(f"{why} before the first plan", hint="allow more time")
+        if outcome.stopped == "interrupted":
+            raise InterruptedSearchError("interrupted before the first plan")
+        raise InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
     with clock("simulate"):
         astray: list[str] = []
-        verified = (
-            _verify(assemble(candidate, task.workload.info(), task.job), task, astray)
-            for candidate in outcome.candidates
-        )
-        plans = list(islice((plan for plan in verified if plan is not None), VERIFY * top_k))
+        plans = _verified(outcome, task, top_k, astray)
         if not plans and astray:
             raise PinError(f"no plan that was found keeps to the pins: {astray[0]}", hint="pin something else")
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
-        plans = _distinct(plans)
     report = _report(outcome, task, plans[0].objective, method, clock.times)
     runners_up = tuple(plan.without_alternatives() for plan in plans[1:top_k])
     return replace(plans[0], search=report, alternatives=runners_up)
 
 
-def _distinct(plans: list[Plan]) -> list[Plan]:
-    """Return the plans by simulated time, of those that read alike (the same degrees on other meshes) the fastest."""
-    kept: dict[str, Plan] = {}
-    for plan in sorted(plans, key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf):
-        kept.setdefault(plan.summary, plan)
-    return list(kept.values())
+def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str]) -> list[Plan]:
+    """Return the best plans by simulated time, the fastest of each signature; note how others go astray of the pins."""
+    kept: dict[Signature, Plan] = {}
+    count = 0
+    for candidate in outcome.candidates:
+        if count >= VERIFY * top_k and (len(kept) >= top_k or candidate.signature in kept):
+            continue  # enough variants of what is known already
+        plan = _verify(candidate, task, astray)
+        if plan is None:
+            continue
+        count += 1
+        known = kept.get(candidate.signature)
+        if known is None or _step(plan) < _step(known):
+            kept[candidate.signature] = plan
+    return sorted(kept.values(), key=_step)
 
 
-def _verify(plan: Plan, task: Task, astray: list[str]) -> Plan | None:
-    """Return the plan with the simulator's verdict; None if it exceeds the memory limit, or goes astray of the pins."""
+def _step(plan: Plan) -> float:
+    assert plan.simulated is not None, "only simulated plans are ranked"
+    return plan.simulated.step_seconds
+
+
+def _verify(candidate: Candidate, task: Task, astray: list[str]) -> Plan | None:
+    """Return a candidate's plan as simulated; None if it exceeds the memory limit, or goes astray of the pins."""
+    plan = assemble(candidate, task.workload.info(), task.job)
     costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
@@ -78,7 +88,21 @@ def _verify(plan: Plan, task: Task, astray: list[str]) -> Plan | None:
     if differs := broken(plan, task.pins, folded):
         astray.extend(differs)
         return None
-    return simulated(plan, timeline, folded, costs)
+    found = simulated(plan, timeline, folded, costs)
+    assert found.simulated is not None, "it was simulated"
+    parts = _against(candidate.time, plan.num_microbatches, timeline)
+    return replace(found, simulated=replace(found.simulated, against=parts))
+
+
+def _against(time: StepTime, num_microbatches: int, timeline: Timeline) -> tuple[PartTimes, ...]:
+    """Return the parts of a step by the formula and simulated."""
+    passes = num_microbatches * float(time.stage_seconds.max())
+    own = timeline.busiest
+    return (
+        PartTimes("passes", passes, own.compute_seconds + own.collective_seconds + own.delay_seconds),
+        PartTimes("waits", time.flow - passes, own.bubble_seconds + own.wait_seconds),
+        PartTimes("end", time.seconds - time.flow, own.gradient_seconds + own.update_seconds + own.gather_seconds),
+    )
 
 
 def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) -> Plan:
@@ -118,4 +142,5 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
         pruned=outcome.pruned,
         phases=times,
         history=outcome.history.points,
+        cut=outcome.cut,
     )

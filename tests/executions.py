@@ -119,7 +119,7 @@ def random_plan(
     cuts = [0, *sorted(rng.choice(np.arange(1, blocks), count - 1, replace=False).tolist()), blocks]
     ranges = tuple((cuts[i], cuts[i + 1]) for i in range(count))
     flavours = list(ON_DEVICE) if train else [Recompute.NONE]
-    split = Split(ranges, tuple(flavours[number] for number in rng.integers(0, len(flavours), count)))
+    split = Split.uniform(ranges, tuple(flavours[number] for number in rng.integers(0, len(flavours), count)))
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds)
     plan = any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)

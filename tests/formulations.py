@@ -1,17 +1,20 @@
 """Small models as the planner sees them, each built once per run, and choices to try on them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
 from autopar.cluster import PRESETS
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
-from autopar.formulate.memory import BlockBytes, FloatArray, RangeBytes
+from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray, Holding, State
 from autopar.formulate.step import Pipeline, Split, step_time
-from autopar.formulate.tables import Slot, Tables, build_tables
+from autopar.formulate.tables import Tables, build_tables
 from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.problem import Problem
@@ -19,7 +22,7 @@ from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.sharding import Mesh
-from autopar.simulate.ranges import range_bytes
+from autopar.simulate.ranges import chain_bytes
 from autopar.solvers import load
 from autopar.workload import Workload, open_workload
 from tests.test_models import TINY
@@ -91,49 +94,65 @@ def splits(num_blocks: int, num_stages: int) -> list[tuple[tuple[int, int], ...]
     return [tuple(zip((0, *cuts), (*cuts, num_blocks), strict=True)) for cuts in inner]
 
 
-def stage_peak(memory: RangeBytes, pipeline: Pipeline, split: Split, stage: int) -> float:
+def stage_peak(memory: ChainBytes, pipeline: Pipeline, split: Split, stage: int) -> float:
     """Return the peak bytes of a stage."""
     return memory.peak(*split.ranges[stage], pipeline.in_flight(stage), split.recompute[stage])
 
 
-def ranges_of(memory: BlockBytes, chain: tuple[int, ...]) -> RangeBytes:
-    """Return what every range of blocks holds if blocks add up as the placement problem counts them."""
-    num_blocks = len(chain)
-    resident = np.zeros((num_blocks, num_blocks + 1))
-    kept = {flavour: np.zeros_like(resident) for flavour in memory.kept}
-    running = {flavour: np.zeros_like(resident) for flavour in memory.kept}
-    for start in range(num_blocks):
-        for stop in range(start + 1, num_blocks + 1):
-            counts = np.bincount(np.asarray(chain[start:stop]), minlength=len(memory.resident))
-            resident[start, stop] = counts @ memory.resident + memory.buffers
-            for flavour in memory.kept:
-                kept[flavour][start, stop] = counts @ memory.kept[flavour]
-                one = memory.stage_bytes(counts, 1, flavour)
-                running[flavour][start, stop] = one - resident[start, stop]
-    return RangeBytes(resident, kept, running, np.zeros_like(resident))
+@dataclass(frozen=True)
+class _Adding:
+    """Blocks whose bytes add up, whatever company they are in."""
+
+    memory: BlockBytes
+
+    def enter(self, kind: int) -> State:
+        return ()
+
+    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
+        kept = float(self.memory.kept[recompute][kind])
+        running = kept + float(self.memory.transient[kind] + self.memory.remade[recompute][kind])
+        return Holding(kept, running, running), state
+
+    def meet(self, states: Sequence[State]) -> State:
+        return states[0]
 
 
-def lowered_bytes(tables: Tables, choice: tuple[int, ...]) -> RangeBytes:
+def chain_of(memory: BlockBytes, chain: tuple[int, ...], flavours: Sequence[Recompute]) -> ChainBytes:
+    """Return what every range of blocks holds if blocks add up, with the running one's transients on top."""
+    zero = np.zeros(len(memory.resident))
+    return ChainBytes(
+        chain, _Adding(memory), tuple(flavours), memory.resident, zero, zero, zero, zero, zero, memory.buffers
+    )
+
+
+def lowered_bytes(tables: Tables, choice: tuple[int, ...]) -> ChainBytes:
     """Return what every range of blocks holds once lowered."""
     trains = any(op.phase is Phase.BACKWARD for op in tables.folded.graph.ops)
     lowered = lower_blocks(assemble_blocks(tables, choice), tables.folded, tables.resharder)
-    return range_bytes(lowered, tables.folded, trains=trains)
+    return chain_bytes(lowered, tables.folded, trains=trains)
 
 
 def best_by_enumeration(
-    totals: FloatArray, memory: RangeBytes, chain: tuple[int, ...], pipeline: Pipeline, limit: float, hop: float
+    totals: FloatArray,
+    memory: ChainBytes,
+    pipeline: Pipeline,
+    limit: float,
+    hop: float,
+    constraints: Constraints = FREE,
 ) -> float:
-    """Return the least step seconds over all splits whose stages fit, each with as little recompute as it fits with."""
+    """Return the least step seconds over all splits whose stages fit, whatever each of their blocks recomputes."""
     best = float("inf")
-    trains = bool(totals[:, Slot.BACKWARD].any())
-    for ranges in splits(len(chain), pipeline.num_stages):
-        redo = []
-        for stage in range(len(ranges)):
-            for recompute in ON_DEVICE if trains else (Recompute.NONE,):
-                split = Split(ranges, tuple(recompute for _ in ranges))
-                if stage_peak(memory, pipeline, split, stage) <= limit:
-                    redo.append(recompute)
-                    break
-        if len(redo) == len(ranges):
-            best = min(best, step_time(totals, chain, pipeline, Split(ranges, tuple(redo)), hop).seconds)
+    keeps = constraints.keeps or (frozenset(ON_DEVICE),) * len(memory.chain)
+
+    @cache
+    def fitting(start: int, stop: int, in_flight: int) -> list[tuple[Recompute, ...]]:
+        each = product(*([f for f in memory.flavours if f in own] for own in keeps[start:stop]))
+        return [flavours for flavours in each if memory.peak(start, stop, in_flight, flavours) <= limit]
+
+    for ranges in splits(len(memory.chain), pipeline.num_stages):
+        if constraints.cuts is not None and not constraints.cuts.issuperset(start for start, _ in ranges[1:]):
+            continue
+        options = [fitting(*blocks, pipeline.in_flight(stage)) for stage, blocks in enumerate(ranges)]
+        for recompute in product(*options):
+            best = min(best, step_time(totals, memory.chain, pipeline, Split(ranges, recompute), hop).seconds)
     return best

@@ -247,7 +247,7 @@ def named_plan(
     assert choice is not None, "replicating everything is always possible"
     count = configuration.num_stages
     cuts = [round(folded.num_blocks * stage / count) for stage in range(count + 1)]
-    split = Split(tuple(pairwise(cuts)), (recompute,) * count)
+    split = Split.uniform(tuple(pairwise(cuts)), (recompute,) * count)
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds)
     return written(candidate, samples * configuration.num_microbatches, True)

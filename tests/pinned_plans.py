@@ -28,7 +28,7 @@ def best_candidate(tables: Tables, configuration: Configuration, limit: Callable
     weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=False, early=True)
     choice = solvers.load("auto").solve(limit(problem(tables, weighting)), time_limit=10.0).choice
     assert choice is not None, "no plan is allowed"
-    whole = Split(((0, tables.folded.num_blocks),), (Recompute.NONE,))
+    whole = Split.uniform(((0, tables.folded.num_blocks),), (Recompute.NONE,))
     return Candidate(configuration, tables, choice, whole, StepTime(1.0, 1.0, 0.0, np.ones(1)))
 
 

@@ -91,7 +91,7 @@ def _recipe_plan(
     choice = chosen(tables, np.random.default_rng(seed), recipe, workload)
     count, blocks = configuration.num_stages, folded.num_blocks
     cuts = [blocks * index // count for index in range(count + 1)]
-    split = Split(tuple((cuts[i], cuts[i + 1]) for i in range(count)), (Recompute.NONE,) * count)
+    split = Split.uniform(tuple((cuts[i], cuts[i + 1]) for i in range(count)), (Recompute.NONE,) * count)
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds)
     gpus = count * configuration.mesh.size

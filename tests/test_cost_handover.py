@@ -14,7 +14,7 @@ from autopar.cost import CostModel, Handed, Holding
 from autopar.cost.handover import Division, pieces
 from autopar.errors import ShardingError
 from autopar.runtime.blocks import scatter
-from autopar.sharding import Mesh, Placement, Replicate, Shard, parse_placements
+from autopar.sharding import Mesh, Placement, Placements, Replicate, Shard, parse_placements
 
 H100 = PRESETS["h100"]
 MESHES = (Mesh.of(), Mesh.of(a=2), Mesh.of(a=3), Mesh.of(a=2, b=2), Mesh.of(a=2, b=3), Mesh.of(a=4, b=2))
@@ -114,6 +114,27 @@ def test_the_fullest_device_of_the_slowest_tier_sets_the_time() -> None:
     both = [Handed((4, 4), 2.0, Holding(0, mesh, (Shard(0),)), Holding(4, mesh, (Shard(0),)))] * 2
     assert costs.hand_over_seconds(both) == costs.send_seconds(16.0, 0)
     assert costs.hand_over_seconds([]) == 0.0
+
+
+@given(data=st.data(), nodes=st.integers(1, 5))
+def test_hand_overs_cost_the_same_wherever_they_are(data: st.DataObject, nodes: int) -> None:
+    """Some whole nodes, or racks, further on; one value costs what it costs as one of several."""
+    source = data.draw(_holdings(data.draw(st.integers(0, 7))))
+    target = data.draw(_holdings(source.first + source.mesh.size))
+    racks = replace(H100, domains=(Domain(16, replace(H100.inter, nics=None)),))
+    nothing = Handed((1,), 0.0, replace(source, placements=_whole(source)), replace(target, placements=_whole(target)))
+    for cluster, period in ((H100, 8), (racks, 16)):
+        costs = CostModel(cluster)
+        further = [replace(side, first=side.first + nodes * period) for side in (source, target)]
+
+        seconds = costs.hand_over_seconds([Handed(SHAPE, 2.0, source, target)])
+
+        assert seconds == costs.hand_over_seconds([Handed(SHAPE, 2.0, *further)])
+        assert seconds == pytest.approx(costs.hand_over_seconds([Handed(SHAPE, 2.0, source, target), nothing]))
+
+
+def _whole(holding: Holding) -> Placements:
+    return (Replicate(),) * len(holding.mesh.axes)
 
 
 def test_what_goes_far_leaves_the_node_too() -> None:

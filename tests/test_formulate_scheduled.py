@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.formulate.scheduled import StageHolding, StageWork, held_bytes, pass_seconds, scheduled_step, stage_works
+from autopar.formulate.step import Split
 from autopar.program.lower import lower
 from autopar.program.records import Program, SegmentPhase
 from autopar.recompute import Recompute
@@ -141,7 +142,7 @@ def test_steps_of_solved_plans_take_what_the_simulator_says(name: str, recompute
     execution, rules = Execution.of("gpt2", 4, count), model_rules("gpt2", cache_dir)
     configuration = Configuration(2 * num_chunks, Mesh.of(outer=2, inner=2), count, "1f1b")
     candidate = solved_candidate(execution.folded, rules, configuration, 4)
-    candidate = replace(candidate, split=replace(candidate.split, recompute=(recompute,) * configuration.num_stages))
+    candidate = replace(candidate, split=Split.uniform(candidate.split.ranges, (recompute,) * configuration.num_stages))
     plan = interleave(written(candidate, 4 * count, True), 2, name)
     program = lower(plan, execution.folded, COSTS)
     works = stage_works(candidate.tables, candidate.choice, candidate.split, splits=SCHEDULES[name].splits)

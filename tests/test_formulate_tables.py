@@ -297,14 +297,15 @@ def test_memory_of_the_problem_is_memory_of_the_stage(name: str, mode: str, reco
     found = tables(name, mode)
     chain = found.folded.chain
     pipeline = Pipeline(2, 3, "1f1b")
-    cut = Cut(((0, len(chain) - 1), (len(chain) - 1, len(chain))), (recompute, recompute))
+    cut = Cut.uniform(((0, len(chain) - 1), (len(chain) - 1, len(chain))), (recompute, recompute))
     weighting = weights(found, pipeline, recompute=recompute, hidden=1.0, bounding=False)
     choice = random_choice(problem(found, weighting), np.random.default_rng(3), near=good_choice(name, mode))
     memory = block_bytes(found, choice)
 
     for stage in range(2):
         counts = tuple(int(c) for c in np.bincount(chain[slice(*cut.ranges[stage])], minlength=len(found.folded.kinds)))
-        mixes = [m for m in stage_mixes(chain, pipeline, cut, len(found.folded.kinds)) if m.counts == counts]
+        every = stage_mixes(chain, pipeline, cut, len(found.folded.kinds))
+        mixes = [mix for mix in every if mix.counts[list(Recompute).index(recompute)] == counts]
         if mixes:
             instance = problem(found, weighting, mixes, 1e15)
             peak = instance.peak_usage(choice) + memory.buffers

@@ -23,6 +23,7 @@ from autopar.frameworks.onnx_devices import LOST, sharding_spec
 from autopar.plan import Plan, StagePlan
 from autopar.sharding import Mesh, Replicate, Shard
 from autopar.workload import open_plan
+from tests.variants import staged
 
 # Sizes at which what Megatron does is what pays; a model without weights is small whatever its sizes.
 LLAMA = {"num_layers": 4}
@@ -195,6 +196,34 @@ def test_shards_inside_replicas_are_hybrid(cache_dir: Path) -> None:
     assert (found["data_parallel_replicate_degree"], found["data_parallel_shard_degree"]) == (2, 2)
     assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("megatron").lost)
     assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("deepspeed").lost)
+
+
+@pytest.fixture(scope="module")
+def unequal(cache_dir: Path) -> Plan:
+    """Return a plan of 4 devices data parallel, then 2 devices tensor parallel."""
+    first = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4)
+    second = planned("zoo:llama3-8b", LLAMA, cache_dir, tp=2, microbatch=4)
+    return staged([first, second], "1f1b", (2,))
+
+
+@pytest.mark.parametrize("to", ["megatron", "torchtitan", "deepspeed", "nemo", "jax", "pytorch"])
+def test_stages_with_their_own_meshes_are_refused_where_one_holds_for_all(unequal: Plan, to: str) -> None:
+    with pytest.raises(ExportError, match=rf"\(stage 0: dp=4; stage 1: tp=2\); what {to} is told holds for all"):
+        unequal.export(to)
+
+
+def test_onnx_is_told_stage_by_stage(unequal: Plan) -> None:
+    """Inputs of the second stage are on devices 4 and 5, whatever the first one does with the same kind of layer."""
+    model = onnx.load_from_string(unequal.export("onnx").data)
+
+    devices: dict[int, set[int]] = {}
+    for node in model.graph.node:
+        for found in node.device_configurations:
+            for spec in found.sharding_spec:
+                groups = {entry.key: set(entry.value) for entry in spec.index_to_device_group_map}
+                for device in spec.device:
+                    devices.setdefault(found.pipeline_stage, set()).update(groups.get(device, {device}))
+    assert devices == {0: {0, 1, 2, 3}, 1: {4, 5}}
 
 
 def test_an_idle_axis_cannot_be_said(cache_dir: Path) -> None:

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import autopar
@@ -14,13 +15,14 @@ from autopar.degrees import Degrees
 from autopar.errors import InfeasibleError
 from autopar.formulate.fold import fold
 from autopar.formulate.step import Pipeline
+from autopar.plan import StagePlan
 from autopar.prediction import Prediction, Predictor
 from autopar.program.lower import lower, lower_blocks
 from autopar.program.records import Category
-from autopar.recompute import ON_DEVICE
+from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.simulate import simulate
 from autopar.simulate.blocks import BlockMemories
-from autopar.simulate.ranges import range_bytes
+from autopar.simulate.ranges import chain_bytes
 from autopar.workload import open_workload
 from tests.executions import COSTS, model_graph, model_rules, random_plan
 from tests.test_runtime import SPACE
@@ -206,11 +208,20 @@ def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, c
     plan = random_plan(folded, model_rules(name, cache_dir), configuration, 4, seed=number)
     lowered = lower_blocks(plan.blocks, folded, Resharder(plan.device_mesh, COSTS))
     pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
-    ranges = range_bytes(lowered, folded, trains=True)
+    ranges = chain_bytes(lowered, folded, trains=True)
 
-    for flavour in ON_DEVICE:
-        stages = tuple(replace(stage, recompute=str(flavour)) for stage in plan.stages)
+    rng = np.random.default_rng(number)
+    for flavour in (*ON_DEVICE, None):
+        stages = tuple(replace(stage, recompute=_recompute(stage, flavour, rng)) for stage in plan.stages)
         timeline = simulate(lower(replace(plan, stages=stages), folded, COSTS), COSTS)
         for index, (stage, found) in enumerate(zip(stages, timeline.stages, strict=True)):
-            peak = ranges.peak(*stage.blocks, pipeline.in_flight(index), flavour)
+            peak = ranges.peak(*stage.blocks, pipeline.in_flight(index), stage.flavours)
             assert found.memory.bytes == pytest.approx(peak, rel=1e-12)
+
+
+def _recompute(stage: StagePlan, flavour: Recompute | None, rng: np.random.Generator) -> str:
+    """Return a flavour for all blocks of a stage, or any for each."""
+    if flavour is not None:
+        return str(flavour)
+    numbers = rng.integers(0, len(ON_DEVICE), stage.blocks[1] - stage.blocks[0])
+    return format_recompute(tuple(ON_DEVICE[number] for number in numbers))

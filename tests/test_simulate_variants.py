@@ -18,7 +18,7 @@ from autopar.program.verify.shapes import whole_shape
 from autopar.simulate import simulate, simulate_flat
 from autopar.simulate.hops import hops
 from autopar.workload import open_workload
-from tests.variants import plan_by_degrees
+from tests.variants import staged
 
 A100 = PRESETS["a100"]
 AGREE = 1e-3
@@ -48,7 +48,7 @@ PLANS: dict[str, tuple[tuple[Degrees, ...], str, tuple[int, ...]]] = {
 
 def _plan(name: str, cluster: Cluster = A100) -> Plan:
     degrees, schedule, layers = PLANS[name]
-    return plan_by_degrees(_predictor(), degrees, cluster, schedule, layers)
+    return staged([_predictor().planned(each, cluster) for each in degrees], schedule, layers)
 
 
 def _lowered(plan: Plan, costs: CostModel) -> Program:
@@ -101,6 +101,19 @@ def test_a_hop_takes_what_the_planner_is_told(name: str) -> None:
             assert way.seconds > 0
 
 
+@pytest.mark.parametrize("name", ["8, 4, 4", "interleaved"])
+def test_the_path_of_unequal_stages_adds_up_to_the_step(name: str) -> None:
+    """Events, memory over time and the critical path are there for every stage."""
+    costs = CostModel(A100)
+    program = _lowered(_plan(name), costs)
+
+    timeline = simulate(program, costs, trace=True)
+
+    assert sum(piece.seconds for piece in timeline.path) == pytest.approx(timeline.step_seconds, rel=1e-9)
+    assert timeline.step_seconds == simulate(program, costs).step_seconds
+    assert len(timeline.stages) == program.num_groups
+
+
 def test_a_stage_holds_what_its_own_placements_say() -> None:
     """Matrices on 2-way and on 4-way tensor parallelism: of a layer on stage 1 a device has half as much as on 0."""
     program = _lowered(_plan("equal sizes"), CostModel(A100))
@@ -122,7 +135,7 @@ def test_stages_on_slower_devices_take_longer() -> None:
     between = replace(A100.inter, bandwidth=1e10, latency=2e-5, nics=None)
     mixed = Cluster.mixed("mixed", (NodeGroup(1, A100), NodeGroup(1, PRESETS["h100"])), between)
     degrees = (replace(WIDE, sequence_parallel=True), WIDE)
-    plan = plan_by_degrees(_predictor(), degrees, mixed, "1f1b", (4,))
+    plan = staged([_predictor().planned(each, mixed) for each in degrees], "1f1b", (4,))
     program = _lowered(plan, CostModel(mixed))
 
     timeline = simulate(program, CostModel(mixed))

@@ -76,12 +76,15 @@ def test_no_split_needs_less_than_the_thriftiest(name: str, mode: str, num_stage
             if constraints.cuts is not None and not {start for start, _ in ranges[1:]} <= constraints.cuts:
                 continue
             each = [
-                min(stage_peak(memory, pipeline, Split(ranges, (flavour,) * num_stages), stage) for flavour in flavours)
+                min(
+                    stage_peak(memory, pipeline, Split.uniform(ranges, (flavour,) * num_stages), stage)
+                    for flavour in flavours
+                )
                 for stage in range(num_stages)
             ]
             least = min(least, max(each))
 
-        answer = least_split(memory, chain, pipeline, constraints, trains=mode == "train")
+        answer = least_split(memory, pipeline, constraints)
 
         assert answer is not None
         assert answer[0] == pytest.approx(least, rel=1e-12)
@@ -101,7 +104,7 @@ def test_the_thriftiest_plan_is_above_its_floor_and_below_others(name: str) -> N
     assert found.candidate is not None
     assert found.floor <= found.bytes <= max(stage.peak for stage in fastest.stages) * (1 + 1e-9)
     lacking = shortage(found, task)
-    assert lacking.bytes == pytest.approx(found.bytes, rel=1e-9)
+    assert lacking.bytes <= found.bytes * (1 + 1e-9)  # within the same bytes a faster split may need fewer
     assert sum(lacking.by_category.values()) == pytest.approx(lacking.bytes, rel=1e-9)
 
 
@@ -125,7 +128,7 @@ def test_what_is_missing_is_said_with_where_and_of_what() -> None:
     report = _report(task)
 
     lacking = report.shortage
-    assert lacking.limit == 1.0e4
+    assert lacking.limit == 1.0e3
     assert lacking.over == lacking.bytes - lacking.limit > 0
     assert lacking.by_category["parameters"] > 0
     assert lacking.tensors[0].bytes == max(held.bytes for held in lacking.tensors) > 0

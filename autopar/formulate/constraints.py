@@ -50,17 +50,14 @@ class Constraints:
         tables = build_tables(folded, rules, mesh, costs, restriction)
         return tables if self.zero == LEVELS else keep_levels(tables, self.zero)
 
-    def stages(self, recompute: Recompute, num_blocks: int) -> Mask:
-        """Return which ranges of blocks may be a stage that recomputes so, (blocks, blocks + 1)."""
-        allowed = np.ones((num_blocks, num_blocks + 1), dtype=bool)
-        if self.cuts is not None:
-            edges = np.zeros(num_blocks + 1, dtype=bool)
-            edges[[0, num_blocks, *(cut for cut in self.cuts if 0 < cut < num_blocks)]] = True
-            allowed &= edges[:num_blocks, None] & edges[None, :]
-        if self.keeps:
-            others = np.cumsum([0, *(recompute not in own for own in self.keeps)])
-            allowed &= others[None, :] == others[:-1, None]
-        return allowed
+    def ranges(self, num_blocks: int, longest: int) -> Mask:
+        """Return which ranges may be a stage, (blocks, longest): from a block on, one more than the column says."""
+        if self.cuts is None:
+            return np.ones((num_blocks, longest), dtype=bool)
+        edges = np.zeros(num_blocks + longest + 1, dtype=bool)
+        edges[[0, num_blocks, *(cut for cut in self.cuts if 0 < cut < num_blocks)]] = True
+        start = np.arange(num_blocks)[:, None]
+        return np.asarray(edges[start] & edges[start + 1 + np.arange(longest)[None, :]])
 
     def fastest(self, chain: Sequence[int], num_kinds: int) -> tuple[Recompute, ...]:
         """Return by kind the fastest flavour that any of its blocks may have: what bounds may count on."""

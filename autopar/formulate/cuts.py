@@ -1,98 +1,97 @@
-"""Cuts of the chain of blocks into stages, and what the stages recompute: the least step time that fits.
+"""Cuts of the chain of blocks into stages, and what the blocks of each recompute: the least step time that fits.
 
-`step.py` has the formula.
+`step.py` has the formula. For a cap T on the slowest stage the rest of it is a dynamic program over stages: with A_s
+the forward seconds of the stages before s, its state is the latest end so far,
+
+    end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s    as t_q - b_q = f_q with and without recompute,
+
+so that step = end_p + (m - 1) T + 2 (p - 1) h + fixed, but for a pace that hops make slower. Caps are tried in
+ascending order until (m - 1) T is too much.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autopar.formulate.constraints import FREE, Constraints
-from autopar.formulate.memory import FloatArray, RangeBytes
-from autopar.formulate.step import Pipeline, Split, StepTime, gather_seconds, rerun_seconds, stage_seconds, step_time
+from autopar.formulate.memory import ChainBytes, FloatArray
+from autopar.formulate.mixtures import Mixtures, mixtures, special_blocks
+from autopar.formulate.step import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot
+from autopar.formulate.windows import IntArray, Windows, symbols_of, windows
 from autopar.recompute import ON_DEVICE
+
+_LEAST = list(reversed(ON_DEVICE))
+"""Flavours from what keeps least."""
+
+UNLIMITED = 1e300
+"""Bytes that are more than any stage holds, and less than what must not be."""
+
+ROUNDING = 1e-9
+"""Sums of equal blocks differ by rounding only: relative."""
 
 
 def best_split(
     totals: FloatArray,
-    memory: RangeBytes,
-    chain: Sequence[int],
+    memory: ChainBytes,
     pipeline: Pipeline,
     limit: float,
     hop: float,
     constraints: Constraints = FREE,
 ) -> tuple[Split, StepTime] | None:
-    """Return the split into stages with the least step time whose stages all fit and keep to the constraints, or None.
+    """Return the split into stages, and what their blocks recompute, with the least step time; None if none fits.
 
-    Recompute is chosen per stage, the fastest flavour that fits: none, else selective, else full. Among those splits
-    the best is found exactly if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s) and hops take no time
-    from the pace; else the split minimises a slightly smaller step time, in which such a stage delays only the stages
-    after it by its forward, and the slowest stage sets the pace.
+    A stage takes the fastest mixture of flavours that fits (`mixtures.py`), or the one that ends earliest with its
+    reductions. Among those splits the best is found exactly if gradient traffic hides behind compute
+    (g_s + a_s <= f_s + b_s) and hops take no time from the pace; else the split minimises a slightly smaller step time,
+    in which such a stage delays only the stages after it by its forward, and the slowest stage sets the pace.
 
-    For a cap T on the slowest stage the rest of the formula is a dynamic program over stages: with A_s the forward
-    seconds of the stages before s, its state is the latest end so far,
-
-        end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s    as t_q - b_q = f_q with and without recompute,
-
-    so that step = end_p + (m - 1) T + 2 (p - 1) h + fixed, but for a pace that hops make slower. Caps are tried in
-    ascending order until (m - 1) T is too much.
+    Args:
+        totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
+        memory: What ranges of the chain of blocks hold.
+        pipeline: Stages, microbatches, schedule.
+        limit: Bytes per device.
+        hop: Seconds of sending one microbatch's boundary from a stage to the next.
+        constraints: Cuts and recompute that are left open.
     """
-    if pipeline.num_stages > len(chain):
+    chain, num_stages = memory.chain, pipeline.num_stages
+    if num_stages > len(chain):
         return None
-    stages = _stage_options(totals, memory, chain, pipeline, limit, constraints)
-    slowest = _dynamic_program(stages.seconds, np.maximum)
-    if not np.isfinite(slowest):
-        return None
+    alike = [tuple(i for i, own in enumerate(constraints.keeps) if own == keeps) for keeps in set(constraints.keeps)]
+    symbols = symbols_of(chain, [*special_blocks(memory), *alike])
     best: tuple[Split, StepTime] | None = None
-    follow = pipeline.num_microbatches - 1
-    hops = pipeline.hops(hop) + pipeline.fixed
-    least, ranges = _earliest_end(stages, np.inf, hop)
-    caps = stages.seconds[np.isfinite(stages.seconds) & (stages.seconds >= slowest * (1 - 1e-12))]
-    for cap in [np.inf] if follow == 0 else _distinct(caps):
-        # No split with a slowest stage of at least `cap` is better than this.
-        if best is not None and follow and follow * cap + least + hops >= best[1].seconds * (1 - 1e-9):
+    for longest in _lengths(len(chain), num_stages):
+        found = windows(symbols, longest, num_stages == 1)
+        stages = _stages(found, totals, memory, pipeline, min(limit, UNLIMITED), constraints)
+        best = _best(stages, totals, chain, pipeline, hop)
+        if longest == len(chain) or (best is not None and best[1].seconds <= _beyond(totals, chain, pipeline, longest)):
             break
-        if np.isfinite(cap):
-            _, ranges = _earliest_end(stages, cap * (1 + 1e-9), hop)
-        split = Split(ranges, tuple(_FLAVOURS[stages.recompute[s, a, b]] for s, (a, b) in enumerate(ranges)))
-        time = step_time(totals, chain, pipeline, split, hop)
-        if best is None or time.seconds < best[1].seconds:
-            best = (split, time)
-    return best
+    if best is None:
+        return None
+    split = _sorted(best[0], memory, pipeline, limit, constraints)
+    return split, step_time(totals, chain, pipeline, split, hop)
 
 
-def _distinct(values: FloatArray) -> FloatArray:
-    """Return the values in ascending order, one of each that differ by rounding only: sums of equal blocks do."""
-    ordered = np.sort(values)
-    return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > 1e-9 * ordered[1:]])])
+def _sorted(split: Split, memory: ChainBytes, pipeline: Pipeline, limit: float, constraints: Constraints) -> Split:
+    """Return the split with equal blocks of a stage in the order full, selective, none, wherever that fits.
 
-
-_FLAVOURS = ON_DEVICE
-"""From fastest to slowest."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _StageOptions:
-    """What stages can hold; (stages, blocks, blocks + 1) arrays: stage s with blocks a to b.
-
-    Attributes:
-        seconds: t_s, infinity if it cannot fit.
-        tails: tail_s.
-        slow: slow_s.
-        recompute: What it recomputes, as an index of `_FLAVOURS`.
-        before: (blocks + 1,) forward seconds of the blocks before a.
-        trains: Whether there are backward passes.
+    It takes no longer: earlier blocks end their backwards later, and hide more of what is reduced when they recompute.
+    It is also the order that fills a device least, and the one that is read most easily.
     """
-
-    seconds: FloatArray
-    tails: FloatArray
-    slow: FloatArray
-    recompute: NDArray[np.int8]
-    before: FloatArray
-    trains: bool
+    found = []
+    for stage, ((start, stop), flavours) in enumerate(zip(split.ranges, split.recompute, strict=True)):
+        kinds = memory.chain[start:stop]
+        of_kind = {
+            kind: sorted((own for own, other in zip(flavours, kinds, strict=True) if other == kind), key=_LEAST.index)
+            for kind in set(kinds)
+        }
+        ordered = tuple(of_kind[kind].pop(0) for kind in kinds)
+        allowed = not constraints.keeps or all(map(operator.contains, constraints.keeps[start:stop], ordered))
+        fits = memory.peak(start, stop, pipeline.in_flight(stage), ordered) <= limit
+        found.append(ordered if allowed and fits else flavours)
+    return Split(split.ranges, tuple(found))
 
 
 def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipeline: Pipeline) -> float:
@@ -101,93 +100,135 @@ def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipe
     With a lower bound per kind it is a lower bound on the step time that sees that blocks are not divided between
     stages.
     """
-    index = np.asarray(chain)
-    sums = np.concatenate([[0.0], np.cumsum(np.asarray(seconds)[index])])
-    spans = sums[None, :] - sums[:-1, None]
-    spans[np.arange(len(index) + 1)[None, :] <= np.arange(len(index))[:, None]] = np.inf
-    slowest = _dynamic_program(np.broadcast_to(spans, (pipeline.num_stages, *spans.shape)), np.maximum)
-    return float(sums[-1] + (pipeline.num_microbatches - 1) * slowest)
+    from autopar.formulate.kernel import evenest  # compiling is loaded when it is needed only
+
+    blocks = np.asarray(seconds)[np.asarray(chain)]
+    if pipeline.num_stages == 1 or pipeline.num_microbatches == 1:
+        slowest = float(blocks.sum())
+    else:
+        slowest = evenest(np.concatenate([[0.0], np.cumsum(blocks)]), pipeline.num_stages)
+    return float(blocks.sum() + (pipeline.num_microbatches - 1) * slowest)
 
 
-def _stage_options(
+def _lengths(num_blocks: int, num_stages: int) -> Iterator[int]:
+    """Yield how long a stage may be: about twice an even share, then ever longer, at last all blocks."""
+    longest = 2 * -(-num_blocks // num_stages) + 2
+    while longest < num_blocks:
+        yield longest
+        longest *= 2
+    yield num_blocks
+
+
+def _beyond(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, longest: int) -> float:
+    """Return a lower bound on the step time of splits with a stage of more than `longest` blocks."""
+    blocks = (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])[np.asarray(chain)]
+    sums = np.concatenate([[0.0], np.cumsum(blocks)])
+    least = float((sums[longest + 1 :] - sums[: -longest - 1]).min())
+    return float(sums[-1]) + (pipeline.num_microbatches - 1) * least
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stages:
+    """What stages can hold; (stages, windows, 2) arrays.
+
+    Of the mixtures that fit, the first is the fastest, the second the one whose reductions end earliest.
+
+    Attributes:
+        at: Windows of the ranges that may be stages, as in `Windows.at`.
+        mixtures: Their mixtures.
+        seconds: t_s, infinity if none fits.
+        tails: tail_s.
+        slow: slow_s.
+        taken: Number of the mixture.
+        before: (blocks + 1,) forward seconds of the blocks before each.
+        trains: Whether there are backward passes.
+    """
+
+    at: IntArray
+    mixtures: Mixtures
+    seconds: FloatArray
+    tails: FloatArray
+    slow: FloatArray
+    taken: IntArray
+    before: FloatArray
+    trains: bool
+
+
+def _stages(
+    found: Windows,
     totals: FloatArray,
-    memory: RangeBytes,
-    chain: Sequence[int],
+    memory: ChainBytes,
     pipeline: Pipeline,
     limit: float,
     constraints: Constraints,
-) -> _StageOptions:
-    """Return seconds, tail and recompute for every stage and every range of blocks."""
-    num_blocks, num_stages = len(chain), pipeline.num_stages
-    index = np.asarray(chain)
-    sums = np.concatenate([np.zeros((1, totals.shape[1])), np.cumsum(totals[index], axis=0)])
-    spans = sums[None, :, :] - sums[:-1, None, :]  # [a, b]: blocks a to b
-    forward, backward, gradient = (spans[..., slot] for slot in (Slot.FORWARD, Slot.BACKWARD, Slot.GRADIENT))
-    overlap = pipeline.overlap
-    reduced = (1 - overlap.share) * spans[..., Slot.REDUCE]
-    once = overlap.share * spans[..., Slot.REDUCE] + spans[..., Slot.UPDATE]
-
-    def tail(backward_sums: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return tail_s and slow_s of every range from the (blocks + 1,) backward seconds before each block."""
-        reduce_sums = (1 - overlap.share) * sums[:, Slot.REDUCE]
-        due = reduce_sums[1:] - backward_sums[:-1]
-        late = np.zeros((num_blocks, num_blocks + 1))
-        for start in range(num_blocks):
-            late[start, start + 1 :] = np.maximum.accumulate(due[start:])
-            late[start, start + 1 :] += backward_sums[start] - reduce_sums[start]
-        late = np.maximum(0.0, late)
-        left = np.maximum(late, reduced + gradient - (backward_sums[None, :] - backward_sums[:-1, None]))
-        return left + once, (overlap.slowdown - 1) * (reduced - late)
-
-    trains = bool(totals[:, Slot.BACKWARD].any())
-    empty = np.arange(num_blocks + 1)[None, :] <= np.arange(num_blocks)[:, None]
-    flavours = _FLAVOURS if trains else _FLAVOURS[:1]
-    each = []
-    for recompute in flavours:
-        passes = forward + backward + rerun_seconds(spans, recompute)
-        taken = stage_seconds(passes, gradient, gather_seconds(spans, recompute), overlap)
-        each.append((taken, *tail(sums[:, Slot.BACKWARD] + rerun_seconds(sums, recompute))))
-    seconds = np.full((num_stages, num_blocks, num_blocks + 1), np.inf)
-    tails, slow = np.zeros(seconds.shape), np.zeros(seconds.shape)
-    chosen = np.zeros(seconds.shape, dtype=np.int8)
-    for stage in range(num_stages):
-        for number in reversed(range(len(flavours))):  # the fastest that fits has the last word
-            fits = memory.peaks(pipeline.in_flight(stage), flavours[number]) <= limit
-            fits &= constraints.stages(flavours[number], num_blocks)
-            for table, values in zip((seconds, tails, slow), each[number], strict=True):
-                table[stage] = np.where(fits, values, table[stage])
-            chosen[stage] = np.where(fits, number, chosen[stage])
-        seconds[stage][empty] = np.inf
-    return _StageOptions(seconds, tails, slow, chosen, sums[:, Slot.FORWARD], trains)
+) -> _Stages:
+    flying = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)]
+    mixed = mixtures(found, totals, memory, pipeline.overlap, limit, min(flying), constraints.keeps)
+    ends = mixed.seconds + mixed.slow + mixed.tails
+    taken = np.zeros((pipeline.num_stages, len(found.start), 2), dtype=np.int64)
+    fits = np.full(taken.shape, False)
+    for in_flight in sorted(set(flying)):
+        room = mixed.peaks(in_flight) <= limit
+        rows = [stage for stage, count in enumerate(flying) if count == in_flight]
+        taken[rows, :, 0] = np.where(room, mixed.seconds, np.inf).argmin(axis=1)
+        taken[rows, :, 1] = np.where(room, ends, np.inf).argmin(axis=1)
+        fits[rows] = room.any(axis=1, keepdims=True)
+    each = np.arange(len(found.start))[None, :, None]
+    return _Stages(
+        at=np.where(constraints.ranges(*found.at.shape), found.at, -1),
+        mixtures=mixed,
+        seconds=np.where(fits, mixed.seconds[each, taken], np.inf),
+        tails=mixed.tails[each, taken],
+        slow=mixed.slow[each, taken],
+        taken=taken,
+        before=np.concatenate([[0.0], np.cumsum(totals[np.asarray(memory.chain), Slot.FORWARD])]),
+        trains=bool(totals[:, Slot.BACKWARD].any()),
+    )
 
 
-def _dynamic_program(seconds: FloatArray, combine: np.ufunc) -> float:
-    """Return the least combined seconds of a split of all blocks into one range per stage."""
-    num_stages, num_blocks, _ = seconds.shape
-    best = np.full(num_blocks + 1, np.inf)
-    best[0] = 0.0
-    for stage in range(num_stages):
-        best = combine(best[:num_blocks, None], seconds[stage]).min(axis=0)
-    return float(best[num_blocks])
+def _best(
+    stages: _Stages, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, hop: float
+) -> tuple[Split, StepTime] | None:
+    """Return the best split into windows; see `best_split`."""
+    from autopar.formulate.kernel import earliest_end, slowest  # compiling is loaded when it is needed only
+
+    at, follow = stages.at, pipeline.num_microbatches - 1
+    least_pace = slowest(at, stages.seconds[..., 0])
+    if not np.isfinite(least_pace):
+        return None
+    starts = np.arange(pipeline.num_stages)[:, None] * (hop if stages.trains else 0.0)
+    before = stages.before[None, :-1] - starts
+    hops = pipeline.hops(hop) + pipeline.fixed
+    seconds = stages.seconds
+    least, *_ = earliest_end(at, seconds, stages.tails, stages.slow, before, np.inf)
+    best: tuple[Split, StepTime] | None = None
+    for cap in [np.inf] if follow == 0 else _distinct(seconds[np.isfinite(seconds) & (seconds >= least_pace)]):
+        # No split with a slowest stage of at least `cap` is better than this.
+        if best is not None and follow and follow * cap + least + hops >= best[1].seconds * (1 - ROUNDING):
+            break
+        end, stops, options = earliest_end(at, seconds, stages.tails, stages.slow, before, cap * (1 + ROUNDING))
+        split, pace = _written(stages, stops, options)
+        if best is not None and end + follow * pace + hops >= best[1].seconds * (1 - ROUNDING):
+            continue
+        time = step_time(totals, chain, pipeline, split, hop)
+        if best is None or time.seconds < best[1].seconds:
+            best = (split, time)
+    return best
 
 
-def _earliest_end(stages: _StageOptions, cap: float, hop: float) -> tuple[float, tuple[tuple[int, int], ...]]:
-    """Return end_p of `best_split` and the ranges of blocks that reach it, with no stage slower than `cap`."""
-    num_stages, num_blocks, _ = stages.seconds.shape
-    end = np.full(num_blocks + 1, np.inf)
-    end[0] = 0.0
-    cuts = []
-    for stage in range(num_stages):
-        seconds = np.where(stages.seconds[stage] <= cap, stages.seconds[stage], np.inf)
-        start = stages.before[:num_blocks] - (stage * hop if stages.trains else 0.0)
-        ends = np.maximum(end[:num_blocks, None], start[:, None] + stages.tails[stage])
-        ends = ends + seconds + stages.slow[stage]
-        cuts.append(ends.argmin(axis=0))
-        end = ends.min(axis=0)
-    ranges = []
-    stop = num_blocks
-    for stage in reversed(range(num_stages)):
-        first = int(cuts[stage][stop])
-        ranges.append((first, stop))
-        stop = first
-    return float(end[num_blocks]), tuple(reversed(ranges))
+def _written(stages: _Stages, stops: IntArray, options: IntArray) -> tuple[Split, float]:
+    """Return the split of a cut, and the seconds of its slowest stage."""
+    ranges, recompute, pace, start = [], [], 0.0, 0
+    for stage, (stop, option) in enumerate(zip(stops.tolist(), options.tolist(), strict=True)):
+        window = int(stages.at[start, stop - start - 1])
+        ranges.append((start, stop))
+        recompute.append(stages.mixtures.flavours(window, int(stages.taken[stage, window, option])))
+        pace = max(pace, float(stages.seconds[stage, window, option]))
+        start = stop
+    return Split(tuple(ranges), tuple(recompute)), pace
+
+
+def _distinct(values: FloatArray) -> FloatArray:
+    """Return the values in ascending order, one of each that differ by rounding only: sums of equal blocks do."""
+    ordered = np.sort(values)
+    return np.asarray(ordered[np.concatenate([[True], np.diff(ordered) > ROUNDING * ordered[1:]])])

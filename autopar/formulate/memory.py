@@ -1,12 +1,13 @@
 """Bytes of blocks and of stages: what the placement problem sees, and what any range of blocks would hold as a stage.
 
 The placement problem is linear: every byte belongs to one decision. A chain of blocks under one choice of strategies is
-held against the limit by `RangeBytes`, which is not: there the bytes are those of the lowered blocks, the ones that the
+held against the limit by `ChainBytes`, which is not: there the bytes are those of the lowered blocks, the ones that the
 simulator counts (`autopar.simulate.ranges`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,37 +29,142 @@ KEPT: Mapping[Recompute, tuple[Memory, ...]] = {
 """What is kept on the device per microbatch in flight."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RangeBytes:
-    """What any range of blocks holds as a stage; (blocks, blocks + 1) arrays: blocks a to b.
+State = tuple[tuple[int, bool, bool], ...]
+"""Of each value handed to a block, which tensor it is (numbered in order of appearance), whether an earlier block of
+the stage keeps it, and whether one keeps it until its weight pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a block of a stage keeps and needs, in bytes of one microbatch.
 
     Attributes:
-        resident: Parameters, gradients, optimizer state, buffers of the model.
-        kept: What a microbatch leaves behind between its forward and its backward.
-        running: Fullest moment of a pass with the buffers that are there meanwhile, no other microbatch counted.
-        update: Fullest moment of the update.
+        kept: What it keeps from its forward to its backward, besides what earlier blocks of the stage keep.
+        forward: Fullest moment of its forward, on top of what earlier blocks keep.
+        backward: Fullest moment of its backward, on top of what earlier blocks keep and later ones have put off.
+        late: What it keeps from its backward to its weight pass, where the schedule splits these.
+        weight: Fullest moment of its weight pass, on top of what earlier blocks have put off.
     """
 
+    kept: float
+    forward: float
+    backward: float
+    late: float = 0.0
+    weight: float = 0.0
+
+
+class Walk(Protocol):
+    """What blocks hold, block after block of a stage."""
+
+    def enter(self, kind: int) -> State:
+        """Return the state of a stage before its first block."""
+
+    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
+        """Return what the next block holds, and the state after it."""
+
+    def meet(self, states: Sequence[State]) -> State:
+        """Return the state in which only what all of these keep is kept: no block holds less in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBytes:
+    """A parameter that several blocks read: stages that read it and do not own it hold a copy.
+
+    Attributes:
+        owner: The block it belongs to.
+        readers: The blocks that read it, with the bytes of a copy each.
+    """
+
+    owner: int
+    readers: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChainBytes:
+    """What any range of a chain of blocks holds as a stage, whatever its blocks recompute; arrays over kinds.
+
+    Attributes:
+        chain: Kind of every block.
+        walk: What blocks keep and need for a microbatch.
+        flavours: What blocks may recompute.
+        resident: Parameters, gradients, optimizer state.
+        gathered: Parameters gathered for a block.
+        reducing: Gradients under way to their reduction once a block has run.
+        update: Fullest moment of the reductions and the update.
+        arriving: What a first block of a stage receives from the stage before.
+        returning: What a last block of a stage receives from the next stage.
+        buffers: Buffers of the model, held by every stage.
+        shared: Parameters that several blocks read.
+    """
+
+    chain: tuple[int, ...]
+    walk: Walk
+    flavours: tuple[Recompute, ...]
     resident: FloatArray
-    kept: Mapping[Recompute, FloatArray]
-    running: Mapping[Recompute, FloatArray]
+    gathered: FloatArray
+    reducing: FloatArray
     update: FloatArray
+    arriving: FloatArray
+    returning: FloatArray
+    buffers: float = 0.0
+    shared: tuple[SharedBytes, ...] = ()
 
     @classmethod
-    def nothing(cls, num_blocks: int) -> "RangeBytes":
-        """Return what ranges of blocks hold that take no memory."""
-        zero = np.zeros((num_blocks, num_blocks + 1))
-        return cls(zero, dict.fromkeys(Recompute, zero), dict.fromkeys(Recompute, zero), zero)
+    def nothing(cls, chain: Sequence[int], flavours: Sequence[Recompute] = (Recompute.NONE,)) -> "ChainBytes":
+        """Return what blocks hold that take no memory."""
+        zero = np.zeros(max(chain) + 1)
+        return cls(tuple(chain), _Nothing(), tuple(flavours), zero, zero, zero, zero, zero, zero)
 
-    def peaks(self, in_flight: int, recompute: Recompute) -> FloatArray:
-        """Return the peak bytes of every range with so many microbatches in flight, the running one counted."""
-        passes = (in_flight - 1) * self.kept[recompute] + self.running[recompute]
-        return np.asarray(self.resident + np.maximum(passes, self.update))
+    def stage(self, start: int, stop: int, flavours: Sequence[Recompute]) -> tuple[float, float]:
+        """Return what one microbatch leaves behind in a range of blocks, and the fullest moment of its passes."""
+        state = self.walk.enter(self.chain[start])
+        kept = running = 0.0
+        for kind, flavour in zip(self.chain[start:stop], flavours, strict=True):
+            holding, state = self.walk.advance(kind, flavour, state)
+            running = max(running + holding.late, kept + max(holding.forward, holding.backward))
+            kept += holding.kept
+        return kept, running
 
-    def peak(self, start: int, stop: int, in_flight: int, recompute: Recompute) -> float:
-        """Return the peak bytes of one range."""
-        passes = (in_flight - 1) * self.kept[recompute][start, stop] + self.running[recompute][start, stop]
-        return float(self.resident[start, stop] + max(passes, self.update[start, stop]))
+    def always(self, start: int, stop: int) -> float:
+        """Return the bytes that are there all the time."""
+        copies = (
+            max((size for reader, size in shared.readers if start <= reader < stop), default=0.0)
+            for shared in self.shared
+            if not start <= shared.owner < stop
+        )
+        return float(self.resident[list(self.chain[start:stop])].sum()) + self.buffers + sum(copies)
+
+    def beside(self, start: int, stop: int) -> float:
+        """Return the bytes of buffers that are there while tasks run."""
+        kinds = list(self.chain[start:stop])
+        gathered = self.gathered[kinds]
+        pairs = gathered[1:] + gathered[:-1] if len(kinds) > 1 else gathered
+        received = self.arriving[kinds[0]] if start else 0.0
+        received += self.returning[kinds[-1]] if stop < len(self.chain) else 0.0
+        return float(pairs.max() + self.reducing[kinds].max() + received)
+
+    def peak(self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute]) -> float:
+        """Return the peak bytes of a range of blocks with so many microbatches in flight, the running one counted.
+
+        It is that of any schedule in which the fullest forward and the fullest backward both run with all but one of
+        the microbatches in flight waiting.
+        """
+        kept, running = self.stage(start, stop, flavours)
+        passes = (in_flight - 1) * kept + running + self.beside(start, stop)
+        return self.always(start, stop) + max(passes, float(self.update[list(self.chain[start:stop])].max()))
+
+
+class _Nothing:
+    """Blocks that hold nothing."""
+
+    def enter(self, kind: int) -> State:
+        return ()
+
+    def advance(self, kind: int, recompute: Recompute, state: State) -> tuple[Holding, State]:
+        return Holding(0.0, 0.0, 0.0), state
+
+    def meet(self, states: Sequence[State]) -> State:
+        return states[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.cost.overlap import Overlap, launched
 from autopar.formulate.split import weight_ops
-from autopar.formulate.step import Split
+from autopar.formulate.step import Split, rerun_seconds
 from autopar.formulate.tables import Decision, Edge, Slot, Tables
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, chunks_of
@@ -154,18 +154,14 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
     """
     chain = np.asarray(tables.folded.chain)
     passes, totals = pass_seconds(tables, choice, splits=splits)[chain], tables.block_seconds(choice)[chain]
-    again = {
-        Recompute.NONE: np.zeros(len(chain)),
-        Recompute.SELECTIVE: totals[:, Slot.SELECTIVE],
-        Recompute.FULL: totals[:, Slot.FORWARD],
-        Recompute.OFFLOAD: totals[:, Slot.FETCH],
-    }
+    again = {recompute: rerun_seconds(totals, recompute) for recompute in Recompute}
+    reruns = np.array([again[recompute][block] for block, recompute in enumerate(split.flavours)])
     works = []
-    for (start, stop), recompute in zip(split.ranges, split.recompute, strict=True):
-        rerun = again[recompute][start:stop]
+    for start, stop in split.ranges:
+        rerun = reruns[start:stop]
         forward, backward, weight = passes[start:stop].T
-        if recompute is Recompute.OFFLOAD:
-            forward = forward + totals[start:stop, Slot.OFFLOAD]
+        host = [own is Recompute.OFFLOAD for own in split.flavours[start:stop]]
+        forward = forward + np.where(host, totals[start:stop, Slot.OFFLOAD], 0.0)
         last = weight if splits else backward + rerun
         done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
         reduce = totals[start:stop, Slot.REDUCE][::-1]

@@ -89,13 +89,24 @@ class Split:
 
     Attributes:
         ranges: Half-open ranges of the chain of blocks.
-        recompute: What each stage recomputes, or keeps in host memory.
+        recompute: Per stage what each of its blocks recomputes, or keeps in host memory.
         offload: Whether each stage keeps the optimizer's state in host memory; empty if none does.
     """
 
     ranges: tuple[tuple[int, int], ...]
-    recompute: tuple[Recompute, ...]
+    recompute: tuple[tuple[Recompute, ...], ...]
     offload: tuple[bool, ...] = ()
+
+    @classmethod
+    def uniform(cls, ranges: Sequence[tuple[int, int]], recompute: Sequence[Recompute]) -> "Split":
+        """Return the split in which all blocks of a stage have the same flavour."""
+        stages = zip(ranges, recompute, strict=True)
+        return cls(tuple(ranges), tuple((flavour,) * (stop - start) for (start, stop), flavour in stages))
+
+    @property
+    def flavours(self) -> tuple[Recompute, ...]:
+        """What each block of the chain recomputes."""
+        return tuple(flavour for stage in self.recompute for flavour in stage)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,18 +134,18 @@ class StageTimes:
 
 def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap: Overlap) -> StageTimes:
     """Return the seconds of the stages of a split; arguments as of `step_time`."""
-    flavours = np.repeat(np.arange(len(split.ranges)), [stop - start for start, stop in split.ranges])
-    blocks = totals[np.asarray(chain)]
+    blocks, flavours = totals[np.asarray(chain)], split.flavours
     forward, update = blocks[:, Slot.FORWARD].copy(), blocks[:, Slot.UPDATE].copy()
     again, gathers = np.zeros(len(blocks)), np.zeros(len(blocks))
-    for recompute in set(split.recompute):
-        chosen = np.array([flavour == recompute for flavour in split.recompute])[flavours]
+    for recompute in set(flavours):
+        chosen = np.array([flavour is recompute for flavour in flavours])
         again[chosen] = rerun_seconds(blocks[chosen], recompute)
         gathers[chosen] = gather_seconds(blocks[chosen], recompute)
         if recompute is Recompute.OFFLOAD:
             forward[chosen] += blocks[chosen, Slot.OFFLOAD]
     if split.offload:
-        update += np.where(np.array(split.offload)[flavours], blocks[:, Slot.STATE], 0.0)
+        on_host = np.repeat(split.offload, [stop - start for start, stop in split.ranges])
+        update += np.where(on_host, blocks[:, Slot.STATE], 0.0)
     starts = np.array([start for start, _ in split.ranges])
     backward, reduced = blocks[:, Slot.BACKWARD] + again, (1 - overlap.share) * blocks[:, Slot.REDUCE]
     spent, due = np.cumsum(backward), np.cumsum(reduced)

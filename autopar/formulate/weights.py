@@ -125,29 +125,42 @@ def busiest_share(tables: Tables, totals: FloatArray, num_stages: int) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class StageMix:
-    """What one stage holds, for memory limits: instances per kind, microbatches in flight, recompute."""
+    """What one stage holds, for memory limits.
 
-    counts: tuple[int, ...]
+    Attributes:
+        counts: Per flavour of recompute the instances of each kind.
+        in_flight: Microbatches in flight.
+    """
+
+    counts: tuple[tuple[int, ...], ...]
     in_flight: int
-    recompute: Recompute
+
+    def having(self, kind: int, memory: Memory) -> tuple[int, int]:
+        """Return how many instances of a kind keep such memory for their backward, and how many make it again."""
+        keeps = loses = 0
+        for flavour, counts in zip(Recompute, self.counts, strict=True):
+            kept = memory in KEPT[flavour]
+            keeps += counts[kind] * kept
+            loses += counts[kind] * (not kept and memory in KEPT[Recompute.NONE])
+        return keeps, loses
 
 
 def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kinds: int) -> tuple[StageMix, ...]:
     """Return the distinct stages of a split that no other stage dominates."""
     mixes = []
     for stage, (start, stop) in enumerate(split.ranges):
-        counts = np.bincount(np.asarray(chain[start:stop]), minlength=num_kinds)
-        mixes.append(StageMix(tuple(int(c) for c in counts), pipeline.in_flight(stage), split.recompute[stage]))
+        kinds, flavours = np.asarray(chain[start:stop]), split.recompute[stage]
+        counts = []
+        for flavour in Recompute:
+            chosen = kinds[[own is flavour for own in flavours]]
+            counts.append(tuple(np.bincount(chosen, minlength=num_kinds).tolist()))
+        mixes.append(StageMix(tuple(counts), pipeline.in_flight(stage)))
     distinct = list(dict.fromkeys(mixes))
     return tuple(mix for mix in distinct if not any(_dominates(other, mix) for other in distinct if other != mix))
 
 
 def _dominates(big: StageMix, small: StageMix) -> bool:
-    return (
-        big.recompute == small.recompute
-        and big.in_flight >= small.in_flight
-        and all(b >= s for b, s in zip(big.counts, small.counts, strict=True))
-    )
+    return big.in_flight >= small.in_flight and bool((np.array(big.counts) >= np.array(small.counts)).all())
 
 
 def problem(
@@ -196,12 +209,13 @@ def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[li
     for mix in mixes:
         begin = time
         starts = {}
+        counts = [sum(of_kind) for of_kind in zip(*mix.counts, strict=True)]
         for kind in kinds:
-            if mix.counts[kind.id]:
+            if counts[kind.id]:
                 starts[kind.id] = time
                 time += max(1, len(kind.ops))
         for item in tables.bytes:
-            count = mix.counts[item.kind]
+            count = counts[item.kind]
             if not count:
                 continue
             start = starts[item.kind]
@@ -209,9 +223,11 @@ def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[li
                 usages.append(Usage(item.node, begin, time, item.amounts * count))
             elif item.memory is Memory.TRANSIENT:
                 usages.append(Usage(item.node, start + item.start, start + item.end, item.amounts))
-            elif item.memory in KEPT[mix.recompute]:
-                usages.append(Usage(item.node, begin, time, item.amounts * (count * mix.in_flight)))
-            elif item.memory in KEPT[Recompute.NONE]:  # made again before the backward
-                usages.append(Usage(item.node, start, start + max(1, len(kinds[item.kind].ops)), item.amounts))
+            else:
+                keeps, loses = mix.having(item.kind, item.memory)
+                if keeps:
+                    usages.append(Usage(item.node, begin, time, item.amounts * (keeps * mix.in_flight)))
+                if loses:  # made again before the backward
+                    usages.append(Usage(item.node, start, start + max(1, len(kinds[item.kind].ops)), item.amounts))
         limits.append(Limit(limit - tables.folded.buffer_bytes, begin, time))
     return usages, limits

@@ -133,7 +133,7 @@ def read(plan: Plan, folded: Folded) -> Facts:
     Raises:
         ExportError: If an axis of the mesh is nothing that degrees have a word for, so that no degrees make the plan.
     """
-    axes = roles_of_axes(plan, folded)
+    axes = roles_of_axes(plan.mesh, plan.blocks, folded)
     used = [found for found in axes if found.axis.size > 1]
     lost: list[str] = []
     dp, tp, cp = (prod(found.axis.size for found in used if found.role == role) for role in ("dp", "tp", "sp"))

@@ -41,7 +41,7 @@ def _differs(plan: Plan, pin: Choices, folded: Folded) -> Iterator[str]:
             yield f"{key} is {value}"
     if pin.mesh and not any(as_mesh(own).shape == plan.device_mesh.shape for own in pin.mesh):
         yield f"mesh is {plan.device_mesh}"
-    roles = roles_of_axes(plan, folded)
+    roles = roles_of_axes(plan.mesh, plan.blocks, folded)
     for role in ROLES:
         named = [own for own in roles if own.axis.name == role and own.axis.size > 1]
         for own in named:

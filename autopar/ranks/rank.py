@@ -21,7 +21,7 @@ from autopar.ranks.engine import Compiled, Engine
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.mailbox import Mailbox
 from autopar.ranks.order import Start, Wait
-from autopar.ranks.routes import Refresh, check_stages, forms, groups_of, held, messages, refreshes
+from autopar.ranks.routes import Refresh, forms, groups_of, held, messages, refreshes
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
@@ -87,13 +87,12 @@ class Rank:
             its share.
 
     Raises:
-        JobError: If the program has no such rank, or its stages have different meshes.
+        JobError: If the program has no such rank.
         ExecutionError: If the runtime does not take a piece of the model.
     """
 
     def __init__(self, lowered: Lowered, communicator: Communicator, memory: Memory, engine: Engine) -> None:
         program = lowered.program
-        check_stages(program)
         self.group, self.position = lowered.place(communicator.rank)
         self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
         self._lowered, self._communicator, self._memory, self._engine = lowered, communicator, memory, engine
@@ -203,7 +202,7 @@ class Rank:
         with self._clock("transfers"):
             for message, tensor in self._mailbox.receive(task):
                 if message.reader is None:
-                    passage.exports[message.tensor, message.value.placements] = tensor
+                    passage.exports[message.tensor, message.received.placements] = tensor
                 else:
                     block, position = message.reader
                     passage.handed.setdefault((block, message.phase), {})[position] = tensor
@@ -327,7 +326,7 @@ class Rank:
         if self._mailbox.outgoing(block, phase):
             with self._clock("transfers"):
                 for message in self._mailbox.outgoing(block, phase):
-                    self._mailbox.send(message.target, values[message.value.value])
+                    self._mailbox.deliver(message, values[message.value.value])
 
     def _take_step(self, activity: _Activity, step: CompiledStep, *, late: bool = False) -> None:
         values, (computing, waiting) = activity.values, _CLOCK[activity.phase]
@@ -374,26 +373,27 @@ class Rank:
         return self._loaded[microbatch, key]
 
     def _refresh(self, refresh: Refresh) -> None:
-        """Bring a copy of an updated tensor up to date, by way of the whole tensor if it is split in another way."""
+        """Bring a copy of an updated tensor up to date; inside a group by way of the whole tensor."""
         here, there = refresh.source == self.group, refresh.target == self.group
-        moves = refresh.stored != refresh.copy
-        if here:
-            tensor = self._held[refresh.tensor, refresh.stored]
-            if moves:
-                axes = zip(reversed(self._mesh.axes), reversed(refresh.stored), strict=True)
-                for axis, placement in axes:
-                    if isinstance(placement, Shard) and axis.size > 1:
-                        group = self._groups[axis.name]
-                        tensor = all_gather(tensor, placement, group, self._communicator, self._memory).wait()
-            if not there:
-                self._mailbox.send(refresh.target, tensor)
-                return
-        elif there:
-            mesh = self._lowered.program.stages[refresh.source].mesh
-            shape = refresh.shape if moves else local_shape(refresh.shape, refresh.stored, mesh)
-            tensor = self._mailbox.receive_from(refresh.source, shape, refresh.dtype)
-        else:
+        if not (here or there):
             return
-        if moves:
-            tensor = self._share(self._memory.fetch(tensor), refresh.copy)
-        self._held[refresh.tensor, refresh.copy] = tensor
+        if here and there:
+            tensor = self._gathered(self._held[refresh.tensor, refresh.stored], refresh.stored)
+            self._held[refresh.tensor, refresh.copy] = self._share(self._memory.fetch(tensor), refresh.copy)
+        elif here and refresh.crossing is not None:
+            self._mailbox.send_pieces(refresh.crossing, self._held[refresh.tensor, refresh.stored], refresh.dtype)
+        elif here:
+            self._mailbox.send(refresh.target, self._held[refresh.tensor, refresh.stored])
+        elif refresh.crossing is not None:
+            self._held[refresh.tensor, refresh.copy] = self._mailbox.receive_pieces(refresh.crossing, refresh.dtype)
+        else:
+            shape = local_shape(refresh.shape, refresh.copy, self._mesh)
+            self._held[refresh.tensor, refresh.copy] = self._mailbox.receive_from(refresh.source, shape, refresh.dtype)
+
+    def _gathered(self, tensor: Tensor, placements: Placements) -> Tensor:
+        """Return the whole tensor of which this rank has a share."""
+        for axis, placement in zip(reversed(self._mesh.axes), reversed(placements), strict=True):
+            if isinstance(placement, Shard) and axis.size > 1:
+                group = self._groups[axis.name]
+                tensor = all_gather(tensor, placement, group, self._communicator, self._memory).wait()
+        return tensor

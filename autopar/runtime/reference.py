@@ -125,14 +125,14 @@ class _Passage:
         handed: Values between blocks, by the block that receives them and the phase.
         saved: Forward values kept for the backward, by block and name.
         put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
-        exports: Values read far away, by tensor, placement and mesh.
+        exports: Values read far away, by tensor, placement and shape of the mesh.
         outputs: Results of the model.
     """
 
     handed: dict[tuple[int, SegmentPhase], list[Blocks]] = field(default_factory=dict)
     saved: dict[int, dict[str, Blocks]] = field(default_factory=dict)
     put_off: dict[int, dict[str, Blocks]] = field(default_factory=dict)
-    exports: dict[tuple[str, Placements, Mesh], Blocks] = field(default_factory=dict)
+    exports: dict[tuple[str, Placements, tuple[int, ...]], Blocks] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
 
 
@@ -273,7 +273,7 @@ class _Step:
         for operand in segment.exports:
             part = parts[operand.value]
             tensor = self._names[block][part.tensor]
-            passage.exports[tensor, operand.placements, mesh] = values[operand.value]
+            passage.exports[tensor, operand.placements, mesh.shape] = values[operand.value]
             if tensor in self._graph.outputs:
                 passage.outputs[tensor] = gather(values[operand.value], operand.placements, mesh)
         for store in segment.stores:
@@ -300,11 +300,11 @@ class _Step:
             return self._stored[block, operand.value]
         tensor, placements, mesh = self._names[block][part.tensor], operand.placements, self._blocks[block][0].mesh
         exports = self._passages[microbatch].exports
-        if (tensor, placements, mesh) in exports:
-            return exports[tensor, placements, mesh]
+        if (tensor, placements, mesh.shape) in exports:
+            return exports[tensor, placements, mesh.shape]
         crossing = self._crossings.get((self._blocks[block][0].index, tensor, placements))
         if crossing is not None:
-            sender = self._stages[crossing.sender].mesh
+            sender = self._stages[crossing.sender].mesh.shape
             return deliver(crossing, exports[tensor, crossing.source.placements, sender], self._stages)
         if tensor in self._persistent:
             stored, blocks, _ = self._persistent[tensor]

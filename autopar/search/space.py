@@ -131,7 +131,7 @@ def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVI
     if len(schedules) > 1:
         schedules[-1] += " (as slow as 1f1b and holds no less: excluded by that)"
     *others, last = map(str, flavours)
-    recompute = f"{', '.join(others)} or {last} per stage" if others else f"{last}"
+    recompute = f"{', '.join(others)} or {last} per block" if others else f"{last}"
     return (
         f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(schedules)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import fsum
 
+from autopar.formulate.memory import State
 from autopar.program.records import Operand, Segment, SegmentPhase, Table, kept_values
 from autopar.recompute import Recompute
 from autopar.simulate.liveness import Lifetimes, lifetimes, liveness_peak
@@ -61,11 +62,6 @@ class BlockMemory:
     gathered: float
     reducing: float
     update: float
-
-
-State = tuple[tuple[int, bool, bool], ...]
-"""Of each value handed to a block, which tensor it is (numbered in order of appearance), whether an earlier block keeps
-it, and whether one keeps it until its weight pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ def part_events(group: int, parts: Iterable[Part], start: float) -> Iterator[Eve
     """Yield a bar per segment of a task that starts at `start`, and one per op and collective within."""
     for part in parts:
         begin = start + part.offset
-        yield Event(group, Row.COMPUTE, f"{part.phase} of block {part.index}", begin, part.layout.seconds)
+        yield Event(group, Row.COMPUTE, f"{part.phase} of block {part.index}", begin, part.layout.seconds, 1)
         for span in part.layout.spans:
-            row = Row.COMPUTE if span.resource is Resource.COMPUTE else Row.COLLECTIVES
-            yield Event(group, row, span.name, begin + span.offset, span.seconds)
+            row, depth = (Row.COMPUTE, 2) if span.resource is Resource.COMPUTE else (Row.COLLECTIVES, 0)
+            yield Event(group, row, span.name, begin + span.offset, span.seconds, depth)
 
 
 def task_events(group: int, chunks: Sequence[StageLayout], runs: Iterable[Run]) -> Iterator[Event]:

@@ -5,6 +5,7 @@ import time
 
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.outcome import Outcome
+from autopar.search.pieces import Finding
 from autopar.sizing.thrift import Thrifty, thriftiest
 from autopar.task import Task
 
@@ -63,4 +64,4 @@ class Hope:
         limit = self._task.job.memory_limit
         found = self._found or thriftiest(self._task, enough=limit)
         if found.candidate is not None and found.bytes <= limit:
-            outcome.take(found.candidate, 1)
+            outcome.take(Finding(found.candidate.objective, found.candidate, 0), 1)

@@ -21,7 +21,7 @@ from autopar.search.outcome import Candidate
 from autopar.search.planner import Search
 from autopar.search.space import Configuration
 from autopar.simulate import simulate
-from autopar.simulate.ranges import range_bytes
+from autopar.simulate.ranges import chain_bytes
 from autopar.sizing.records import Held, Shortage
 from autopar.task import Effort, Task
 
@@ -125,13 +125,13 @@ def _thrifty_plan(attempt: Attempt, search: Search) -> tuple[float, Candidate] |
         if not second:
             second = solution.cost / max(1e-12, float(counts @ totals.sum(axis=1)))
         lowered = lower_blocks(assemble_blocks(tables, choice), folded, tables.resharder)
-        memory = range_bytes(lowered, folded, trains=trains)
-        found = least_split(memory, folded.chain, pipeline, constraints, trains=trains)
+        memory = chain_bytes(lowered, folded, trains=trains)
+        found = least_split(memory, pipeline, constraints)
         if found is None or (best is not None and best[0] <= found[0]):
             continue
         peak, split = found
         # Within the same bytes there may be a faster split.
-        faster = best_split(totals, memory, folded.chain, pipeline, peak, 0.0, constraints)
+        faster = best_split(totals, memory, pipeline, peak, 0.0, constraints)
         own, seconds = faster or (split, step_time(totals, folded.chain, pipeline, split, 0.0))
         best = peak, Candidate(attempt.configuration, tables, choice, own, seconds)
     return best
@@ -162,24 +162,27 @@ def _largest(candidate: Candidate, stage: int) -> tuple[Held, ...]:
     """Return the tensors that take most on a device of a stage, whatever keeps them there."""
     tables, configuration = candidate.tables, candidate.configuration
     first, last = candidate.split.ranges[stage]
-    counts = Counter(tables.folded.chain[first:last])
+    kinds = tables.folded.chain[first:last]
+    counts = Counter(kinds)
+    kept = Counter(zip(kinds, candidate.split.recompute[stage], strict=True))
     schedule = SCHEDULES[configuration.schedule]
     flying = schedule.in_flight(stage, configuration.num_stages, configuration.num_microbatches)
     owners = {state.output: state.owner for state in tables.folded.graph.states}
     sums: dict[tuple[str, str], float] = {}
     for item in tables.bytes:
         if item.memory in RESIDENT:
-            what, times = str(item.memory), 1
-        elif item.memory in KEPT[candidate.split.recompute[stage]]:
-            what, times = "activations", flying
+            what, times = str(item.memory), counts[item.kind]
         else:
-            continue
+            what = "activations"
+            times = flying * sum(
+                count for (kind, own), count in kept.items() if kind == item.kind and item.memory in KEPT[own]
+            )
         node = tables.nodes[item.node]
         name = node.name
         if node.decision is Decision.OP:
             name = tables.folded.kinds[node.kind].ops[node.position].outputs[0] or node.name
         name = owners.get(name, name)
-        amount = float(item.amounts[candidate.choice[item.node]]) * counts[item.kind] * times
+        amount = float(item.amounts[candidate.choice[item.node]]) * times
         sums[name, what] = sums.get((name, what), 0.0) + amount
     ranked = sorted(sums.items(), key=lambda entry: -entry[1])[:TENSORS]
     return tuple(Held(name, what, amount) for (name, what), amount in ranked if amount)

@@ -1,0 +1,264 @@
+"""The hot loops of cuts, compiled: frontiers of windows, and dynamic programs over stages."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+AGAIN, GATHERS, KEPT, RUNNING, LATE = range(5)
+"""Columns of a mixture: seconds of what runs again, seconds of its gathers, bytes one microbatch leaves behind, fullest
+moment of a pass in bytes, and seconds that reductions of first blocks outlast the backward."""
+
+
+def _thin_out(new: Floats, keep: Ints, count: int, most: int) -> int:
+    """Keep one mixture per equal part of the seconds: the one nearest to the lower hull of bytes over seconds.
+
+    The hull of sums is the sum of hulls: what is far from it stays behind, whatever follows.
+
+    Args:
+        new: (mixtures, 5) mixtures.
+        keep: Indices of mixtures in the order of their seconds; those that are kept come first.
+        count: How many there are.
+        most: How many to keep at most.
+
+    Returns:
+        How many are kept.
+    """
+    hull = np.empty(count, dtype=np.int64)
+    size = 0
+    for place in range(count):
+        third = keep[place]
+        while size >= 2:
+            first, second = keep[hull[size - 2]], keep[hull[size - 1]]
+            run = (new[second, AGAIN] - new[first, AGAIN]) * (new[third, KEPT] - new[first, KEPT])
+            rise = (new[second, KEPT] - new[first, KEPT]) * (new[third, AGAIN] - new[first, AGAIN])
+            if run > rise:
+                break
+            size -= 1
+        hull[size] = place
+        size += 1
+    above = np.zeros(count)
+    reach = new[keep[0], KEPT] - new[keep[count - 1], KEPT]
+    for edge in range(size - 1):
+        first, second = keep[hull[edge]], keep[hull[edge + 1]]
+        width = new[second, AGAIN] - new[first, AGAIN]
+        for place in range(hull[edge], hull[edge + 1] + 1):
+            part = (new[keep[place], AGAIN] - new[first, AGAIN]) / width if width > 0 else 0.0
+            line = new[first, KEPT] + part * (new[second, KEPT] - new[first, KEPT])
+            above[place] = max(0.0, new[keep[place], KEPT] - line) / reach if reach > 0 else 0.0
+    lowest = new[keep[0], AGAIN]
+    width = new[keep[count - 1], AGAIN] - lowest
+    size = 0
+    last = -1
+    for place in range(count):
+        part = int((new[keep[place], AGAIN] - lowest) / width * (most - 1)) if width > 0 else 0
+        if part > last:
+            best, last = place, part
+            size += 1
+        elif above[place] >= above[best]:
+            continue
+        else:
+            best = place
+        hull[size - 1] = keep[best]
+    keep[:size] = hull[:size]
+    return size
+
+
+_thin = numba.njit(cache=True, nogil=True)(_thin_out)
+
+
+def _frontiers(
+    parent: Ints,
+    spent: Floats,
+    due: Floats,
+    again: Floats,
+    gathers: Floats,
+    kept: Floats,
+    running: Floats,
+    late: Floats,
+    after: Ints,
+    covers: Ints,
+    room: Floats,
+    waiting: int,
+    most: int,
+) -> tuple[Floats, Ints, Ints, Ints]:
+    """Return the mixtures of every window that no other one beats in seconds and bytes.
+
+    Args:
+        parent: Of each window the one without its last block, -1 if that is all there is; it comes earlier.
+        spent: Backward seconds of the blocks of a window but the last.
+        due: Seconds of the reductions of its blocks, the last one included.
+        again: (windows, flavours) seconds that the last block runs again.
+        gathers: The same of gathers.
+        kept: (windows, states, flavours) bytes it keeps of a microbatch, by the state of the window without it.
+        running: The same of the fullest moment of its passes, on top of what earlier blocks keep.
+        late: (windows,) bytes it puts off to its weight pass.
+        after: (windows, states, flavours) state of the window.
+        covers: (windows, states, states) whether all that is kept in the second state is kept in the first.
+        room: (windows,) bytes there are for activations.
+        waiting: Microbatches that at least wait while a pass runs.
+        most: Mixtures kept per window.
+
+    Returns:
+        (windows, most, 5) mixtures, their number, the mixture of the parent each comes from, and the flavour of the
+        last block.
+    """
+    count, flavours = again.shape
+    found = np.zeros((count, most, 5))
+    number = np.zeros(count, dtype=np.int64)
+    source = np.zeros((count, most), dtype=np.int64)
+    flavour = np.zeros((count, most), dtype=np.int64)
+    states = np.zeros((count, most), dtype=np.int64)
+    state = np.zeros(most * flavours, dtype=np.int64)
+    new = np.empty((most * flavours, 5))
+    origin = np.empty((most * flavours, 2), dtype=np.int64)
+    keep = np.empty(most * flavours, dtype=np.int64)
+    for window in range(count):
+        before = parent[window]
+        olds = number[before] if before >= 0 else 1
+        size = 0
+        for old in range(olds):
+            for own in range(flavours):
+                own_state = 0
+                if before >= 0:
+                    new[size] = found[before, old]
+                    own_state = states[before, old]
+                else:
+                    new[size] = 0.0
+                fullest = new[size, KEPT] + running[window, own_state, own]
+                new[size, RUNNING] = max(new[size, RUNNING] + late[window], fullest)
+                new[size, KEPT] += kept[window, own_state, own]
+                state[size] = after[window, own_state, own]
+                new[size, LATE] = max(new[size, LATE], due[window] - spent[window] - new[size, AGAIN])
+                new[size, AGAIN] += again[window, own]
+                new[size, GATHERS] += gathers[window, own]
+                if waiting * new[size, KEPT] + new[size, RUNNING] <= room[window]:
+                    origin[size, 0], origin[size, 1] = old, own
+                    size += 1
+        order = np.argsort(new[:size, AGAIN], kind="mergesort")
+        kept_number = 0
+        for index in order:
+            beaten = False
+            for place in range(kept_number):
+                other = keep[place]
+                if (  # sums of the same numbers in another order differ by rounding
+                    covers[window, state[other], state[index]]
+                    and new[other, AGAIN] <= new[index, AGAIN] * (1 + 1e-9)
+                    and new[other, KEPT] <= new[index, KEPT] * (1 + 1e-9)
+                    and new[other, RUNNING] <= new[index, RUNNING] * (1 + 1e-9)
+                ):
+                    beaten = True
+                    break
+            if not beaten:
+                keep[kept_number] = index
+                kept_number += 1
+        taken = _thin(new, keep, kept_number, most) if kept_number > most else kept_number
+        for place in range(taken):
+            index = keep[place]
+            found[window, place] = new[index]
+            source[window, place], flavour[window, place] = origin[index]
+            states[window, place] = state[index]
+        number[window] = taken
+    return found, number, source, flavour
+
+
+def _slowest(at: Ints, seconds: Floats) -> float:
+    """Return the least seconds of the slowest stage over all cuts; infinity if none fits.
+
+    Args:
+        at: Windows of ranges, as in `Windows.at`.
+        seconds: (stages, windows) seconds; infinity where nothing fits.
+    """
+    num_stages, (num_blocks, longest) = len(seconds), at.shape
+    best = np.full(num_blocks + 1, np.inf)
+    best[0] = 0.0
+    for stage in range(num_stages):
+        after = np.full(num_blocks + 1, np.inf)
+        for start in range(num_blocks):
+            if best[start] == np.inf:
+                continue
+            for length in range(min(longest, num_blocks - start)):
+                window = at[start, length]
+                if window < 0:
+                    continue
+                value = max(best[start], seconds[stage, window])
+                after[start + length + 1] = min(after[start + length + 1], value)
+        best = after
+    return float(best[num_blocks])
+
+
+def _earliest_end(
+    at: Ints, seconds: Floats, tails: Floats, slow: Floats, before: Floats, cap: float
+) -> tuple[float, Ints, Ints]:
+    """Return the earliest end of the last stage with no stage slower than `cap`, and the cuts that reach it.
+
+    Args:
+        at: Windows of ranges, as in `Windows.at`.
+        seconds: (stages, windows, options) seconds; infinity where nothing fits.
+        tails: The same of what follows the last backward.
+        slow: The same of what hiding that costs.
+        before: (stages, blocks) when the last backward of a stage that starts with a block could end if it took none.
+        cap: Seconds of the slowest stage.
+
+    Returns:
+        Seconds, infinity if there is none; per stage its last block and one, and the option it takes.
+    """
+    num_stages, _, options = seconds.shape
+    num_blocks, longest = at.shape
+    end = np.full((num_stages + 1, num_blocks + 1), np.inf)
+    first = np.zeros((num_stages + 1, num_blocks + 1), dtype=np.int64)
+    taken = np.zeros((num_stages + 1, num_blocks + 1), dtype=np.int64)
+    end[0, 0] = 0.0
+    for stage in range(num_stages):
+        for start in range(num_blocks):
+            if end[stage, start] == np.inf:
+                continue
+            for length in range(min(longest, num_blocks - start)):
+                window = at[start, length]
+                if window < 0:
+                    continue
+                stop = start + length + 1
+                for option in range(options):
+                    if seconds[stage, window, option] > cap:
+                        continue
+                    value = max(end[stage, start], before[stage, start] + tails[stage, window, option])
+                    value += seconds[stage, window, option] + slow[stage, window, option]
+                    if value < end[stage + 1, stop]:
+                        end[stage + 1, stop], first[stage + 1, stop] = value, start
+                        taken[stage + 1, stop] = option
+    stops, choices = np.zeros(num_stages, dtype=np.int64), np.zeros(num_stages, dtype=np.int64)
+    stop = num_blocks
+    for stage in range(num_stages, 0, -1):
+        stops[stage - 1], choices[stage - 1] = stop, taken[stage, stop]
+        stop = first[stage, stop]
+    return float(end[num_stages, num_blocks]), stops, choices
+
+
+def _evenest(sums: Floats, num_stages: int) -> float:
+    """Return the least seconds of the slowest stage of blocks, given their (blocks + 1,) running sum."""
+    num_blocks = len(sums) - 1
+    best = np.full(num_blocks + 1, np.inf)
+    best[0] = 0.0
+    for _ in range(num_stages):
+        after = np.full(num_blocks + 1, np.inf)
+        for stop in range(1, num_blocks + 1):
+            for start in range(stop - 1, -1, -1):
+                span = sums[stop] - sums[start]
+                if span >= after[stop]:
+                    break
+                after[stop] = min(after[stop], max(best[start], span))
+        best = after
+    return float(best[num_blocks])
+
+
+_compiled: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
+
+frontiers: Callable[..., tuple[Floats, Ints, Ints, Ints]] = _compiled(_frontiers)
+slowest: Callable[..., float] = _compiled(_slowest)
+earliest_end: Callable[..., tuple[float, Ints, Ints]] = _compiled(_earliest_end)
+evenest: Callable[..., float] = _compiled(_evenest)

@@ -1,0 +1,60 @@
+"""What blocks recompute, each its own: the mixtures of a stage against all there are, on lowered models."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from autopar.cost import Overlap
+from autopar.formulate.memory import ChainBytes, FloatArray
+from autopar.formulate.mixtures import mixtures, special_blocks
+from autopar.formulate.step import Pipeline, Split, step_time
+from autopar.formulate.weights import problem, weights
+from autopar.formulate.windows import symbols_of, windows
+from autopar.recompute import Recompute
+from tests.formulations import good_choice, lowered_bytes, random_choice, tables
+
+MODELS = ["gpt2", "llama3-8b", "mlp-xs", "mixtral-8x7b", "resnet50"]
+
+
+def _model(name: str, seed: int) -> tuple[FloatArray, ChainBytes]:
+    """Return block seconds and bytes of a model under a choice, good or changed at random."""
+    found = tables(name)
+    choice = good_choice(name, "train")
+    if seed:
+        weighting = weights(found, Pipeline(1, 2, "1f1b"), recompute=Recompute.NONE, hidden=0.0, bounding=True)
+        choice = random_choice(problem(found, weighting), np.random.default_rng(seed), near=choice)
+    return found.block_seconds(choice), lowered_bytes(found, choice)
+
+
+def _seconds(totals: FloatArray, chain: tuple[int, ...], flavours: tuple[Recompute, ...]) -> float:
+    """Return t_s of a stage of its own."""
+    split = Split(((0, len(chain)),), (flavours,))
+    return float(step_time(totals, chain, Pipeline(1, 1, "1f1b"), split, 0.0).stage_seconds[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_the_fastest_mixture_that_fits_is_found(name: str, seed: int, in_flight: int) -> None:
+    """Of all ways in which the blocks of a range may recompute, at limits from the least they need to the most."""
+    totals, memory = _model(name, seed)
+    chain = memory.chain
+    found = windows(symbols_of(chain, special_blocks(memory)), 4, False)
+    for start, stop in {(0, 3), (1, 4), (len(chain) - 3, len(chain)), (0, min(4, len(chain)))}:
+        window = found.at[start, stop - start - 1]
+        every = {
+            flavours: (_seconds(totals, chain[start:stop], flavours), memory.peak(start, stop, in_flight, flavours))
+            for flavours in product(Recompute, repeat=stop - start)
+        }
+        for limit in np.quantile([peak for _, peak in every.values()], [0.0, 0.1, 0.3, 0.5, 0.8, 1.0], method="lower"):
+            best = min(seconds for seconds, peak in every.values() if peak <= limit)
+
+            mixed = mixtures(found, totals, memory, Overlap(), limit, in_flight)
+
+            fits = np.flatnonzero(mixed.peaks(in_flight)[window] <= limit)
+            fastest = fits[mixed.seconds[window, fits].argmin()]
+            flavours = mixed.flavours(int(window), int(fastest))
+            assert every[flavours][1] <= limit
+            assert every[flavours][0] == pytest.approx(mixed.seconds[window, fastest], rel=1e-9)
+            assert mixed.seconds[window, fastest] <= best * (1 + 1e-9)
