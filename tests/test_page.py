@@ -207,6 +207,20 @@ def test_stages_with_their_own_meshes_are_told_apart(cache_dir: Path) -> None:
     assert "</html>" in render(view)
 
 
+def test_copies_to_host_memory_are_a_kind(cache_dir: Path) -> None:
+    """Of activations and of the optimizer's states: in rows of their own and among the blocks, none left out."""
+    degrees = Degrees(dp=2, microbatch=2, global_batch=8)
+    plan = autopar.predict("zoo:mlp-xs", degrees, dims=DIMS["mlp-xs"], cache_dir=cache_dir).plan
+    stages = tuple(replace(stage, recompute="offload", offload="optimizer") for stage in plan.stages)
+
+    view = look(replace(plan, stages=stages), cache_dir=cache_dir)
+
+    assert {"copies to the host", "copies from the host"} <= set(view.gantt.rows)
+    assert {bars.kind for bars in view.gantt.bars} <= set(palette.KINDS)
+    assert dict(view.time_parts.parts)["host memory"] > 0
+    assert view.time_parts.total == pytest.approx(view.timeline.step_seconds)
+
+
 def test_search_without_history_is_its_end() -> None:
     """A plan of an older file."""
     progress = search_progress(two_stage_plan())

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.page.records import Bars, Gantt, MemoryCurve
+from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass
 from autopar.simulate import Event, Row, Timeline
 
@@ -22,8 +23,18 @@ _KINDS = {
     Row.GRADIENTS_INTER: "gradients",
     Row.SEND_NEXT: "sends",
     Row.SEND_PREVIOUS: "sends",
+    Row.TO_HOST: "host copies",
+    Row.FROM_HOST: "host copies",
 }
 """Kinds of bars of the rows of the trace; a row that is not here is a kind of its own."""
+_PHASES = {
+    SegmentPhase.FORWARD: "forward",
+    SegmentPhase.AGAIN: "forward",
+    SegmentPhase.BACKWARD: "backward",
+    SegmentPhase.WEIGHT: "weight gradients",
+    SegmentPhase.UPDATE: "update",
+}
+"""Kinds of bars of blocks; the other phases that have one move something to host memory or back."""
 _SEEN = 0.1  # share of the limit below which memory is a line at the bottom of a chart that shows the limit
 _FEW_STAGES = 8  # up to which rows other than that of tasks are high enough to be looked at without zooming
 _GAP = 0.12  # share of a stage's height between it and the next
@@ -117,9 +128,8 @@ def _events(events: Iterable[Event]) -> Iterator[_Bar]:
 
 
 def _phase(event: Event) -> str:
-    """Return the kind of the bar of a block; what runs again is a forward."""
-    phase = event.name.split(" of block ")[0]
-    return {"again": "forward", "weight": "weight gradients"}.get(phase, phase)
+    """Return the kind of the bar of a block, whose name begins with its phase."""
+    return _PHASES.get(SegmentPhase(event.name.split(" of block ")[0]), "host copies")
 
 
 def _updates(events: Iterable[Event]) -> Iterator[_Bar]:
