@@ -1,13 +1,14 @@
 """A floor under the step time and the bytes of a configuration, before anything is formulated.
 
 On n devices an op takes at least its launch and one n-th of its FLOPs or bytes at the rate of its class, whatever its
-sharding, and the slowest of p stages at least one p-th of a microbatch. FLOPs and bytes are affine in the number of
-samples, so two microbatch sizes give them for all.
+sharding, more where an axis of the mesh divides none of its dims, and the slowest of p stages at least one p-th of a
+microbatch. FLOPs, bytes and dims are affine in the number of samples, so two microbatch sizes give them for all.
 
 Parameters, sums of gradients and moments are sharded at most as far as the axes of the mesh divide their dims, and the
 fullest of p stages holds at least one p-th of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -34,6 +35,7 @@ class Floor:
         launches: Seconds of its launch.
         compute: Its seconds on one device if only FLOPs count: base and slope, base + slope * samples.
         memory: The same if only bytes count.
+        dims: Lengths of the dims that it reads and writes, (ops, dims) padded with 1, as base and slope.
         states: Shapes of parameters, sums of gradients and moments, and the bytes of an element of all that have it.
     """
 
@@ -41,13 +43,17 @@ class Floor:
     launches: FloatArray
     compute: tuple[FloatArray, FloatArray]
     memory: tuple[FloatArray, FloatArray]
+    dims: tuple[FloatArray, FloatArray]
     states: tuple[tuple[tuple[int, ...], float], ...]
 
     def seconds(self, configuration: Configuration, global_batch: int) -> float:
         """Return a lower bound on the step seconds of any plan of a configuration."""
         samples = global_batch / configuration.num_microbatches
-        devices = configuration.mesh.size
-        compute, memory = (base + slope * samples for base, slope in (self.compute, self.memory))
+        compute, memory, dims = (base + slope * samples for base, slope in (self.compute, self.memory, self.dims))
+        lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(self.counts))
+        for axis in configuration.mesh.axes:
+            # An axis that divides no dim of an op leaves all of it to each of its devices.
+            devices *= np.where((lengths % axis.size == 0).any(axis=1), axis.size, 1)
         per_op = self.launches + np.maximum(compute, memory) / devices
         microbatch = float(self.counts @ per_op)
         stages = configuration.num_stages
@@ -87,7 +93,33 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     step = max(1, samples[1] - samples[0])
     slopes = [(many - few) / step for few, many in zip(times, times_large, strict=True)]
     compute, memory = ((few - slope * samples[0], slope) for few, slope in zip(times, slopes, strict=True))
-    return Floor(counts, launches, compute, memory, _states(small, costs))
+    lengths = _lengths(small, large, common)
+    slope = (lengths[1] - lengths[0]) / step
+    dims = lengths[0] - slope * samples[0], slope
+    return Floor(counts, launches, compute, memory, dims, _states(small, costs))
+
+
+def _lengths(small: Folded, large: Folded, names: Sequence[str]) -> FloatArray:
+    """Return the lengths of all dims that ops read and write in two graphs, (2, ops, dims).
+
+    They are padded with 1, which nothing divides. Ops that have other dims in one than in the other have 0, which
+    everything does.
+    """
+    both = []
+    for folded in (small, large):
+        ops = {op.name: op for kind in folded.kinds for op in kind.ops}
+        rows = []
+        for name in names:
+            inputs, outputs = whole_shapes(folded.graph, ops[name])
+            rows.append([int(length) for shape in (*inputs, *outputs) if shape is not None for length in shape[0]])
+        both.append(rows)
+    found = np.ones((2, len(names), max((len(row) for row in both[0]), default=1)))
+    for number, (few, many) in enumerate(zip(*both, strict=True)):
+        if len(few) == len(many):
+            found[:, number, : len(few)] = few, many
+        else:
+            found[:, number] = 0.0
+    return found
 
 
 def _states(folded: Folded, costs: CostModel) -> tuple[tuple[tuple[int, ...], float], ...]:
