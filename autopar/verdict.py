@@ -83,7 +83,7 @@ def _verify(candidate: Candidate, task: Task, astray: list[str]) -> Plan | None:
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
     timeline = simulate(program, costs)
-    if timeline.peak_bytes > plan.job.memory_limit:
+    if not timeline.fits(plan.job.memory_limit):
         return None
     if differs := broken(plan, task.pins, folded):
         astray.extend(differs)
@@ -120,9 +120,14 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
             bubble_seconds=busiest.bubble_seconds + busiest.wait_seconds,
             mfu=flops / (timeline.step_seconds * peak * plan.job.gpus),
             stages=tuple(
-                StageMemory(stage.memory.bytes, {str(c): amount for c, amount in stage.memory.breakdown if amount})
+                StageMemory(
+                    stage.memory.bytes,
+                    {str(c): amount for c, amount in stage.memory.breakdown if amount},
+                    stage.host_bytes,
+                )
                 for stage in timeline.stages
             ),
+            host_bytes=timeline.host.bytes if timeline.host else 0.0,
             parts=step_parts(plan, timeline, folded),
             error=timeline.error,
         ),

@@ -279,6 +279,7 @@ def simulate(
             "step_seconds": timeline.step_seconds,
             "band": timeline.band,
             "peak_bytes": timeline.peak_bytes,
+            "host": timeline.host,
             "stages": timeline.stages,
             **({"critical_path": timeline.path} if critical_path else {}),
             **({} if devices is None else {"flat_seconds": devices.step_seconds}),
