@@ -27,7 +27,10 @@ PLAN_VERSION = 2
 """The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants or
 offloads the optimizer, which older readers would not see."""
 
-_OMITTED = ("variant", "variants", "offload")
+OFFLOADS = ("", "optimizer")
+"""What a stage can keep in host memory between steps, by `StagePlan.offload`."""
+
+_OMITTED = ("variant", "variants", "offload", "host", "host_bytes")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -66,6 +69,7 @@ class Job:
         optimizer: Optimizer of the training step.
         stack: Software stack, as `autopar.cost.stack` writes it; empty for the default one.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
+        pins: What the user pinned or forbade, as a file of pins has it.
     """
 
     mode: str
@@ -77,6 +81,7 @@ class Job:
     optimizer: str = "adam"
     stack: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "mixed"
+    pins: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +263,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak bytes per device of one stage, by category."""
+    """Peak bytes per device of one stage, by category; `host` are those of a device in the memory of its host."""
 
     peak: float
     breakdown: Mapping[str, float]
+    host: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +298,7 @@ class Simulated:
         bubble_seconds: Idle time of that stage.
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
+        host_bytes: What lies in the memory of the fullest host.
         parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
         against: Parts of the step by the formula and simulated, of plans that were searched for.
         error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
@@ -304,6 +311,7 @@ class Simulated:
     bubble_seconds: float
     mfu: float
     stages: tuple[StageMemory, ...]
+    host_bytes: float = 0.0
     parts: tuple[tuple[str, float], ...] = ()
     error: float | None = None
     against: tuple[PartTimes, ...] = ()
@@ -607,7 +615,8 @@ def check_variants(plan: Plan) -> None:
 
 def _written(plan: dict[str, Any]) -> dict[str, Any]:
     """Return a plan as it is written, without what older versions take for granted."""
-    for record in (plan, *plan["stages"]):
+    simulated = plan["simulated"] or {"stages": ()}
+    for record in (plan, *plan["stages"], simulated, *simulated["stages"]):
         for name in _OMITTED:
             if not record.get(name, True):
                 del record[name]

@@ -47,8 +47,8 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage stays within the memory limit."""
-        return self.timeline.peak_bytes <= self.plan.job.memory_limit
+        """Whether every stage stays within the memory limit, and what is offloaded within the memory of the hosts."""
+        return self.timeline.fits(self.plan.job.memory_limit)
 
 
 @dataclass(eq=False)

@@ -146,6 +146,8 @@ def test_plans_share_tables() -> None:
     [
         (Degrees(dp=2, ep=2, global_batch=8), "no parameter holds one matrix per expert"),
         (Degrees(pp=2, schedule="zb-v", global_batch=8), "runs two stages"),
+        (Degrees(dp=2, recompute="offload", global_batch=8), "no host memory"),
+        (Degrees(dp=2, offload="optimizer", global_batch=8), "no host memory"),
         (Degrees(pp=4, interleave=2, global_batch=6), "no whole number of rounds"),
         (Degrees(pp=16, global_batch=16), "cannot be cut into 16 stages"),
     ],

@@ -383,6 +383,61 @@ def test_deepspeed_keys_come_back(cache_dir: Path, tmp_path: Path) -> None:
     assert found.ignored == ()
 
 
+def test_offloading_is_said_and_comes_back(cache_dir: Path, tmp_path: Path) -> None:
+    """Megatron-LM offloads all layers but the last, and the optimizer with ZeRO 1; it says what it does otherwise."""
+    degrees: dict[str, Any] = {"dp": 2, "zero": 1, "recompute": "offload", "offload": "optimizer"}
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, **degrees)
+    exported = plan.export("megatron")
+    (tmp_path / "args").write_text(exported.text)
+
+    found = read_configuration(tmp_path / "args", "megatron", gpus=2)
+
+    assert arguments(plan)["--cpu-offloading-num-layers"] == "3"
+    assert arguments(plan)["--optimizer-cpu-offload"] is True
+    assert any("updates on the CPU" in lost for lost in exported.lost)
+    assert found.ignored == ()
+    assert found.degrees == Degrees(**degrees, global_batch=16)
+    assert autopar.predict(found.model, found.degrees, dims=found.dims).plan.stages == plan.stages
+    assert values(plan)["optim.config.optimizer_cpu_offload"] == "True"
+    assert values(plan)["model.config.cpu_offloading_num_layers"] == "3"
+
+
+def test_zero_offload_comes_back(cache_dir: Path, tmp_path: Path) -> None:
+    plan = planned("zoo:mlp-xs", {}, cache_dir, dp=4, zero=2, microbatch=2, offload="optimizer")
+    (tmp_path / "ds.json").write_text(plan.export("deepspeed").text)
+
+    found = read_configuration(tmp_path / "ds.json", "deepspeed", gpus=4, model="zoo:mlp-xs")
+
+    assert found.degrees == Degrees(dp=4, zero=2, microbatch=2, global_batch=16, offload="optimizer")
+    assert found.ignored == ()
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "pytorch", "jax", "onnx"])
+def test_what_frameworks_keep_on_devices_is_lost(to: str, cache_dir: Path) -> None:
+    plan = planned("zoo:mlp-xs", {}, cache_dir, dp=4, microbatch=2, recompute="offload", offload="optimizer")
+
+    lost = plan.export(to).lost
+
+    assert any("activations in host memory" in sentence for sentence in lost)
+    assert any("optimizer's state in host memory (1 of 1 stages)" in sentence for sentence in lost)
+    assert not any(sentence.startswith("recompute") for sentence in lost)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", "--optimizer-offload-fraction 0.5"),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction most", "--optimizer-offload-fraction most"),
+        ("--num-layers 8 --cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 2"),
+    ],
+)
+def test_parts_that_are_offloaded_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "args").write_text(text)
+
+    with pytest.raises(ExportError, match=message):
+        read_configuration(tmp_path / "args", "megatron", gpus=2, model="zoo:mlp-xs")
+
+
 SCRIPT = r"""
 #!/bin/bash
 DISTRIBUTED_ARGS=(

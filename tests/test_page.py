@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 import autopar
 from autopar import api
 from autopar.cli import main
+from autopar.degrees import Degrees
 from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
-from autopar.page.bars import gantt, memory_curves, row_edges
+from autopar.page.bars import gantt, memory_curves, memory_top, row_edges
 from autopar.page.document import render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
@@ -29,6 +30,7 @@ from autopar.simulate import Row, simulate
 from tests.formulations import DIMS
 from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages, programs
+from tests.variants import staged
 from tests.views import view_of
 
 
@@ -101,6 +103,23 @@ def test_curves_of_memory_have_the_peaks(program: Program) -> None:
     assert all((curve.start[1:] >= curve.start[:-1]).all() for curve in curves)
 
 
+def test_limit_is_left_out_where_it_would_hide_the_rest() -> None:
+    """A model that needs a hundredth of the device; the page says where the limit is."""
+    view = view_of()
+    peak = max(float(curve.bytes.max()) for curve in view.memory)
+
+    tight, roomy = (replace(view, plan=_with_limit(view.plan, limit)) for limit in (2 * peak, 100 * peak))
+
+    assert memory_top(view.memory, 2 * peak) > 2 * peak
+    assert peak < memory_top(view.memory, 100 * peak) < 2 * peak
+    assert "the dashed line is the limit" in render(tight)
+    assert "is far above the chart" in render(roomy)
+
+
+def _with_limit(plan: Plan, limit: float) -> Plan:
+    return replace(plan, job=replace(plan.job, memory_limit=limit))
+
+
 def test_update_is_one_bar_beside_the_tasks() -> None:
     """The trace has it only block by block."""
     timeline = simulate(equal_stages(2, 2, "1f1b", blocks_per_stage=3), ExactCosts(), trace=True)
@@ -162,6 +181,30 @@ def test_blocks_have_all_instructions_of_the_program(plan: Plan, cache_dir: Path
         assert graph.states or graph.block
     whole = {state.value for block in plan.blocks for state in block.states}
     assert {name for graph in graphs for name, _ in graph.states} == whole
+
+
+def test_time_of_the_busiest_stage_is_that_of_the_plan(plan: Plan, cache_dir: Path) -> None:
+    """Page and terminal say the same, part by part."""
+    view = look(plan, cache_dir=cache_dir)
+
+    assert plan.simulated is not None, "plans of searches are simulated"
+    assert view.time_parts.parts == plan.simulated.parts
+    assert view.time_parts.total == pytest.approx(plan.simulated.step_seconds)
+
+
+def test_stages_with_their_own_meshes_are_told_apart(cache_dir: Path) -> None:
+    """Two devices data parallel, then two tensor parallel: a kind of block that both have is shown once per mesh."""
+    plans = [
+        autopar.predict("zoo:mlp-xs", degrees, dims=DIMS["mlp-xs"], cache_dir=cache_dir).plan
+        for degrees in (Degrees(dp=2, microbatch=2, global_batch=8), Degrees(tp=2, microbatch=4, global_batch=8))
+    ]
+    plan = staged(plans, "1f1b", (2,))
+
+    view = look(plan, cache_dir=cache_dir)
+
+    assert {graph.axes for graph in view.graphs} == {("dp",), ("tp",)}
+    assert len(view.gantt.stages) == 2
+    assert "</html>" in render(view)
 
 
 def test_search_without_history_is_its_end() -> None:

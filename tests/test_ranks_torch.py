@@ -12,7 +12,7 @@ import pytest
 
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import Recompute
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import interleave
@@ -31,7 +31,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rules")
 
 
-NONE, SELECTIVE, FULL = ON_DEVICE
+NONE, SELECTIVE, FULL, OFFLOAD = Recompute
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,7 @@ NONE, SELECTIVE, FULL = ON_DEVICE
         ("llama3-8b", Configuration(1, FOUR, 2, "1f1b"), "data+zero-1 × megatron+sequence", NONE),
         ("gpt2", Configuration(2, TWO, 3, "gpipe"), "data+zero-1", FULL),
         ("gpt2", Configuration(2, TWO, 3, "zb-h1"), "data+zero-1", FULL),
+        ("gpt2", Configuration(2, TWO, 3, "1f1b"), "data+zero-1", OFFLOAD),
         ("llama3-8b", Configuration(4, Mesh.of(inner=1), 6, "zb-h1"), "", NONE),
         ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "zb-h2"), "", NONE),
         ("mixtral-8x7b", Configuration(1, FOUR, 2, "1f1b"), "", NONE),

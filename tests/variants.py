@@ -17,7 +17,7 @@ from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
-from tests.executions import COSTS, any_recompute, random_choice, written
+from tests.executions import COSTS, any_offload, any_recompute, random_choice, written
 
 Placed = tuple[Tables, Choice]
 """Placements of a whole model on a mesh."""
@@ -87,6 +87,7 @@ def plan_of_variants(
     others = tuple(Variant(other.mesh.axes, assemble_blocks(other, found)) for other, found in variants[1:])
     plan = replace(plan, stages=placed, variants=others, job=replace(plan.job, gpus=sum(sizes)))
     plan = any_recompute(plan, folded, rng)
+    plan = any_offload(plan, np.random.default_rng([seed, 1])) if trains else plan
     return Plan.from_json(plan.to_json())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autopar.api import plan_task
 from autopar.bench.baselines import BASELINES
-from autopar.bench.records import Comparison, History, Result, nothing, planner
+from autopar.bench.records import Comparison, Result, nothing, planner
 from autopar.cluster import Cluster
 from autopar.cost import DEFAULT, Stack
 from autopar.errors import InfeasibleError, InterruptedSearchError, JobError
@@ -112,16 +112,14 @@ def baselines_of(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _plan(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
-    method, history = planner(effort.solver), History(progress)
-    size = len(task.space)
+    method, size = planner(effort.solver), len(task.space)
     try:
-        found = Result.of(method, plan_task(task, effort, progress=history, should_stop=should_stop))
+        return Result.of(method, plan_task(task, effort, progress=progress, should_stop=should_stop))
     except InfeasibleError as error:
         return nothing(method, "infeasible", task.phases, size, note=f"{error.args[0]}; {error.hint}")
     except InterruptedSearchError as error:
         why = "interrupted" if should_stop() else "time limit"
         return nothing(method, why, task.phases, size, note=error.args[0])
-    return replace(found, history=history.moments)
 
 
 def _named(progress: ProgressCallback, method: str) -> ProgressCallback:

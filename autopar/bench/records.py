@@ -1,10 +1,8 @@
 """What a comparison finds, as records that print and serialise."""
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from autopar.plan import Job, ModelInfo, PhaseTime, Plan
-from autopar.progress import Progress, ProgressCallback, silent
+from autopar.plan import HistoryPoint, Job, ModelInfo, PhaseTime, Plan
 
 COMPARISON_VERSION = 2
 
@@ -42,14 +40,6 @@ class PlanFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """When a search had found what: seconds since it began, and the least step time by the formula until then."""
-
-    seconds: float
-    objective: float
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """What one method came to.
 
@@ -74,7 +64,7 @@ class Result:
     solved: int
     phases: tuple[PhaseTime, ...]
     note: str = ""
-    history: tuple[Moment, ...] = ()
+    history: tuple[HistoryPoint, ...] = ()
 
     @classmethod
     def of(cls, method: str, plan: Plan) -> "Result":
@@ -83,7 +73,16 @@ class Result:
         assert search is not None, "the best plan tells how it was found"
         plans = tuple(PlanFigures.of(each) for each in (plan, *plan.alternatives))
         bound = search.bound
-        return cls(method, search.termination, plans, bound, search.configurations, search.solved, search.phases)
+        return cls(
+            method,
+            search.termination,
+            plans,
+            bound,
+            search.configurations,
+            search.solved,
+            search.phases,
+            history=search.history,
+        )
 
     @property
     def best(self) -> PlanFigures | None:
@@ -96,6 +95,11 @@ class Result:
         if self.best is None or self.bound <= 0:
             return None
         return max(0.0, 1.0 - self.bound / self.best.objective)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time from the request to the ranked plans, import and discovery included, as in `history`."""
+        return sum(phase.seconds for phase in self.phases)
 
     @property
     def search_seconds(self) -> float:
@@ -150,25 +154,3 @@ def nothing(
 ) -> Result:
     """Return the result of a method that found no plan."""
     return Result(method, why, (), 0.0, configurations, solved, phases, note)
-
-
-@dataclass(eq=False)
-class History:
-    """A callback for progress that notes when the best step time got better.
-
-    Attributes:
-        progress: Told everything.
-        start: When the search began.
-        moments: What was reached when.
-    """
-
-    progress: ProgressCallback = silent
-    start: float = field(default_factory=time.monotonic)
-    moments: tuple[Moment, ...] = ()
-
-    def __call__(self, step: Progress) -> None:
-        """Take a step of progress."""
-        best = self.moments[-1].objective if self.moments else float("inf")
-        if step.incumbent < best:
-            self.moments += (Moment(time.monotonic() - self.start, step.incumbent),)
-        self.progress(step)

@@ -50,6 +50,12 @@ SPECS: Mapping[str, BenchSpec] = {
             (Case("v100", 32),),
             {"image_size": 64, "channels": 8, "conv_width": 2, "classes": 16},
         ),
+        BenchSpec(
+            "unet-sd1",
+            "zoo:unet-sd1",
+            (Case("v100", 32),),
+            {"channels": 8, "blocks": 1, "heads": 2, "context": 8, "tokens": 4, "image_size": 8, "groups": 4},
+        ),
     )
 }
 """Every benchmark by name."""

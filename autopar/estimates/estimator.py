@@ -105,6 +105,8 @@ class Estimator:
         Raises:
             JobError: As of `estimate`.
         """
+        if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
+            raise JobError("estimates know no host memory", hint="use `autopar predict`, or offload nothing")
         placed = (degrees.tp, degrees.cp, degrees.ep, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
         key = (*placed, data_devices(degrees) > 1, SCHEDULES[degrees.schedule].splits)
         if key not in self.tables:

@@ -16,7 +16,7 @@ from autopar.formulate.scheduled import StageWork
 from autopar.formulate.step import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
 from autopar.program.lower import LoweredKind, copies
-from autopar.program.records import Category, Collective, Segment, SegmentPhase
+from autopar.program.records import HOST_PHASES, Category, Collective, Segment, SegmentPhase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
@@ -90,6 +90,8 @@ class Table:
             view = Scaled(self.costs, degree, share, self._ops)
             found = np.zeros((len(self.folded.kinds), WEIGHT + 1))
             for (kind, phase), segment in self.segments.items():
+                if phase in HOST_PHASES:
+                    continue
                 if (kind, phase) not in self._layouts:
                     layout = lay_out(segment, view)
                     if not self._depends(segment):

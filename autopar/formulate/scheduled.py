@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.overlap import Overlap, launched
+from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.split import weight_ops
 from autopar.formulate.step import Split, rerun_seconds
 from autopar.formulate.tables import Decision, Edge, Slot, Tables
@@ -143,7 +144,9 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
     return found
 
 
-def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: bool) -> tuple[StageWork, ...]:
+def stage_works(
+    tables: Tables, choice: Sequence[int], split: Split, *, splits: bool, links: HostLinks | None = None
+) -> tuple[StageWork, ...]:
     """Return what the stages of a split take.
 
     Args:
@@ -151,17 +154,25 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
         choice: Strategy per node.
         split: Blocks to stages.
         splits: Whether the schedule splits the backward.
+        links: Time of blocks on the host link, if any stage offloads.
     """
-    chain = np.asarray(tables.folded.chain)
-    passes, totals = pass_seconds(tables, choice, splits=splits)[chain], tables.block_seconds(choice)[chain]
+    chain, kinds = np.asarray(tables.folded.chain), tables.block_seconds(choice)
+    each = pass_seconds(tables, choice, splits=splits)
+    if links is not None:  # what is fetched runs beside the backward as it is, split or not
+        whole = kinds.copy()
+        whole[:, Slot.BACKWARD] = each[:, 1]
+        hosts = [Slot.OFFLOAD, Slot.FETCH, Slot.STATE]
+        kinds[:, hosts] = with_host(whole, links, Overlap.of(tables.costs.stack))[:, hosts]
+    passes, totals = each[chain], kinds[chain]
     again = {recompute: rerun_seconds(totals, recompute) for recompute in Recompute}
     reruns = np.array([again[recompute][block] for block, recompute in enumerate(split.flavours)])
+    offloads = np.array([recompute is Recompute.OFFLOAD for recompute in split.flavours])
+    passes[:, 0] += np.where(offloads, totals[:, Slot.OFFLOAD], 0.0)
+    updates = totals[:, Slot.UPDATE] + np.where(split.hosted, totals[:, Slot.STATE], 0.0)
     works = []
     for start, stop in split.ranges:
         rerun = reruns[start:stop]
         forward, backward, weight = passes[start:stop].T
-        host = [own is Recompute.OFFLOAD for own in split.flavours[start:stop]]
-        forward = forward + np.where(host, totals[start:stop, Slot.OFFLOAD], 0.0)
         last = weight if splits else backward + rerun
         done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
         reduce = totals[start:stop, Slot.REDUCE][::-1]
@@ -172,7 +183,7 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
                 weight=fsum(weight),
                 traffic=fsum(totals[start:stop, Slot.GRADIENT]),
                 reduce=tuple((float(at), float(seconds)) for at, seconds in zip(done, reduce, strict=True) if seconds),
-                update=fsum(totals[start:stop, Slot.UPDATE]),
+                update=fsum(updates[start:stop]),
             )
         )
     return tuple(works)

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from autopar.formulate.fold import Folded
+from autopar.frameworks.facts import offloads_lost
 from autopar.frameworks.placements import placed_ops, stage_of_block
 from autopar.plan import Exported, Plan
 from autopar.sharding import Mesh, Partial, Placements, Shard, parse_placements
@@ -118,6 +119,7 @@ def _lost(plan: Plan, unmatched: Sequence[str], partial: Sequence[str]) -> list[
         lost.append(f"the order of microbatches ({plan.schedule}, {plan.num_microbatches} of {plan.microbatch})")
     elif plan.num_microbatches > 1:
         lost.append(f"{plan.num_microbatches} microbatches of {plan.microbatch}")
-    if any(flavour != "none" for stage in plan.stages for flavour in stage.flavours):
+    lost += offloads_lost(plan)
+    if any(flavour not in ("none", "offload") for stage in plan.stages for flavour in stage.flavours):
         lost.append("recompute")
     return lost

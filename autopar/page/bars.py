@@ -24,6 +24,7 @@ _KINDS = {
     Row.SEND_PREVIOUS: "sends",
 }
 """Kinds of bars of the rows of the trace; a row that is not here is a kind of its own."""
+_SEEN = 0.1  # share of the limit below which memory is a line at the bottom of a chart that shows the limit
 _FEW_STAGES = 8  # up to which rows other than that of tasks are high enough to be looked at without zooming
 _GAP = 0.12  # share of a stage's height between it and the next
 
@@ -71,6 +72,12 @@ def memory_curves(timeline: Timeline) -> tuple[MemoryCurve, ...]:
         start, size = np.array([*points, (end, points[-1][1])]).T
         curves.append(MemoryCurve(str(index), start, size))
     return tuple(curves)
+
+
+def memory_top(curves: Sequence[MemoryCurve], limit: float) -> float:
+    """Return where the axis of memory ends: above the limit, unless next to it nothing else could be seen."""
+    highest = max(float(curve.bytes.max()) for curve in curves)
+    return 1.08 * max(highest, limit) if highest > _SEEN * limit else 1.5 * highest
 
 
 def row_edges(gantt: Gantt) -> tuple[list[float], list[float]]:

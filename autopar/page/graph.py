@@ -9,7 +9,9 @@ from autopar.program.records import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Instruction,
+    Offload,
     Operand,
     Program,
     Segment,
@@ -89,6 +91,10 @@ def _nodes(segment: Segment, costs: Costs) -> tuple[Node, ...]:
                 seconds = float(costs.exchange_seconds(instruction.bytes, instruction.axis))
             case Slice():
                 seconds = 0.0
+            case Offload(bytes=size):
+                seconds = costs.cluster.known_host().out_seconds(size)
+            case Fetch(bytes=size):
+                seconds = costs.cluster.known_host().back_seconds(size)
         described.append((instruction, seconds, sources))
     places = arrange([sources for _, _, sources in described])
     return tuple(_node(*entry, *place) for entry, place in zip(described, places, strict=True))
@@ -114,6 +120,11 @@ def _node(instruction: Instruction, seconds: float, sources: tuple[int, ...], co
                 operand.value, "exchange", axis.name, result.shape, change, instruction.bytes, seconds,
                 False, sources, column, row,
             )  # fmt: skip
+        case Offload(operand=operand, result=result) | Fetch(operand=operand, result=result):
+            name = "offload" if isinstance(instruction, Offload) else "fetch"
+            return Node(
+                operand.value, name, "", result.shape, (), instruction.bytes, seconds, False, sources, column, row
+            )
         case Slice(axis=axis, operand=operand, result=result, target=target):
             change = (f"R > {target}",)
             return Node(
@@ -130,16 +141,19 @@ def arrange(sources: Sequence[Sequence[int]]) -> list[tuple[float, int]]:
     >>> arrange([(), (0,), (0,), (1, 2)])
     [(0.0, 0), (-0.5, 1), (0.5, 1), (0.0, 2)]
     """
+    readers: list[list[int]] = [[] for _ in sources]
     depth: list[int] = []
-    for before in sources:
-        depth.append(max((depth[i] + 1 for i in before), default=0))
+    for i, before in enumerate(sources):
+        depth.append(max((depth[j] + 1 for j in before), default=0))
+        for j in before:
+            readers[j].append(i)
+    for i in reversed(
+        range(len(sources))
+    ):  # what is needed late, such as a gathered parameter, stands where it is used
+        depth[i] = min((depth[j] - 1 for j in readers[i]), default=depth[i])
     rows: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
     for i, level in enumerate(depth):
         rows[level].append(i)
-    readers: list[list[int]] = [[] for _ in sources]
-    for i, before in enumerate(sources):
-        for j in before:
-            readers[j].append(i)
     column = [0.0] * len(sources)
     for sweep in range(_SWEEPS):
         near = sources if sweep % 2 == 0 else readers

@@ -47,6 +47,7 @@ def _outer(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
         ("schedule", first.schedule, second.schedule),
         ("microbatches", first.num_microbatches, second.num_microbatches),
         ("recompute", _recompute(first), _recompute(second)),
+        ("offload", _offload(first), _offload(second)),
     )
     for what, before, after in pairs:
         if str(before) != str(after):
@@ -63,6 +64,10 @@ def _meshes(plan: Plan) -> str:
 
 def _sizes(plan: Plan) -> str:
     return " ".join(str(stage.blocks[1] - stage.blocks[0]) for stage in plan.stages)
+
+
+def _offload(plan: Plan) -> str:
+    return ", ".join(dict.fromkeys(stage.offload or "nothing" for stage in plan.stages))
 
 
 def _recompute(plan: Plan) -> str:

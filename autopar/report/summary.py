@@ -203,6 +203,23 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
         *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
         "",
         *memory_breakdown(simulated),
+        *_hosts(plan, simulated),
+    ]
+
+
+def _hosts(plan: Plan, simulated: Simulated) -> list[str]:
+    """Return what lies in host memory, if anything does."""
+    if not simulated.host_bytes:
+        return []
+    rows = [
+        (str(number), stage.offload or "-", format_bytes(memory.host))
+        for number, (stage, memory) in enumerate(zip(plan.stages, cycle(simulated.stages), strict=False))
+    ]
+    return [
+        "",
+        f"In host memory, up to {format_bytes(simulated.host_bytes)} on one host:",
+        "",
+        *format_table(("stage", "offload", "per device"), rows),
     ]
 
 

@@ -51,6 +51,7 @@ def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[s
         ("recompute", stage.again_seconds),
         *sorted(waited.items(), key=lambda part: -part[1]),
         ("pp communication", stage.wait_seconds),
+        ("host memory", stage.copy_seconds),
         ("bubble", stage.bubble_seconds),
         ("optimizer", stage.update_seconds),
         ("launches, overlap", stage.delay_seconds),

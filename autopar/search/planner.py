@@ -112,6 +112,7 @@ class Search:
             sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
         best = outcome.best
         outcome.bound = min(best, advancing.lowest)
+        outcome.complete = advancing.lowest
         outcome.history.note(best, outcome.bound)
         return outcome
 

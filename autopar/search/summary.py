@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autopar.formulate.fold import Folded
 from autopar.plan import Plan
-from autopar.recompute import parse_recompute
+from autopar.recompute import Recompute, parse_recompute
 from autopar.search.roles import AxisRole, roles_of_axes
 
 
@@ -32,7 +32,8 @@ def _groups(plan: Plan) -> str:
 
 def _summarised(plan: Plan, words: Sequence[str]) -> Plan:
     microbatches = f"{plan.num_microbatches} microbatch{'es' if plan.num_microbatches > 1 else ''} of {plan.microbatch}"
-    return replace(plan, summary=f"{' × '.join(words)}, {_schedule(plan)}{microbatches}, {_recompute(plan)}")
+    kept = f"{_recompute(plan)}{_offload(plan)}"
+    return replace(plan, summary=f"{' × '.join(words)}, {_schedule(plan)}{microbatches}, {kept}")
 
 
 def name_stages(numbers: Sequence[int]) -> str:
@@ -93,6 +94,18 @@ def _recompute(plan: Plan) -> str:
         counts.update(str(flavour) for index, flavour in enumerate(flavours, first) if not layers or index in layers)
     if len(counts) == 1:
         name = next(iter(counts))
-        return "no recompute" if name == "none" else f"{name} recompute"
-    parts = [f"{name} recompute in {count}" for name, count in sorted(counts.items()) if name != "none"]
+        return "no recompute" if name == "none" else _words(name)
+    parts = [f"{_words(name)} in {count}" for name, count in sorted(counts.items()) if name != "none"]
     return f"{' and '.join(parts)} of {counts.total()} {'layers' if layers else 'blocks'}"
+
+
+def _words(flavour: str) -> str:
+    return "activations offloaded" if flavour == Recompute.OFFLOAD else f"{flavour} recompute"
+
+
+def _offload(plan: Plan) -> str:
+    """Return which stages keep the optimizer's state in host memory; empty if none does."""
+    count = sum(bool(stage.offload) for stage in plan.stages)
+    if not count:
+        return ""
+    return ", optimizer offloaded" + (f" in {count} of {len(plan.stages)} stages" if count < len(plan.stages) else "")

@@ -3,7 +3,7 @@
 A piece depends on the best plans known when it is prepared. So that these do not depend on who was how fast, piece i is
 prepared from what came of the pieces before the horizon h(i) < i, no more and no less, and findings are taken in order:
 
-    h(i) = i - min(LAG, floor(i / 2))
+    h(i) = i - min(LAG, floor(i / 4))
 
 The first pieces see all before them, later ones miss the last `LAG` at most; up to `LAG` + 1 can be done at a time.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from autopar.search.crew import Crew
 from autopar.search.pieces import Finding, Piece
 
-LAG = 15
+LAG = 7
 """Pieces that are done at a time, less one, by as many workers or more."""
 
 POLL_SECONDS = 0.1
@@ -29,10 +29,10 @@ GRACE_SECONDS = 2.0
 def horizon(index: int) -> int:
     """Return how many pieces have to be done before a piece is prepared.
 
-    >>> [horizon(index) for index in (0, 1, 2, 3, 8, 40)]
-    [0, 1, 1, 2, 4, 25]
+    >>> [horizon(index) for index in (0, 1, 3, 4, 8, 40)]
+    [0, 1, 3, 3, 6, 33]
     """
-    return index - min(LAG, index // 2)
+    return index - min(LAG, index // 4)
 
 
 class Series(ABC):

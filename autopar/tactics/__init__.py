@@ -1,12 +1,13 @@
 """Tactics: sharding strategies composed by hand, each applied to a model and propagated by the discovered rules."""
 
-from autopar.tactics.files import TACTICS, format_schedule, load_schedule, schedule_from
+from autopar.tactics.files import TACTICS, format_schedule, load_schedule, schedule_from, schedule_to
 from autopar.tactics.records import (
     Automatic,
     ContextParallel,
     DataParallel,
     ExpertParallel,
     Megatron,
+    Offload,
     Pipeline,
     Place,
     Recompute,
@@ -24,6 +25,7 @@ __all__ = [
     "DataParallel",
     "ExpertParallel",
     "Megatron",
+    "Offload",
     "Pipeline",
     "Place",
     "Recompute",
@@ -35,4 +37,5 @@ __all__ = [
     "format_schedule",
     "load_schedule",
     "schedule_from",
+    "schedule_to",
 ]

@@ -15,6 +15,7 @@ from autopar.tactics.records import (
     DataParallel,
     ExpertParallel,
     Megatron,
+    Offload,
     Pipeline,
     Place,
     Recompute,
@@ -76,6 +77,8 @@ def tactics_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int
             flavours = stage.flavours
             runs = " ".join(f"{flavour}*1" for flavour in flavours)
             found.append(Recompute(runs, (number,)))
+        if stage.offload:
+            found.append(Offload(stage.offload, (number,)))
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from autopar.bench.baselines.mcts import mcts
 from autopar.bench.baselines.megatron import megatron
 from autopar.bench.baselines.race import Race
 from autopar.bench.baselines.recipes import recipe_search
-from autopar.bench.records import History, PlanFigures, Result, nothing
+from autopar.bench.records import PlanFigures, Result, nothing
 from autopar.errors import InfeasibleError
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback
@@ -66,7 +66,7 @@ def by_degrees(
     if not plans:
         notes.insert(0, "none of its plans fits")
     space = evaluated + race.skipped if method is grid else 0
-    return Result(name, why, figures, 0.0, space, evaluated, clock.times, "; ".join(notes), tuple(race.history))
+    return Result(name, why, figures, 0.0, space, evaluated, clock.times, "; ".join(notes), race.history.points)
 
 
 def _simulated(race: Race, top_k: int) -> list[Plan]:
@@ -96,9 +96,9 @@ def by_search(
     should_stop: StopCallback,
 ) -> Result:
     """Return what a method comes to that places ops in the configurations of the planner."""
-    clock, history = PhaseClock(progress, before=task.phases), History(progress)
+    clock = PhaseClock(progress, before=task.phases)
     with clock("search"):
-        outcome = search(task, effort, history, should_stop)
+        outcome = search(task, effort, progress, should_stop)
     size = len(task.space)
     if not outcome.candidates:
         why, note = outcome.stopped or "infeasible", "nothing it tried fits"
@@ -107,7 +107,7 @@ def by_search(
         plan = conclude(outcome, task, name, effort.top_k, clock)
     except InfeasibleError as error:
         return nothing(name, "infeasible", clock.times, size, outcome.solved, error.args[0])
-    return replace(Result.of(name, plan), bound=0.0, history=history.moments)
+    return replace(Result.of(name, plan), bound=0.0)
 
 
 def _recipes(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Outcome:

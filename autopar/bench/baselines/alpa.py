@@ -29,6 +29,7 @@ from autopar.progress import Progress
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.attempt import PLACEMENT_SECONDS, Attempt
+from autopar.search.history import History
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pieces import Finding
 from autopar.search.planner import Search
@@ -110,7 +111,7 @@ class _Stage(Attempt):
 def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     """Return the best candidate of every configuration, best first; nothing is proven."""
     listed, space = len(space), undominated(space)
-    outcome = Outcome(bound=0.0, pruned=listed - len(space))
+    outcome = Outcome(bound=0.0, pruned=listed - len(space), history=History(search.before))
     end = time.monotonic() + search.time_limit
     space.sort(key=lambda configuration: search.floor.seconds(configuration, search.global_batch))
     for done, configuration in enumerate(space):
@@ -120,6 +121,7 @@ def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
         outcome.take(Finding(0.0, _best(search, configuration, end), cut=0), search.keep)
         outcome.solved += 1
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
+        outcome.history.note(best, 0.0)
         search.progress(Progress("alpa", done + 1, len(space), best, 0.0, str(configuration)))
     return outcome
 

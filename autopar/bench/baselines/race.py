@@ -7,13 +7,13 @@ from functools import cached_property
 from heapq import nsmallest
 
 from autopar.bench.baselines.degree_space import DegreeSpace, what_splits
-from autopar.bench.records import Moment
 from autopar.cluster import cluster_from_dict
 from autopar.degrees import Degrees
 from autopar.errors import TacticError
 from autopar.estimates import Estimator
 from autopar.prediction import Predictor
 from autopar.progress import Progress, ProgressCallback, StopCallback
+from autopar.search.history import History
 from autopar.task import Task
 
 FINALISTS = 64
@@ -57,6 +57,7 @@ class Race:
         progress: Told of every better plan.
         should_stop: Polled.
         prices: Every plan that was priced.
+        best: Least seconds of a plan that fits; infinity before the first.
         history: When which step time was reached.
         refused: Plans that the tactics cannot place on the model.
         skipped: Plans that grid search left out because others that need no more memory do not fit.
@@ -67,11 +68,14 @@ class Race:
     end: float
     progress: ProgressCallback
     should_stop: StopCallback
-    start: float = field(default_factory=time.monotonic)
     prices: dict[Degrees, Price] = field(default_factory=dict)
-    history: list[Moment] = field(default_factory=list)
+    best: float = math.inf
+    history: History = field(init=False)
     refused: int = 0
     skipped: int = 0
+
+    def __post_init__(self) -> None:
+        self.history = History(sum(phase.seconds for phase in self.task.phases))
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -106,17 +110,13 @@ class Race:
             return "interrupted"
         return "time limit" if time.monotonic() > self.end else ""
 
-    @property
-    def best(self) -> float:
-        """Least seconds of a plan that fits; infinity before the first."""
-        return self.history[-1].objective if self.history else math.inf
-
     def price(self, degrees: Degrees) -> Price:
         """Return what a plan comes to; the second time from memory."""
         if degrees not in self.prices:
             self.prices[degrees] = price = self._price(degrees)
             if price.fits and price.seconds < self.best:
-                self.history.append(Moment(time.monotonic() - self.start, price.seconds))
+                self.best = price.seconds
+                self.history.note(price.seconds, 0.0)
             if len(self.prices) % TOLD == 0:
                 self.progress(Progress(self.method, len(self.prices), 0, self.best, detail=str(degrees)))
         return self.prices[degrees]

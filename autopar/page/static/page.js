@@ -227,7 +227,7 @@ const autopar = (() => {
   /* The drawing and the table of the block and phase that are chosen. */
   function showBlock(graph, colours) {
     const plot = Bokeh.documents[0].get_model_by_name("block");
-    const widest = Math.max(...graph.nodes.map((node) => Math.abs(node.column))) + 0.5;
+    const widest = Math.max(1, ...graph.nodes.map((node) => Math.abs(node.column))) + 0.5; // at least three columns
     const rows = Math.max(...graph.nodes.map((node) => node.row)) + 1;
     const room = plot.inner_width / (2 * widest) - 12;
     const size = Math.max(7, Math.min(12, room / 9));
