@@ -158,10 +158,11 @@ def condition_lines(conditions: Conditions) -> list[str]:
 
 
 def _conditions(comparisons: Sequence[Comparison], conditions: Conditions) -> list[str]:
-    limit = comparisons[0].time_limit
+    limits = list(dict.fromkeys(comparison.time_limit for comparison in comparisons))
+    allowed = ", ".join("none" if limit is None else format_seconds(limit) for limit in limits)
     return [
         *condition_lines(conditions),
-        f"- time limit of each method: {'none' if limit is None else format_seconds(limit)}; seed 0",
+        f"- time limit of each method: {allowed}; seed 0",
         "- step, MFU and peak are simulated; objective and gap are by the planner's formula; search is wall time on "
         "the machine above; methods of one case run one after the other in one process, ours first",
         *(f"- {name}: {BASELINES[name].title}" for name in dict.fromkeys(_methods(comparisons)) if name in BASELINES),
