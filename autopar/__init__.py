@@ -9,16 +9,21 @@ if TYPE_CHECKING:
     from autopar.display import show_progress
     from autopar.frameworks import export
     from autopar.partitioning import partition
+    from autopar.pins import Choices, Pins
     from autopar.plan import Plan
     from autopar.prediction import predict
+    from autopar.sizing.gpus import find_gpus
     from autopar.torch_export import from_torch
 
 __version__ = "0.1.0"
 __all__ = [
+    "Choices",
     "Degrees",
+    "Pins",
     "Plan",
     "__version__",
     "export",
+    "find_gpus",
     "from_torch",
     "partition",
     "predict",
@@ -39,6 +44,9 @@ _HOMES = {
     "show_progress": "autopar.display",
     "from_torch": "autopar.torch_export",
     "Degrees": "autopar.degrees",
+    "find_gpus": "autopar.sizing.gpus",
+    "Choices": "autopar.pins",
+    "Pins": "autopar.pins",
     "Plan": "autopar.plan",
 }
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules, discover
-from autopar.errors import JobError
+from autopar.errors import InfeasibleError, JobError
 from autopar.formulate.fold import Folded
 from autopar.iopddl import save
+from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.problem import Problem
 from autopar.program.lower import lower
@@ -17,8 +18,9 @@ from autopar.program.verify import verify_program
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
 from autopar.search.engine import HERE, Engine
-from autopar.search.explain import explain_infeasible
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
+from autopar.sizing.explain import explain_infeasible
+from autopar.sizing.hope import Hope
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
 from autopar.verdict import conclude
 from autopar.workload import open_plan, open_workload
@@ -48,6 +50,7 @@ def solve(
     workers: int | None = None,
     engine: str = "local",
     ray_address: str | None = None,
+    pins: str | Path | Pins | None = None,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -77,8 +80,10 @@ def solve(
             is the same, however many there are.
         engine: "local", or "ray" for processes of a Ray cluster.
         ray_address: Of a running cluster; None for one that is started on this machine.
+        pins: What the plan has to keep to: a YAML file, or a record.
 
     Raises:
+        PinError: If a pin speaks of something that is not there, or nothing is left.
         AutoparError: If the model, cluster or request is wrong (`ModelError`, `ClusterError`, `JobError`, ...).
         InfeasibleError: If no plan fits; the message says what is missing, the hint the cheapest way out.
         InterruptedSearchError: If it was stopped before the first plan.
@@ -101,6 +106,7 @@ def solve(
         precision=precision,
         cache_dir=cache_dir,
         progress=progress,
+        pins=pins,
     )
     cache = ResultCache(cache_dir, task, effort)
     known = cache.answer() if dump_problem is None else None
@@ -126,17 +132,22 @@ def plan_task(
     clock = PhaseClock(progress, task.phases)
     problems: dict[str, Problem] = {}
     with clock("search"):
+        hope = Hope(task, progress, should_stop)
         search = task.search(
             effort,
-            progress=progress,
-            should_stop=should_stop,
+            progress=hope.progress,
+            should_stop=hope.should_stop,
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
             engine=engine,
         )
         outcome = search.run(task.space)
+        hope.rescue(outcome)
     if not outcome.candidates and not outcome.stopped:
-        raise explain_infeasible(search, task.space)
-    plan = conclude(outcome, task, effort.solver, effort.top_k, clock)
+        raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop)
+    try:
+        plan = conclude(outcome, task, effort.solver, effort.top_k, clock)
+    except InfeasibleError:  # it fits by the formula, and not when simulated
+        raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop) from None
     if dump_problem is not None:
         save(problems[str(outcome.candidates[0].configuration)], dump_problem)
     return plan

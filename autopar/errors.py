@@ -65,6 +65,10 @@ class TacticError(AutoparError, ValueError):
     """A tactic speaks of an axis or value that is not there, or cannot do what it says."""
 
 
+class PinError(AutoparError, ValueError):
+    """A pin speaks of something that is not there, or of a value that cannot occur; the hint has the nearest one."""
+
+
 class PlanError(AutoparError, ValueError):
     """A plan file is malformed or does not belong to the model."""
 
@@ -86,7 +90,15 @@ class DataError(AutoparError, ValueError):
 
 
 class InfeasibleError(AutoparError, RuntimeError):
-    """No plan or choice fits; the message says what is missing where, the hint the cheapest way out."""
+    """No plan or choice fits; the message says what is missing where, the hint the cheapest way out.
+
+    Attributes:
+        report: Of a job, all that was found out, an `autopar.sizing.records.Infeasibility`; else None.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", report: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.report = report
 
 
 class InterruptedSearchError(AutoparError, RuntimeError):

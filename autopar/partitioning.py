@@ -8,6 +8,7 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import discover
 from autopar.errors import JobError
+from autopar.pins import Pins, pins_of
 from autopar.plan import Job, Plan
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
@@ -149,6 +150,14 @@ def read_tactics(plan: Plan, *, model: str | Path | None = None, cache_dir: Path
     folded = workload.folded(plan.microbatch)
     rules = rules_for(folded, discover(workload.probe, cache_dir=cache_dir))
     return tactics_of(plan, folded, rules, workload.batch_dims(plan.microbatch))
+
+
+def read_pins(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Pins:
+    """Return pins that leave a plan and nothing else; arguments and errors as of `read_tactics`."""
+    workload = open_plan(plan, model)
+    folded = workload.folded(plan.microbatch)
+    rules = rules_for(folded, discover(workload.probe, cache_dir=cache_dir))
+    return pins_of(plan, folded, rules, workload.batch_dims(plan.microbatch))
 
 
 def as_mesh(mesh: str | Mapping[str, int] | Mesh) -> Mesh:

@@ -69,6 +69,7 @@ class Job:
         optimizer: Optimizer of the training step.
         stack: Software stack, as `autopar.cost.stack` writes it; empty for the default one.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
+        pins: What the user pinned or forbade, as a file of pins has it.
     """
 
     mode: str
@@ -80,6 +81,7 @@ class Job:
     optimizer: str = "adam"
     stack: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "mixed"
+    pins: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

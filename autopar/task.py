@@ -13,8 +13,10 @@ from autopar.cluster import Cluster, cluster_from_dict, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_policy, load_stack, reserve_bytes, stack_from_dict
 from autopar.discover import Rules, discover
 from autopar.errors import JobError
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims, batch_dims
+from autopar.pins import Frame, Pins, constrain, load_pins
 from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -23,6 +25,8 @@ from autopar.search.floor import floor
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
 from autopar.workload import Workload, default_batch, open_workload
+
+NO_PINS = Pins()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,9 @@ class Task:
         costs: Cost model of the cluster.
         space: The declared space.
         phases: What preparing it took.
+        cluster: What the job gets its devices from.
+        pins: What was pinned or forbidden.
+        constraints: What that leaves inside a configuration.
     """
 
     job: Job
@@ -74,6 +81,9 @@ class Task:
     costs: CostModel
     space: list[Configuration]
     phases: tuple[PhaseTime, ...]
+    cluster: Cluster
+    pins: Pins = NO_PINS
+    constraints: Constraints = FREE
 
     def search(
         self,
@@ -104,6 +114,7 @@ class Task:
             seed=effort.seed,
             hire=engine.hire,
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
+            constraints=self.constraints,
         )
 
     def rules_of(self, folded: Folded) -> Rules:
@@ -139,13 +150,15 @@ def prepare(
     precision: str = "mixed",
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
+    pins: str | Path | Pins | None = None,
 ) -> Task:
     """Return a job ready to be searched: model imported, rules discovered, space declared; arguments as of `solve`.
 
     Raises:
         AutoparError: If the model, cluster or request is wrong.
     """
-    machine = job_machine(gpus, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
+    whole = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    machine = job_machine(gpus, whole)
     software, policy = stack if isinstance(stack, Stack) else load_stack(stack), load_policy(precision)
     check_request(gpus, machine, global_batch, memory_limit)
     clock = PhaseClock(progress)
@@ -157,7 +170,39 @@ def prepare(
         found = discover(workload.probe, cache_dir=cache_dir, progress=progress)
     limit = memory_limit or default_limit(machine)
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software), precision)
-    return Task(job, workload, found, CostModel(machine, policy, software), space, clock.times)
+    task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)
+    return pinned(task, NO_PINS if pins is None else pins if isinstance(pins, Pins) else load_pins(pins))
+
+
+def pinned(task: Task, pins: Pins) -> Task:
+    """Return a task with other pins.
+
+    Raises:
+        PinError: If a pin speaks of something that is not there, or nothing is left.
+    """
+    job, workload = task.job, task.workload
+    fixed = workload.fixed_batch
+    space = _space(workload, task.costs.cluster, job.gpus, job.global_batch)
+    blocks = workload.folded(fixed or job.global_batch).num_blocks
+    frame = Frame(task.costs.cluster, job.gpus, job.global_batch, fixed, blocks)
+    space, constraints = constrain(
+        space, pins, frame, workload.folded, task.rules_of, workload.batch_dims_of, trains=job.mode == "train"
+    )
+    return replace(task, job=replace(job, pins=pins.to_mapping()), space=space, pins=pins, constraints=constraints)
+
+
+def resized(task: Task, *, gpus: int | None = None, memory_limit: float | None = None) -> Task:
+    """Return a task of the same model and batch on another number of devices, or with more or less memory.
+
+    Raises:
+        JobError: If the devices do not fill nodes.
+        PinError: If the pins leave nothing there.
+    """
+    count = gpus or task.job.gpus
+    machine = job_machine(count, task.cluster)
+    check_request(count, machine, None, None)
+    job = replace(task.job, gpus=count, memory_limit=memory_limit or task.job.memory_limit, cluster=machine.to_dict())
+    return pinned(replace(task, job=job, costs=replace(task.costs, cluster=machine)), task.pins)
 
 
 def default_limit(machine: Cluster) -> float:

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from autopar.cost import CostModel
-from autopar.errors import InfeasibleError, InterruptedSearchError
+from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
 from autopar.formulate.fold import Folded
 from autopar.formulate.step import StepTime, model_flops
+from autopar.pins import broken
+from autopar.pins.apply import words
 from autopar.plan import PartTimes, PhaseTime, Plan, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.lower import lower
@@ -14,7 +16,7 @@ from autopar.search.assemble import assemble
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
 from autopar.search.signature import Signature
-from autopar.search.space import Configuration, describe
+from autopar.search.space import describe
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
 
@@ -33,6 +35,7 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
 
     Raises:
         InfeasibleError: If there is no candidate, or none fits when simulated.
+        PinError: If no candidate keeps to the pins.
         InterruptedSearchError: If the search was stopped before the first.
     """
     if not outcome.candidates and outcome.stopped:
@@ -40,22 +43,25 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
             raise InterruptedSearchError("interrupted before the first plan")
         raise InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
     with clock("simulate"):
-        plans = _verified(outcome, task, top_k)
+        astray: list[str] = []
+        plans = _verified(outcome, task, top_k, astray)
+        if not plans and astray:
+            raise PinError(f"no plan that was found keeps to the pins: {astray[0]}", hint="pin something else")
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
-    report = _report(outcome, task.space, plans[0].objective, method, clock.times)
+    report = _report(outcome, task, plans[0].objective, method, clock.times)
     runners_up = tuple(plan.without_alternatives() for plan in plans[1:top_k])
     return replace(plans[0], search=report, alternatives=runners_up)
 
 
-def _verified(outcome: Outcome, task: Task, top_k: int) -> list[Plan]:
-    """Return the best plans by simulated time, the fastest of each signature."""
+def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str]) -> list[Plan]:
+    """Return the best plans by simulated time, the fastest of each signature; note how others go astray of the pins."""
     kept: dict[Signature, Plan] = {}
     count = 0
     for candidate in outcome.candidates:
         if count >= VERIFY * top_k and (len(kept) >= top_k or candidate.signature in kept):
             continue  # enough variants of what is known already
-        plan = _verify(candidate, task)
+        plan = _verify(candidate, task, astray)
         if plan is None:
             continue
         count += 1
@@ -70,14 +76,17 @@ def _step(plan: Plan) -> float:
     return plan.simulated.step_seconds
 
 
-def _verify(candidate: Candidate, task: Task) -> Plan | None:
-    """Return a candidate's plan with the simulator's verdict, or None if it exceeds the memory limit after all."""
+def _verify(candidate: Candidate, task: Task, astray: list[str]) -> Plan | None:
+    """Return a candidate's plan as simulated; None if it exceeds the memory limit, or goes astray of the pins."""
     plan = assemble(candidate, task.workload.info(), task.job)
     costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
     timeline = simulate(program, costs)
     if not timeline.fits(plan.job.memory_limit):
+        return None
+    if differs := broken(plan, task.pins, folded):
+        astray.extend(differs)
         return None
     found = simulated(plan, timeline, folded, costs)
     assert found.simulated is not None, "it was simulated"
@@ -125,17 +134,15 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
     )
 
 
-def _report(
-    outcome: Outcome, space: list[Configuration], objective: float, solver: str, times: tuple[PhaseTime, ...]
-) -> SearchReport:
+def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:
     proven = outcome.bound >= objective * (1 - OPTIMALITY_TOLERANCE)
     return SearchReport(
         solver=solver,
         termination=outcome.stopped or ("optimal" if proven else "exhausted"),
         objective=objective,
         bound=min(outcome.bound, objective),
-        space=describe(space),
-        configurations=len(space),
+        space=(*describe(task.space, task.constraints.flavours()), *words(task.pins)),
+        configurations=len(task.space),
         solved=outcome.solved,
         pruned=outcome.pruned,
         phases=times,

@@ -122,6 +122,10 @@ class Workload:
         # A microbatch as large as the probe differs from it nowhere, but from one twice as large.
         return batch_dims(values, self.probe.values) or batch_dims(values, self.folded(2 * samples).graph.values)
 
+    def batch_dims_of(self, folded: Folded) -> Mapping[str, int]:
+        """Return the same for one of the graphs that `folded` has returned."""
+        return self.batch_dims(next(samples for samples, own in self._folded.items() if own is folded))
+
     @cached_property
     def probe(self) -> Graph:
         """The graph rules are discovered on: with a batch that no other dim of the model shares."""

@@ -72,7 +72,8 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "--gpus 64 --cluster a100 --mode infer --global-batch 32 --set batch=8 --set seq=128 --top-k 5 --time-limit 2.5"
     )
     more = (
-        "--solver beam --memory-limit 40 --loss mse --optimizer sgd --stack mine.yaml --seed 7 --workers 3 --no-cache"
+        "--solver beam --memory-limit 40 --loss mse --optimizer sgd --stack mine.yaml --seed 7 --workers 3 "
+        "--pin p.yaml --no-cache"
     )
 
     code = main(["solve", "zoo:gpt2", *arguments.split(), *more.split()])
@@ -98,6 +99,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "cache_dir": None,
         "dump_problem": None,
         "seed": 7,
+        "pins": Path("p.yaml"),
         "workers": 3,
         "engine": "local",
         "ray_address": None,
@@ -172,7 +174,16 @@ def test_file_that_is_a_folder_is_refused_before_the_work(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("solve zoo:gpt2", "Missing option '--gpus'."),
+        ("solve zoo:gpt2", "Missing option '--gpus'. Or ask for a number: --find-min-gpus"),
+        (
+            "solve zoo:gpt2 --gpus 8 --find-min-gpus",
+            "--gpus N and a question for a number of GPUs; --max-gpus N bounds the answer",
+        ),
+        ("solve zoo:gpt2 --find-min-gpus --budget 3", "--find-min-gpus and --budget: ask one of them"),
+        (
+            "solve zoo:gpt2 --gpus 8 --max-gpus 9",
+            "--max-gpus belongs to --find-min-gpus, --target-time or --budget",
+        ),
         ("solve zoo:gpt2 --gpus 0", "Invalid value for '--gpus': 0 is not in the range x>=1."),
         ("solve zoo:gpt2 --gpus 7.5", "Invalid value for '--gpus': '7.5' is not a valid integer range."),
         ("solve zoo:gpt2 --gpus 8 --global-batch 0", "Invalid value for '--global-batch': 0 is not in the range x>=1."),

@@ -9,13 +9,12 @@ import pytest
 
 from autopar.api import plan_task
 from autopar.bench.baselines.recipes import recipe_search
-from autopar.errors import InfeasibleError, InterruptedSearchError
+from autopar.errors import InterruptedSearchError
 from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Tables, build_tables
 from autopar.formulate.weights import problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.attempt import Attempt
-from autopar.search.explain import explain_infeasible
 from autopar.search.floor import floor
 from autopar.search.outcome import Outcome
 from autopar.search.space import Configuration
@@ -232,29 +231,6 @@ def test_a_time_limit_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) ->
         plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9))
 
     assert caught.value.hint == "allow more time"
-
-
-def test_what_cannot_fit_is_explained() -> None:
-    """How much is missing, on which stage, and a number of GPUs that would do."""
-    task = _task("mlp-xs", 2, memory=1.0e3)
-
-    with pytest.raises(InfeasibleError) as caught:
-        plan_task(task, Effort())
-
-    assert "no plan fits 2 devices" in str(caught.value)
-    assert "on stage" in str(caught.value)
-    assert "more than the limit of" in str(caught.value)
-    assert "--gpus" in caught.value.hint or "devices with" in caught.value.hint
-
-
-def test_the_way_out_is_one() -> None:
-    """The number of GPUs named for a job that does not fit is one on which it does."""
-    task = _task("mlp-xs", 2, memory=3.0e3)
-
-    error = explain_infeasible(task.search(Effort()), task.space)
-    gpus = int(error.hint.split("--gpus ")[1].split()[0])
-
-    assert _run(_task("mlp-xs", gpus, memory=3.0e3)).candidates
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral-8x7b", "mlp-xs"])

@@ -5,7 +5,8 @@ Heavy parts are imported inside the commands, so that `autopar --help` answers a
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,10 @@ from autopar.cli.partitioning import diff, partition
 from autopar.cli.predicting import predict
 from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
+from autopar.cli.sizing import question, sizing_options
 from autopar.cli.validating import calibrate, validate
 from autopar.display import show_progress
+from autopar.errors import InfeasibleError
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -93,7 +96,8 @@ app.add_command(figures)
 
 @app.command()
 @click.argument("model", shell_complete=complete_model)
-@job_options()
+@job_options(gpus_required=False)
+@sizing_options
 @model_options
 @click.option(
     "--top-k", type=click.IntRange(min=1), default=3, show_default=True, metavar="K", help="How many plans to return."
@@ -105,6 +109,9 @@ app.add_command(figures)
     show_default=True,
     metavar="N",
     help="Seed of what solvers draw at random.",
+)
+@click.option(
+    "--pin", "pins", type=file_path(), metavar="FILE", help="What the plan has to keep to; docs/pins.md tells more."
 )
 @engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
@@ -131,15 +138,18 @@ def solve(
     Prints the best plan found, and a bound on how much better any other could be. Ctrl-C ends the search with the best
     plan found so far.
     """
+    asked = question(request["gpus"], request)
     if output is not None:
         prepare_folder(output)
     if dump_problem is not None:
         prepare_file(dump_problem)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    if asked is not None:
+        return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
     from autopar import api
     from autopar.report import format_report
 
-    with Interruption() as interruption, show_progress() as progress:
+    with Interruption() as interruption, show_progress() as progress, _infeasible_as_json(as_json):
         plan = api.solve(
             model,
             cache_dir=cache,
@@ -153,6 +163,36 @@ def solve(
     click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
     interrupted = plan.search is not None and plan.search.termination == "interrupted"
     return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
+
+
+def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dict[str, Any], *, as_json: bool) -> int:
+    """Answer how many GPUs a job takes, with the plan for them."""
+    from autopar.report.sizing import format_sizing
+    from autopar.sizing.gpus import find_gpus
+
+    del request["gpus"]
+    if request.pop("workers") is not None or request.pop("engine") != "local" or request.pop("ray_address"):
+        raise click.UsageError("numbers of GPUs are searched one after the other: leave out --workers and --engine")
+    with Interruption() as interruption, show_progress() as progress, _infeasible_as_json(as_json):
+        found = find_gpus(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
+    if output is not None and found.plan is not None:
+        _write_folder(found.plan, output, cache)
+    if as_json:
+        echo_json(found)
+    else:
+        click.echo(format_sizing(found), nl=False)
+    return ExitCode.INTERRUPTED if interruption.requested() else ExitCode.DONE
+
+
+@contextmanager
+def _infeasible_as_json(wanted: bool) -> Iterator[None]:
+    """Print what is known of a job that does not fit, if JSON is wanted, on the way of the error out."""
+    try:
+        yield
+    except InfeasibleError as error:
+        if wanted:
+            echo_json({"error": "infeasible", "message": error.args[0], "infeasible": error.report})
+        raise
 
 
 def _write_folder(plan: "Plan", folder: Path, cache: Path | None) -> None:
@@ -257,10 +297,17 @@ def simulate(
 @click.argument("plan_file", metavar="PLAN", type=file_path())
 @click.option("--ops", is_flag=True, help="List the placements of every op too.")
 @click.option("--tactics", is_flag=True, help="Print a schedule of tactics that makes the plan again, as YAML.")
+@click.option("--pins", is_flag=True, help="Print pins that leave this plan only, as YAML: edit and give to --pin.")
 @click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
 @cache_options
 def explain(
-    plan_file: Path, ops: bool, tactics: bool, model: str | None, cache_dir: Path | None, no_cache: bool
+    plan_file: Path,
+    ops: bool,
+    tactics: bool,
+    pins: bool,
+    model: str | None,
+    cache_dir: Path | None,
+    no_cache: bool,
 ) -> None:
     """Explain a plan.
 
@@ -270,11 +317,17 @@ def explain(
     from autopar.report import format_explain
 
     plan = Plan.load(plan_file)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache) if tactics or pins else None
+    if pins:
+        from autopar.partitioning import read_pins
+        from autopar.pins import format_pins
+
+        click.echo(format_pins(read_pins(plan, model=model, cache_dir=cache)), nl=False)
+        return
     if tactics:
         from autopar.partitioning import read_tactics
         from autopar.tactics import format_schedule
 
-        cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
         click.echo(format_schedule(read_tactics(plan, model=model, cache_dir=cache)), nl=False)
         return
     click.echo(format_explain(plan, ops=ops), nl=False)

@@ -30,7 +30,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _report(error.format_message(), _usage_hint(error), ExitCode.BAD_INPUT)
     except InfeasibleError as error:
-        return _report(error.args[0], error.hint, ExitCode.INFEASIBLE)
+        return _report_infeasible(error)
     except InterruptedSearchError as error:
         return _report(error.args[0], error.hint, ExitCode.INTERRUPTED)
     except RankError as error:
@@ -40,6 +40,17 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.Abort:
         return _report("interrupted", "", ExitCode.INTERRUPTED)
     return result if isinstance(result, int) else ExitCode.DONE
+
+
+def _report_infeasible(error: InfeasibleError) -> int:
+    code = _report(error.args[0], error.hint, ExitCode.INFEASIBLE)
+    if error.report is not None:
+        from autopar.report.infeasible import format_infeasibility
+        from autopar.sizing.records import Infeasibility
+
+        assert isinstance(error.report, Infeasibility), "what is known of a job that does not fit"
+        click.echo(format_infeasibility(error.report), err=True, nl=False)
+    return code
 
 
 def _usage_hint(error: click.ClickException) -> str:

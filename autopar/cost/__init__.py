@@ -1,6 +1,6 @@
 """Costs: seconds and bytes of ops on shards, collectives, changes of placement, and resident state."""
 
-from autopar.cost.collectives import Collective, devices_in_node
+from autopar.cost.collectives import Collective, devices_in_node, widest_tier
 from autopar.cost.flops import op_flops
 from autopar.cost.fusion import ALONE, Fused
 from autopar.cost.handover import Handed, Holding
@@ -46,4 +46,5 @@ __all__ = [
     "reserve_bytes",
     "reshards",
     "stack_from_dict",
+    "widest_tier",
 ]

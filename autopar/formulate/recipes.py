@@ -28,9 +28,9 @@ _MATRIX_RANK = 2  # of parameters: what tensor parallelism splits
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Data parallelism; `zero` 0 to 3."""
+    """Data parallelism; `zero` 0 to 3, or None if what is kept between steps is free."""
 
-    zero: int
+    zero: int | None
 
     def __str__(self) -> str:
         return "data" + (f"+zero-{self.zero}" if self.zero else "")
@@ -38,9 +38,9 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Megatron's tensor parallelism, with or without sequence parallelism."""
+    """Megatron's tensor parallelism, with or without sequence parallelism, or either if None."""
 
-    sequence: bool
+    sequence: bool | None
 
     def __str__(self) -> str:
         return "megatron" + ("+sequence" if self.sequence else "")
@@ -53,17 +53,26 @@ Placed = Sequence[tuple[str, NDArray[np.int64], bool]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Facts:
-    """What the recipes need to know of a graph, gathered once."""
+class Facts:
+    """What recipes and roles need to know of a graph, gathered once.
+
+    Attributes:
+        folded: The graph.
+        batch: The batch dim of every value that has one.
+        parameters: Names of parameters.
+        gradients: Names of sums of gradients.
+        summands: What a backward pass makes of parameters: gradients on their way to the sum.
+    """
 
     folded: Folded
     batch: BatchDims
     parameters: frozenset[str]
     gradients: frozenset[str]
-    summands: frozenset[str]  # what a backward pass makes of parameters: gradients on their way to the sum
+    summands: frozenset[str]
 
     @classmethod
-    def of(cls, folded: Folded, dims: BatchDims) -> "_Facts":
+    def of(cls, folded: Folded, dims: BatchDims) -> "Facts":
+        """Gather what a graph with these batch dims tells."""
         states = folded.graph.states
         return cls(
             folded,
@@ -106,20 +115,20 @@ def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
             if tensor_axes == num_axes and zero != data[0]:
                 continue
             tasks.append((zero,) * (num_axes - tensor_axes) + (Tensor(sequence),) * tensor_axes)
-    facts = _Facts.of(tables.folded, dims)
+    facts = Facts.of(tables.folded, dims)
     places = {place for axes in tasks for place in enumerate(axes)}
     allowed: list[list[tuple[int, ...]]] = [[] for _ in tasks]
     for node in tables.nodes:
         op = tables.folded.kinds[node.kind].ops[node.position] if node.options is not None else None
-        wanted = {
-            (axis, task): _wanted(facts, task, node.decision, node.kind, op, _tensors(tables, node, axis))
+        by_place = {
+            (axis, task): wanted(facts, task, node.decision, node.kind, op, _tensors(tables, node, axis))
             for axis, task in places
         }
         for axes, strategies in zip(tasks, allowed, strict=True):
             mask = np.ones(node.count, dtype=bool)
             for place in enumerate(axes):
-                if (mask & wanted[place]).any():  # a node that cannot follow stays free on this axis
-                    mask &= wanted[place]
+                if (mask & by_place[place]).any():  # a node that cannot follow stays free on this axis
+                    mask &= by_place[place]
             strategies.append(tuple(np.flatnonzero(mask).tolist()))
     return tuple(
         Recipe(" × ".join(map(str, axes)), tuple(strategies)) for axes, strategies in zip(tasks, allowed, strict=True)
@@ -149,7 +158,7 @@ def _tensors(tables: Tables, node: Node, axis: int) -> Placed:
     return placed
 
 
-def _wanted(facts: _Facts, task: Task, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+def wanted(facts: Facts, task: Task, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
     """Return the (S,) strategies of a decision that do what a task asks of its axis."""
     match task:
         case Tensor():
@@ -158,19 +167,22 @@ def _wanted(facts: _Facts, task: Task, decision: Decision, kind: int, op: Op | N
             return _data(facts, task, decision, op, placed)
 
 
-def _data(facts: _Facts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+def _data(facts: Facts, task: Data, decision: Decision, op: Op | None, placed: Placed) -> Mask:
     dims = facts.batch
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
+    sums = op is not None and any(name in facts.gradients for name in op.outputs)
+    if task.zero is None and (decision is Decision.PARAMETER or sums or (op and op.phase is Phase.UPDATE)):
+        return mask
     if decision is Decision.PARAMETER:
         codes = placed[0][1]
-        return np.asarray(codes >= 2 if task.zero >= 3 else codes == 0)
+        return np.asarray(codes >= 2 if task.zero == 3 else codes == 0)
     if op is not None and op.phase is Phase.UPDATE:
         for _, digits, _ in placed:
             mask &= digits >= 2 if task.zero else digits == 0
         return mask
-    if op is not None and any(name in facts.gradients for name in op.outputs):
+    if sums:
         for _, digits, _ in placed:  # the sum over microbatches
-            mask &= digits >= 2 if task.zero >= 2 else digits <= 1
+            mask &= digits >= 2 if task.zero and task.zero >= 2 else digits <= 1
         return mask
     for name, digits, is_output in placed:
         if name in dims:
@@ -184,13 +196,15 @@ def _data(facts: _Facts, task: Data, decision: Decision, op: Op | None, placed: 
     return mask
 
 
-def _tensor(facts: _Facts, task: Tensor, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+def _tensor(facts: Facts, task: Tensor, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
     dims = facts.batch
     values = facts.folded.graph.values
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
     if decision is Decision.BOUNDARY:
         name, digits, _ = placed[0]
         sequence = 2 + dims.get(name, 0) + 1
+        if task.sequence is None:
+            return np.asarray((digits == 0) | (digits == sequence))
         if task.sequence and sequence < 2 + len(values[name].shape):
             return np.asarray(digits == sequence)
         return np.asarray(digits == 0)

@@ -1,14 +1,15 @@
 """The levels of ZeRO as pairs of decisions that must not meet, parameter by parameter and axis by axis.
 
-Where an axis does not split a parameter in its use, the parameter has on that axis the level
+On one axis a parameter has the level
 
-    3   if it is stored split                                   (gathered before its use)
-    2   else if its gradients are summed split
-    1   else if its update runs split
-    0   else
+    3   if it is stored split and used whole: it is gathered before its use
+    2   if it is stored whole and its gradients are summed split
+    1   if it is stored whole, its gradients are summed whole and its update runs split
+    0   if all of these are whole
 
-so that each level is a pair: (parameter split, use whole), (sum split, parameter whole), (sum whole, update split),
-(update whole, parameter whole). What cannot be divided over an axis is whole there, whatever the level.
+and none if it is stored and used split, as tensor parallelism has it. So each level is a pair: (stored split, used
+whole), (summed split, stored whole), (summed whole, updated split), (updated whole, stored whole). What cannot be
+divided over an axis is whole there, whatever the level.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from autopar.formulate.tables import Decision, FloatArray, Forbidden, Slot, Tabl
 from autopar.ir.graph import Role
 
 LEVELS = frozenset(range(4))
-"""All there are (Rajbhandari et al., 2020): none, update and its state, sums of gradients too, parameters too."""
+"""All there are (Rajbhandari et al., 2020): nothing, the update and its state, sums of gradients, parameters."""
 
 _GATHERS = (Slot.FORWARD_GATHER, Slot.BACKWARD_GATHER)
 

@@ -1,9 +1,10 @@
 """The declared space: which (pipeline degree, mesh, microbatches) combinations are searched."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.sharding import Mesh
 
 
@@ -121,18 +122,20 @@ def _microbatch_counts(global_batch: int) -> list[int]:
     return kept
 
 
-def describe(space: list[Configuration]) -> tuple[str, ...]:
-    """Return the space in words, for the report."""
+def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVICE) -> tuple[str, ...]:
+    """Return the space in words, for the report; `flavours` are those of recompute that are left."""
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
     grids = ["×".join(map(str, shape)) for shape in sorted({configuration.mesh.shape for configuration in space})]
     schedules = sorted({configuration.schedule for configuration in space})
     if len(schedules) > 1:
         schedules[-1] += " (as slow as 1f1b and holds no less: excluded by that)"
+    *others, last = map(str, flavours)
+    recompute = f"{', '.join(others)} or {last} per block" if others else f"{last}"
     return (
         f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(schedules)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
-        f"microbatches {', '.join(map(str, counts))}; recompute none, selective or full per block",
+        f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
         "equal blocks are sharded alike; values keep one placement between blocks",
         "the terms of a value have one reduction, the shards of a dim one number of chunks",
     )

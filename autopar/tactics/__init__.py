@@ -1,6 +1,6 @@
 """Tactics: sharding strategies composed by hand, each applied to a model and propagated by the discovered rules."""
 
-from autopar.tactics.files import TACTICS, format_schedule, load_schedule, schedule_from
+from autopar.tactics.files import TACTICS, format_schedule, load_schedule, schedule_from, schedule_to
 from autopar.tactics.records import (
     Automatic,
     ContextParallel,
@@ -37,4 +37,5 @@ __all__ = [
     "format_schedule",
     "load_schedule",
     "schedule_from",
+    "schedule_to",
 ]

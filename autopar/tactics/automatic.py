@@ -32,8 +32,8 @@ Mask = NDArray[np.bool_]
 T = TypeVar("T")
 
 
-class _Open:
-    """The restriction of a placement problem to what has been decided, and to the axes that may be used."""
+class Undecided:
+    """The restriction of a placement problem to what has been decided, and to the axes that may be used elsewhere."""
 
     def __init__(self, state: State, axes: frozenset[int]) -> None:
         self.state, self.axes = state, axes
@@ -122,7 +122,7 @@ def complete(
     """
     topology = state.topology
     folded = topology.folded
-    tables = build_tables(folded, rules, topology.mesh, costs, _Open(state, axes))
+    tables = build_tables(folded, rules, topology.mesh, costs, Undecided(state, axes))
     samples = global_batch // flow.num_microbatches
     limit = math.inf if time_limit is None else time_limit
     search = Search(

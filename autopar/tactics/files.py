@@ -97,9 +97,16 @@ def format_schedule(schedule: Sequence[Tactic]) -> str:
     Raises:
         TacticError: If a tactic has a predicate, which has no text.
     """
-    return yaml.safe_dump(
-        [_mapping(tactic) for tactic in schedule], default_flow_style=None, sort_keys=False, width=120
-    )
+    return yaml.safe_dump(schedule_to(schedule), default_flow_style=None, sort_keys=False, width=120)
+
+
+def schedule_to(schedule: Sequence[Tactic]) -> list[dict[str, Any]]:
+    """Return what a file of a schedule holds; `schedule_from` reads it back.
+
+    Raises:
+        TacticError: If a tactic has a predicate, which has no text.
+    """
+    return [_mapping(tactic) for tactic in schedule]
 
 
 def _tactic(item: object, where: str) -> Tactic:

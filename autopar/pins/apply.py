@@ -1,0 +1,122 @@
+"""Pins applied to a job: the outer space that is left, and the constraints inside it."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from autopar.discover import Rules
+from autopar.errors import PinError
+from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.fold import Folded
+from autopar.formulate.zero import LEVELS
+from autopar.pins.records import ROLES, BlockRecompute, Choices, Pins
+from autopar.pins.restrict import PlacementPins, check_tactics
+from autopar.pins.space import Frame, pinned_space
+from autopar.recompute import ON_DEVICE, Recompute
+from autopar.search.space import Configuration
+from autopar.tactics.stages import layers
+
+
+def constrain(
+    space: Sequence[Configuration],
+    pins: Pins,
+    frame: Frame,
+    folded: Callable[[int], Folded],
+    rules: Callable[[Folded], Rules],
+    batch: Callable[[Folded], Mapping[str, int]],
+    *,
+    trains: bool,
+) -> tuple[list[Configuration], Constraints]:
+    """Return what pins leave of the outer space, and what plans have to keep to inside it.
+
+    Args:
+        space: The space without pins.
+        pins: The pins.
+        frame: The job.
+        folded: Returns the folded graph for a number of samples per microbatch.
+        rules: Returns the discovered strategies of a folded graph.
+        batch: Returns the batch dim of every value of a folded graph that has one.
+        trains: Whether there is a backward pass and an update.
+
+    Raises:
+        PinError: If a pin speaks of something that is not there, or nothing is left.
+    """
+    if not pins:
+        return list(space), FREE
+    for section, choices in (("pin", pins.pin), ("forbid", pins.forbid)):
+        for key in ("zero", "recompute"):
+            if getattr(choices, key) and not trains:
+                raise PinError(f"{section} {key}: inference has neither update nor backward pass", hint="leave it out")
+    found = pinned_space(space, pins, frame)
+    graph = folded(frame.global_batch // found[0].num_microbatches)
+    axes = [axis.name for configuration in found for axis in configuration.mesh.axes]
+    for name in (*pins.pin.within_node, *pins.forbid.within_node):
+        if name not in axes:
+            raise PinError(
+                f"within_node: there is no mesh axis {name!r}", hint=f"axes are {', '.join(sorted(set(axes)))}"
+            )
+    own = Constraints(
+        restrict=_placements(pins, found, graph, rules, batch),
+        zero=LEVELS & frozenset(pins.pin.zero or LEVELS) - frozenset(pins.forbid.zero),
+        cuts=_cuts(pins, frame.num_blocks),
+        keeps=_keeps(pins, graph) if trains else (),
+    )
+    if not own.zero:
+        raise PinError("pin zero and forbid zero leave no level", hint="levels are 0, 1, 2 and 3")
+    for block, flavours in enumerate(own.keeps):
+        if not flavours:
+            raise PinError(f"recompute: nothing is left for block {block}", hint=f"there are {', '.join(ON_DEVICE)}")
+    return found, own
+
+
+def _placements(
+    pins: Pins,
+    space: Sequence[Configuration],
+    graph: Folded,
+    rules: Callable[[Folded], Rules],
+    batch: Callable[[Folded], Mapping[str, int]],
+) -> PlacementPins | None:
+    named = any(axis.name in ROLES for configuration in space for axis in configuration.mesh.axes)
+    counted = any(getattr(pins.pin, role) for role in ROLES)
+    if not (named or counted or pins.pin.tactics or pins.forbid.tactics):
+        return None
+    meshes = list(dict.fromkeys(configuration.mesh for configuration in space))
+    check_tactics(pins, graph, rules(graph), meshes, batch(graph))
+    return PlacementPins(pins, batch)
+
+
+def _cuts(pins: Pins, num_blocks: int) -> frozenset[int] | None:
+    if not (pins.pin.boundaries or pins.forbid.boundaries):
+        return None
+    return frozenset(pins.pin.boundaries or range(1, num_blocks)) - frozenset(pins.forbid.boundaries)
+
+
+def _keeps(pins: Pins, folded: Folded) -> tuple[frozenset[Recompute], ...]:
+    """Return for each block what it may keep."""
+    if not (pins.pin.recompute or pins.forbid.recompute):
+        return ()
+    keeps = [frozenset(ON_DEVICE)] * folded.num_blocks
+    for item in pins.pin.recompute:
+        for block in _blocks(item, folded):
+            keeps[block] = keeps[block] & {Recompute(flavour) for flavour in item.flavours}
+    for item in pins.forbid.recompute:
+        for block in _blocks(item, folded):
+            keeps[block] = keeps[block] - {Recompute(flavour) for flavour in item.flavours}
+    return tuple(keeps)
+
+
+def _blocks(item: BlockRecompute, folded: Folded) -> Sequence[int]:
+    return layers(folded) if item.blocks is None else range(item.blocks[0], item.blocks[1] + 1)
+
+
+def words(pins: Pins) -> tuple[str, ...]:
+    """Return pins in words, for the printed space."""
+
+    def listed(choices: Choices) -> str:
+        section = "pin" if choices is pins.pin else "forbid"
+        return "; ".join(item.text for item in pins.items if item.section == section)
+
+    found = []
+    if pins.pin.named:
+        found.append(f"pinned: {listed(pins.pin)}")
+    if pins.forbid.named:
+        found.append(f"forbidden: {listed(pins.forbid)}")
+    return tuple(found)

@@ -1,0 +1,282 @@
+"""Pins as YAML: a mapping from `pin` and `forbid` to decisions and their values; a list of tactics pins them all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autopar.errors import PinError, TacticError
+from autopar.pins.records import ROLES, Axes, BlockRecompute, Choices, Pins
+from autopar.recompute import ON_DEVICE, parse_recompute
+from autopar.schedule import SCHEDULES
+from autopar.tactics import Pipeline, Replicate, Shard, Tactic, schedule_from
+from autopar.tactics import Recompute as RecomputeTactic
+
+SECTIONS = ("pin", "forbid")
+_KEYS = tuple(own.name for own in fields(Choices))
+
+
+def load_pins(path: str | Path) -> Pins:
+    """Read pins from a file.
+
+    Raises:
+        PinError: If the file cannot be read, is no YAML, or says what no pin can say.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise PinError(f"cannot read {str(path)!r}: {error.strerror}", hint="check the path") from None
+    except UnicodeDecodeError:
+        raise PinError(f"{str(path)!r} is not a text file", hint="give a YAML file; docs/pins.md has one") from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "it is no YAML"
+        raise PinError(f"{str(path)!r}{where}: {problem}", hint="docs/pins.md has an example") from None
+    return pins_from(content, str(path))
+
+
+def pins_from(content: object, where: str = "pins") -> Pins:
+    """Return the pins of what a file holds.
+
+    Args:
+        content: A mapping with `pin`, `forbid` or both; or a list of tactics, all of which are pinned.
+        where: What to call it in errors.
+
+    Raises:
+        PinError: If it is none.
+    """
+    if isinstance(content, list):
+        content = {"pin": {"tactics": content}}
+    if not isinstance(content, dict):
+        raise PinError(f"{where}: not a mapping", hint="write pin: and forbid:, each with decisions and their values")
+    for name in content:
+        if name not in SECTIONS:
+            raise PinError(
+                f"{where}: {name!r} is neither pin nor forbid", hint=_nearest(str(name), (*SECTIONS, *_KEYS))
+            )
+    sections = {name: _choices(content.get(name), name, f"{where}, {name}") for name in SECTIONS}
+    return Pins(sections["pin"], sections["forbid"])
+
+
+def format_pins(pins: Pins) -> str:
+    """Return pins as YAML.
+
+    Raises:
+        TacticError: If a tactic has a predicate, which has no text.
+    """
+    return yaml.safe_dump(pins.to_mapping(), default_flow_style=None, sort_keys=False, width=120)
+
+
+def _choices(given: object, section: str, where: str) -> Choices:
+    if given is None:
+        return Choices()
+    if not isinstance(given, dict):
+        raise PinError(f"{where}: not a mapping", hint=f"decisions are {', '.join(_KEYS)}")
+    found: dict[str, tuple[Any, ...]] = {}
+    for key, value in given.items():
+        if key not in _KEYS:
+            raise PinError(f"{where}: there is no decision {key!r}", hint=_nearest(str(key), _KEYS))
+        if section == "forbid" and key in ROLES:
+            raise PinError(f"{where}: {key} can be pinned only", hint=f"pin {key}: 1 has none of it at all")
+        found[key] = _READERS[key](value, f"{where}: {key}")
+        if not found[key]:
+            raise PinError(f"{where}: {key} has no value", hint="give one value, or a list of them")
+    if section == "forbid":
+        _check_forbidden(found.get("tactics", ()), where)
+        return Choices(**found)
+    return _with_tactics(found, where)
+
+
+def _check_forbidden(tactics: Sequence[Tactic], where: str) -> None:
+    for tactic in tactics:
+        if not isinstance(tactic, Shard | Replicate):
+            raise PinError(
+                f"{where}: tactics: only shard and replicate can be forbidden",
+                hint="forbid stages, schedule, recompute or zero by their own names",
+            )
+
+
+def _with_tactics(found: dict[str, tuple[Any, ...]], where: str) -> Choices:
+    """Return choices in which pipeline and recompute tactics say what they say of stages, schedule and recompute."""
+    placing: list[Tactic] = []
+    sizes: tuple[int, ...] = ()
+    for tactic in found.pop("tactics", ()):
+        said: dict[str, tuple[Any, ...]] = {}
+        match tactic:
+            case Pipeline(stages, schedule, microbatches, chunks):
+                groups = stages if isinstance(stages, int) else len(stages) // chunks
+                said = {"stages": (groups,), "chunks": (chunks,)}
+                if schedule is not None:
+                    said["schedule"] = (schedule,)
+                if microbatches is not None:
+                    said["microbatches"] = (microbatches,)
+                if not isinstance(stages, int):
+                    sizes = stages
+                    if len(sizes) > 1:
+                        said["boundaries"] = tuple(sum(sizes[:stage]) for stage in range(1, len(sizes)))
+            case RecomputeTactic(what, None):
+                said = {"recompute": _recompute(what, f"{where}: recompute")}
+            case RecomputeTactic(what, of_stages) if of_stages is not None:
+                if not sizes or max(of_stages) >= len(sizes):
+                    raise PinError(
+                        f"{where}: tactics: recompute speaks of stages whose blocks no pipeline before it gives",
+                        hint="pin recompute by ranges of blocks: recompute: {0-7: full}",
+                    )
+                ranges = [_stage_recompute(what, sizes, stage) for stage in of_stages]
+                found["recompute"] = (*found.get("recompute", ()), *(item for own in ranges for item in own))
+            case _:
+                placing.append(tactic)
+        for key, value in said.items():
+            if found.setdefault(key, value) != value:
+                raise PinError(f"{where}: {key} is pinned twice", hint="say it once")
+    if sizes and "recompute" in found and all(item.blocks for item in found["recompute"]):
+        found["recompute"] = _filled(found["recompute"], sum(sizes))
+    if placing:
+        found["tactics"] = tuple(placing)
+    return Choices(**found)
+
+
+def _stage_recompute(what: str, sizes: tuple[int, ...], stage: int) -> list[BlockRecompute]:
+    first = sum(sizes[:stage])
+    flavours = parse_recompute(what, sizes[stage])
+    found: list[BlockRecompute] = []
+    for block, flavour in enumerate(flavours, first):
+        if found and found[-1].flavours == (str(flavour),):
+            (start, _), found[-1:] = found[-1].blocks or (block, block), []
+            found.append(BlockRecompute((str(flavour),), (start, block)))
+        else:
+            found.append(BlockRecompute((str(flavour),), (block, block)))
+    return found
+
+
+def _filled(items: Sequence[BlockRecompute], num_blocks: int) -> tuple[BlockRecompute, ...]:
+    """Return the ranges of a schedule with those between them, which recompute nothing."""
+    found: list[BlockRecompute] = []
+    done = 0
+    for item in sorted(items, key=lambda item: item.blocks or (0, 0)):
+        first, last = item.blocks or (0, num_blocks - 1)
+        if first > done:
+            found.append(BlockRecompute(("none",), (done, first - 1)))
+        found.append(item)
+        done = last + 1
+    if done < num_blocks:
+        found.append(BlockRecompute(("none",), (done, num_blocks - 1)))
+    return tuple(found)
+
+
+# Readers of values.
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _whole(least: int) -> Callable[[object, str], tuple[int, ...]]:
+    def read(value: object, where: str) -> tuple[int, ...]:
+        numbers = _listed(value)
+        for number in numbers:
+            if not isinstance(number, int) or isinstance(number, bool) or number < least:
+                raise PinError(
+                    f"{where}: {number!r} is not a whole number from {least} on", hint="give a number or a list"
+                )
+        return tuple(dict.fromkeys(numbers))
+
+    return read
+
+
+def _among(known: Sequence[str]) -> Callable[[object, str], tuple[str, ...]]:
+    def read(value: object, where: str) -> tuple[str, ...]:
+        # YAML reads a bare `none` as text, but `null` and `~` as nothing.
+        names = ["none" if name is None and "none" in known else name for name in _listed(value)]
+        for name in names:
+            if name not in known:
+                raise PinError(f"{where}: there is no {name!r}", hint=_nearest(str(name), known))
+        return tuple(dict.fromkeys(names))
+
+    return read
+
+
+def _names(value: object, where: str) -> tuple[str, ...]:
+    names = _listed(value)
+    if not all(isinstance(name, str) for name in names):
+        raise PinError(f"{where}: {value!r} is no name of a mesh axis", hint="axes are outer and inner, or dp, tp, ...")
+    return tuple(dict.fromkeys(names))
+
+
+def _meshes(value: object, where: str) -> tuple[Axes, ...]:
+    return tuple(_mesh(item, where) for item in _listed(value))
+
+
+def _mesh(value: object, where: str) -> Axes:
+    if isinstance(value, dict):
+        axes = tuple((str(name), size) for name, size in value.items())
+    elif isinstance(value, str | int):
+        parts = str(value).replace("×", "x").split("x")
+        axes = tuple(("", int(part)) if part.strip().isdecimal() else ("", part) for part in parts)
+    else:
+        axes = ()
+    if not axes or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for _, size in axes):
+        raise PinError(f"{where}: {value!r} is no mesh", hint="write sizes, 8x8, or {outer: 8, inner: 8}")
+    return axes
+
+
+def _recompute(value: object, where: str) -> tuple[BlockRecompute, ...]:
+    flavours = _among(ON_DEVICE)
+    if not isinstance(value, Mapping):
+        return (BlockRecompute(flavours(value, where)),)
+    found = []
+    for blocks, own in value.items():
+        found.append(BlockRecompute(flavours(own, f"{where} of {blocks}"), _blocks(blocks, where)))
+    return tuple(found)
+
+
+def _blocks(text: object, where: str) -> tuple[int, int] | None:
+    if text == "layers":
+        return None
+    first, _, last = str(text).partition("-")
+    if not first.isdecimal() or (last and not last.isdecimal()) or int(last or first) < int(first):
+        raise PinError(f"{where}: {text!r} are no blocks", hint="write first and last block: recompute: {0-7: full}")
+    return int(first), int(last or first)
+
+
+def _tactics(value: object, where: str) -> tuple[Tactic, ...]:
+    if isinstance(value, str):
+        raise PinError(f"{where}: {value!r} is no list of tactics", hint="copy what `autopar explain --tactics` prints")
+    try:
+        schedule = schedule_from(value, where)
+    except TacticError as error:
+        raise PinError(error.args[0], hint=error.hint) from None
+    if any(type(tactic).__name__ == "Automatic" for tactic in schedule):
+        raise PinError(f"{where}: automatic is what the solver does anyway", hint="leave it out")
+    return schedule
+
+
+_READERS: Mapping[str, Callable[[object, str], tuple[Any, ...]]] = {
+    "stages": _whole(1),
+    "mesh": _meshes,
+    "dp": _whole(1),
+    "ep": _whole(1),
+    "cp": _whole(1),
+    "tp": _whole(1),
+    "within_node": _names,
+    "microbatches": _whole(1),
+    "microbatch_size": _whole(1),
+    "schedule": _among(tuple(SCHEDULES)),
+    "chunks": _whole(1),
+    "boundaries": _whole(1),
+    "recompute": _recompute,
+    "zero": _whole(0),
+    "tactics": _tactics,
+}
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    listed = f"there are {', '.join(known)}"
+    return f"did you mean {close[0]}? {listed}" if close else listed

@@ -1,0 +1,49 @@
+"""A plan as pins: what a user edits, and pins in part."""
+
+from collections.abc import Mapping
+
+from autopar.discover import Rules
+from autopar.formulate.fold import Folded
+from autopar.pins.records import BlockRecompute, Choices, Pins
+from autopar.plan import Plan
+from autopar.tactics import Pipeline, Recompute
+from autopar.tactics.reading import tactics_of
+
+
+def pins_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int]) -> Pins:
+    """Return pins that leave a plan and nothing else.
+
+    Args:
+        plan: The plan.
+        folded: The graph of its microbatch.
+        rules: What its ops can do.
+        batch: The batch dim of every value that has one.
+
+    Raises:
+        PlanError: If an op is placed as no rule allows.
+    """
+    groups = len({stage.devices for stage in plan.stages})
+    placing = tuple(
+        tactic for tactic in tactics_of(plan, folded, rules, batch) if not isinstance(tactic, Pipeline | Recompute)
+    )
+    recompute: list[BlockRecompute] = []
+    trains = plan.job.mode == "train"
+    for stage in plan.stages if trains else ():
+        for block, flavour in enumerate(stage.flavours, stage.blocks[0]):
+            first = block
+            if recompute and recompute[-1].flavours == (str(flavour),):
+                last = recompute.pop()
+                first = last.blocks[0] if last.blocks else block
+            recompute.append(BlockRecompute((str(flavour),), (first, block)))
+    return Pins(
+        Choices(
+            stages=(groups,),
+            mesh=(tuple((axis.name, axis.size) for axis in plan.mesh),),
+            microbatches=(plan.num_microbatches,),
+            schedule=(plan.schedule,),
+            chunks=(len(plan.stages) // groups,),
+            boundaries=tuple(stage.blocks[0] for stage in plan.stages[1:]),
+            recompute=tuple(recompute),
+            tactics=placing,
+        )
+    )

@@ -1,0 +1,186 @@
+"""Pins as plain records: what a plan may only be, and what it must not be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import yaml
+
+from autopar.tactics import Tactic, schedule_to
+
+ROLES = ("dp", "ep", "cp", "tp")
+"""Degrees that can be pinned, in the order of the axes of a mesh: the last ones are neighbours."""
+
+Axes = tuple[tuple[str, int], ...]
+"""A mesh: sizes by name, the axis whose devices are neighbours last; names may be empty if only sizes matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecompute:
+    """What some blocks keep of their forward.
+
+    Attributes:
+        flavours: Any of "none", "selective" and "full".
+        blocks: First and last block of the chain; None for the layers: the blocks that repeat, all if none does.
+    """
+
+    flavours: tuple[str, ...]
+    blocks: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Values of decisions; empty where nothing is said.
+
+    Attributes:
+        stages: Pipeline degrees: groups of devices that follow each other.
+        mesh: Meshes of a stage.
+        dp: Data-parallel degrees; the axis of that name splits the batch.
+        ep: Expert-parallel degrees; the axis splits experts.
+        cp: Context-parallel degrees; the axis splits the sequence.
+        tp: Tensor-parallel degrees; the axis splits matrices where they are used.
+        within_node: Names of mesh axes whose groups lie within one node.
+        microbatches: Microbatches per step.
+        microbatch_size: Samples of a microbatch, over all devices of a stage.
+        schedule: Keys of `autopar.schedule.SCHEDULES`.
+        chunks: Stages per group of devices.
+        boundaries: Blocks of the chain at which a stage begins, besides the first.
+        recompute: What blocks keep of their forward.
+        zero: Levels of ZeRO, parameter by parameter.
+        tactics: Where tensors lie, as tactics say it.
+    """
+
+    stages: tuple[int, ...] = ()
+    mesh: tuple[Axes, ...] = ()
+    dp: tuple[int, ...] = ()
+    ep: tuple[int, ...] = ()
+    cp: tuple[int, ...] = ()
+    tp: tuple[int, ...] = ()
+    within_node: tuple[str, ...] = ()
+    microbatches: tuple[int, ...] = ()
+    microbatch_size: tuple[int, ...] = ()
+    schedule: tuple[str, ...] = ()
+    chunks: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
+    recompute: tuple[BlockRecompute, ...] = ()
+    zero: tuple[int, ...] = ()
+    tactics: tuple[Tactic, ...] = ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The decisions about which something is said."""
+        return tuple(own.name for own in fields(self) if getattr(self, own.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One pin: what can be dropped on its own.
+
+    Attributes:
+        section: "pin" or "forbid".
+        key: The decision.
+        index: Which tactic or range of blocks, where there are several; -1 for all that is said of the decision.
+        text: How it is written.
+    """
+
+    section: str
+    key: str
+    index: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.section} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What a plan has to keep to.
+
+    Attributes:
+        pin: Only these values are searched.
+        forbid: None of these values is.
+    """
+
+    pin: Choices = field(default_factory=Choices)
+    forbid: Choices = field(default_factory=Choices)
+
+    def __bool__(self) -> bool:
+        return bool(self.pin.named or self.forbid.named)
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Every pin on its own, in the order of a file."""
+        found = []
+        for section, choices in (("pin", self.pin), ("forbid", self.forbid)):
+            for key in choices.named:
+                values = getattr(choices, key)
+                parts = [(-1, values)] if key not in ("tactics", "recompute") else [
+                    (index, (value,)) for index, value in enumerate(values)
+                ]  # fmt: skip
+                found += [Item(section, key, index, as_text(key, part)) for index, part in parts]
+        return tuple(found)
+
+    def without(self, *items: Item) -> "Pins":
+        """Return the pins but for some of them."""
+        sections = {}
+        for section, choices in (("pin", self.pin), ("forbid", self.forbid)):
+            dropped: dict[str, set[int]] = {}
+            for item in items:
+                if item.section == section:
+                    dropped.setdefault(item.key, set()).add(item.index)
+            left = {
+                key: () if -1 in indices else tuple(
+                    value for index, value in enumerate(getattr(choices, key)) if index not in indices
+                )
+                for key, indices in dropped.items()
+            }  # fmt: skip
+            sections[section] = replace(choices, **left)
+        return Pins(sections["pin"], sections["forbid"])
+
+    def to_mapping(self) -> Mapping[str, Any]:
+        """Return what a file would hold; `pins_from` reads it back equal.
+
+        Raises:
+            TacticError: If a tactic has a predicate, which has no text.
+        """
+        found = {}
+        for section, choices in (("pin", self.pin), ("forbid", self.forbid)):
+            if choices.named:
+                found[section] = {key: _plain(key, getattr(choices, key)) for key in choices.named}
+        return found
+
+
+def _plain(key: str, values: tuple[Any, ...]) -> Any:
+    if key == "tactics":
+        return schedule_to(values)
+    if key == "mesh":
+        shown = [_plain_mesh(mesh) for mesh in values]
+    elif key == "recompute":
+        if all(value.blocks is None for value in values):
+            shown = [flavour for value in values for flavour in value.flavours]
+        else:
+            return {
+                "layers" if value.blocks is None else "-".join(map(str, value.blocks)): _single(list(value.flavours))
+                for value in values
+            }
+    else:
+        shown = list(values)
+    return _single(shown)
+
+
+def _plain_mesh(mesh: Axes) -> Any:
+    if any(name for name, _ in mesh):
+        return dict(mesh)
+    return "x".join(str(size) for _, size in mesh)
+
+
+def _single(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def as_text(key: str, values: tuple[Any, ...]) -> str:
+    """Return one decision with its values as it stands in a file, on one line."""
+    plain = _plain(key, values)
+    if key == "tactics":
+        return yaml.safe_dump(plain[0], default_flow_style=True, sort_keys=False, width=10**6).strip()[1:-1]
+    return yaml.safe_dump({key: plain}, default_flow_style=True, sort_keys=False, width=10**6).strip()[1:-1]

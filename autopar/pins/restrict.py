@@ -1,0 +1,260 @@
+"""Pinned and forbidden placements as a restriction of the placement problem.
+
+Tactics are applied as in `autopar partition`: what they decide, propagation included, is the only thing left there. An
+axis that is named for a role does what the role asks wherever an op or a value can; where none of its strategies does,
+it is free.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.discover import Rules, Strategy
+from autopar.errors import PinError, TacticError
+from autopar.formulate.fold import Folded
+from autopar.formulate.options import encode
+from autopar.formulate.recipes import Data, Facts, Placed, Tensor, wanted
+from autopar.formulate.tables import Decision
+from autopar.ir.graph import Op, Phase, Value
+from autopar.pins.records import ROLES, Pins
+from autopar.sharding import Mesh
+from autopar.tactics import Replicate, Shard, Tactic
+from autopar.tactics.apply import Applier
+from autopar.tactics.automatic import Undecided
+from autopar.tactics.state import State, Topology
+
+Mask = NDArray[np.bool_]
+
+_EXPERT_RANK = 3
+"""Rank of parameters that hold one matrix per expert."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacementPins:
+    """Restricts the placements of a graph on a mesh to what pins leave.
+
+    Attributes:
+        pins: The pins.
+        batch: Returns the batch dim of every value of a folded graph that has one.
+    """
+
+    pins: Pins
+    batch: Callable[[Folded], Mapping[str, int]]
+
+    def __call__(self, folded: Folded, rules: Rules, mesh: Mesh) -> "Pinned | None":
+        """Return the restriction; None if the mesh cannot do what is pinned."""
+        try:
+            return self.restriction(folded, rules, mesh)
+        except TacticError:
+            return None
+
+    def restriction(self, folded: Folded, rules: Rules, mesh: Mesh) -> "Pinned":
+        """Return the restriction.
+
+        Raises:
+            TacticError: If the mesh cannot do what is pinned.
+        """
+        pin, batch = self.pins.pin, self.batch(folded)
+        named = {role for role in ROLES for axis in mesh.axes if axis.name == role}
+        counted = {role for role in ROLES if getattr(pin, role)}
+        found = Pinned(folded, mesh, Facts.of(folded, batch), frozenset(named), frozenset(counted))
+        if pin.tactics:
+            found.undecided = applied(pin.tactics, folded, rules, mesh, batch)
+        for tactic in self.pins.forbid.tactics:
+            found.forbid(tactic, Applier(State(Topology(folded, rules, mesh)), batch))
+        return found
+
+
+def applied(tactics: Sequence[Tactic], folded: Folded, rules: Rules, mesh: Mesh, batch: Mapping[str, int]) -> Undecided:
+    """Return what tactics leave undecided.
+
+    Raises:
+        TacticError: If the mesh cannot do what they say.
+    """
+    state = State(Topology(folded, rules, mesh))
+    applier = Applier(state, batch)
+    for number, tactic in enumerate(tactics):
+        outcome = applier.apply(tactic, number)  # type: ignore[arg-type]  # files keep the others apart
+        if outcome.refused and isinstance(tactic, Shard | Replicate):  # the others do what they can
+            raise TacticError(str(outcome.refused[0]), hint="pin another dim, or another mesh")
+    return Undecided(state, frozenset(range(len(mesh.axes))))
+
+
+def check_tactics(pins: Pins, folded: Folded, rules: Rules, meshes: Sequence[Mesh], batch: Mapping[str, int]) -> None:
+    """Raise an error if tactics speak of values or axes that are not there, or no mesh can do what they say.
+
+    Raises:
+        PinError: With the nearest name.
+    """
+    names = {state.input for state in folded.graph.states} | set(folded.graph.inputs) | set(folded.by_value)
+    for section, choices in (("pin", pins.pin), ("forbid", pins.forbid)):
+        failed: TacticError | None = None
+        for mesh in meshes if choices.tactics else ():
+            try:
+                PlacementPins(Pins(**{section: choices}), lambda _: batch).restriction(folded, rules, mesh)
+                break
+            except TacticError as error:
+                failed = failed or error
+        else:
+            if failed is not None:
+                raise PinError(f"{section} tactics: {failed.args[0]}", hint=_near(failed, choices.tactics, names))
+
+
+def _near(error: TacticError, tactics: Sequence[Tactic], names: set[str]) -> str:
+    """Return the hint of an error; the nearest name if it is about a pattern that matches nothing."""
+    for tactic in tactics:
+        patterns = list(tactic.inputs) if isinstance(tactic, Shard) else [getattr(tactic, "pattern", None)]
+        for pattern in patterns:
+            if isinstance(pattern, str) and f"{pattern!r}" in error.args[0] and "no value is called" in error.args[0]:
+                close = get_close_matches(pattern, names, n=1, cutoff=0.3)
+                return f"the nearest name is {close[0]}" if close else error.hint
+    return error.hint
+
+
+@dataclass(slots=True, eq=False)
+class Pinned:
+    """What is left of the placements of one graph on one mesh.
+
+    Attributes:
+        folded: The graph.
+        mesh: The devices of a stage.
+        facts: What roles need to know of the graph.
+        named: Roles that axes are named for.
+        counted: Roles whose degree is pinned: axes that are not named for them do nothing of the kind.
+        undecided: What pinned tactics leave.
+        forbidden: Digits of placements that an axis must not have, by value and axis.
+        followed: Whether every decision met so far has something left.
+    """
+
+    folded: Folded
+    mesh: Mesh
+    facts: Facts
+    named: frozenset[str]
+    counted: frozenset[str]
+    undecided: Undecided | None = None
+    forbidden: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    followed: bool = True
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def forbid(self, tactic: Tactic, applier: Applier) -> None:
+        """Forbid what a tactic would do to the values it names."""
+        self._names = {name: applier.topology.of(name) for name in applier.representatives.values()}
+        match tactic:
+            case Shard(inputs, axis):
+                for pattern, dim in inputs.items():
+                    for name in applier.matches(pattern):
+                        own = dim % applier.topology.rank(name)
+                        self._forbid(applier, name, applier.axis(axis), 2 + own)
+            case Replicate(pattern, axis):
+                axes = range(len(self.mesh.axes)) if axis is None else [applier.axis(axis)]
+                for name in applier.matches(pattern):
+                    for index in axes:
+                        self._forbid(applier, name, index, 0)
+
+    def _forbid(self, applier: Applier, name: str, axis: int, digit: int) -> None:
+        self.forbidden.setdefault((applier.topology.of(name), axis), set()).add(digit)
+
+    def of_op(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> tuple[Mask, ...]:
+        """Return by axis which strategies an op may take."""
+        decided = self.undecided.of_op(kind, op, strategies) if self.undecided is not None else None
+        placed: list[tuple[str, NDArray[np.int64], bool]] = []
+        for names, is_output in ((op.inputs, False), (op.outputs, True)):
+            for slot, name in enumerate(names):
+                if name and name not in self.folded.free:
+                    sides = (strategy.outputs if is_output else strategy.inputs for strategy in strategies)
+                    codes = np.array([encode(side[slot]) for side in sides], dtype=np.int64)
+                    placed.append((name, codes, is_output))
+        masks = []
+        for axis in range(len(self.mesh.axes)):
+            mask = np.ones(len(strategies), dtype=bool) if decided is None else decided[axis]
+            for name, codes, _ in placed:
+                mask = mask & self._not_forbidden(name, axis, codes)
+            masks.append(self._with_role(mask, axis, Decision.OP, kind, op, placed))
+        return tuple(masks)
+
+    def of_value(self, decision: Decision, kind: int, value: Value) -> tuple[Mask, ...]:
+        """Return by axis which placements a value may have."""
+        decided = self.undecided.of_value(decision, kind, value) if self.undecided is not None else None
+        codes = np.arange(len(value.shape) + 2, dtype=np.int64)
+        masks = []
+        for axis in range(len(self.mesh.axes)):
+            mask = np.ones(len(codes), dtype=bool) if decided is None else decided[axis]
+            if decision is not Decision.COPY:
+                mask = mask & self._not_forbidden(value.name, axis, codes)
+            masks.append(self._with_role(mask, axis, decision, kind, None, [(value.name, codes, True)]))
+        return tuple(masks)
+
+    def _not_forbidden(self, name: str, axis: int, codes: NDArray[np.int64]) -> Mask:
+        digits = self.forbidden.get((self._names.get(name, name), axis), ())
+        mask = np.ones(len(codes), dtype=bool)
+        for digit in digits:
+            mask &= codes != digit
+        return mask
+
+    def _with_role(self, mask: Mask, axis: int, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+        """Return a mask narrowed to the role of an axis, where there is anything that narrow."""
+        self.followed &= bool(mask.any())
+        name = self.mesh.axes[axis].name
+        wishes = [self._does(name, decision, kind, op, placed)] if name in self.named else []
+        wishes += [
+            self._does_not(role, decision, op, placed) for role in sorted(self.counted) if role != name and placed
+        ]
+        for wish in wishes:
+            if (mask & wish).any():
+                mask = mask & wish
+        return mask
+
+    def _does(self, role: str, decision: Decision, kind: int, op: Op | None, placed: Placed) -> Mask:
+        """Return what of a decision does what a role asks."""
+        match role:
+            case "dp":
+                return wanted(self.facts, Data(zero=None), decision, kind, op, placed)
+            case "tp":
+                return wanted(self.facts, Tensor(sequence=None), decision, kind, op, placed)
+            case "cp":
+                return self._splits_sequence(decision, placed)
+            case _:
+                return self._splits_experts(op, placed)
+
+    def _splits_sequence(self, decision: Decision, placed: Placed) -> Mask:
+        mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
+        for name, digits, _ in placed:
+            dim = self.facts.batch.get(name)
+            if dim is not None:
+                mask &= digits != 2 + dim
+                if decision is Decision.BOUNDARY:
+                    mask &= digits == 3 + dim
+            elif name in self.facts.parameters and decision is Decision.OP:
+                mask &= digits == 0
+        return mask
+
+    def _splits_experts(self, op: Op | None, placed: Placed) -> Mask:
+        mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
+        if op is not None and op.phase is Phase.FORWARD:
+            for name, digits, is_output in placed:
+                if not is_output and self._rank(name) == _EXPERT_RANK and name in self.facts.parameters:
+                    mask &= digits == 2
+        return mask
+
+    def _does_not(self, role: str, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+        """Return what of a decision does nothing of what a role is about."""
+        mask = np.ones(len(placed[0][1]), dtype=bool)
+        for name, digits, is_output in placed:
+            dim = self.facts.batch.get(name)
+            used = op is not None and op.phase is Phase.FORWARD and not is_output and name in self.facts.parameters
+            match role:
+                case "dp" if dim is not None:
+                    mask &= digits != 2 + dim
+                case "cp" if dim is not None and decision is Decision.BOUNDARY:
+                    mask &= digits != 3 + dim
+                case "tp" if used and self._rank(name) == 2:
+                    mask &= digits == 0
+                case "ep" if used and self._rank(name) == _EXPERT_RANK:
+                    mask &= digits != 2
+        return mask
+
+    def _rank(self, name: str) -> int:
+        return len(self.folded.graph.values[name].shape)

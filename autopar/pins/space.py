@@ -1,0 +1,247 @@
+"""What pins leave of the outer space: configurations that are listed because they are pinned, and those left out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+from autopar.cluster import Cluster
+from autopar.cost import widest_tier
+from autopar.errors import PinError
+from autopar.pins.records import ROLES, Axes, Choices, Item, Pins
+from autopar.schedule import SCHEDULES
+from autopar.search.space import Configuration, meshes
+from autopar.sharding import Mesh
+
+AXIS_NAMES = {1: ("inner",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
+"""Names of the axes of a mesh of which only the sizes are pinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What pins are held against.
+
+    Attributes:
+        cluster: What the job runs on.
+        gpus: Number of devices.
+        global_batch: Samples per step.
+        fixed_batch: Samples per microbatch the model insists on; None if it takes any number.
+        num_blocks: Length of the chain of blocks.
+    """
+
+    cluster: Cluster
+    gpus: int
+    global_batch: int
+    fixed_batch: int | None
+    num_blocks: int
+
+
+def pinned_space(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
+    """Return what pins leave of the space of a job, with the pinned meshes and microbatches it does not list.
+
+    Raises:
+        PinError: If a pinned value cannot occur, or nothing is left.
+    """
+    _check_values(space, pins, frame)
+    found = _filtered(space, pins, frame)
+    if not found:
+        guilty = conflicting(pins, lambda some: not _filtered(space, some, frame))
+        raise PinError(
+            f"no configuration of {frame.gpus} GPUs and {frame.global_batch} samples keeps to "
+            f"{' and '.join(f'{str(item)!r}' for item in guilty)}",
+            hint="drop or change one of them" if len(guilty) > 1 else "drop or change it",
+        )
+    return found
+
+
+def conflicting(pins: Pins, fails: Callable[[Pins], bool]) -> tuple[Item, ...]:
+    """Return an irreducible set of pins that fails: without any of them it does not."""
+    kept = list(pins.items)
+    for item in pins.items:
+        dropped = [other for other in pins.items if other not in kept or other == item]
+        if fails(pins.without(*dropped)):
+            kept.remove(item)
+    return tuple(kept)
+
+
+def _filtered(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
+    listed = dict.fromkeys(_with_counts(_with_meshes(space, pins.pin, frame), pins.pin, frame))
+    return [
+        configuration
+        for configuration in listed
+        if _keeps_to(configuration, pins.pin, frame, forbidden=False)
+        and not _keeps_to(configuration, pins.forbid, frame, forbidden=True)
+    ]
+
+
+def _with_meshes(space: Sequence[Configuration], pin: Choices, frame: Frame) -> Iterator[Configuration]:
+    """Yield the configurations on the meshes that are pinned, or on all of the space if none is."""
+    roles = {role: getattr(pin, role) for role in ROLES if getattr(pin, role)}
+    for configuration in space:
+        if pin.mesh:
+            for axes in pin.mesh:
+                if prod(size for _, size in axes) == configuration.mesh.size:
+                    yield replace(configuration, mesh=as_mesh(axes))
+        elif roles:
+            per_node = frame.cluster.devices_per_node
+            for mesh in _role_meshes(roles, configuration.mesh.size, per_node):
+                yield replace(configuration, mesh=mesh)
+        else:
+            yield configuration
+
+
+def as_mesh(axes: Axes) -> Mesh:
+    """Return a pinned mesh, with the usual names if it has none.
+
+    >>> str(as_mesh((("", 4), ("", 2))))
+    'outer=4×inner=2'
+    """
+    sizes = dict(axes)
+    if all(name for name, _ in axes):
+        return Mesh.of(**sizes)
+    names = AXIS_NAMES.get(len(axes), tuple(f"axis{index}" for index in range(len(axes))))
+    return Mesh.of(**dict(zip(names, (size for _, size in axes), strict=True)))
+
+
+def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_node: int) -> Iterator[Mesh]:
+    """Yield the meshes with an axis per pinned degree above 1; what devices are left make axes that are free."""
+    for degrees in product(*roles.values()):
+        pinned = {role: degree for role, degree in zip(roles, degrees, strict=True) if degree > 1}
+        taken = prod(pinned.values())
+        if devices % taken:
+            continue
+        rest = devices // taken
+        if rest == 1 and pinned:
+            yield Mesh.of(**pinned)
+            continue
+        for mesh in meshes(rest, max(1, devices_per_node // taken)):
+            free = {axis.name: axis.size for axis in mesh.axes}
+            yield Mesh.of(**free, **pinned)
+            if rest > 1 and len(free) == 1 and pinned:
+                yield Mesh.of(**pinned, **free)
+
+
+def _with_counts(space: Iterator[Configuration], pin: Choices, frame: Frame) -> Iterator[Configuration]:
+    """Yield the configurations of a space, and those with the microbatch counts that are pinned."""
+    counts = [*pin.microbatches, *(frame.global_batch // size for size in pin.microbatch_size)]
+    for configuration in space:
+        yield configuration
+        for count in counts:
+            if frame.fixed_batch is None and count and frame.global_batch % count == 0:
+                other = replace(configuration, num_microbatches=count)
+                if _is_possible(other):
+                    yield other
+
+
+def _is_possible(configuration: Configuration) -> bool:
+    """Whether a schedule makes sense for its stages and microbatches."""
+    stages, count = configuration.num_stages, configuration.num_microbatches
+    orders = stages > 1 and count > 1
+    plain = configuration.schedule in ("1f1b", "forward-only")
+    return (orders or plain) and not SCHEDULES[configuration.schedule].problem(stages, count, _chunks(configuration))[0]
+
+
+def _chunks(configuration: Configuration) -> int:
+    return getattr(configuration, "num_chunks", 1)
+
+
+def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, forbidden: bool) -> bool:
+    """Whether a configuration has the values of all decisions that choices speak of; of any of them if forbidden."""
+    mesh = configuration.mesh
+    axes = tuple((axis.name, axis.size) for axis in mesh.axes)
+    samples = frame.global_batch // configuration.num_microbatches
+    checks = []
+    if choices.stages:
+        checks.append(configuration.num_stages in choices.stages)
+    if choices.mesh:
+        checks.append(any(_alike(axes, own) for own in choices.mesh))
+    if choices.microbatches:
+        checks.append(configuration.num_microbatches in choices.microbatches)
+    if choices.microbatch_size:
+        checks.append(samples in choices.microbatch_size)
+    if choices.schedule:
+        checks.append(configuration.schedule in choices.schedule)
+    if choices.chunks:
+        checks.append(_chunks(configuration) in choices.chunks)
+    for name in choices.within_node:
+        inside = [widest_tier(axis, frame.cluster) == 0 for axis in mesh.axes if axis.name == name]
+        checks.append(all(inside) if not forbidden else any(inside))
+    if choices.boundaries:
+        total = configuration.num_stages * _chunks(configuration)
+        starts = _starts(choices.boundaries, frame.num_blocks, forbidden=forbidden)
+        checks.append((total > len(starts) + 1) if forbidden else total <= len(starts) + 1)
+    return any(checks) if forbidden else all(checks)
+
+
+def _starts(boundaries: Sequence[int], num_blocks: int, *, forbidden: bool) -> set[int]:
+    inside = {block for block in boundaries if 0 < block < num_blocks}
+    return set(range(1, num_blocks)) - inside if forbidden else inside
+
+
+def _alike(axes: Axes, pinned: Axes) -> bool:
+    """Whether a mesh is a pinned one; of one without names only the sizes are compared."""
+    if all(name for name, _ in pinned):
+        return axes == pinned
+    return [size for _, size in axes] == [size for _, size in pinned]
+
+
+def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> None:
+    """Raise an error for the first pinned value that cannot occur, whatever else is pinned."""
+    pin = pins.pin
+    stages = sorted({configuration.num_stages for configuration in space})
+    _check("stages", pin.stages, stages, f"{frame.gpus} GPUs and {frame.num_blocks} blocks")
+    _check("schedule", pin.schedule, sorted({c.schedule for c in space}), "this job")
+    _check("chunks", pin.chunks, sorted({_chunks(c) for c in space}), "this job")
+    batch = frame.global_batch
+    if frame.fixed_batch is not None:
+        why = f"the model works on {frame.fixed_batch} samples at a time"
+        _check("microbatches", pin.microbatches, [batch // frame.fixed_batch], why)
+        _check("microbatch_size", pin.microbatch_size, [frame.fixed_batch], why)
+    for key, values in (("microbatches", pin.microbatches), ("microbatch_size", pin.microbatch_size)):
+        for value in values:
+            if batch % value:
+                near = min((d for d in range(1, batch + 1) if batch % d == 0), key=lambda d: abs(d - value))
+                raise PinError(f"pin {key}: {value} does not divide the batch of {batch}", hint=f"{near} does")
+    sizes = sorted({configuration.mesh.size for configuration in space})
+    for axes in pin.mesh:
+        size = prod(own for _, own in axes)
+        if size not in sizes:
+            raise PinError(
+                f"pin mesh: {as_mesh(axes)} has {size} devices, a stage of {frame.gpus} GPUs never has",
+                hint=f"a stage has {', '.join(map(str, sizes))}",
+            )
+    for role in ROLES:
+        for degree in getattr(pin, role):
+            if not any(size % degree == 0 for size in sizes):
+                raise PinError(
+                    f"pin {role}: {degree} divides no stage of {frame.gpus} GPUs",
+                    hint=f"a stage has {', '.join(map(str, sizes))}",
+                )
+    named = [key for key in ("mesh",) if pin.mesh and any(getattr(pin, role) for role in ROLES)]
+    if named:
+        raise PinError("pin mesh and degrees are both given", hint="name the axes of the mesh: mesh: {dp: 4, tp: 2}")
+    for section, choices in (("pin", pins.pin), ("forbid", pins.forbid)):
+        for block in choices.boundaries:
+            if not 0 < block < frame.num_blocks:
+                raise PinError(
+                    f"{section} boundaries: no stage can begin at block {block}",
+                    hint=f"blocks at which one can are 1 to {frame.num_blocks - 1}",
+                )
+        for item in choices.recompute:
+            if item.blocks is not None and item.blocks[1] >= frame.num_blocks:
+                raise PinError(
+                    f"{section} recompute: there is no block {item.blocks[1]}",
+                    hint=f"blocks are 0 to {frame.num_blocks - 1}",
+                )
+        for level in choices.zero:
+            if level > 3:
+                raise PinError(f"{section} zero: there is no level {level}", hint="levels are 0, 1, 2 and 3")
+
+
+def _check(key: str, values: Sequence[object], possible: Sequence[object], why: str) -> None:
+    for value in values:
+        if value not in possible:
+            raise PinError(
+                f"pin {key}: {value} cannot occur: {why}", hint=f"there {'are' if len(possible) > 1 else 'is'} "
+                f"{', '.join(map(str, possible))}",
+            )  # fmt: skip

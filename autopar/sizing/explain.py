@@ -1,0 +1,235 @@
+"""Why no plan fits: what is missing where, what excludes each other, and the cheapest ways out, each simulated.
+
+Whether a changed request has a plan is decided by the thriftiest one that is found (`thrift.py`): a plan that fits is
+found, one that does not exist is not; what is proven is said apart. The conflict is found by a deletion filter: every
+pin and the number of GPUs is dropped in turn, and left out if nothing fits without it either.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, PinError
+from autopar.pins import Item, Pins
+from autopar.plan import Plan
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.search.outcome import Outcome
+from autopar.sizing.planning import find_plan, quick
+from autopar.sizing.records import Infeasibility, Relaxation, Shortage
+from autopar.sizing.thrift import Thrifty, shortage, thriftiest
+from autopar.task import Effort, Task, pinned, resized
+from autopar.units import format_bytes
+
+SHORTAGE_SECONDS = 20.0
+CONFLICT_SECONDS = 15.0
+GPU_SECONDS = 15.0
+WAYS_SECONDS = 20.0
+"""Longest times that are spent on what is missing, on the conflict, on numbers of GPUs, and on the ways out."""
+
+LOOK_SECONDS = 6.0
+"""Longest time one changed request is looked at for a plan that fits, and for its best plan."""
+
+MOST_GPUS = 65536
+"""Default of the largest number of GPUs a way out is looked for on."""
+
+ROOM = 1.001
+"""Memory limits that are tried are this much above what the thriftiest plan needs, for the rounding of sums."""
+
+
+class Explainer:
+    """Finds out why nothing fits.
+
+    Attributes:
+        task: What nothing fits in.
+        effort: How hard to look for plans.
+        most_gpus: The largest number of GPUs a way out is looked for on.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        effort: Effort,
+        *,
+        most_gpus: int = MOST_GPUS,
+        progress: ProgressCallback = silent,
+        should_stop: StopCallback = never,
+    ) -> None:
+        self.task, self.effort, self.most_gpus = task, effort, most_gpus
+        self._progress, self._should_stop = progress, should_stop
+        self._end = time.monotonic() + CONFLICT_SECONDS
+
+    def explain(self, outcome: Outcome) -> Infeasibility:
+        """Return why nothing fits.
+
+        Raises:
+            PinError: If pins leave no plan at all, whatever the memory.
+        """
+        self._tell("what is missing")
+        found = thriftiest(self.task, end=time.monotonic() + SHORTAGE_SECONDS)
+        if found.candidate is None:
+            raise PinError("no plan keeps to the pins, whatever the memory", hint="drop one of them")
+        lacking = shortage(found, self.task)
+        self._tell(f"{format_bytes(lacking.bytes)} on stage {lacking.stage}, {format_bytes(lacking.over)} over")
+        proven = outcome.bound == float("inf") and not outcome.stopped and not outcome.candidates
+        self._end = time.monotonic() + CONFLICT_SECONDS
+        conflict, complete = self._conflict()
+        self._end = time.monotonic() + GPU_SECONDS
+        more = self._more_gpus()
+        self._end = time.monotonic() + WAYS_SECONDS
+        ways = [*self._by_dropping(conflict), *self._by_gpus(more), *self._by_memory(found, lacking)]
+        return Infeasibility(
+            gpus=self.task.job.gpus,
+            shortage=lacking,
+            proven=proven,
+            conflict=(
+                f"memory limit {format_bytes(self.task.job.memory_limit)}",
+                *([f"{self.task.job.gpus} GPUs"] if more is not None else []),
+                *(str(item) for item in conflict),
+                *self._insisted(),
+            ),
+            complete=complete,
+            relaxations=tuple(sorted(ways, key=lambda way: way.step_seconds * way.gpus)),
+        )
+
+    def _tell(self, what: str) -> None:
+        self._progress(Progress("explain", detail=what))
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._end or self._should_stop()
+
+    def _fits(self, task: Task) -> bool:
+        """Whether a plan that fits is found."""
+        limit = task.job.memory_limit
+        found = thriftiest(task, enough=limit, end=min(self._end, time.monotonic() + LOOK_SECONDS))
+        return found.bytes <= limit
+
+    def _repinned(self, pins: Pins) -> Task | None:
+        """Return the task with other pins; None if they leave nothing."""
+        with suppress(PinError):
+            return pinned(self.task, pins)
+        return None
+
+    def _conflict(self) -> tuple[tuple[Item, ...], bool]:
+        """Return the pins that belong to the conflict, and whether all were tried."""
+        pins, complete = self.task.pins, True
+        kept = list(pins.items)
+        for item in pins.items:
+            if self._late():
+                complete = False
+                break
+            self._tell(f"without {item}")
+            without = self._repinned(pins.without(*(own for own in pins.items if own not in kept or own == item)))
+            if without is None or not self._fits(without):
+                kept.remove(item)
+        return tuple(kept), complete
+
+    def _insisted(self) -> tuple[str, ...]:
+        """Return what the model insists on, if it does: microbatches cannot be smaller."""
+        fixed = self.task.workload.fixed_batch
+        return () if fixed is None or fixed == 1 else (f"the model, which works on {fixed} samples at a time",)
+
+    def _more_gpus(self) -> Task | None:
+        """Return the task on the smallest number of GPUs on which a plan that fits is found."""
+        fits: Task | None = None
+        low, count = self.task.job.gpus, self.task.job.gpus * 2
+        while count <= self.most_gpus and not self._late():
+            self._tell(f"{count} GPUs")
+            other = sized(self.task, count)
+            if other is not None and self._fits(other):
+                fits = other
+                break
+            low, count = count, count * 2
+        while fits is not None and not self._late():
+            between = [number for number in counts(self.task, low + 1, fits.job.gpus - 1)]
+            if not between:
+                break
+            middle = between[(len(between) - 1) // 2]
+            self._tell(f"{middle} GPUs")
+            other = sized(self.task, middle)
+            if other is not None and self._fits(other):
+                fits = other
+            else:
+                low = middle
+        return fits
+
+    # Ways out, each solved and simulated.
+
+    def _best(self, task: Task) -> Plan | None:
+        if self._late():
+            return None
+        left = max(1.0, self._end - time.monotonic())
+        return find_plan(task, quick(self.effort, min(left, LOOK_SECONDS)), should_stop=self._should_stop).plan
+
+    def _by_dropping(self, conflict: tuple[Item, ...]) -> Iterator[Relaxation]:
+        for item in conflict:
+            self._tell(f"without {item}")
+            task = self._repinned(self.task.pins.without(item))
+            plan = self._best(task) if task is not None else None
+            if plan is not None:
+                yield _relaxation(f"without {item}", f"leave out {item.text!r}", plan)
+
+    def _by_gpus(self, more: Task | None) -> Iterator[Relaxation]:
+        if more is not None:
+            self._tell(f"{more.job.gpus} GPUs")
+            plan = self._best(more)
+            if plan is not None:
+                yield _relaxation(f"{more.job.gpus} GPUs", f"--gpus {more.job.gpus}", plan)
+
+    def _by_memory(self, found: Thrifty, lacking: Shortage) -> Iterator[Relaxation]:
+        need = lacking.bytes * ROOM
+        self._tell(f"{format_bytes(need)} per device")
+        plan = self._best(resized(self.task, memory_limit=need))
+        device = self.task.costs.cluster.device.memory
+        option = f"--memory-limit {need / 1e9:.4g}" if need <= device else f"devices with {format_bytes(need)} free"
+        what = f"{format_bytes(need)} per device"
+        if plan is not None:
+            yield _relaxation(what, option, plan)
+        else:
+            yield Relaxation(what, option, lacking.plan, lacking.step_seconds, lacking.bytes, self.task.job.gpus, False)
+
+
+def _relaxation(what: str, option: str, plan: Plan) -> Relaxation:
+    assert plan.simulated is not None, "plans that are found are simulated"
+    peak = max(stage.peak for stage in plan.simulated.stages)
+    searched = plan.search is not None and plan.search.termination in ("optimal", "exhausted")
+    return Relaxation(what, option, plan.summary, plan.simulated.step_seconds, peak, plan.job.gpus, searched)
+
+
+def sized(task: Task, gpus: int) -> Task | None:
+    """Return a task on another number of GPUs; None if there are not so many, or its pins leave nothing there."""
+    with suppress(JobError, ClusterError, PinError):
+        return resized(task, gpus=gpus)
+    return None
+
+
+def counts(task: Task, first: int, last: int) -> list[int]:
+    """Return the numbers of GPUs from `first` to `last` that fill nodes, or are less than one."""
+    per_node = task.cluster.devices_per_node
+    part = range(first, min(last, per_node) + 1)
+    nodes = range(max(1, -(-max(first, per_node + 1) // per_node)), last // per_node + 1)
+    return [*part, *(number * per_node for number in nodes)]
+
+
+def explain_infeasible(
+    task: Task,
+    effort: Effort,
+    outcome: Outcome,
+    *,
+    most_gpus: int = MOST_GPUS,
+    progress: ProgressCallback = silent,
+    should_stop: StopCallback = never,
+) -> AutoparError:
+    """Return the error that says why nothing fits, with all that was found out."""
+    try:
+        explainer = Explainer(task, effort, most_gpus=most_gpus, progress=progress, should_stop=should_stop)
+        report = explainer.explain(outcome)
+    except PinError as error:
+        return error
+    lacking = report.shortage
+    message = (
+        f"no plan fits {report.gpus} devices: the thriftiest found ({lacking.plan}) "
+        f"needs {format_bytes(lacking.bytes)} on stage {lacking.stage}, "
+        f"{format_bytes(lacking.over)} more than the limit of {format_bytes(lacking.limit)}"
+    )
+    hint = "; or ".join(way.option for way in report.relaxations[:2])
+    return InfeasibleError(message, hint=hint, report=report)

@@ -1,0 +1,48 @@
+"""The best plan of a task, or none: what questions about size are answered with."""
+
+from dataclasses import dataclass, replace
+
+from autopar.errors import InfeasibleError, InterruptedSearchError
+from autopar.plan import Plan
+from autopar.progress import ProgressCallback, StopCallback, never, silent
+from autopar.search.outcome import Outcome
+from autopar.sizing.hope import Hope
+from autopar.task import Effort, PhaseClock, Task
+from autopar.verdict import conclude
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        plan: The best plan; None if none was found.
+        outcome: The search.
+    """
+
+    plan: Plan | None
+    outcome: Outcome
+
+
+def find_plan(
+    task: Task, effort: Effort, *, progress: ProgressCallback = silent, should_stop: StopCallback = never
+) -> Found:
+    """Return the best plan of a task, without a word on why there is none.
+
+    Raises:
+        PinError: If plans were found, none of which keeps to the pins.
+    """
+    clock = PhaseClock(before=task.phases)
+    with clock("search"):
+        hope = Hope(task, progress, should_stop)
+        outcome = task.search(effort, progress=hope.progress, should_stop=hope.should_stop).run(task.space)
+        hope.rescue(outcome, late=True)
+    try:
+        return Found(conclude(outcome, task, effort.solver, effort.top_k, clock), outcome)
+    except (InfeasibleError, InterruptedSearchError):
+        return Found(None, outcome)
+
+
+def quick(effort: Effort, seconds: float) -> Effort:
+    """Return an effort for one plan within some seconds."""
+    return replace(effort, top_k=1, time_limit=min(seconds, effort.time_limit or seconds))

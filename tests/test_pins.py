@@ -1,0 +1,311 @@
+"""Pins: read as written, held against the job, followed by every plan, and never better than the whole space."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.api import plan_task
+from autopar.errors import PinError
+from autopar.formulate.tables import Decision
+from autopar.pins import Pins, broken, load_pins, pins_from, pins_of
+from autopar.plan import Plan
+from autopar.search.attempt import MEMORY_GAP
+from autopar.sharding import Shard, parse_placements
+from autopar.task import Effort, Task, pinned, prepare
+from tests.formulations import DIMS
+
+CLOSE = 3e-6
+"""Relative: placement problems are proven optimal to 1e-6 each, and a plan is compared with another one."""
+
+
+@cache
+def _task(name: str = "gpt2", gpus: int = 8, mode: str = "train") -> Task:
+    return prepare(f"zoo:{name}", gpus=gpus, global_batch=16, mode=mode, dims=DIMS[name])
+
+
+def _solve(pins: dict[str, Any], name: str = "gpt2", gpus: int = 8) -> tuple[Plan, Task]:
+    task = pinned(_task(name, gpus), pins_from(pins))
+    return plan_task(task, Effort(top_k=1)), task
+
+
+@cache
+def _free(name: str = "gpt2", gpus: int = 8) -> Plan:
+    return plan_task(_task(name, gpus), Effort(top_k=1))
+
+
+FILES: list[dict[str, Any]] = [
+    {"pin": {"stages": 2}},
+    {"pin": {"stages": [2, 4], "microbatches": 8, "schedule": "1f1b"}, "forbid": {"recompute": "full"}},
+    {"pin": {"mesh": "2x2", "zero": [0, 1]}},
+    {"pin": {"mesh": {"dp": 2, "tp": 2}, "within_node": "tp"}},
+    {"pin": {"dp": 4, "tp": [1, 2], "recompute": {"0-1": "full", "2-5": ["none", "selective"]}}},
+    {"pin": {"microbatch_size": [1, 2], "boundaries": [2, 4]}, "forbid": {"mesh": ["2x2", "4x1"], "zero": 3}},
+    {"pin": {"tactics": [{"shard": {"inputs": {"*.weight": 0}, "axis": "inner"}}, {"replicate": {"pattern": "*.b"}}]}},
+    {"forbid": {"tactics": [{"shard": {"inputs": {"w": 1}, "axis": "outer"}}], "boundaries": 3}},
+]
+
+
+@pytest.mark.parametrize("content", FILES)
+def test_pins_read_as_they_were_written(content: dict[str, Any]) -> None:
+    pins = pins_from(content)
+
+    assert pins.to_mapping() == content
+    assert pins_from(pins.to_mapping()) == pins
+
+
+@pytest.mark.parametrize("content", FILES)
+def test_a_pin_can_be_dropped_on_its_own(content: dict[str, Any]) -> None:
+    """One item less each time, in any order; without all of them nothing is pinned."""
+    pins = pins_from(content)
+
+    for item in pins.items:
+        assert [other.text for other in pins.without(item).items] == [
+            other.text for other in pins.items if other != item
+        ]
+    assert not pins.without(*pins.items)
+
+
+def test_a_schedule_of_tactics_is_pinned_whole() -> None:
+    """What it says of stages and recompute becomes pins of stages and recompute; the rest of it is placements."""
+    schedule = [
+        {"data_parallel": {"axis": "outer"}},
+        {"pipeline": {"stages": [2, 4], "microbatches": 4}},
+        {"recompute": {"what": "full*1 none*1", "stages": [0]}},
+    ]
+
+    pins = pins_from(schedule)
+
+    assert pins.to_mapping() == {
+        "pin": {
+            "stages": 2,
+            "microbatches": 4,
+            "chunks": 1,
+            "boundaries": 2,
+            "recompute": {"0-0": "full", "1-1": "none", "2-5": "none"},
+            "tactics": [{"data_parallel": {"axis": "outer"}}],
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("7", "not a mapping", "pin:"),
+        ("stages: 4", "'stages' is neither pin nor forbid", "there are pin, forbid"),
+        ("pins: {stages: 4}", "'pins' is neither", "did you mean pin?"),
+        ("pin: {stage: 4}", "there is no decision 'stage'", "did you mean stages?"),
+        ("pin: {stages: four}", "stages: 'four' is not a whole number from 1", "a number"),
+        ("pin: {stages: []}", "stages has no value", "a list"),
+        ("pin: {stages: 0}", "0 is not a whole number from 1", ""),
+        ("pin: {schedule: 1f1p}", "there is no '1f1p'", "did you mean 1f1b?"),
+        ("pin: {recompute: fully}", "there is no 'fully'", "did you mean full?"),
+        ("pin: {recompute: {3-1: full}}", "'3-1' are no blocks", "first and last"),
+        ("pin: {mesh: 8xx}", "'8xx' is no mesh", "8x8"),
+        ("pin: {mesh: {outer: two}}", "is no mesh", "8x8"),
+        ("forbid: {tp: 2}", "tp can be pinned only", "pin tp: 1"),
+        ("forbid: {tactics: [{megatron: {axis: m}}]}", "only shard and replicate can be forbidden", "zero"),
+        ("pin: {tactics: [{megatrom: {axis: m}}]}", "there is no tactic 'megatrom'", "megatron"),
+        ("pin: {tactics: megatron}", "'megatron' is no list of tactics", "explain --tactics"),
+        ("pin: {tactics: [{automatic: {axes: [m]}}]}", "automatic is what the solver does anyway", "leave it out"),
+        ("pin: {stages: 2, tactics: [{pipeline: {stages: 4}}]}", "stages is pinned twice", "once"),
+        ("pin: [", "line 2", "example"),
+    ],
+)
+def test_a_bad_file_has_one_clear_error(text: str, message: str, hint: str, tmp_path: Path) -> None:
+    path = tmp_path / "pins.yaml"
+    path.write_text(text + "\n")
+
+    with pytest.raises(PinError) as caught:
+        load_pins(path)
+
+    assert message in caught.value.args[0]
+    assert str(path) in caught.value.args[0]
+    assert hint in caught.value.hint
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(PinError, match="No such file"):
+        load_pins(tmp_path / "absent.yaml")
+    with pytest.raises(PinError, match="not a text file"):
+        load_pins(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    ("pins", "message", "hint"),
+    [
+        ({"stages": 3}, "stages: 3 cannot occur: 8 GPUs", "1, 2, 4"),
+        ({"microbatches": 3}, "3 does not divide the batch of 16", "2 does"),
+        ({"microbatch_size": 5}, "5 does not divide the batch of 16", "4 does"),
+        ({"mesh": "3x2"}, "has 6 devices, a stage of 8 GPUs never has", "2, 4, 8"),
+        ({"tp": 3}, "tp: 3 divides no stage", "2, 4, 8"),
+        ({"schedule": "forward-only"}, "schedule: forward-only cannot occur", "1f1b"),
+        ({"boundaries": 99}, "no stage can begin at block 99", "1 to "),
+        ({"recompute": {"0-99": "full"}}, "there is no block 99", "0 to "),
+        ({"zero": 4}, "there is no level 4", "0, 1, 2 and 3"),
+        ({"mesh": "2x2", "dp": 2}, "mesh and degrees are both given", "{dp: 4, tp: 2}"),
+        ({"mesh": "2x2", "stages": 4}, "keeps to 'pin stages: 4' and 'pin mesh: 2x2'", "drop or change"),
+        ({"mesh": "2x2", "within_node": "tp"}, "there is no mesh axis 'tp'", "inner, outer"),
+        ({"tactics": [{"shard": {"inputs": {"layer.*.wight": 0}, "axis": "inner"}}]}, "no value is called", "nearest"),
+        ({"tactics": [{"shard": {"inputs": {"*": 0}, "axis": "inner"}}]}, "has no dim 0", "dims count from 0"),
+        ({"tactics": [{"data_parallel": {"axis": "batch"}}]}, "there is no mesh axis 'batch'", "axes are"),
+    ],
+)
+def test_values_that_cannot_occur_are_refused(pins: dict[str, Any], message: str, hint: str) -> None:
+    """With what can; pins that exclude each other are named, and no others."""
+    with pytest.raises(PinError) as caught:
+        pinned(_task(), pins_from({"pin": {"microbatches": 4, **pins} if "mesh" in pins else pins}))
+
+    assert message in caught.value.args[0]
+    assert hint in caught.value.hint
+
+
+def test_inference_has_no_update_to_pin() -> None:
+    for pins in ({"zero": 1}, {"recompute": "full"}):
+        with pytest.raises(PinError, match="inference has neither"):
+            pinned(_task("mlp-xs", 4, "infer"), pins_from({"pin": pins}))
+
+
+FOLLOWED: list[dict[str, Any]] = [
+    {"pin": {"stages": 2}},
+    {"pin": {"stages": 4, "boundaries": [1, 3, 4]}},
+    {"pin": {"stages": [2, 4]}, "forbid": {"boundaries": [1, 2], "schedule": "1f1b"}},
+    {"pin": {"mesh": "4x2"}},
+    {"pin": {"mesh": {"dp": 2, "tp": 4}}},
+    {"pin": {"dp": 2, "tp": 2}},
+    {"pin": {"tp": 1}},
+    {"pin": {"dp": 1, "tp": 8, "stages": 1}},
+    {"pin": {"cp": 2, "dp": 4}},
+    {"pin": {"microbatches": 16}},
+    {"pin": {"microbatch_size": 8, "stages": [1, 2]}},
+    {"pin": {"recompute": "full"}},
+    {"pin": {"recompute": "selective", "stages": 2}},
+    {"pin": {"stages": 2, "boundaries": 3, "recompute": {"0-2": "full", "3-5": "none"}}},
+    {"forbid": {"recompute": ["none", "selective"]}},
+    {"pin": {"zero": 0}},
+    {"pin": {"zero": 1, "dp": 4}},
+    {"pin": {"zero": 2, "dp": 8}},
+    {"pin": {"zero": 3, "dp": 8}},
+    {"pin": {"zero": [0, 3]}},
+    {"forbid": {"zero": [2, 3], "stages": 8}},
+    {"forbid": {"mesh": ["8", "4x2", "2x4"], "microbatches": [1, 2]}},
+]
+
+
+@pytest.mark.parametrize("content", FOLLOWED, ids=str)
+def test_a_pinned_plan_keeps_to_its_pins(content: dict[str, Any]) -> None:
+    """Read off the plan; it is never better than the bound of the whole space, nor than its own."""
+    plan, task = _solve(content)
+    assert plan.search is not None
+    free = _free().search
+    assert free is not None
+
+    assert broken(plan, task.pins, task.workload.folded(plan.microbatch)) == ()
+    assert plan.search.bound <= plan.objective
+    assert free.bound <= plan.objective * (1 + CLOSE)
+    assert plan.job.pins == content
+    assert any(line.startswith(("pinned: ", "forbidden: ")) for line in plan.search.space)
+    assert plan.search.configurations == len(task.space)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"pin": {"stages": 4}},
+        {"pin": {"mesh": "2x2"}},
+        {"pin": {"microbatches": 16}},
+        {"pin": {"recompute": "full"}},
+        {"pin": {"zero": 3, "dp": 8}},
+        {"pin": {"tp": 8}},
+    ],
+    ids=str,
+)
+def test_the_check_sees_plans_that_do_not_keep_to_them(content: dict[str, Any]) -> None:
+    """A plan that was solved under the opposite: the check is no formality."""
+    plan, task = _solve({"pin": {"stages": 1, "microbatches": 2, "dp": 8, "recompute": "none", "zero": 0}})
+
+    assert broken(plan, pins_from(content), task.workload.folded(plan.microbatch)) != ()
+
+
+@pytest.mark.parametrize(("key", "value"), [("stages", 1), ("mesh", "4x2"), ("microbatches", 1), ("schedule", "1f1b")])
+def test_what_is_pinned_and_what_is_forbidden_make_the_whole(key: str, value: object) -> None:
+    """The best plan is in one of the two parts; placements under a limit are not solved to the last digit."""
+    whole = _task().space
+    inside, outside = (pinned(_task(), pins_from({section: {key: value}})) for section in ("pin", "forbid"))
+
+    best = min(plan_task(task, Effort(top_k=1)).objective for task in (inside, outside))
+
+    assert {*inside.space, *outside.space} == set(whole)
+    assert set(inside.space).isdisjoint(outside.space)
+    assert best == pytest.approx(_free().objective, rel=MEMORY_GAP)
+
+
+def test_microbatches_that_the_space_does_not_list_are_searched_when_pinned() -> None:
+    """The space lists about one divisor per factor of two; a pin may ask for any."""
+    task = prepare("zoo:mlp-xs", gpus=2, global_batch=18, dims=DIMS["mlp-xs"])
+    assert 3 not in {configuration.num_microbatches for configuration in task.space}
+
+    found = pinned(task, pins_from({"pin": {"microbatches": 3}}))
+
+    assert {configuration.num_microbatches for configuration in found.space} == {3}
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("gpt2", 8), ("mixtral-8x7b", 4), ("mlp-xs", 4)])
+def test_the_own_plan_pinned_is_found_again(name: str, gpus: int) -> None:
+    """With the same objective, and again if only a part of it is pinned."""
+    plan, task = _free(name, gpus), _task(name, gpus)
+    folded = task.workload.folded(plan.microbatch)
+    pins = pins_of(plan, folded, task.rules_of(folded), task.workload.batch_dims(plan.microbatch))
+
+    again = plan_task(pinned(task, pins_from(pins.to_mapping())), Effort(top_k=1))
+    part = replace(pins.pin, mesh=(), microbatches=(), boundaries=())
+    looser = plan_task(pinned(task, Pins(part)), Effort(top_k=1))
+
+    assert again.objective == pytest.approx(plan.objective, rel=CLOSE)
+    assert (again.stages, again.mesh, again.num_microbatches) == (plan.stages, plan.mesh, plan.num_microbatches)
+    assert [block.states for block in again.blocks] == [block.states for block in plan.blocks]
+    assert looser.objective <= plan.objective * (1 + MEMORY_GAP)
+
+
+def test_tensors_are_where_patterns_say() -> None:
+    """Pinned to a dim, pinned whole, or kept from a dim that they had."""
+    task = _task("mlp-xs", 4)
+    name = next(p.value.name for p in task.workload.folded(8).parameters if len(p.value.shape) == 2)
+    pattern = name.replace("0", "*")
+    mesh = {"stages": 1, "mesh": {"outer": 2, "inner": 2}}
+
+    def stored(content: dict[str, Any]) -> list[tuple[object, ...]]:
+        plan = plan_task(pinned(task, pins_from(content)), Effort(top_k=1))
+        return [
+            parse_placements(state.placement)
+            for block in plan.blocks
+            for state in block.states
+            if state.value.rpartition(".")[2] == name.rpartition(".")[2]
+        ]
+
+    for dim in (0, 1):
+        split = stored({"pin": {**mesh, "tactics": [{"shard": {"inputs": {pattern: dim}, "axis": "inner"}}]}})
+        kept = stored({"pin": mesh, "forbid": {"tactics": [{"shard": {"inputs": {pattern: dim}, "axis": "inner"}}]}})
+        assert all(placements[1] == Shard(dim) for placements in split)
+        assert all(placements[1] != Shard(dim) for placements in kept)
+    whole = stored({"pin": {**mesh, "tactics": [{"replicate": {"pattern": pattern}}]}})
+    assert all(not isinstance(placement, Shard) for placements in whole for placement in placements)
+
+
+def test_forbidden_levels_leave_tensor_parallelism_alone() -> None:
+    """Without ZeRO parameters may still be split where they are used: no pair of the tables forbids that."""
+    task = pinned(_task(), pins_from({"pin": {"zero": 0, "mesh": {"tp": 8}}}))
+    folded = task.workload.folded(16)
+
+    tables = task.constraints.tables(folded, task.rules_of(folded), task.space[0].mesh, task.costs)
+
+    assert tables is not None
+    assert tables.forbidden
+    assert any(node.decision is Decision.PARAMETER and node.count > 1 for node in tables.nodes)
+    plan = plan_task(task, Effort(top_k=1))
+    split = [state for block in plan.blocks for state in block.states if "S(" in state.placement]
+    assert split

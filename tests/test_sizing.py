@@ -1,0 +1,390 @@
+"""Sizes: why nothing fits and what would, and the number of GPUs a goal takes; every claim is recomputed."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autopar
+from autopar.api import plan_task
+from autopar.cli import main
+from autopar.errors import InfeasibleError, JobError, PinError
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.step import Pipeline, Split
+from autopar.formulate.tables import build_tables
+from autopar.formulate.thrift import least_split, state_bytes
+from autopar.pins import pins_from
+from autopar.recompute import ON_DEVICE
+from autopar.report.infeasible import format_infeasibility
+from autopar.report.sizing import format_sizing
+from autopar.search.outcome import Outcome
+from autopar.sharding import Mesh
+from autopar.sizing import hope
+from autopar.sizing.explain import counts, explain_infeasible
+from autopar.sizing.gpus import find_gpus
+from autopar.sizing.records import Infeasibility
+from autopar.sizing.thrift import shortage, thriftiest
+from autopar.task import Effort, Task, pinned, prepare, resized
+from tests.formulations import DIMS, good_choice, lowered_bytes, splits, stage_peak, tables
+
+MLP: dict[str, Any] = {"global_batch": 8, "dims": DIMS["mlp-xs"]}
+GPT: dict[str, Any] = {"global_batch": 16, "dims": DIMS["gpt2"]}
+
+
+@cache
+def _task(name: str, gpus: int, memory: float | None = None) -> Task:
+    return prepare(f"zoo:{name}", gpus=gpus, global_batch=8, dims=DIMS[name], memory_limit=memory)
+
+
+def _report(task: Task) -> Infeasibility:
+    error = explain_infeasible(task, Effort(top_k=1), Outcome(bound=float("inf")), most_gpus=8)
+    assert isinstance(error, InfeasibleError)
+    assert isinstance(error.report, Infeasibility)
+    return error.report
+
+
+def _fits(task: Task) -> bool:
+    try:
+        plan_task(task, Effort(top_k=1))
+    except InfeasibleError:
+        return False
+    return True
+
+
+# The least memory.
+
+
+@pytest.mark.parametrize(("name", "mode"), [("mlp-xs", "train"), ("gpt2", "train"), ("gpt2", "infer")])
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_no_split_needs_less_than_the_thriftiest(name: str, mode: str, num_stages: int) -> None:
+    """All splits with all flavours by enumeration; under constraints those they leave."""
+    found, choice = tables(name, mode), good_choice(name, mode)
+    chain = found.folded.chain
+    pipeline = Pipeline(num_stages, 4, "1f1b" if mode == "train" else "forward-only")
+    memory = lowered_bytes(found, choice)
+    for constraints in (
+        Constraints(),
+        Constraints(cuts=frozenset({1, 2}), keeps=(frozenset(ON_DEVICE[:2]),) * len(chain)),
+    ):
+        flavours = constraints.flavours() if mode == "train" else ON_DEVICE[:1]
+        least = np.inf
+        for ranges in splits(len(chain), num_stages):
+            if constraints.cuts is not None and not {start for start, _ in ranges[1:]} <= constraints.cuts:
+                continue
+            each = [
+                min(
+                    stage_peak(memory, pipeline, Split.uniform(ranges, (flavour,) * num_stages), stage)
+                    for flavour in flavours
+                )
+                for stage in range(num_stages)
+            ]
+            least = min(least, max(each))
+
+        answer = least_split(memory, pipeline, constraints)
+
+        assert answer is not None
+        assert answer[0] == pytest.approx(least, rel=1e-12)
+        peaks = [stage_peak(memory, pipeline, answer[1], stage) for stage in range(num_stages)]
+        assert max(peaks) == pytest.approx(answer[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mlp-xs"])
+def test_the_thriftiest_plan_is_above_its_floor_and_below_others(name: str) -> None:
+    """What the search finds for speed never needs less than the floor; what is claimed is what the simulator says."""
+    task = _task(name, 2)
+
+    found = thriftiest(task)
+
+    fastest = plan_task(task, Effort(top_k=1)).simulated
+    assert fastest is not None
+    assert found.candidate is not None
+    assert found.floor <= found.bytes <= max(stage.peak for stage in fastest.stages) * (1 + 1e-9)
+    lacking = shortage(found, task)
+    assert lacking.bytes <= found.bytes * (1 + 1e-9)  # within the same bytes a faster split may need fewer
+    assert sum(lacking.by_category.values()) == pytest.approx(lacking.bytes, rel=1e-9)
+
+
+def test_state_is_a_floor_for_any_number_of_devices() -> None:
+    """Parameters, gradients and optimizer state of all devices together are at least those of one."""
+    task = _task("mlp-xs", 1)
+    one = build_tables(task.workload.folded(8), task.rules, Mesh.of(inner=1), task.costs)
+    whole = state_bytes(one)
+
+    for gpus in (2, 4):
+        found = thriftiest(_task("mlp-xs", gpus))
+        assert whole / gpus <= found.bytes
+
+
+# Why nothing fits.
+
+
+def test_what_is_missing_is_said_with_where_and_of_what() -> None:
+    task = _task("mlp-xs", 2, 1.0e3)
+
+    report = _report(task)
+
+    lacking = report.shortage
+    assert lacking.limit == 1.0e3
+    assert lacking.over == lacking.bytes - lacking.limit > 0
+    assert lacking.by_category["parameters"] > 0
+    assert lacking.tensors[0].bytes == max(held.bytes for held in lacking.tensors) > 0
+    graph = task.workload.folded(8).graph
+    assert all(held.name in graph.values for held in lacking.tensors)
+
+
+@pytest.mark.parametrize("memory", [9.0e3])
+def test_ways_out_are_ways_out(memory: float) -> None:
+    """As many GPUs, or as much memory, as the answer says: there a plan fits, and one GPU less is too few."""
+    task = _task("mlp-xs", 2, memory)
+    assert not _fits(task)
+
+    report = _report(task)
+
+    assert report.relaxations
+    assert any(way.option.startswith("--gpus") for way in report.relaxations)
+    for way in report.relaxations:
+        assert way.step_seconds > 0
+        if way.option.startswith("--gpus"):
+            assert way.peak_bytes <= memory
+            assert _fits(resized(task, gpus=way.gpus))
+            fewer = counts(task, task.job.gpus + 1, way.gpus - 1)
+            assert not fewer or thriftiest(resized(task, gpus=fewer[-1])).bytes > memory
+        if way.option.startswith("--memory-limit"):
+            limit = float(way.option.split()[1]) * 1e9
+            assert _fits(resized(task, memory_limit=limit))
+
+
+CONFLICTS: list[tuple[dict[str, Any], float, set[str]]] = [
+    ({"pin": {"microbatches": 1, "stages": [1, 2]}, "forbid": {"schedule": "gpipe"}}, 18.0e3, {"microbatches"}),
+    ({"pin": {"microbatches": 1, "tp": 4}}, 31.0e3, {"microbatches", "tp"}),
+]
+"""At 256 samples 4 devices need 8.1 kB at least, 29.2 kB with one microbatch, and 32.5 kB if tensor-parallel too."""
+
+
+@pytest.mark.parametrize(("content", "memory", "guilty"), CONFLICTS, ids=["one", "two"])
+def test_the_conflict_is_irreducible(content: dict[str, Any], memory: float, guilty: set[str]) -> None:
+    """Together nothing fits; without any one of its members something does; what is idle is not in it."""
+    free = prepare("zoo:mlp-xs", gpus=4, global_batch=256, dims=DIMS["mlp-xs"], memory_limit=memory)
+    task = pinned(free, pins_from(content))
+
+    report = _report(task)
+
+    named = [item for item in task.pins.items if str(item) in report.conflict]
+    idle = [item for item in task.pins.items if item not in named]
+    assert {item.key for item in named} == guilty
+    assert thriftiest(pinned(task, task.pins.without(*idle))).bytes > memory
+    for item in named:
+        assert thriftiest(pinned(task, task.pins.without(item, *idle))).bytes <= memory
+    ways = {way.what: way for way in report.relaxations}
+    for item in named:
+        assert ways[f"without {item}"].peak_bytes <= memory
+
+
+def test_pins_that_leave_no_plan_at_all_are_an_error_of_their_own() -> None:
+    """Whatever the memory: stages that can begin nowhere."""
+    task = _task("mlp-xs", 2)
+    nowhere = list(range(1, task.workload.folded(8).num_blocks))
+    pins = pins_from({"pin": {"stages": 2}, "forbid": {"boundaries": nowhere}})
+
+    with pytest.raises(PinError, match=r"'pin stages: 2' and 'forbid boundaries: .*'"):
+        pinned(task, pins)
+
+
+def test_the_answer_fits_a_terminal_and_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """80 columns of text on standard error, JSON on standard output, exit code 3."""
+    arguments = ["solve", "zoo:mlp-xs", "--gpus", "2", "--memory-limit", "1e-6", "--global-batch", "8", "--no-cache"]
+
+    assert main([*arguments, "--json"]) == 3
+
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["error"] == "infeasible"
+    assert found["infeasible"]["shortage"]["limit"] == 1000.0
+    assert found["infeasible"]["conflict"][0] == "memory limit 1 kB"
+    assert "What excludes each other" in err
+    assert "Ways out" in err
+    text = err[err.index("What is missing") :]
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_a_report_says_everything_it_knows() -> None:
+    report = _report(_task("mlp-xs", 2, 9.0e3))
+
+    text = format_infeasibility(report)
+
+    for part in (*report.conflict, *(way.what for way in report.relaxations)):
+        assert part in text
+    for held in report.shortage.tensors:
+        assert held.name in text.replace("\n", " ")
+
+
+# How many GPUs.
+
+
+def test_the_fewest_gpus_are_the_fewest() -> None:
+    """By solving every smaller number; what is called proven is below its bounds."""
+    limit = 9.0e3
+
+    found = find_gpus("zoo:mlp-xs", memory_limit=limit, max_gpus=4, **MLP)
+
+    assert found.gpus is not None
+    assert found.plan is not None
+    assert found.plan.job.gpus == found.gpus
+    base = prepare("zoo:mlp-xs", gpus=1, memory_limit=limit, **MLP)
+    for number in counts(base, 1, found.gpus - 1):
+        assert not _fits(resized(base, gpus=number))
+    by_number = {own.gpus: own for own in found.looked}
+    assert set(by_number) >= set(counts(base, 1, found.gpus))
+    assert by_number[found.gpus].outcome == "meets"
+    assert all(by_number[number].why for number in counts(base, 1, found.gpus - 1))
+    assert found.proven == all(by_number[number].proven for number in counts(base, 1, found.gpus - 1))
+
+
+def test_a_target_time_takes_the_fewest_gpus_that_meet_it() -> None:
+    """By simulation; numbers below it are excluded by a bound or were too slow."""
+    times = {gpus: _simulated("mlp-xs", gpus) for gpus in (1, 2, 4)}
+    target = 1.001 * min(times.values())
+
+    found = find_gpus("zoo:mlp-xs", target_seconds=target, max_gpus=4, **MLP)
+
+    assert found.plan is not None
+    assert found.plan.simulated is not None
+    assert found.plan.simulated.step_seconds <= target
+    assert found.gpus is not None
+    assert all(seconds > target for gpus, seconds in times.items() if gpus < found.gpus)
+
+
+@cache
+def _simulated(name: str, gpus: int) -> float:
+    plan = autopar.solve(f"zoo:{name}", gpus=gpus, top_k=1, **MLP)
+    assert plan.simulated is not None
+    return plan.simulated.step_seconds
+
+
+def test_a_budget_takes_the_fastest_plan_within_it() -> None:
+    """Prices recomputed: GPUs x seconds x price of an hour; the answer is within the budget, faster ones are not."""
+    price = 3600.0  # a GPU second costs 1
+    costs = {gpus: gpus * _simulated("mlp-xs", gpus) for gpus in (1, 2, 4)}
+    budget = 1.01 * costs[1]
+
+    found = find_gpus("zoo:mlp-xs", budget=budget, gpu_hour_price=price, max_gpus=4, **MLP)
+
+    assert found.gpus is not None
+    answer = next(own for own in found.looked if own.gpus == found.gpus)
+    assert answer.step_seconds is not None
+    assert answer.cost is not None
+    assert answer.cost == pytest.approx(found.gpus * answer.step_seconds)
+    assert answer.cost <= budget
+    for own in found.looked:
+        if own.step_seconds is not None and own.step_seconds < answer.step_seconds:
+            assert own.cost is not None
+            assert own.cost > budget
+    assert "per step" in format_sizing(found)
+
+
+@pytest.mark.parametrize(
+    ("per", "steps", "times"), [("step", None, 1.0), ("million", None, 1e6 / (16 * 6)), ("run", 50, 50.0)]
+)
+def test_a_budget_is_for_what_it_says(per: str, steps: int | None, times: float) -> None:
+    """The batch is 16 samples of 6 tokens."""
+    found = find_gpus(
+        "zoo:gpt2", budget=1e9, per=per, steps=steps, gpu_hour_price=3600.0, max_gpus=1, **GPT
+    )  # fmt: skip
+
+    (answer,) = (own for own in found.looked if own.gpus == found.gpus)
+    assert answer.step_seconds is not None
+    assert found.tokens == 16 * 6
+    assert answer.cost == pytest.approx(answer.gpus * answer.step_seconds * times)
+
+
+def test_goals_nobody_meets_are_answered_with_the_nearest() -> None:
+    with pytest.raises(
+        InfeasibleError, match=r"no number of GPUs up to 4 has a step of at most 1 ns.*no plan takes less"
+    ):
+        find_gpus("zoo:mlp-xs", target_seconds=1e-9, max_gpus=4, **MLP)
+    with pytest.raises(InfeasibleError, match="no number of GPUs up to 2 has a plan that fits"):
+        find_gpus("zoo:mlp-xs", memory_limit=1000.0, max_gpus=2, **MLP)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"budget": 3.0}, "a budget without a price"),
+        ({"budget": 3.0, "gpu_hour_price": 1.0, "target_seconds": 1.0}, "a target time and a budget at once"),
+        ({"budget": 3.0, "gpu_hour_price": 1.0, "per": "run"}, "a run without its length"),
+        ({"budget": 3.0, "gpu_hour_price": 1.0, "per": "day"}, "a budget per 'day'"),
+        ({"target_seconds": -1.0}, "target seconds of -1"),
+        ({"global_batch": None}, "the batch of this model depends on the number of GPUs"),
+    ],
+)
+def test_goals_that_make_no_sense_are_refused(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
+    request = {**GPT, **wrong}
+    model = "zoo:gpt2"
+    if wrong.get("global_batch", 1) is None:
+        model, request = str(_exported(tmp_path)), {}
+
+    with pytest.raises(JobError) as caught:
+        find_gpus(model, **request)
+
+    assert message in caught.value.args[0]
+    assert caught.value.hint
+
+
+def _exported(folder: Path) -> Path:
+    path = folder / "mlp.onnx"
+    assert main(["model", "mlp-xs", "-o", str(path)]) == 0
+    return path
+
+
+def test_pins_hold_for_every_number() -> None:
+    """Numbers whose space has nothing of what is pinned are listed with the reason."""
+    found = find_gpus("zoo:mlp-xs", pins=pins_from({"pin": {"stages": 2, "tp": 2}}), max_gpus=4, **MLP)
+
+    assert found.gpus == 4
+    assert found.plan is not None
+    assert found.plan.job.pins == {"pin": {"stages": 2, "tp": 2}}
+    assert {own.gpus: own.outcome for own in found.looked} == {1: "fails", 2: "fails", 3: "fails", 4: "meets"}
+    assert all("pin " in own.why for own in found.looked if own.outcome == "fails")
+
+
+def test_numbers_fill_nodes() -> None:
+    task = _task("mlp-xs", 1)
+
+    assert counts(task, 1, 32) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32]
+    assert counts(task, 5, 17) == [5, 6, 7, 8, 16]
+    assert counts(task, 9, 15) == []
+
+
+def test_the_command_asks_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["solve", "zoo:mlp-xs", "--global-batch", "8", "--max-gpus", "2", "--no-cache"]
+
+    assert main([*arguments, "--find-min-gpus"]) == 0
+    text = capsys.readouterr().out
+    assert main([*arguments, "--target-time", "1000", "--gpu-hour-price", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+
+    assert "answer  1 GPUs" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert (found["gpus"], found["proven"], found["plan"]["job"]["gpus"]) == (1, True, 1)
+    assert found["looked"][0]["cost"] > 0
+
+
+def test_a_search_that_cannot_succeed_is_ended_by_its_bytes() -> None:
+    """And one that can is not: hope is lost only if the thriftiest plan is too large."""
+    task = _task("mlp-xs", 2, 1.0e3)
+    fits = _task("mlp-xs", 2)
+
+    for own, lost in ((task, True), (fits, False)):
+        watch = hope.Hope(own, lambda _: None, lambda: False)
+        watch._began -= 2 * hope.PATIENCE
+        assert watch.should_stop() == lost
+        assert watch.lost == lost
+    outcome = Outcome()
+    watch.rescue(outcome)
+    (candidate,) = outcome.candidates
+    assert candidate.configuration in fits.space
+    assert replace(outcome).bound == float("inf")
