@@ -1,5 +1,6 @@
 """The verdict on a search: its best candidates lowered, verified, simulated and ranked."""
 
+import math
 from dataclasses import replace
 
 from autopar.cost import CostModel
@@ -147,5 +148,6 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
         pruned=outcome.pruned,
         phases=times,
         history=outcome.history.points,
+        complete=outcome.complete if math.isfinite(outcome.complete) else 0.0,
         cut=outcome.cut,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
-from autopar.models import bert, gpt, llama, mixtral, mlp, resnet, unet, vit
+from autopar.models import bert, deepseek, gpt, llama, mixtral, mlp, resnet, unet, vit
 from autopar.models.spec import Config, ModelSpec
 from autopar.models.values import initial_values, num_parameters
 from autopar.plan import write_atomically
@@ -25,6 +25,7 @@ FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "llama": llama.build,
     "bert": bert.build,
     "mixtral": mixtral.build,
+    "deepseek": deepseek.build,
     "vit": vit.build,
     "resnet": resnet.build,
     "unet": unet.build,
@@ -39,6 +40,7 @@ MODELS: Mapping[str, ModelSpec] = {
         *llama.SPECS,
         *bert.SPECS,
         *mixtral.SPECS,
+        *deepseek.SPECS,
         *vit.SPECS,
         *resnet.SPECS,
         *unet.SPECS,

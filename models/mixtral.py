@@ -70,8 +70,10 @@ class MixtralConfig:
         return min(self.seq, ceil(self.capacity_factor * self.top_k * self.seq / self.experts))
 
 
-def moe(g: Builder, x_BSd: str, name: str, config: MixtralConfig) -> str:
+def moe(g: Builder, x_BSd: str, name: str, config: MixtralConfig, *, over_all: bool = False) -> str:
     """Return the mixture of experts applied to `x` [B, S, d].
+
+    Experts weigh what the softmax over the chosen ones says, or over all of them (`over_all`).
 
     Routing is integer work without gradient: a TopK over positions finds the tokens of each expert (`slots`), an
     exclusive running count the place of each token at its experts (`place`). Tokens travel by two gathers, there and
@@ -80,8 +82,9 @@ def moe(g: Builder, x_BSd: str, name: str, config: MixtralConfig) -> str:
     hidden, seq, experts, capacity = config.hidden, config.seq, config.experts, config.capacity
     last, k = g.constant((-1,)), g.constant((config.top_k,))
     logits_BSE = layers.linear(g, x_BSd, f"{name}.router", hidden, experts, bias=False)
-    chosen_BSK, expert_BSK = g.ops("TopK", logits_BSE, k, names=(f"{name}.chosen", f"{name}.expert"), axis=-1)
-    weight_BSK = g.op("Softmax", chosen_BSK, name=f"{name}.weight", axis=-1)
+    scores_BSE = g.op("Softmax", logits_BSE, name=f"{name}.scores", axis=-1) if over_all else logits_BSE
+    chosen_BSK, expert_BSK = g.ops("TopK", scores_BSE, k, names=(f"{name}.chosen", f"{name}.expert"), axis=-1)
+    weight_BSK = chosen_BSK if over_all else g.op("Softmax", chosen_BSK, name=f"{name}.weight", axis=-1)
 
     onehot_BSKE = g.op("OneHot", expert_BSK, g.constant(experts), g.constant((0, 1)), name=f"{name}.onehot", axis=-1)
     mine_BSE = g.op("ReduceSum", onehot_BSKE, g.constant((2,)), name=f"{name}.mine", keepdims=0)

@@ -50,6 +50,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "num_layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 24, "seq": 4, "vocab": 24, "experts": 4,
     },
     "resnet50": {"blocks": (1, 2), "channels": 4, "image_size": 32, "classes": 8},
+    "deepseek-moe-16b": {
+        "num_layers": 3, "hidden": 16, "heads": 4, "kv_heads": 4, "dense_ffn": 40, "ffn": 8, "seq": 4, "vocab": 24,
+        "experts": 8, "top_k": 2,
+    },
     "unet-sd1": {
         "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 4, "context": 8, "tokens": 4, "image_size": 8,
         "groups": 4,

@@ -1,5 +1,6 @@
 """The law for stages with meshes and placements of their own: they train like the unpartitioned model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ def test_stages_of_one_variant_may_lie_around_those_of_another(cache_dir: Path) 
 
     for seed in range(3):
         execution.check(plan_of_variants(variants, (0, 1, 0), "1f1b", 3, 4, seed))
+
+
+def test_some_stages_may_offload(cache_dir: Path) -> None:
+    """Activations of the first stage, the optimizer of the second; they have the same kind of layer on other meshes."""
+    execution = Execution.of("mlp-xs", 4, 3)
+    meshes = (Mesh.of(a=2), Mesh.of(a=2, b=2))
+    plan = random_plan_of_variants(execution.folded, model_rules("mlp-xs", cache_dir), meshes, "1f1b", 3, 4, 8)
+    first, second = plan.stages
+
+    execution.check(replace(plan, stages=(replace(first, recompute="offload"), replace(second, offload="optimizer"))))
 
 
 BATCH = 8

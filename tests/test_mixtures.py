@@ -11,7 +11,7 @@ from autopar.formulate.mixtures import mixtures, special_blocks
 from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.weights import problem, weights
 from autopar.formulate.windows import symbols_of, windows
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from tests.formulations import good_choice, lowered_bytes, random_choice, tables
 
 MODELS = ["gpt2", "llama3-8b", "mlp-xs", "mixtral-8x7b", "resnet50"]
@@ -45,7 +45,7 @@ def test_the_fastest_mixture_that_fits_is_found(name: str, seed: int, in_flight:
         window = found.at[start, stop - start - 1]
         every = {
             flavours: (_seconds(totals, chain[start:stop], flavours), memory.peak(start, stop, in_flight, flavours))
-            for flavours in product(Recompute, repeat=stop - start)
+            for flavours in product(ON_DEVICE, repeat=stop - start)
         }
         for limit in np.quantile([peak for _, peak in every.values()], [0.0, 0.1, 0.3, 0.5, 0.8, 1.0], method="lower"):
             best = min(seconds for seconds, peak in every.values() if peak <= limit)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from autopar import models
 from autopar.errors import ModelError
 from autopar.models.builder import Builder
+from autopar.models.deepseek import DeepseekConfig, experts
 from autopar.models.mixtral import MixtralConfig, moe
 
 TINY: dict[str, dict[str, Any]] = {
@@ -23,6 +24,10 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "vit-b16": {"num_layers": 2, "hidden": 24, "heads": 4, "patch": 8, "image_size": 16, "classes": 10},
     "resnet50": {"blocks": (1, 2), "channels": 4, "image_size": 32, "classes": 10},
+    "deepseek-moe-16b": {
+        "num_layers": 3, "hidden": 16, "heads": 4, "kv_heads": 4, "dense_ffn": 40, "ffn": 8, "seq": 6, "vocab": 44,
+        "experts": 8, "top_k": 2,
+    },
     "unet-sd1": {
         "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 2, "context": 6, "tokens": 3, "image_size": 8,
         "groups": 4,
@@ -40,6 +45,7 @@ EXACT = {
     "vit-b16": 86_567_656, "vit-l16": 304_326_632, "vit-h14": 632_045_800,
     "resnet50": 25_557_032, "resnet101": 44_549_160, "resnet152": 60_192_808,
     "wide-resnet50-2": 68_883_240, "wide-resnet101-2": 126_886_696,
+    "deepseek-moe-16b": 16_375_728_128,
     "unet-sd1": 859_520_964,
     "mlp-xs": 8 * 512**2, "mlp-small": 16 * 8192**2, "mlp-medium": 64 * 16384**2, "mlp-large": 96 * 32768**2,
 }  # fmt: skip
@@ -187,8 +193,10 @@ def test_decoders_do_not_look_ahead(name: str) -> None:
     assert not np.allclose(before[:, -1], after[:, -1])
 
 
-def numpy_moe(x: NDArray[Any], values: dict[str, NDArray[Any]], config: MixtralConfig) -> NDArray[Any]:
-    """Token by token: the two best experts, first come first served, weighted by the softmax of their logits."""
+def numpy_moe(
+    x: NDArray[Any], values: dict[str, NDArray[Any]], config: MixtralConfig, *, over_all: bool = False
+) -> NDArray[Any]:
+    """Token by token: the best experts, first come first served, weighted by the softmax of their logits, or of all."""
     y = np.zeros_like(x)
     for b in range(x.shape[0]):
         load = np.zeros(config.experts, dtype=int)
@@ -196,7 +204,7 @@ def numpy_moe(x: NDArray[Any], values: dict[str, NDArray[Any]], config: MixtralC
             token = x[b, s]
             logits = token @ values["moe.router.weight"]
             best = np.argsort(-logits)[: config.top_k]
-            weights = np.exp(logits[best]) / np.exp(logits[best]).sum()
+            weights = np.exp(logits[best]) / np.exp(logits if over_all else logits[best]).sum()
             for expert, weight in zip(best, weights, strict=True):
                 load[expert] += 1
                 if load[expert] <= config.capacity:
@@ -220,6 +228,24 @@ def test_moe_equals_a_loop_over_tokens(factor: float, capacity: int) -> None:
 
     assert config.capacity == capacity
     np.testing.assert_allclose(actual, numpy_moe(x, values, config), rtol=1e-4, atol=1e-5)  # float32
+
+
+def test_shared_experts_are_added_to_routed_ones() -> None:
+    """8 tokens choose 2 of 4 experts by the softmax over all of them; two experts of 6 see every token."""
+    config = DeepseekConfig(1, 8, 2, 2, 10, 6, 8, 40, experts=4, top_k=2)
+    g = Builder("moe")
+    experts(g, g.input("x", ("batch", 8, 8)), "moe", config)
+    model = g.model({"moe.all": ("batch", 8, 8)})
+    values = models.initial_values(model, seed=1)
+    x = np.random.default_rng(2).normal(size=(2, 8, 8)).astype(np.float32)
+
+    actual = run(model, {"x": x}, values)
+
+    gate, up, down = (values[f"moe.shared.{part}.weight"] for part in ("gate", "up", "down"))
+    assert gate.shape == (8, 12)
+    shared = (x @ gate / (1 + np.exp(-(x @ gate))) * (x @ up)) @ down
+    expected = numpy_moe(x, values, config.mixture, over_all=True) + shared
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)  # float32
 
 
 def test_rotary_tables_start_at_angle_zero_and_turn_by_one_radian() -> None:

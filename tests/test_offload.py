@@ -86,7 +86,7 @@ def test_the_formula_adds_what_the_simulator_adds(
     execution = Execution.of("gpt2", 4, 3)
     candidate = solved_candidate(execution.folded, model_rules("gpt2", cache_dir), configuration, 4)
     ranges = candidate.split.ranges
-    plain = replace(candidate, split=Split.uniform(ranges, (Recompute.NONE,) * stages))
+    plain = replace(candidate, split=Split.uniform(ranges, (Recompute.NONE,) * stages), draft=None)
     plan = written(plain, 12, True)
     lowered = lower_blocks(plan.blocks, execution.folded, Resharder(plan.device_mesh, COSTS))
     tables = candidate.tables

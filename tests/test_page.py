@@ -19,7 +19,7 @@ from autopar.cli import main
 from autopar.degrees import Degrees
 from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
-from autopar.page.bars import gantt, memory_curves, row_edges
+from autopar.page.bars import gantt, memory_curves, memory_top, row_edges
 from autopar.page.document import render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
@@ -101,6 +101,23 @@ def test_curves_of_memory_have_the_peaks(program: Program) -> None:
 
     assert [curve.bytes.max() for curve in curves] == [stage.memory.bytes for stage in timeline.stages]
     assert all((curve.start[1:] >= curve.start[:-1]).all() for curve in curves)
+
+
+def test_limit_is_left_out_where_it_would_hide_the_rest() -> None:
+    """A model that needs a hundredth of the device; the page says where the limit is."""
+    view = view_of()
+    peak = max(float(curve.bytes.max()) for curve in view.memory)
+
+    tight, roomy = (replace(view, plan=_with_limit(view.plan, limit)) for limit in (2 * peak, 100 * peak))
+
+    assert memory_top(view.memory, 2 * peak) > 2 * peak
+    assert peak < memory_top(view.memory, 100 * peak) < 2 * peak
+    assert "the dashed line is the limit" in render(tight)
+    assert "is far above the chart" in render(roomy)
+
+
+def _with_limit(plan: Plan, limit: float) -> Plan:
+    return replace(plan, job=replace(plan.job, memory_limit=limit))
 
 
 def test_update_is_one_bar_beside_the_tasks() -> None:
@@ -188,6 +205,20 @@ def test_stages_with_their_own_meshes_are_told_apart(cache_dir: Path) -> None:
     assert {graph.axes for graph in view.graphs} == {("dp",), ("tp",)}
     assert len(view.gantt.stages) == 2
     assert "</html>" in render(view)
+
+
+def test_copies_to_host_memory_are_a_kind(cache_dir: Path) -> None:
+    """Of activations and of the optimizer's states: in rows of their own and among the blocks, none left out."""
+    degrees = Degrees(dp=2, microbatch=2, global_batch=8)
+    plan = autopar.predict("zoo:mlp-xs", degrees, dims=DIMS["mlp-xs"], cache_dir=cache_dir).plan
+    stages = tuple(replace(stage, recompute="offload", offload="optimizer") for stage in plan.stages)
+
+    view = look(replace(plan, stages=stages), cache_dir=cache_dir)
+
+    assert {"copies to the host", "copies from the host"} <= set(view.gantt.rows)
+    assert {bars.kind for bars in view.gantt.bars} <= set(palette.KINDS)
+    assert dict(view.time_parts.parts)["host memory"] > 0
+    assert view.time_parts.total == pytest.approx(view.timeline.step_seconds)
 
 
 def test_search_without_history_is_its_end() -> None:

@@ -49,7 +49,7 @@ def _run(task: Task, hire: Callable[[Search], Crew] = Alone, *, keep: int = 3) -
 def _answer(outcome: Outcome) -> tuple[object, ...]:
     """Return all of an outcome but the clock."""
     found = [(c.configuration, c.choice, c.split, c.objective) for c in outcome.candidates]
-    return found, outcome.bound, outcome.solved, outcome.pruned, outcome.stopped
+    return found, outcome.bound, outcome.complete, outcome.solved, outcome.pruned, outcome.stopped
 
 
 @pytest.mark.parametrize("job", [_task, _tight])

@@ -24,15 +24,18 @@ from autopar.report.sizing import format_sizing
 from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
 from autopar.sizing import hope
-from autopar.sizing.explain import counts, explain_infeasible
+from autopar.sizing.explain import Limits, counts, explain_infeasible
 from autopar.sizing.gpus import find_gpus
 from autopar.sizing.records import Infeasibility
 from autopar.sizing.thrift import shortage, thriftiest
 from autopar.task import Effort, Task, pinned, prepare, resized
 from tests.formulations import DIMS, good_choice, lowered_bytes, splits, stage_peak, tables
 
+UNHURRIED = Limits(*[float("inf")] * 5)
 MLP: dict[str, Any] = {"global_batch": 8, "dims": DIMS["mlp-xs"]}
 GPT: dict[str, Any] = {"global_batch": 16, "dims": DIMS["gpt2"]}
+PATIENT: dict[str, Any] = {"time_limit": 3600.0}
+"""No answer of a test depends on how busy the machine is."""
 
 
 @cache
@@ -41,7 +44,7 @@ def _task(name: str, gpus: int, memory: float | None = None) -> Task:
 
 
 def _report(task: Task) -> Infeasibility:
-    error = explain_infeasible(task, Effort(top_k=1), Outcome(bound=float("inf")), most_gpus=8)
+    error = explain_infeasible(task, Effort(top_k=1), Outcome(bound=float("inf")), most_gpus=8, limits=UNHURRIED)
     assert isinstance(error, InfeasibleError)
     assert isinstance(error.report, Infeasibility)
     return error.report
@@ -229,7 +232,7 @@ def test_the_fewest_gpus_are_the_fewest() -> None:
     """By solving every smaller number; what is called proven is below its bounds."""
     limit = 9.0e3
 
-    found = find_gpus("zoo:mlp-xs", memory_limit=limit, max_gpus=4, **MLP)
+    found = find_gpus("zoo:mlp-xs", memory_limit=limit, max_gpus=4, **MLP, **PATIENT)
 
     assert found.gpus is not None
     assert found.plan is not None
@@ -249,7 +252,7 @@ def test_a_target_time_takes_the_fewest_gpus_that_meet_it() -> None:
     times = {gpus: _simulated("mlp-xs", gpus) for gpus in (1, 2, 4)}
     target = 1.001 * min(times.values())
 
-    found = find_gpus("zoo:mlp-xs", target_seconds=target, max_gpus=4, **MLP)
+    found = find_gpus("zoo:mlp-xs", target_seconds=target, max_gpus=4, **MLP, **PATIENT)
 
     assert found.plan is not None
     assert found.plan.simulated is not None
@@ -271,7 +274,7 @@ def test_a_budget_takes_the_fastest_plan_within_it() -> None:
     costs = {gpus: gpus * _simulated("mlp-xs", gpus) for gpus in (1, 2, 4)}
     budget = 1.01 * costs[1]
 
-    found = find_gpus("zoo:mlp-xs", budget=budget, gpu_hour_price=price, max_gpus=4, **MLP)
+    found = find_gpus("zoo:mlp-xs", budget=budget, gpu_hour_price=price, max_gpus=4, **MLP, **PATIENT)
 
     assert found.gpus is not None
     answer = next(own for own in found.looked if own.gpus == found.gpus)
@@ -292,7 +295,7 @@ def test_a_budget_takes_the_fastest_plan_within_it() -> None:
 def test_a_budget_is_for_what_it_says(per: str, steps: int | None, times: float) -> None:
     """The batch is 16 samples of 6 tokens."""
     found = find_gpus(
-        "zoo:gpt2", budget=1e9, per=per, steps=steps, gpu_hour_price=3600.0, max_gpus=1, **GPT
+        "zoo:gpt2", budget=1e9, per=per, steps=steps, gpu_hour_price=3600.0, max_gpus=1, **GPT, **PATIENT
     )  # fmt: skip
 
     (answer,) = (own for own in found.looked if own.gpus == found.gpus)
@@ -305,9 +308,9 @@ def test_goals_nobody_meets_are_answered_with_the_nearest() -> None:
     with pytest.raises(
         InfeasibleError, match=r"no number of GPUs up to 4 has a step of at most 1 ns.*no plan takes less"
     ):
-        find_gpus("zoo:mlp-xs", target_seconds=1e-9, max_gpus=4, **MLP)
+        find_gpus("zoo:mlp-xs", target_seconds=1e-9, max_gpus=4, **MLP, **PATIENT)
     with pytest.raises(InfeasibleError, match="no number of GPUs up to 2 has a plan that fits"):
-        find_gpus("zoo:mlp-xs", memory_limit=1000.0, max_gpus=2, **MLP)
+        find_gpus("zoo:mlp-xs", memory_limit=1000.0, max_gpus=2, **MLP, **PATIENT)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +345,7 @@ def _exported(folder: Path) -> Path:
 
 def test_pins_hold_for_every_number() -> None:
     """Numbers whose space has nothing of what is pinned are listed with the reason."""
-    found = find_gpus("zoo:mlp-xs", pins=pins_from({"pin": {"stages": 2, "tp": 2}}), max_gpus=4, **MLP)
+    found = find_gpus("zoo:mlp-xs", pins=pins_from({"pin": {"stages": 2, "tp": 2}}), max_gpus=4, **MLP, **PATIENT)
 
     assert found.gpus == 4
     assert found.plan is not None

@@ -91,7 +91,7 @@ TORCH: Mapping[str, Callable[..., Tensor]] = {
     "Reshape": lambda op, x, shape: x.reshape(
         [x.shape[dim] if size == 0 else size for dim, size in enumerate(shape.tolist())]
     ),
-    "Resize": lambda op, x, roi, scales, *sizes: functional.interpolate(x, scale_factor=tuple(scales.tolist()[2:])),
+    "Resize": lambda op, x, roi, scales, sizes: functional.interpolate(x, size=tuple(sizes.tolist()[2:])),
     "RotaryEmbedding": _rotate,
     "Squeeze": lambda op, x, axes: x.squeeze(tuple(axes.tolist())),
     "Softmax": lambda op, x: x.softmax(op.attr("axis", -1)),
@@ -146,7 +146,9 @@ def test_step_equals_pytorch(name: str) -> None:
 
     assert float(values["loss"]) == pytest.approx(float(loss.detach()), rel=1e-9)
     for key in trained:
-        np.testing.assert_allclose(got[key], expected[key], rtol=1e-7, atol=1e-10, err_msg=key)
+        # Elements that cancel are held to the size of the others; epsilon is a float32 in ONNX and none in PyTorch.
+        small = 1e-10 + 2e-8 * np.abs(expected[key]).max()
+        np.testing.assert_allclose(got[key], expected[key], rtol=1e-7, atol=small, err_msg=key)
         # Adam divides by the size of the gradient: of one that is 0 in theory, rounding would show.
         moved = np.abs(expected[key]) > 1e-7
         np.testing.assert_allclose(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.page.records import Bars, Gantt, MemoryCurve
+from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass
 from autopar.simulate import Event, Row, Timeline
 
@@ -22,8 +23,19 @@ _KINDS = {
     Row.GRADIENTS_INTER: "gradients",
     Row.SEND_NEXT: "sends",
     Row.SEND_PREVIOUS: "sends",
+    Row.TO_HOST: "host copies",
+    Row.FROM_HOST: "host copies",
 }
 """Kinds of bars of the rows of the trace; a row that is not here is a kind of its own."""
+_PHASES = {
+    SegmentPhase.FORWARD: "forward",
+    SegmentPhase.AGAIN: "forward",
+    SegmentPhase.BACKWARD: "backward",
+    SegmentPhase.WEIGHT: "weight gradients",
+    SegmentPhase.UPDATE: "update",
+}
+"""Kinds of bars of blocks; the other phases that have one move something to host memory or back."""
+_SEEN = 0.1  # share of the limit below which memory is a line at the bottom of a chart that shows the limit
 _FEW_STAGES = 8  # up to which rows other than that of tasks are high enough to be looked at without zooming
 _GAP = 0.12  # share of a stage's height between it and the next
 
@@ -73,6 +85,12 @@ def memory_curves(timeline: Timeline) -> tuple[MemoryCurve, ...]:
     return tuple(curves)
 
 
+def memory_top(curves: Sequence[MemoryCurve], limit: float) -> float:
+    """Return where the axis of memory ends: above the limit, unless next to it nothing else could be seen."""
+    highest = max(float(curve.bytes.max()) for curve in curves)
+    return 1.08 * max(highest, limit) if highest > _SEEN * limit else 1.5 * highest
+
+
 def row_edges(gantt: Gantt) -> tuple[list[float], list[float]]:
     """Return top and bottom of each row of a stage that is 1 high; the first row, of the tasks, is the highest."""
     others = len(gantt.rows) - 1
@@ -110,9 +128,8 @@ def _events(events: Iterable[Event]) -> Iterator[_Bar]:
 
 
 def _phase(event: Event) -> str:
-    """Return the kind of the bar of a block; what runs again is a forward."""
-    phase = event.name.split(" of block ")[0]
-    return {"again": "forward", "weight": "weight gradients"}.get(phase, phase)
+    """Return the kind of the bar of a block, whose name begins with its phase."""
+    return _PHASES.get(SegmentPhase(event.name.split(" of block ")[0]), "host copies")
 
 
 def _updates(events: Iterable[Event]) -> Iterator[_Bar]:

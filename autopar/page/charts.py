@@ -25,7 +25,7 @@ from bokeh.models import (
 from bokeh.models.tools import BoxZoomTool, PanTool, ResetTool, WheelZoomTool, ZoomInTool, ZoomOutTool
 from bokeh.plotting import figure
 
-from autopar.page.bars import row_edges
+from autopar.page.bars import memory_top, row_edges
 from autopar.page.palette import KINDS, kind_colours, ordered, part_colours, series
 from autopar.page.records import Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
 from autopar.units import format_bytes, format_seconds
@@ -112,10 +112,9 @@ def gantt_chart(gantt: Gantt) -> Timed:
 
 def memory_chart(curves: Sequence[MemoryCurve], limit: float, shared: figure) -> Timed:
     """Return memory over time by stage, on the time axis of another chart."""
-    highest = max(limit, *(float(curve.bytes.max()) for curve in curves))
     plot = _timed("memory", height=320, end=1.0)
     plot.x_range = shared.x_range
-    plot.y_range = Range1d(0, 1.08 * highest)
+    plot.y_range = Range1d(0, memory_top(curves, limit))
     plot.yaxis.formatter = bytes_axis()
     colours = ordered(len(curves))
     full = [ColumnDataSource({"start": curve.start, "bytes": curve.bytes.astype(np.float32)}) for curve in curves]

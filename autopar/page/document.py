@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from autopar import __version__
 from autopar.page import charts
+from autopar.page.bars import memory_top
 from autopar.page.palette import DARK, LIGHT, PLACED
 from autopar.page.records import BlockGraph, Node, Progress, StageShares
 from autopar.page.view import View
@@ -43,6 +44,7 @@ def render(view: View) -> str:
         job=describe_job(view.plan),
         verdict=verdict(view.plan),
         limit=format_bytes(view.plan.job.memory_limit),
+        limit_is_seen=memory_top(view.memory, view.plan.job.memory_limit) > view.plan.job.memory_limit,
         num_bars=f"{len(view.gantt):,}",
         charts=divs,
         stages=_stage_table(view),

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from autopar.page.bars import row_edges
+from autopar.page.bars import memory_top, row_edges
 from autopar.page.palette import KINDS, kind_colours, ordered, part_colours, series
 from autopar.page.records import Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
 from autopar.page.view import View
@@ -105,7 +105,7 @@ def memory_figure(curves: Sequence[MemoryCurve], limit: float) -> Figure:
     axes.axhline(
         limit, color=KINDS["critical path"], linestyle="dashed", linewidth=1, label=f"limit {format_bytes(limit)}"
     )
-    axes.set_ylim(0, 1.05 * max(limit, *(float(curve.bytes.max()) for curve in curves)))
+    axes.set_ylim(0, memory_top(curves, limit))
     axes.set_xlim(0, max(float(curve.start[-1]) for curve in curves))
     _seconds(axes.xaxis)
     _bytes(axes.yaxis)

@@ -20,6 +20,7 @@ KINDS: Mapping[str, str] = {
     "collectives": "#c94f86",
     "gradients": "#2a9485",
     "sends": "#7d8794",
+    "host copies": "#9a7560",
     "critical path": "#d6423c",
 }
 """Colours of kinds of bars."""

@@ -1,10 +1,10 @@
 """The best plans side by side: by the planner's formula and simulated, and why the two disagree on their order."""
 
-import math
 from collections.abc import Sequence
 from itertools import combinations
 
 from autopar.plan import Plan, Simulated
+from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.text import format_change, format_items, format_table, heading
 from autopar.units import format_bytes, format_seconds
 
@@ -67,7 +67,7 @@ def _complete(plan: Plan) -> list[str]:
     if search is None or not search.complete:
         return []
     last = max(candidate.objective for candidate in (plan, *plan.alternatives))
-    if search.complete >= last or math.isinf(search.complete):
+    if search.complete >= last * (1 - OPTIMALITY_TOLERANCE):
         return ["no plan that differs from these in more than details is faster by the formula than the last of them"]
     return [
         f"a plan that differs from these in more than details may exist from {format_seconds(search.complete)} "

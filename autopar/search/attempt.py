@@ -45,7 +45,7 @@ HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
 
 RELAXED_STEPS = 4
-HURRIED_STEPS = 8
+HURRIED_STEPS = 6
 MEMORY_STEPS = 4
 """Prices that are tried without memory limits, to have a first plan at all, and in one piece of work with limits."""
 
@@ -91,6 +91,7 @@ class Attempt:
         self.cut = 0
         self.exhausted = False
         self.hull: Hull | None = None
+        self._first = 0.0
         self._advanced = False
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
@@ -109,11 +110,23 @@ class Attempt:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
-        one_stage = self.pipeline.num_stages == 1
+        if self.hull is None:
+            self._first = self._first_bound(cutoff)
+        bound = self._first
+        if self.hull is None or bound >= cutoff:
+            return bound
+        if cutoff < math.inf:  # else nothing is known yet that it might exclude
+            bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
+        if bound >= cutoff or self.pipeline.num_stages == 1 or self.relaxed_choice is None:
+            return bound
+        totals = self.tables.block_seconds(self.relaxed_choice)
+        return max(bound, self._undivided(totals) + self.pipeline.fixed)
+
+    def _first_bound(self, cutoff: float) -> float:
+        """Return the bound of one placement problem, and begin the hull with its choice unless that is enough."""
         fixed = self.pipeline.fixed
-        solution = self._solve(
-            hidden=1.0 if one_stage else 0.0, recompute=self.fastest, bounding=True, cutoff=cutoff - fixed
-        )
+        hidden = 1.0 if self.pipeline.num_stages == 1 else 0.0
+        solution = self._solve(hidden=hidden, recompute=self.fastest, bounding=True, cutoff=cutoff - fixed)
         bound = max(solution.bound, self._launched()) + fixed
         if solution.choice is None or bound >= cutoff:
             return bound
@@ -124,11 +137,7 @@ class Attempt:
         )
         self.hull = Hull(self.tables, program, self._priced)
         self.hull.add(solution.choice)
-        self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
-        bound = max(bound, self.hull.bound)
-        if bound >= cutoff or one_stage:
-            return bound
-        return max(bound, self._undivided(self.tables.block_seconds(solution.choice)) + fixed)
+        return bound
 
     def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
         """Raise the bound of the hull until it is above the cutoff or the best plan; return it and whether it may rise.

@@ -1,11 +1,17 @@
-"""A floor under the step time of a configuration, before anything is formulated.
+"""A floor under the step time and the bytes of a configuration, before anything is formulated.
 
 On n devices an op takes at least its launch and one n-th of its FLOPs or bytes at the rate of its class, whatever its
-sharding, and the slowest of p stages at least one p-th of a microbatch. FLOPs and bytes are affine in the number of
-samples, so two microbatch sizes give them for all.
+sharding, more where an axis of the mesh divides none of its dims, and the slowest of p stages at least one p-th of a
+microbatch. FLOPs, bytes and dims are affine in the number of samples, so two microbatch sizes give them for all.
+
+Parameters, sums of gradients and moments are sharded at most as far as the axes of the mesh divide their dims, and the
+fullest of p stages holds at least one p-th of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +19,8 @@ from numpy.typing import NDArray
 from autopar.cost import ALONE, CostModel, is_view, op_bytes
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
-from autopar.ir.graph import Phase
+from autopar.formulate.tables import element_bytes
+from autopar.ir.graph import Phase, Role
 from autopar.search.space import Configuration
 
 FloatArray = NDArray[np.float64]
@@ -21,22 +28,59 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Floor:
-    """Affine seconds of one device per distinct op: base + slope * samples; arrays over ops run once per microbatch."""
+    """What any plan takes at least.
+
+    Attributes:
+        counts: Instances of each distinct op that runs once per microbatch.
+        launches: Seconds of its launch.
+        compute: Its seconds on one device if only FLOPs count: base and slope, base + slope * samples.
+        memory: The same if only bytes count.
+        dims: Lengths of the dims that it reads and writes, (ops, dims) padded with 1, as base and slope.
+        states: Shapes of parameters, sums of gradients and moments, and the bytes of an element of all that have it.
+    """
 
     counts: FloatArray
     launches: FloatArray
     compute: tuple[FloatArray, FloatArray]
     memory: tuple[FloatArray, FloatArray]
+    dims: tuple[FloatArray, FloatArray]
+    states: tuple[tuple[tuple[int, ...], float], ...]
 
     def seconds(self, configuration: Configuration, global_batch: int) -> float:
         """Return a lower bound on the step seconds of any plan of a configuration."""
         samples = global_batch / configuration.num_microbatches
-        devices = configuration.mesh.size
-        compute, memory = (base + slope * samples for base, slope in (self.compute, self.memory))
+        compute, memory, dims = (base + slope * samples for base, slope in (self.compute, self.memory, self.dims))
+        lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(self.counts))
+        for axis in configuration.mesh.axes:
+            # An axis that divides no dim of an op leaves all of it to each of its devices.
+            devices *= np.where((lengths % axis.size == 0).any(axis=1), axis.size, 1)
         per_op = self.launches + np.maximum(compute, memory) / devices
         microbatch = float(self.counts @ per_op)
         stages = configuration.num_stages
         return microbatch * (configuration.num_microbatches + stages - 1) / stages
+
+    def bytes(self, configuration: Configuration) -> float:
+        """Return a lower bound on what the fullest device of any plan holds of parameters, gradients and optimizer."""
+        axes = tuple(axis.size for axis in configuration.mesh.axes)
+        held = sum(size * prod(shape) / most_shards(shape, axes) for shape, size in self.states)
+        return held / configuration.num_stages
+
+
+@lru_cache(maxsize=65536)
+def most_shards(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    """Return into how many shards a tensor can be cut by axes of a mesh, each of which cuts one dim or none.
+
+    >>> most_shards((6, 4), (3, 4)), most_shards((6, 5), (3, 4))
+    (12, 3)
+    """
+    if not axes:
+        return 1
+    most = most_shards(shape, axes[1:])
+    for dim, length in enumerate(shape):
+        if length % axes[0] == 0:
+            rest = (*shape[:dim], length // axes[0], *shape[dim + 1 :])
+            most = max(most, axes[0] * most_shards(rest, axes[1:]))
+    return most
 
 
 def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostModel) -> Floor:
@@ -49,7 +93,49 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     step = max(1, samples[1] - samples[0])
     slopes = [(many - few) / step for few, many in zip(times, times_large, strict=True)]
     compute, memory = ((few - slope * samples[0], slope) for few, slope in zip(times, slopes, strict=True))
-    return Floor(counts, launches, compute, memory)
+    lengths = _lengths(small, large, common)
+    slope = (lengths[1] - lengths[0]) / step
+    dims = lengths[0] - slope * samples[0], slope
+    return Floor(counts, launches, compute, memory, dims, _states(small, costs))
+
+
+def _lengths(small: Folded, large: Folded, names: Sequence[str]) -> FloatArray:
+    """Return the lengths of all dims that ops read and write in two graphs, (2, ops, dims).
+
+    They are padded with 1, which nothing divides. Ops that have other dims in one than in the other have 0, which
+    everything does.
+    """
+    both = []
+    for folded in (small, large):
+        ops = {op.name: op for kind in folded.kinds for op in kind.ops}
+        rows = []
+        for name in names:
+            inputs, outputs = whole_shapes(folded.graph, ops[name])
+            rows.append([int(length) for shape in (*inputs, *outputs) if shape is not None for length in shape[0]])
+        both.append(rows)
+    found = np.ones((2, len(names), max((len(row) for row in both[0]), default=1)))
+    for number, (few, many) in enumerate(zip(*both, strict=True)):
+        if len(few) == len(many):
+            found[:, number, : len(few)] = few, many
+        else:
+            found[:, number] = 0.0
+    return found
+
+
+def _states(folded: Folded, costs: CostModel) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """Return the shapes of what stays through the step, with the bytes of an element of all that have it."""
+    resident, _ = element_bytes(folded.graph, costs.policy)
+    sizes: dict[tuple[int, ...], float] = {}
+    for state in folded.graph.states:
+        if state.role is Role.PARAMETER:
+            name = state.input
+        elif state.role in (Role.GRADIENT, Role.MOMENT) and state.output != state.input:
+            name = state.output
+        else:
+            continue
+        shape = folded.graph.values[name].shape
+        sizes[shape] = sizes.get(shape, 0.0) + resident[name]
+    return tuple(sizes.items())
 
 
 def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, float, float]]:

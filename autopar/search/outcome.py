@@ -108,6 +108,7 @@ class Outcome:
         bound: No plan of the space has a lower objective.
         solved: Configurations whose placement problem was solved.
         pruned: Configurations excluded by their bound.
+        complete: No plan of another signature than those of the best few has a lower objective; 0 if unknown.
         cut: Placement problems that their clock cut; without any, another run gives the same answer.
         history: What was known when.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
@@ -117,6 +118,7 @@ class Outcome:
     bound: float = math.inf
     solved: int = 0
     pruned: int = 0
+    complete: float = 0.0
     cut: int = 0
     history: History = field(default_factory=History)
     stopped: str = ""

@@ -62,6 +62,7 @@ class Piece:
         bound: No plan of the configuration has a lower objective, in seconds.
         cutoff: Plans that take longer interest nobody, in seconds.
         urgent: Whether no plan is known yet, so that any will do.
+        hasty: Bound below which a plan is looked for as well, in seconds.
     """
 
     work: Work
@@ -69,6 +70,7 @@ class Piece:
     bound: float
     cutoff: float
     urgent: bool = False
+    hasty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +127,7 @@ class Workbench:
         match piece.work:
             case Work.BOUND:
                 bound = max(piece.bound, attempt.relaxed(piece.cutoff))
-                if piece.urgent:
+                if piece.urgent or bound < piece.hasty:
                     attempt.hurry()
             case Work.ADVANCE:
                 bound = attempt.advance(piece.bound, piece.cutoff)

@@ -31,7 +31,7 @@ from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
 from autopar.search.pieces import Finding, Piece, Work
-from autopar.search.space import Configuration, undominated
+from autopar.search.space import Configuration, first_tries, undominated
 from autopar.search.sweep import Series, sweep
 from autopar.solvers import Solver
 
@@ -40,6 +40,13 @@ KEEP_WITHIN = 1.05
 
 ENOUGH = 1.5
 """As long as fewer distinct plans than wanted are known, a plan this much slower than the best will do."""
+
+TRIES_WORSE = 2
+"""Numbers of stages in a row that give no better plan before the search for a first one ends."""
+
+FAR, HURRIES = 1.25, 6
+"""While the best plan is so much slower than a configuration's bound, a plan is looked for there before the other
+configurations are bounded, until so many times none was found."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,14 +99,20 @@ class Search:
         """
         listed, space = len(space), undominated(space)
         outcome = Outcome(pruned=listed - len(space), history=History(self.before))
+        roomy = [configuration for configuration in space if self.floor.bytes(configuration) <= self.memory_limit]
+        outcome.pruned += len(space) - len(roomy)
+        space = roomy
         clock = _Clock(self, outcome)
         with self.hire(self) as crew:
+            beginning = _Beginning(self, outcome, space)
+            sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
             bounding = _Bounding(self, outcome, space)
             sweep(crew, bounding, len(space), clock.end, clock.stops, clock.heard)
             advancing = _Advancing(self, outcome, bounding)
             sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
         best = outcome.best
         outcome.bound = min(best, advancing.lowest)
+        outcome.complete = advancing.lowest
         outcome.history.note(best, outcome.bound)
         return outcome
 
@@ -165,6 +178,40 @@ class _Clock:
             self._outcome.history.note(finding.best.objective, 0.0)
 
 
+class _Beginning(Series):
+    """Looks for a plan to begin with: to have one to return, and one to beat.
+
+    What is tried is what is set up by hand: nodes for tensor parallelism, one sample per row of devices, and as few
+    stages as fit, or more as long as that is faster.
+
+    Attributes:
+        count: How many tries there may be.
+    """
+
+    def __init__(self, search: Search, outcome: Outcome, space: list[Configuration]) -> None:
+        self._search, self._outcome = search, outcome
+        self._tries = first_tries(space, search.global_batch, search.floor.bytes)
+        self.count = len(self._tries)
+        self._best, self._worse = math.inf, 0
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`."""
+        return self._worse >= TRIES_WORSE
+
+    def piece(self, index: int) -> Piece:
+        """See `Series.piece`."""
+        return Piece(Work.BOUND, self._tries[index], 0.0, math.inf, urgent=True)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        assert finding is not None, "every try is made"
+        self._outcome.take(finding, self._search.keep)
+        if finding.best is not None:
+            self._worse = 0 if finding.best.objective < self._best else self._worse + 1
+            self._best = min(self._best, finding.best.objective)
+        self._search.tell(self._outcome, "begin", index + 1, self.count, 0.0, str(self._tries[index]))
+
+
 class _Bounding(Series):
     """Bounds configurations in the order of their floors.
 
@@ -182,6 +229,7 @@ class _Bounding(Series):
         self._floors = sorted((search.floor.seconds(c, search.global_batch) + fixed, i) for i, c in enumerate(space))
         self._cutoffs: dict[int, float] = {}
         self._left = set(range(len(space)))
+        self._failures = 0
 
     @property
     def unseen(self) -> float:
@@ -202,11 +250,14 @@ class _Bounding(Series):
         """See `Series.piece`."""
         least, number = self._floors[index]
         self._cutoffs[index] = self._search.threshold(self._outcome)
-        return Piece(Work.BOUND, self.space[number], least, self._cutoffs[index], urgent=not self._outcome.candidates)
+        hasty = self._outcome.best / FAR if self._failures < HURRIES else 0.0
+        urgent = not self._outcome.candidates
+        return Piece(Work.BOUND, self.space[number], least, self._cutoffs[index], urgent=urgent, hasty=hasty)
 
     def take(self, index: int, finding: Finding | None) -> None:
         """See `Series.take`."""
         assert finding is not None, "no configuration is needless before the end"
+        self._failures += finding.best is None and finding.bound * FAR < self._outcome.best
         least, number = self._floors[index]
         self._left.discard(index)
         self._outcome.take(finding, self._search.keep)

@@ -113,19 +113,24 @@ class Processes(Team):
 
 @contextmanager
 def _nameless() -> Iterator[None]:
-    """Keep new processes from importing the caller's script: they need nothing of it, and it may not expect that."""
+    """Keep new processes from importing the caller's script, and from Ctrl-C.
+
+    They need nothing of the script, and it may not expect to be imported. Ctrl-C reaches all processes of a terminal,
+    those that are still starting, too; who called decides what it means.
+    """
     main = sys.modules["__main__"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(search: bytes, stop: "c_byte") -> None:
     """Prepare a worker."""
     global _bench
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the caller decides
     threading.Thread(target=_follow_parent, daemon=True).start()
     loaded: Search = pickle.loads(search)
     _bench = Workbench(replace(loaded, should_stop=lambda: bool(stop.value)), portable=True)

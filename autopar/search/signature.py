@@ -13,6 +13,9 @@ from autopar.plan import BlockPlan, StagePlan
 from autopar.search.roles import AxisRole
 from autopar.search.space import Configuration
 
+LEVELLED = frozenset({"dp", "sp", "spatial"})
+"""What is told with its ZeRO level: axes that share work on the same parameters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -46,11 +49,12 @@ def signature(
         blocks: Placements per distinct block.
         roles: What the mesh axes do.
     """
-    found = [role for role in roles if role.axis.size > 1]
-    kinds = sorted({(role.role, role.zero) for role in found})
+    found = [
+        (role.role, role.zero if role.role in LEVELLED else 0, role.axis.size) for role in roles if role.axis.size > 1
+    ]
     degrees = tuple(
-        (name, zero, prod(role.axis.size for role in found if (role.role, role.zero) == (name, zero)))
-        for name, zero in kinds
+        (*kind, prod(size for name, zero, size in found if (name, zero) == kind))
+        for kind in sorted({(name, zero) for name, zero, _ in found})
     )
     ordered = configuration.num_stages > 1 and configuration.num_microbatches > 1
     return Signature(

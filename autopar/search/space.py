@@ -1,6 +1,7 @@
 """The declared space: which (pipeline degree, mesh, microbatches) combinations are searched."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
@@ -105,6 +106,39 @@ def undominated(space: list[Configuration]) -> list[Configuration]:
     """
     listed = set(space)
     return [c for c in space if not (c.schedule == "gpipe" and replace(c, schedule="1f1b") in listed)]
+
+
+def first_tries(
+    space: list[Configuration], global_batch: int, least_bytes: Callable[[Configuration], float]
+) -> list[Configuration]:
+    """Return per number of stages, from few to many, the configuration most like what is set up by hand.
+
+    Its mesh divides parameters about as well as any, its minor axis is the largest there is, and a microbatch has about
+    one sample for each row of devices.
+
+    Args:
+        space: Configurations.
+        global_batch: Samples per step.
+        least_bytes: Returns the least that a device of a configuration holds of parameters and their like.
+    """
+    sizes = [least_bytes(configuration) for configuration in space]
+    least: dict[int, float] = {}
+    for configuration, size in zip(space, sizes, strict=True):
+        least[configuration.num_stages] = min(size, least.get(configuration.num_stages, math.inf))
+
+    def unlike(configuration: Configuration) -> tuple[float, ...]:
+        *rows, inner = configuration.mesh.shape
+        samples = global_batch / configuration.num_microbatches
+        fewest = configuration.num_microbatches < configuration.num_stages
+        return (-inner, fewest, abs(math.log(samples / max(rows, default=1))))
+
+    best: dict[int, Configuration] = {}
+    for configuration, size in zip(space, sizes, strict=True):
+        if size <= 2 * least[configuration.num_stages]:
+            known = best.setdefault(configuration.num_stages, configuration)
+            if unlike(configuration) < unlike(known):
+                best[configuration.num_stages] = configuration
+    return [best[stages] for stages in sorted(best)]
 
 
 def _schedules(mode: str, num_stages: int, num_microbatches: int) -> tuple[str, ...]:

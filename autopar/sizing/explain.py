@@ -8,6 +8,7 @@ pin and the number of GPUs is dropped in turn, and left out if nothing fits with
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, PinError
 from autopar.pins import Item, Pins
@@ -20,14 +21,28 @@ from autopar.sizing.thrift import Thrifty, shortage, thriftiest
 from autopar.task import Effort, Task, pinned, resized
 from autopar.units import format_bytes
 
-SHORTAGE_SECONDS = 20.0
-CONFLICT_SECONDS = 15.0
-GPU_SECONDS = 15.0
-WAYS_SECONDS = 20.0
-"""Longest times that are spent on what is missing, on the conflict, on numbers of GPUs, and on the ways out."""
 
-LOOK_SECONDS = 6.0
-"""Longest time one changed request is looked at for a plan that fits, and for its best plan."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Longest times of the parts of an explanation, in seconds.
+
+    Attributes:
+        shortage: For what is missing.
+        conflict: For what excludes each other.
+        gpus: For numbers of GPUs.
+        ways: For the ways out.
+        look: For one changed request: whether anything fits, and its best plan.
+    """
+
+    shortage: float = 20.0
+    conflict: float = 15.0
+    gpus: float = 15.0
+    ways: float = 20.0
+    look: float = 6.0
+
+
+USUAL = Limits()
+
 
 MOST_GPUS = 65536
 """Default of the largest number of GPUs a way out is looked for on."""
@@ -43,6 +58,7 @@ class Explainer:
         task: What nothing fits in.
         effort: How hard to look for plans.
         most_gpus: The largest number of GPUs a way out is looked for on.
+        limits: How long it may take.
     """
 
     def __init__(
@@ -51,12 +67,13 @@ class Explainer:
         effort: Effort,
         *,
         most_gpus: int = MOST_GPUS,
+        limits: Limits = USUAL,
         progress: ProgressCallback = silent,
         should_stop: StopCallback = never,
     ) -> None:
-        self.task, self.effort, self.most_gpus = task, effort, most_gpus
+        self.task, self.effort, self.most_gpus, self.limits = task, effort, most_gpus, limits
         self._progress, self._should_stop = progress, should_stop
-        self._end = time.monotonic() + CONFLICT_SECONDS
+        self._end = time.monotonic() + self.limits.conflict
 
     def explain(self, outcome: Outcome) -> Infeasibility:
         """Return why nothing fits.
@@ -65,17 +82,17 @@ class Explainer:
             PinError: If pins leave no plan at all, whatever the memory.
         """
         self._tell("what is missing")
-        found = thriftiest(self.task, end=time.monotonic() + SHORTAGE_SECONDS)
+        found = thriftiest(self.task, end=time.monotonic() + self.limits.shortage)
         if found.candidate is None:
             raise PinError("no plan keeps to the pins, whatever the memory", hint="drop one of them")
         lacking = shortage(found, self.task)
         self._tell(f"{format_bytes(lacking.bytes)} on stage {lacking.stage}, {format_bytes(lacking.over)} over")
         proven = outcome.bound == float("inf") and not outcome.stopped and not outcome.candidates
-        self._end = time.monotonic() + CONFLICT_SECONDS
+        self._end = time.monotonic() + self.limits.conflict
         conflict, complete = self._conflict()
-        self._end = time.monotonic() + GPU_SECONDS
+        self._end = time.monotonic() + self.limits.gpus
         more = self._more_gpus()
-        self._end = time.monotonic() + WAYS_SECONDS
+        self._end = time.monotonic() + self.limits.ways
         ways = [*self._by_dropping(conflict), *self._by_gpus(more), *self._by_memory(found, lacking)]
         return Infeasibility(
             gpus=self.task.job.gpus,
@@ -100,7 +117,7 @@ class Explainer:
     def _fits(self, task: Task) -> bool:
         """Whether a plan that fits is found."""
         limit = task.job.memory_limit
-        found = thriftiest(task, enough=limit, end=min(self._end, time.monotonic() + LOOK_SECONDS))
+        found = thriftiest(task, enough=limit, end=min(self._end, time.monotonic() + self.limits.look))
         return found.bytes <= limit
 
     def _repinned(self, pins: Pins) -> Task | None:
@@ -158,7 +175,7 @@ class Explainer:
         if self._late():
             return None
         left = max(1.0, self._end - time.monotonic())
-        return find_plan(task, quick(self.effort, min(left, LOOK_SECONDS)), should_stop=self._should_stop).plan
+        return find_plan(task, quick(self.effort, min(left, self.limits.look)), should_stop=self._should_stop).plan
 
     def _by_dropping(self, conflict: tuple[Item, ...]) -> Iterator[Relaxation]:
         for item in conflict:
@@ -216,12 +233,15 @@ def explain_infeasible(
     outcome: Outcome,
     *,
     most_gpus: int = MOST_GPUS,
+    limits: Limits = USUAL,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
 ) -> AutoparError:
     """Return the error that says why nothing fits, with all that was found out."""
     try:
-        explainer = Explainer(task, effort, most_gpus=most_gpus, progress=progress, should_stop=should_stop)
+        explainer = Explainer(
+            task, effort, most_gpus=most_gpus, limits=limits, progress=progress, should_stop=should_stop
+        )
         report = explainer.explain(outcome)
     except PinError as error:
         return error

@@ -45,9 +45,6 @@ MOST_GPUS = 1024
 COUNT_SECONDS = 30.0
 """Default of the longest time one number of GPUs is searched."""
 
-PROOF_SECONDS = 20.0
-"""Longest time the bytes of all configurations of one number are summed up, to prove that it fails."""
-
 
 def find_gpus(
     model: str | Path,
@@ -302,7 +299,7 @@ class Finder:
 
     def _look(self, task: Task) -> Looked:
         number, limit = task.job.gpus, task.job.memory_limit
-        thrifty = thriftiest(task, enough=limit, end=time.monotonic() + PROOF_SECONDS)
+        thrifty = thriftiest(task, enough=limit, end=time.monotonic() + (self.effort.time_limit or COUNT_SECONDS))
         if thrifty.bytes > limit:
             proven = self._all_too_large(task)
             what = f"needs {format_bytes(thrifty.floor)} or more" if proven else (
@@ -332,7 +329,7 @@ class Finder:
     def _all_too_large(self, task: Task) -> bool:
         """Whether every configuration needs more than the limit, by the sum of its smallest bytes."""
         search = task.search(self.effort)
-        end = time.monotonic() + PROOF_SECONDS
+        end = time.monotonic() + (self.effort.time_limit or COUNT_SECONDS)
         return all(_too_large(search, configuration, end) for configuration in task.space)
 
     def _nothing(self, numbers: Iterable[int]) -> AutoparError:

@@ -1,7 +1,9 @@
 """Measure how long whole spaces are searched, and print a page.
 
-    python docs/benchmarks/scale.py > docs/benchmarks/scale.md      all cases, about fifteen minutes
-    python docs/benchmarks/scale.py gpt3-175b mixtral-8x7b          some of them
+    python docs/benchmarks/scale.py > docs/benchmarks/scale.md      all cases
+    python docs/benchmarks/scale.py gpt3-175b-1024 mixtral-8x7b-64  some of them
+    python docs/benchmarks/scale.py --one llama3-8b-64 > llama3-8b-64.json
+    python docs/benchmarks/scale.py --from FOLDER                   the page of what `--one` has written there
 
 Each case runs in a process of its own with nothing cached: import of the program, of the model, discovery, search,
 verification and simulation of the best plans. Seconds are of the wall clock, and CPU seconds of the process and the
@@ -14,8 +16,10 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +112,19 @@ def say(line: str = "") -> None:
     sys.stdout.flush()
 
 
-def page(names: list[str]) -> None:
-    """Measure cases and print the page."""
+def measured(name: str) -> dict[str, Any] | None:
+    """Plan a case in a process of its own and return what it says; None if it fails."""
+    done = subprocess.run([sys.executable, __file__, "--one", name], stdout=subprocess.PIPE, check=False)
+    return None if done.returncode else dict(json.loads(done.stdout))
+
+
+def page(names: list[str], result_of: Callable[[str], dict[str, Any] | None]) -> None:
+    """Print the page of some cases."""
     say("# Search at scale")
     say()
-    say(f"`python docs/benchmarks/scale.py{''.join(' ' + name for name in names if len(names) < len(CASES))}`")
+    say(f"`python docs/benchmarks/scale.py {' '.join(names)}`")
     say(f"on {platform.machine()}, Python {platform.python_version()}; each case in a fresh process, nothing cached.")
+    say("Where wall seconds are several times CPU seconds, other processes had the cores.")
     say("The gap is (objective - bound) / objective over the whole declared space.")
     say()
     say("| case | seconds (asked) | CPU s | first plan | memory (asked) | objective | bound | gap (asked) | searched |")
@@ -121,11 +132,11 @@ def page(names: list[str]) -> None:
     found = {}
     for name in names:
         case = CASES[name]
-        done = subprocess.run([sys.executable, __file__, "--one", name], stdout=subprocess.PIPE, check=False)
-        if done.returncode:
+        result = result_of(name)
+        if result is None:
             say(f"| {name} | failed | | | | | | | |")
             continue
-        result = found[name] = json.loads(done.stdout)
+        found[name] = result
         gap = 1 - result["bound"] / result["objective"]
         asked = f" (< {case.seconds:g})" if case.seconds else ""
         room = f" (< {case.gigabytes:g})" if case.gigabytes < float("inf") else ""
@@ -153,8 +164,12 @@ def main() -> None:
     match sys.argv[1:]:
         case ["--one", name]:
             sys.stdout.write(json.dumps(run(name, None)))
+        case ["--from", folder]:
+            files = {name: Path(folder, f"{name}.json") for name in CASES}
+            names = [name for name, file in files.items() if file.exists()]
+            page(names, lambda name: dict(json.loads(files[name].read_text())))
         case names:
-            page(names or list(CASES))
+            page(names or list(CASES), measured)
 
 
 if __name__ == "__main__":

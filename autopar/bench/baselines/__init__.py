@@ -65,7 +65,7 @@ def by_degrees(
     notes = [f"tactics cannot place {race.refused} of its plans"] if race.refused else []
     if not plans:
         notes.insert(0, "none of its plans fits")
-    space = evaluated + race.skipped if method is grid else 0
+    space = evaluated + race.skipped if method is grid and not stopped else 0
     return Result(name, why, figures, 0.0, space, evaluated, clock.times, "; ".join(notes), race.history.points)
 
 
