@@ -16,6 +16,7 @@ from autopar import __version__
 from autopar.cli.codes import ExitCode
 from autopar.cli.completion import complete_model, completion
 from autopar.cli.doctor import doctor
+from autopar.cli.explaining import explain
 from autopar.cli.exporting import export, import_config
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
@@ -81,6 +82,7 @@ def app(context: click.Context, job: Path | None) -> None:
 
 app.add_command(completion)
 app.add_command(doctor)
+app.add_command(explain)
 app.add_command(select)
 app.add_command(partition)
 app.add_command(diff)
@@ -291,46 +293,6 @@ def simulate(
         click.echo("\n" + format_path(timeline.path), nl=False)
     if devices is not None:
         click.echo("\n" + format_flat(devices, timeline), nl=False)
-
-
-@app.command()
-@click.argument("plan_file", metavar="PLAN", type=file_path())
-@click.option("--ops", is_flag=True, help="List the placements of every op too.")
-@click.option("--tactics", is_flag=True, help="Print a schedule of tactics that makes the plan again, as YAML.")
-@click.option("--pins", is_flag=True, help="Print pins that leave this plan only, as YAML: edit and give to --pin.")
-@click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
-@cache_options
-def explain(
-    plan_file: Path,
-    ops: bool,
-    tactics: bool,
-    pins: bool,
-    model: str | None,
-    cache_dir: Path | None,
-    no_cache: bool,
-) -> None:
-    """Explain a plan.
-
-    PLAN is a plan.json. Prints where time and memory go, which tensor lies where, and why the runners-up lost.
-    """
-    from autopar.plan import Plan
-    from autopar.report import format_explain
-
-    plan = Plan.load(plan_file)
-    cache = resolve_cache_dir(cache_dir, no_cache=no_cache) if tactics or pins else None
-    if pins:
-        from autopar.partitioning import read_pins
-        from autopar.pins import format_pins
-
-        click.echo(format_pins(read_pins(plan, model=model, cache_dir=cache)), nl=False)
-        return
-    if tactics:
-        from autopar.partitioning import read_tactics
-        from autopar.tactics import format_schedule
-
-        click.echo(format_schedule(read_tactics(plan, model=model, cache_dir=cache)), nl=False)
-        return
-    click.echo(format_explain(plan, ops=ops), nl=False)
 
 
 @app.command()

@@ -25,16 +25,7 @@ def why_lost(plan: Plan, other: Plan) -> str:
     if plan.simulated is None or other.simulated is None:
         return f"{other.summary}: {format_change(other.objective, plan.objective)} by the planner's formula"
     best, worse = plan.simulated, other.simulated
-    step = best.step_seconds
-    mine, its = dict(time_parts(best)), dict(time_parts(worse))
-    differences = sorted(
-        ((its.get(name, 0.0) - mine.get(name, 0.0), name) for name in dict.fromkeys((*mine, *its))), reverse=True
-    )
-    named = [
-        f"{name} {'+' if change > 0 else '-'}{format_seconds(abs(change))}"
-        for change, name in differences
-        if abs(change) > _WORTH_NAMING * step
-    ]
+    step, named = best.step_seconds, changed_parts(best, worse)
     peak, best_peak = (max((stage.peak for stage in simulated.stages), default=0.0) for simulated in (worse, best))
     text = f"{other.summary}: {format_seconds(worse.step_seconds)} ({format_change(worse.step_seconds, step)})"
     text += f"; {', '.join(named)}" if named else "; no part differs by more than 0.5 % of the step"
@@ -42,3 +33,16 @@ def why_lost(plan: Plan, other: Plan) -> str:
     if other.objective < plan.objective:
         text += "; better by the planner's formula, worse when simulated"
     return text
+
+
+def changed_parts(best: Simulated, other: Simulated) -> list[str]:
+    """Return the parts of the step in which another one differs, what it takes longer for first."""
+    mine, its = dict(time_parts(best)), dict(time_parts(other))
+    differences = sorted(
+        ((its.get(name, 0.0) - mine.get(name, 0.0), name) for name in dict.fromkeys((*mine, *its))), reverse=True
+    )
+    return [
+        f"{name} {'+' if change > 0 else '-'}{format_seconds(abs(change))}"
+        for change, name in differences
+        if abs(change) > _WORTH_NAMING * best.step_seconds
+    ]

@@ -1,0 +1,6 @@
+"""What alternatives to the decisions of a plan cost: solved again with one of them pinned to another value."""
+
+from autopar.alternatives.records import Alternative, Limit, Weighing
+from autopar.alternatives.weigh import weigh
+
+__all__ = ["Alternative", "Limit", "Weighing", "weigh"]

@@ -1,0 +1,55 @@
+"""The job of a plan, ready to be searched again."""
+
+from pathlib import Path
+
+from autopar.cluster import cluster_from_dict
+from autopar.errors import PlanError
+from autopar.pins import pins_from
+from autopar.plan import Plan
+from autopar.progress import ProgressCallback, silent
+from autopar.task import Task, job_stack, prepare
+
+
+def task_of(
+    plan: Plan,
+    *,
+    model: str | Path | None = None,
+    cache_dir: Path | None = None,
+    progress: ProgressCallback = silent,
+) -> Task:
+    """Return the task a plan was found for.
+
+    Args:
+        plan: A plan, solved or read from a file.
+        model: Where the model is now; None for where it was.
+        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
+        progress: Told what is being done.
+
+    Raises:
+        ModelError: If there is no such model.
+        PlanError: If it is another one than the plan was made for.
+    """
+    job = plan.job
+    task = prepare(
+        model or plan.model.source,
+        gpus=job.gpus,
+        cluster=cluster_from_dict(job.cluster),
+        mode=job.mode,
+        global_batch=job.global_batch,
+        dims=dict(plan.model.dims),
+        memory_limit=job.memory_limit,
+        loss=job.loss,
+        optimizer=job.optimizer,
+        stack=job_stack(job),
+        precision=job.precision,
+        cache_dir=cache_dir,
+        progress=progress,
+        pins=pins_from(job.pins) if job.pins else None,
+    )
+    task.workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
+    if task.workload.info().sha256 != plan.model.sha256:
+        raise PlanError(
+            f"{task.workload.source!r} is not the model the plan was made for (its hash differs)",
+            hint="solve again, or pass the original file with --model",
+        )
+    return task

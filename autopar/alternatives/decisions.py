@@ -1,0 +1,151 @@
+"""The decisions of a plan, and the pins that give one of them another value."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import mul
+from typing import Any
+
+from autopar.formulate.fold import Folded
+from autopar.formulate.zero import LEVELS
+from autopar.pins import BlockRecompute, Choices, Pins
+from autopar.plan import Plan
+from autopar.recompute import ON_DEVICE
+from autopar.search.roles import AxisRole, roles_of_axes
+from autopar.search.space import Configuration, divisors
+from autopar.tactics.stages import layers
+
+MOST_VALUES = 4
+"""Most values of one decision that are weighed, those nearest to the plan's."""
+
+_ROLES = (("dp", "dp"), ("tp", "tp"), ("cp", "sp"), ("ep", "ep"))
+"""Degrees as pins and as the roles of axes call them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value that a decision could have.
+
+    Attributes:
+        text: How it is written.
+        pin: What pins say of the decision then.
+    """
+
+    text: str
+    pin: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decision of a plan.
+
+    Attributes:
+        name: What it is called.
+        value: What the plan has, in words.
+        others: Other values, those nearest to the plan's first.
+    """
+
+    name: str
+    value: str
+    others: tuple[Value, ...]
+
+
+def pinned_to(pins: Pins, value: Value) -> Pins:
+    """Return the pins of a job with one decision pinned to a value, in place of what they say of it."""
+    named = {key: getattr(value.pin, key) for key in value.pin.named}
+    return Pins(replace(pins.pin, **named), pins.forbid)
+
+
+def decisions(plan: Plan, folded: Folded, space: Sequence[Configuration]) -> tuple[Decision, ...]:
+    """Return the decisions of a plan with the values they could have.
+
+    Args:
+        plan: The plan.
+        folded: The graph of one of its microbatches.
+        space: The declared space of its job, without pins.
+    """
+    groups = len({stage.devices for stage in plan.stages})
+    found = [_number("pp", "stages", groups, {own.num_stages for own in space})]
+    found += _degrees(plan, folded)
+    counts = {own.num_microbatches for own in space}
+    found.append(_number("microbatches", "microbatches", plan.num_microbatches, counts))
+    found.append(_schedules(plan, space))
+    chunks = {getattr(own, "num_chunks", 1) for own in space}
+    found.append(_number("stages per group", "chunks", len(plan.stages) // groups, chunks))
+    if plan.job.mode == "train":
+        found += [_recompute(plan, folded), _zero(plan, folded)]
+    return tuple(own for own in found if own.others)
+
+
+def nearest(value: int, others: Iterable[int]) -> list[int]:
+    """Return other values, those whose ratio to a value is nearest to 1 first.
+
+    >>> nearest(4, [1, 2, 4, 8, 16])
+    [2, 8, 1, 16]
+    """
+    return sorted(set(others) - {value}, key=lambda other: (abs(math.log(other / value)), other))
+
+
+def _number(name: str, key: str, value: int, values: Iterable[int]) -> Decision:
+    others = nearest(value, values)[:MOST_VALUES]
+    return Decision(name, str(value), tuple(Value(str(own), _number_pin(key, own)) for own in others))
+
+
+def _number_pin(key: str, value: int) -> Choices:
+    said: dict[str, Any] = {key: (value,)}
+    return Choices(**said)
+
+
+def _degrees(plan: Plan, folded: Folded) -> list[Decision]:
+    """Return the degrees of parallelism inside stages: data, tensor, and those of the others that the plan has."""
+    if plan.variants:  # stages differ: there is no one degree to change
+        return []
+    roles = roles_of_axes(plan.mesh, plan.blocks, folded)
+    found = []
+    for name, role in _ROLES:
+        degree = _degree(own for own in roles if own.role == role)
+        if degree > 1 or name in ("dp", "tp"):
+            found.append(_number(name, name, degree, divisors(plan.job.gpus)))
+    return found
+
+
+def _degree(axes: Iterable[AxisRole]) -> int:
+    return reduce(mul, (own.axis.size for own in axes), 1)
+
+
+def _schedules(plan: Plan, space: Sequence[Configuration]) -> Decision:
+    names = dict.fromkeys(own.schedule for own in space)
+    others = tuple(Value(name, Choices(schedule=(name,))) for name in names if name != plan.schedule)
+    return Decision("schedule", plan.schedule, others)
+
+
+def _recompute(plan: Plan, folded: Folded) -> Decision:
+    flavours = [str(flavour) for stage in plan.stages for flavour in stage.flavours]
+    own = [flavours[block] for block in layers(folded)]
+    kept = {flavour: own.count(flavour) for flavour in dict.fromkeys(own)}
+    text = next(iter(kept)) if len(kept) == 1 else ", ".join(f"{name} in {count}" for name, count in kept.items())
+    others = tuple(
+        Value(f"{flavour} in all layers" if len(kept) > 1 else str(flavour), _everywhere(str(flavour)))
+        for flavour in ON_DEVICE
+        if kept.keys() != {str(flavour)}
+    )
+    return Decision("recompute", text, others)
+
+
+def _everywhere(flavour: str) -> Choices:
+    return Choices(recompute=(BlockRecompute((flavour,)),))
+
+
+def _zero(plan: Plan, folded: Folded) -> Decision:
+    level = max(
+        (
+            own.zero
+            for number in range(len(plan.all_variants))
+            for own in roles_of_axes(plan.all_variants[number].mesh, plan.all_variants[number].blocks, folded)
+            if own.axis.size > 1 and own.role in ("dp", "sp", "spatial")
+        ),
+        default=0,
+    )
+    others = sorted(LEVELS - {level}, key=lambda other: (abs(other - level), other))
+    return Decision("zero", str(level), tuple(Value(str(own), Choices(zero=(own,))) for own in others))

@@ -1,0 +1,103 @@
+"""The command that explains a plan."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autopar.cli.codes import ExitCode
+from autopar.cli.interruption import Interruption
+from autopar.cli.options import cache_options, echo_json, file_path, json_option, positive_number, resolve_cache_dir
+from autopar.display import show_progress
+
+if TYPE_CHECKING:
+    from autopar.plan import Plan
+
+SECONDS = 120.0
+"""Time for all alternatives together if nobody says."""
+
+
+@click.command()
+@click.argument("plan_file", metavar="PLAN", type=file_path())
+@click.option("--ops", is_flag=True, help="List the placements of every op too.")
+@click.option("--tactics", is_flag=True, help="Print a schedule of tactics that makes the plan again, as YAML.")
+@click.option("--pins", is_flag=True, help="Print pins that leave this plan only, as YAML: edit and give to --pin.")
+@click.option("--alternatives", is_flag=True, help="Solve again with each decision changed, and print what it costs.")
+@click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
+@click.option(
+    "--time-limit",
+    type=positive_number,
+    default=SECONDS,
+    show_default=True,
+    metavar="S",
+    help="Seconds for all alternatives together.",
+)
+@cache_options
+@json_option
+def explain(
+    plan_file: Path,
+    ops: bool,
+    tactics: bool,
+    pins: bool,
+    alternatives: bool,
+    model: str | None,
+    time_limit: float,
+    cache_dir: Path | None,
+    no_cache: bool,
+    as_json: bool,
+) -> int:
+    """Explain a plan.
+
+    PLAN is a plan.json. Prints where time and memory go, which tensor lies where, and why the runners-up lost. With
+    --alternatives the job is solved again with one decision pinned to another value at a time, those nearest to the
+    plan's first; Ctrl-C ends that with what is known.
+    """
+    from autopar.plan import Plan
+    from autopar.report import format_explain
+
+    asked = [
+        name for name, given in (("--tactics", tactics), ("--pins", pins), ("--alternatives", alternatives)) if given
+    ]
+    if len(asked) > 1:
+        raise click.UsageError(f"{' and '.join(asked)}: ask one of them")
+    if as_json and not alternatives:
+        raise click.UsageError("--json belongs to --alternatives; plan.json has the rest")
+    plan = Plan.load(plan_file)
+    if not asked:
+        click.echo(format_explain(plan, ops=ops), nl=False)
+        return ExitCode.DONE
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    if alternatives:
+        return _weigh(plan, model, cache, time_limit, as_json=as_json)
+    if pins:
+        from autopar.partitioning import read_pins
+        from autopar.pins import format_pins
+
+        click.echo(format_pins(read_pins(plan, model=model, cache_dir=cache)), nl=False)
+    else:
+        from autopar.partitioning import read_tactics
+        from autopar.tactics import format_schedule
+
+        click.echo(format_schedule(read_tactics(plan, model=model, cache_dir=cache)), nl=False)
+    return ExitCode.DONE
+
+
+def _weigh(plan: "Plan", model: str | None, cache: Path | None, seconds: float, *, as_json: bool) -> int:
+    """Print what the alternatives to the plan's decisions cost."""
+    from autopar.alternatives import weigh
+    from autopar.report.alternatives import format_weighing
+
+    with Interruption() as interruption, show_progress() as progress:
+        found = weigh(
+            plan,
+            time_limit=seconds,
+            model=model,
+            cache_dir=cache,
+            progress=progress,
+            should_stop=interruption.requested,
+        )
+    if as_json:
+        echo_json(found)
+    else:
+        click.echo(format_weighing(found), nl=False)
+    return ExitCode.INTERRUPTED if found.stopped == "interrupted" else ExitCode.DONE

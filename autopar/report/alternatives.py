@@ -1,0 +1,94 @@
+"""What the alternatives to a plan cost, as text."""
+
+from autopar.alternatives.records import Alternative, Weighing
+from autopar.plan import Simulated
+from autopar.report.parts import changed_parts, time_parts
+from autopar.report.text import format_change, format_entries, format_items, format_share, heading
+from autopar.units import format_bytes, format_seconds
+
+BINDING = 0.005
+"""Share of the step that more memory has to save for memory to be called a limit."""
+
+_LARGEST = 3
+"""Parts of the step that are named as its limits."""
+
+
+def format_weighing(weighing: Weighing) -> str:
+    """Return what limits a plan, and each decision with the cost of its alternatives."""
+    simulated = weighing.simulated
+    lines = format_entries([("plan", weighing.plan), ("step time", format_seconds(simulated.step_seconds))])
+    lines += [*heading("What limits it"), *format_items(_limits(weighing))]
+    lines += heading("Decisions, and what other values cost: solved again, all else free")
+    for name, value in weighing.decisions:
+        own = [each for each in weighing.alternatives if each.decision == name]
+        told = [_told(name, value, each, simulated) for each in own if each.outcome != "not looked at"]
+        left = [each.value for each in own if each.outcome == "not looked at"]
+        if left:
+            told.append(f"{name} {value} -> {', '.join(left)}: not looked at")
+        lines += ["", f"{name} {value}", *format_items(told)]
+    return "\n".join([*lines, "", _ended(weighing)]) + "\n"
+
+
+def _told(name: str, value: str, other: Alternative, simulated: Simulated) -> str:
+    change = f"{name} {value} -> {other.value}: "
+    match other.outcome:
+        case "plan":
+            return change + cost_of(other, simulated)
+        case "does not fit":
+            return f"{change}does not fit: {other.why}" + ("" if other.complete else "; not proven")
+        case outcome:
+            return f"{change}{outcome}" + (f": {other.why}" if other.why else "")
+
+
+def cost_of(other: Alternative, simulated: Simulated) -> str:
+    """Return by how much the plan of an alternative is slower, in which parts, and what it is."""
+    assert other.simulated is not None, "it has a plan"
+    step, reference = other.simulated.step_seconds, simulated.step_seconds
+    parts = changed_parts(simulated, other.simulated)
+    text = f"{format_change(step, reference)} ({format_seconds(step)})"
+    text += f": {', '.join(parts)}" if parts else ": no part differs by more than 0.5 % of the step"
+    text += f"; {other.plan}"
+    if not other.complete:
+        text += f"; cut off, {format_seconds(other.bound)} at best"
+    return text
+
+
+def _limits(weighing: Weighing) -> list[str]:
+    """Return what would make the step shorter: memory if more of it does, and the largest parts of the step."""
+    found = []
+    limit, simulated, faster = weighing.limit, weighing.simulated, weighing.faster
+    reference = simulated if faster is None else faster.simulated
+    assert reference is not None, "a faster plan is simulated"
+    if faster is not None and reference.step_seconds < (1 - BINDING) * simulated.step_seconds:
+        found.append(
+            f"the search: {faster.decision} {faster.value} turned up a faster plan, "
+            f"{cost_of(faster, simulated)}; solve again with more time"
+        )
+    share = f"stage {limit.stage}, the fullest, takes {100 * limit.memory_share:.1f} % of the limit"
+    more = limit.more
+    if more.simulated is None:
+        found.append(f"memory: {share}; whether more would help was not found out ({more.outcome})")
+    else:
+        saved = 1 - more.simulated.step_seconds / reference.step_seconds
+        with_more = f"with 10 % more, {format_bytes(limit.raised)} per device,"
+        found.append(
+            f"memory: {share}; {with_more} {cost_of(more, reference)}"
+            if saved > BINDING
+            else f"not memory: {share}; {with_more} no faster plan was found"
+        )
+    step = simulated.step_seconds
+    largest = sorted(time_parts(simulated), key=lambda part: -part[1])[:_LARGEST]
+    named = ", ".join(f"{name} {format_share(seconds, step)}" for name, seconds in largest)
+    found.append(f"the largest parts of the step: {named}")
+    return found
+
+
+def _ended(weighing: Weighing) -> str:
+    took = f"weighed in {format_seconds(weighing.seconds)}"
+    match weighing.stopped:
+        case "time limit":
+            return f"{took}; the time was over: a larger --time-limit looks at more, and longer"
+        case "interrupted":
+            return f"{took}; interrupted"
+        case _:
+            return took

@@ -1,0 +1,154 @@
+"""Alternatives to a plan: solved again with one decision pinned, so that what is said of them can be checked."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from autopar.alternatives import Weighing, weigh
+from autopar.alternatives.again import task_of
+from autopar.alternatives.decisions import decisions, pinned_to
+from autopar.api import plan_task
+from autopar.cli import main
+from autopar.errors import PlanError
+from autopar.pins import Choices, Pins, broken
+from autopar.plan import Plan
+from autopar.report.alternatives import format_weighing
+from autopar.sizing.planning import find_plan
+from autopar.sizing.thrift import thriftiest
+from autopar.task import Effort, pinned, prepare
+from tests.formulations import DIMS
+
+LONG = 600.0
+"""Seconds; searches of these models end by themselves long before."""
+
+
+@cache
+def _plan(memory: float | None = None) -> Plan:
+    task = prepare("zoo:mlp-xs", gpus=4, global_batch=8, dims=DIMS["mlp-xs"], memory_limit=memory)
+    return plan_task(task, Effort(top_k=1))
+
+
+@cache
+def _weighing() -> Weighing:
+    return weigh(_plan(), time_limit=LONG)
+
+
+def test_every_alternative_is_the_best_plan_that_has_the_value() -> None:
+    """It keeps to the pin when looked at, and solving with the pin gives the same step time."""
+    plan, task = _plan(), task_of(_plan())
+    folded = task.workload.folded(plan.microbatch)
+    found = {(own.decision, own.value): own for own in _weighing().alternatives}
+
+    compared = 0
+    for decision in decisions(plan, folded, task.space):
+        for value in decision.others:
+            alternative = found[decision.name, value.text]
+            if decision.name not in ("pp", "dp", "microbatches", "recompute") or alternative.simulated is None:
+                continue
+            other = find_plan(pinned(task, Pins(value.pin)), Effort(top_k=1)).plan
+            assert other is not None
+            assert other.simulated is not None
+            assert other.summary == alternative.plan
+            assert alternative.simulated.step_seconds == pytest.approx(other.simulated.step_seconds)
+            assert not broken(other, Pins(value.pin), task.workload.folded(other.microbatch))
+            compared += 1
+    assert compared >= 4
+
+
+def test_no_alternative_beats_a_plan_proven_optimal() -> None:
+    """By the formula: a pin only makes the space smaller."""
+    plan, weighing = _plan(), _weighing()
+
+    assert plan.search is not None
+    assert weighing.again is None
+    for own in weighing.alternatives:
+        assert own.outcome in ("plan", "not possible", "does not fit")
+        if own.complete and own.simulated is not None:
+            assert own.bound >= plan.search.bound * (1 - 1e-6)
+
+
+def test_what_is_missing_is_said_where_nothing_fits() -> None:
+    """Under a limit at which the job just fits, not every other value does."""
+    tight = 1.02 * thriftiest(task_of(_plan())).bytes
+
+    weighing = weigh(_plan(tight), time_limit=LONG)
+
+    failed = [own for own in weighing.alternatives if own.outcome == "does not fit"]
+    assert failed
+    assert all("too much" in own.why and "stage" in own.why for own in failed)
+    assert "does not fit: stage" in format_weighing(weighing).replace("\n ", "")
+
+
+def test_a_pin_of_the_job_gives_way_to_the_value_and_the_others_stay() -> None:
+    pins = Pins(Choices(stages=(2,), microbatches=(4,)), Choices(zero=(3,)))
+    task = pinned(task_of(_plan()), pins)
+    plan = plan_task(task, Effort(top_k=1))
+    (decision, *_) = decisions(plan, task.workload.folded(plan.microbatch), task_of(_plan()).space)
+
+    assert (decision.name, decision.value) == ("pp", "2")
+    assert pinned_to(pins, decision.others[0]) == Pins(Choices(stages=(1,), microbatches=(4,)), Choices(zero=(3,)))
+
+
+def test_no_time_leaves_everything_to_be_looked_at_and_says_so() -> None:
+    weighing = weigh(_plan(), time_limit=1e-3)
+
+    assert {own.outcome for own in weighing.alternatives} <= {"not looked at", "not possible"}
+    assert weighing.stopped == "time limit"
+    assert "not looked at" in format_weighing(weighing)
+
+
+def test_interrupted_it_keeps_what_it_has() -> None:
+    """The second question whether to stop, after the limit, is answered yes."""
+    told: list[str] = []
+
+    weighing = weigh(
+        _plan(),
+        time_limit=LONG,
+        progress=lambda step: told.append(step.detail),
+        should_stop=lambda: len([own for own in told if own.startswith("pp")]) > 0,
+    )
+
+    assert weighing.stopped == "interrupted"
+    assert weighing.limit.more.outcome == "plan"
+    assert "not looked at" in {own.outcome for own in weighing.alternatives}
+
+
+def test_plan_without_simulation_is_refused() -> None:
+    with pytest.raises(PlanError, match="no simulated step"):
+        weigh(replace(_plan(), simulated=None))
+
+
+def test_plan_of_another_model_is_refused() -> None:
+    plan = _plan()
+
+    with pytest.raises(PlanError, match="not the model the plan was made for"):
+        weigh(replace(plan, model=replace(plan.model, sha256="0" * 64)))
+
+
+def test_command_prints_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines of the text fit 80 columns; the JSON holds the same alternatives."""
+    _plan().save(tmp_path / "plan.json")
+    command = ["explain", str(tmp_path / "plan.json"), "--alternatives", "--no-cache", "--time-limit", "60"]
+
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+
+    assert "What limits it" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert [name for name, _ in data["decisions"]][:3] == ["pp", "dp", "tp"]
+    assert len(data["alternatives"]) == len(_weighing().alternatives)
+
+
+@pytest.mark.parametrize("options", [["--tactics", "--pins"], ["--json"]])
+def test_options_that_exclude_each_other_are_refused(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _plan().save(tmp_path / "plan.json")
+
+    assert main(["explain", str(tmp_path / "plan.json"), *options]) == 2
+    assert "error: " in capsys.readouterr().err
