@@ -2,4 +2,9 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("torch") else ["autopar/ranks/torch_world.py"]
+_OPTIONAL = {
+    "torch": "autopar/ranks/torch_world.py",
+    "ray": "autopar/search/ray_cluster.py",
+    "matplotlib": "autopar/page/figures.py",
+}
+collect_ignore = [module for package, module in _OPTIONAL.items() if find_spec(package) is None]
