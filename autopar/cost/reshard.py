@@ -166,6 +166,30 @@ class Reshards:
                     seconds[[source[axis] != placement for source in sources], column] = np.inf
         return seconds
 
+    def ways(self, sources: IntArray, targets: IntArray) -> tuple[NDArray[np.bool_], FloatArray]:
+        """Return of the cheapest ways from states (rows) to states (columns) how they end and what is sent on them.
+
+        Args:
+            sources: Numbers of placements, as of `index`.
+            targets: The same.
+
+        Returns:
+            Whether the last move is a collective, and the bytes one device hands to collectives in all; none and 0
+            where there is no way or nothing to do.
+        """
+        codes = _space(len(self.shape), len(self.mesh.axes)).codes
+        state, end = np.meshgrid(sources, targets, indexing="ij")
+        moving = (state != end) & np.isfinite(self.seconds[state, end])
+        collective, handed = np.zeros(state.shape, dtype=bool), np.zeros(state.shape)
+        while moving.any():
+            following = np.where(moving, self._hop[state, end], state)
+            old = np.where(codes[state] != codes[following], codes[state], _REPLICATE).sum(axis=-1)
+            collective = np.where(moving, old != _REPLICATE, collective)
+            handed += np.where(moving & collective, self._local[state], 0.0)
+            state = following
+            moving &= state != end
+        return collective, handed
+
     def path(self, source: Placements, target: Placements) -> tuple[Move, ...]:
         """Return the cheapest moves from one placement to another; none if they are equal.
 

@@ -17,18 +17,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
-from autopar.formulate.mean import MeanBytes, least_bytes, mean_bytes
+from autopar.formulate.hull import step_program
+from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import ChainBytes
 from autopar.formulate.options import local_sizes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Decision, FloatArray, Slot, Tables
-from autopar.formulate.weights import StageMix, busiest_share, kind_weights, problem, stage_mixes, weights
+from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
+from autopar.search.hull import Hull
 from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.simulate.ranges import chain_bytes
@@ -39,24 +41,19 @@ if TYPE_CHECKING:  # it knows this module
 PLACEMENT_SECONDS = 8.0
 """Longest time one placement problem may take; most take a fraction of a second."""
 
-TAIL_STEPS = 7
-"""Multipliers of the gradient reduction at the end of a step that are tried per configuration."""
-
 HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
 
-TRAFFIC_STEPS = 4
-FIRST_TRAFFIC = 0.1
-"""Multipliers of gradient traffic that are tried per configuration, and the first one."""
+RELAXED_STEPS = 4
+HURRIED_STEPS = 8
+MEMORY_STEPS = 4
+"""Prices that are tried without memory limits, to have a first plan at all, and in one piece of work with limits."""
 
-HOPED = 0.001
-"""Where passes take this share longer than if all that can hide did, they are also solved with nothing hidden."""
+MOST_STEPS = 60
+"""Prices that are tried at most per configuration."""
 
-PRICE_STEPS = 6
-"""Prices of memory that are tried per configuration."""
-
-HURRIED_PRICES = 3
-"""Prices of memory that are tried to have a first plan at all."""
+NEAR = 1e-4
+"""A bound this near to the best plan of its configuration, relative, is not raised further."""
 
 CORRECTIONS = 3
 """Times a placement problem under memory limits is solved, each time with room for what the last one did not see."""
@@ -70,6 +67,7 @@ class Attempt:
 
     Attributes:
         best: The best plan so far; None before the first.
+        exhausted: Whether nothing here raises the bound further.
     """
 
     def __init__(
@@ -83,8 +81,9 @@ class Attempt:
             end,
         )
         self.best: Candidate | None = None
-        self.hidden = 0.0
-        self.traffic = 0.0
+        self.exhausted = False
+        self.hull: Hull | None = None
+        self._advanced = False
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
         self._flavours = constraints.flavours()
@@ -96,33 +95,50 @@ class Attempt:
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
-        one_stage = self.pipeline.num_stages == 1
-        self.hidden = 1.0 if one_stage else 0.0
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
-        solution = self._solve(hidden=self.hidden, recompute=self.fastest, bounding=True, cutoff=cutoff)
-        bound = max(solution.bound, self._launched())
+        one_stage = self.pipeline.num_stages == 1
+        fixed = self.pipeline.fixed
+        solution = self._solve(
+            hidden=1.0 if one_stage else 0.0, recompute=self.fastest, bounding=True, cutoff=cutoff - fixed
+        )
+        bound = max(solution.bound, self._launched()) + fixed
         if solution.choice is None or bound >= cutoff:
             return bound
         self.relaxed_choice = solution.choice
-        totals = self.tables.block_seconds(solution.choice)
         self._consider(solution.choice)
-        if one_stage:
-            totals, bound = self._share_tail(totals, bound, cutoff)
-            early = self._solve(hidden=self.hidden, recompute=self.fastest, bounding=True, early=True)
-            if early.choice is not None:
-                self._consider(early.choice)
-        bound = self._share_traffic(totals, bound, cutoff)
+        program = step_program(
+            self.tables, self.pipeline, self.search.memory_limit, flavours=self._flavours, fastest=self.fastest
+        )
+        self.hull = Hull(self.tables, program, self._priced)
+        self.hull.add(solution.choice)
+        self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
+        bound = max(bound, self.hull.bound)
         if bound >= cutoff or one_stage:
             return bound
-        bound = max(bound, self._undivided(totals))
-        share = busiest_share(self.tables, totals, self.pipeline.num_stages)
-        if share is None or bound >= cutoff:
-            return bound
-        other = self._solve(hidden=0.0, recompute=self.fastest, bounding=True, cutoff=cutoff, slowest=share)
-        if other.choice is not None:
-            self._consider(other.choice)
-        return max(bound, other.bound)
+        return max(bound, self._undivided(self.tables.block_seconds(solution.choice)) + fixed)
+
+    def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
+        """Raise the bound of the hull until it is above the cutoff or the best plan; return it and whether it may rise.
+
+        Args:
+            bound: What is known already.
+            cutoff: A bound that is enough.
+            steps: Prices to try at most.
+            memory: Whether memory is limited.
+        """
+        assert self.hull is not None, "choices are found first"
+        more = True
+        for _ in range(steps):
+            best = self.best.objective if self.best is not None else math.inf
+            bound = max(bound, self.hull.bound)
+            if not more or self._stopped() or bound >= min(cutoff, best * (1 - NEAR)):
+                break
+            more = self.hull.step(min(cutoff, best), self._consider, memory=memory)
+        return max(bound, self.hull.bound), more
+
+    def _priced(self, instance: Problem, cutoff: float) -> Solution:
+        return self._run(self._with_recipes(instance), None, cutoff)
 
     def _launched(self) -> float:
         """Return the bound that sees the host only: it launches the kernels of every block, whatever the choice."""
@@ -137,80 +153,44 @@ class Attempt:
         inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
         least = np.zeros(len(counts))
         for kind in np.argsort(-inline)[:HEAVY_KINDS]:
-            weighting = kind_weights(self.tables, int(kind), self.traffic)
+            weighting = kind_weights(self.tables, int(kind), 0.0)
             solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
             host = float(self.tables.host_seconds[kind].sum())
-            least[kind] = max(0.0, (1 - self.traffic) * host, solution.bound)
+            least[kind] = max(0.0, host, solution.bound)
         return least_flow(least, self.tables.folded.chain, self.pipeline)
 
-    def _share_tail(self, totals: FloatArray, bound: float, cutoff: float) -> tuple[FloatArray, float]:
-        """Look for the multiplier at which the last backward just hides the gradient reduction, and return the bound.
-
-        The bound is concave in the multiplier with slope r + g - b, so the halves are told apart by its sign. Also
-        returns the seconds of the choice at the best multiplier.
-        """
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        low, high = 0.0, 1.0
-        best, at = totals, self.hidden
-        hidden = at
-        for step in range(TAIL_STEPS):
-            exposed = totals[:, Slot.REDUCE] + totals[:, Slot.GRADIENT] - totals[:, Slot.BACKWARD]
-            if counts @ exposed > 0:
-                low = hidden
-            else:
-                high = hidden
-            if low == 1.0 or high == 0.0 or bound >= cutoff or self._stopped():
-                break
-            hidden = 0.0 if step == 0 else (low + high) / 2  # nearly always all of it hides
-            solution = self._solve(hidden=hidden, recompute=self.fastest, bounding=True, cutoff=cutoff)
-            if solution.choice is None:
-                bound = max(bound, solution.bound)
-                break
-            self._consider(solution.choice)
-            totals = self.tables.block_seconds(solution.choice)
-            if solution.bound >= bound:
-                bound, best, at = solution.bound, totals, hidden
-        self.hidden = at
-        return best, bound
-
-    def _share_traffic(self, totals: FloatArray, bound: float, cutoff: float) -> float:
-        """Look for the multiplier at which gradient traffic and compute balance, and return the bound."""
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        low, high = 0.0, 1.0
-        best = 0.0
-        for _ in range(TRAFFIC_STEPS):
-            inline = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
-            if counts @ (totals[:, Slot.GRADIENT] - inline) > 0:
-                low = self.traffic
-            else:
-                high = self.traffic
-            if high == 0.0 or bound >= cutoff or self._stopped():
-                break
-            self.traffic = FIRST_TRAFFIC if high == 1.0 and low == 0.0 else (low + high) / 2
-            solution = self._solve(hidden=self.hidden, recompute=self.fastest, bounding=True, cutoff=cutoff)
-            if solution.bound > bound:
-                bound, best = solution.bound, self.traffic
-            if solution.choice is None:
-                break
-            self._consider(solution.choice)
-            totals = self.tables.block_seconds(solution.choice)
-        self.traffic = best
+    def improve(self, bound: float, cutoff: float) -> float:
+        """Work on the configuration until its bound is above the cutoff or nothing raises it, and return the bound."""
+        while not self.exhausted and bound < cutoff and not self._stopped():
+            bound = self.advance(bound, cutoff)
         return bound
 
-    def improve(self, bound: float, cutoff: float) -> float:
-        """Look for better plans than the relaxed choice gives, and return the bound, raised where memory binds."""
-        if self.pipeline.num_stages > 1 or self.traffic > 0.0:
+    def advance(self, bound: float, cutoff: float) -> float:
+        """Do the next piece of work: look for better plans, and raise the bound where memory binds.
+
+        Args:
+            bound: What is known already.
+            cutoff: A bound that is enough.
+        """
+        if self.relaxed_choice is None:
+            self.exhausted = True
+            return bound
+        if not self._advanced and self.pipeline.num_stages > 1:
             solution = self._solve(hidden=1.0, recompute=self.fastest, bounding=False)
             if solution.choice is not None:
                 self._consider(solution.choice)
-        if self.pipeline.num_stages == 1 and self._waits():
-            solution = self._solve(hidden=0.0, recompute=self.fastest, bounding=False, early=True)
-            if solution.choice is not None:
-                self._consider(solution.choice)
-        unhindered = self.best is not None and set(self.best.split.flavours) == {self._flavours[0]}
-        if self.relaxed_choice is None or unhindered:
-            return bound
-        bound = self._priced(self.relaxed_choice, bound, cutoff)
+        self._advanced = True
+        assert self.hull is not None, "choices are found first"
+        bound, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
+        near = self.best is not None and self.best.objective <= bound * (1 + NEAR)
+        if near or not more or self.hull.steps >= MOST_STEPS:
+            self.exhausted = True
+            self._fit(bound, cutoff)
+        return bound
+
+    def _fit(self, bound: float, cutoff: float) -> None:
+        """Solve the placement problem under the memory of every stage, by flavour of recompute."""
+        assert self.relaxed_choice is not None, "found before"
         for recompute, least in self.least_bytes.items():
             if recompute is Recompute.SELECTIVE and not any(self.tables.selective):
                 continue
@@ -241,102 +221,17 @@ class Attempt:
                 if excess <= 0:
                     break
                 limit -= excess
-        return bound
-
-    def _waits(self) -> bool:
-        """Whether the relaxed choice counted on hiding communication that is not hidden."""
-        if self.relaxed_choice is None:
-            return False
-        raw, whole = self.tables.kind_totals(self.relaxed_choice), self.tables.block_seconds(self.relaxed_choice)
-        hoped = found = 0.0
-        for kind in self.tables.folded.kinds:
-            hoped += kind.count * float((kind_weights(self.tables, kind.id, 0.0).factors * raw).sum())
-            found += kind.count * float(whole[kind.id, Slot.FORWARD] + whole[kind.id, Slot.BACKWARD])
-        return found > (1 + HOPED) * hoped
 
     def _stopped(self) -> bool:
         return self.search.should_stop() or time.monotonic() > self.end
 
-    def _priced(self, choice: Choice, bound: float, cutoff: float) -> float:
-        """Put a price on memory, look for the price at which the bound is highest, and return that bound.
-
-        The blocks of the most frequent kind recompute nothing, selectively or in full, in any mixture; time and bytes
-        are linear in the mixture, so the bound at a price is the least of the extremes. The other kinds have the time
-        of the fastest and the bytes of the smallest.
-        """
-        alternatives = self._alternatives()
-        price = self._first_price(choice, [mean for mean, _ in alternatives])
-        low, high = 0.0, math.inf
-        for _ in range(PRICE_STEPS):
-            if self._stopped() or bound >= cutoff:
-                break
-            lowest, excess, worst = math.inf, 0.0, 0
-            for number, (mean, recompute) in enumerate(alternatives):
-                if lowest <= bound:
-                    break  # this price raises nothing
-                paid = price * mean.limit
-                solution = self._solve(
-                    hidden=self.hidden, recompute=recompute, bounding=True, cutoff=cutoff + paid, price=(price, mean)
-                )
-                if solution.choice is not None:
-                    self._consider(solution.choice)
-                if solution.bound - paid < lowest:
-                    lowest, worst = solution.bound - paid, number
-                    excess = mean.excess(self.tables, solution.choice) if solution.choice is not None else 1.0
-            alternatives.insert(0, alternatives.pop(worst))  # likely to be the lowest again
-            bound = max(bound, lowest)
-            if excess > 0:
-                low = price
-                price = price * 4 if high == math.inf else math.sqrt(low * high)
-            else:
-                high = price
-                price = price / 4 if low == 0 else math.sqrt(low * high)
-            if high < low * 1.2:
-                break
-        return bound
-
-    def _alternatives(self) -> list[tuple[MeanBytes, list[Recompute]]]:
-        """Return the mean stage and what kinds recompute, for each flavour of the most frequent kind."""
-        kinds = self.tables.folded.kinds
-        main = max(kinds, key=lambda kind: kind.count).id
-        if not SCHEDULES[self.pipeline.schedule].trains:
-            keeps = [Recompute.NONE] * len(kinds)
-            return [(mean_bytes(self.tables, self.pipeline, self.search.memory_limit, keeps), keeps)]
-        alternatives = []
-        for flavour in self._flavours:
-            if flavour is Recompute.SELECTIVE and not self.tables.selective[main]:
-                continue
-            keeps = [flavour if kind.id == main else Recompute.FULL for kind in kinds]
-            mean = mean_bytes(self.tables, self.pipeline, self.search.memory_limit, keeps)
-            alternatives.append((mean, [flavour if kind.id == main else self.fastest[kind.id] for kind in kinds]))
-        return alternatives
-
     def hurry(self) -> None:
-        """Look for any plan that fits, at ever higher prices of memory: to have one to return and one to beat."""
-        if self.best is not None or self.relaxed_choice is None:
+        """Look for any plan that fits: to have one to return and one to beat."""
+        if self.hull is None:
             return
-        alternatives = self._alternatives()
-        price = self._first_price(self.relaxed_choice, [mean for mean, _ in alternatives])
-        for _ in range(HURRIED_PRICES):
-            for mean, recompute in alternatives:
-                if self._stopped():
-                    return
-                solution = self._solve(hidden=self.hidden, recompute=recompute, bounding=True, price=(price, mean))
-                if solution.choice is not None:
-                    self._consider(solution.choice)
-            if self.best is not None:
-                return
-            price *= 8
-
-    def _first_price(self, choice: Choice, means: list[MeanBytes]) -> float:
-        """Return the price of a byte at which saving activations costs as much as running the forward again."""
-        totals = self.tables.block_seconds(choice)
-        counts = np.array([kind.count for kind in self.tables.folded.kinds], dtype=np.float64)
-        flow = 1 + (self.pipeline.num_microbatches - 1) / self.pipeline.num_stages
-        seconds = float(counts @ totals[:, Slot.FORWARD]) * flow
-        kept = means[0].excess(self.tables, choice) + means[0].limit
-        less = means[-1].excess(self.tables, choice) + means[-1].limit
-        return seconds / max(kept - less, 0.1 * kept, 1.0)
+        for _ in range(HURRIED_STEPS):
+            if self.best is not None or self._stopped() or not self.hull.step(math.inf, self._consider, memory=True):
+                break
 
     def follow(self, known: Sequence[Recipe]) -> None:
         """Consider the best completion of each recipe, except of those whose every completion is too large."""
@@ -358,10 +253,7 @@ class Attempt:
         cutoff: float = math.inf,
         mixes: tuple[StageMix, ...] = (),
         limit: float = math.inf,
-        slowest: tuple[float, ...] | None = None,
         start: Choice | None = None,
-        price: tuple[float, MeanBytes] | None = None,
-        early: bool = False,
     ) -> Solution:
         weighting = weights(
             self.tables,
@@ -369,18 +261,19 @@ class Attempt:
             recompute=recompute,
             hidden=hidden,
             bounding=bounding,
-            slowest=slowest,
-            traffic=self.traffic if bounding or self.traffic == 0.0 else None,
-            early=early,
+            traffic=0.0 if bounding else None,
         )
         instance = problem(self.tables, weighting, mixes, limit, str(self.configuration))
-        if price is not None:
-            instance = price[1].priced(instance, self.tables, price[0])
-        if self.search.batch_dims is not None:
-            instance = replace(instance, recipes=recipes(self.tables, self.search.batch_dims))
-        if self.search.on_problem is not None and price is None:
+        instance = self._with_recipes(instance)
+        if self.search.on_problem is not None:
             self.search.on_problem(instance)
         return self._run(instance, start, cutoff, MEMORY_GAP if mixes else OPTIMALITY_TOLERANCE)
+
+    def _with_recipes(self, instance: Problem) -> Problem:
+        """Return the problem with the recipes that some solvers follow."""
+        if self.search.batch_dims is None:
+            return instance
+        return replace(instance, name=str(self.configuration), recipes=recipes(self.tables, self.search.batch_dims))
 
     def _run(
         self,

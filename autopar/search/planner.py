@@ -7,6 +7,7 @@
 The reported bound is the least over all configurations, searched or not.
 """
 
+import heapq
 import math
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.step import Pipeline
-from autopar.problem import Problem
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.attempt import Attempt
 from autopar.search.floor import Floor
@@ -79,7 +80,8 @@ class Search:
         listed, space = len(space), undominated(space)
         outcome = Outcome(pruned=listed - len(space), history=History(self.before))
         end = time.monotonic() + self.time_limit
-        floors = sorted(((self.floor.seconds(c, self.global_batch), i) for i, c in enumerate(space)))
+        fixed = self.costs.stack["step_seconds"]
+        floors = sorted(((self.floor.seconds(c, self.global_batch) + fixed, i) for i, c in enumerate(space)))
         pending: list[tuple[float, int, Attempt]] = []
         bounds = [math.inf]
         for done, (least, index) in enumerate(floors):
@@ -103,23 +105,44 @@ class Search:
                 pending.append((bound, index, attempt))
             lowest = min([least, *bounds, *(entry[0] for entry in pending)])
             self._tell(outcome, "bound", done + 1, len(floors), lowest, space[index])
-        # Now that most plans that fit anyway are known, work on the configurations that could still beat them.
-        pending.sort(key=lambda entry: entry[:2])
-        for done, (bound, index, attempt) in enumerate(pending):
-            threshold = self._threshold(outcome)
-            if bound < threshold and not self._stops(outcome, end):
-                outcome.solved += 1
-                bounds.append(attempt.improve(bound, threshold))
-                outcome.take(attempt.best, self.keep)
-            else:
-                outcome.pruned += bound >= threshold
-                bounds.append(bound)
-            lowest = min([*bounds, *(entry[0] for entry in pending[done + 1 :])])
-            self._tell(outcome, "solve", done + 1, len(pending), lowest, space[index])
+        bounds += self._advance(outcome, pending, min(bounds), end)
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.bound = min(best, min(bounds) + self.costs.stack["step_seconds"])
+        outcome.bound = min(best, min(bounds))
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _advance(
+        self, outcome: Outcome, pending: list[tuple[float, int, Attempt]], floor: float, end: float
+    ) -> list[float]:
+        """Work on the configuration with the lowest bound until none is below the best plan; return all bounds.
+
+        Then work on those that may give one of the other plans wanted, a piece each.
+        """
+        bounds = [floor]
+        total, worked = len(pending), set()
+        heapq.heapify(pending)
+        while pending:
+            bound, index, attempt = heapq.heappop(pending)
+            best = outcome.candidates[0].objective if outcome.candidates else math.inf
+            rival = bound < best * (1 - OPTIMALITY_TOLERANCE)
+            if not rival and (index in worked or bound >= self._threshold(outcome)):
+                outcome.pruned += index not in worked
+                bounds.append(bound)
+                continue
+            if self._stops(outcome, end):
+                bounds.append(bound)
+                continue
+            outcome.solved += index not in worked
+            worked.add(index)
+            bound = attempt.advance(bound, best if rival else self._threshold(outcome))
+            outcome.take(attempt.best, self.keep)
+            if attempt.exhausted:
+                bounds.append(bound)
+            else:
+                heapq.heappush(pending, (bound, index, attempt))
+            lowest = min([*bounds, *(entry[0] for entry in pending)])
+            self._tell(outcome, "solve", len(worked), total, lowest, attempt.configuration)
+        return bounds
 
     def attempt(self, configuration: Configuration, end: float) -> Attempt | None:
         """Return the work on a configuration; None if it cannot keep to the constraints."""
@@ -149,7 +172,7 @@ class Search:
         self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, configuration: Configuration
     ) -> None:
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.history.note(best, lowest + self.costs.stack["step_seconds"])
+        outcome.history.note(best, lowest)
         self.progress(Progress(phase, done, total, best, min(best, lowest), str(configuration)))
 
     def _threshold(self, outcome: Outcome) -> float:

@@ -1,0 +1,416 @@
+"""The step time of a configuration as a linear program over its choices: a bound that sees all maxima at once.
+
+Every term of the step time is convex in the prices of blocks: sums, and maxima of sums. So what the formula gives for a
+mean of several choices is at most the mean of what it gives for each, and the least over all means is a lower bound on
+the step time of every choice. With one number a_i >= 0 per choice i, sum a_i = 1, that is a linear program
+
+    min T   such that   lhs y >= least + sum_i a_i (seconds . V_i + host),   sum_i a_i bytes_i <= limit
+
+with V_i the prices of choice i by kind and slot, and y the seconds of passes, stages, tail and step, one row for each
+term of each maximum. Blocks of the most frequent kind have flavours of recompute in any mixture: a column is a choice
+and a flavour, and what a flavour adds is counted on its own columns.
+
+By duality, prices of the rows make the rest linear in V: with p >= 0, p lhs <= the cost of y,
+
+    step >= p least + min over choices and flavours of p (seconds . V + host)
+
+which is a placement problem per flavour. `autopar.search.hull` looks for the best prices.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
+from autopar.formulate.buffers import Buffer, BufferUse, buffers
+from autopar.formulate.mean import mean_bytes
+from autopar.formulate.memory import FloatArray
+from autopar.formulate.step import Pipeline
+from autopar.formulate.tables import Slot, Tables
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
+
+HOST_RATIOS = (0.5, 1.0, 2.0)
+"""Seconds of the device over those of the host at which the mean of both (`launched`) is replaced by its tangent."""
+
+SHORTAGE = 10.0
+"""Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
+
+Name = str | tuple[str, int, int | None]
+"""Of a variable: what it is, and for passes of a block the kind and, where flavours differ, their number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepProgram:
+    """The rows of the linear program; see the top of the module for their meaning.
+
+    Attributes:
+        flavours: What the blocks of the most frequent kind do.
+        cost: (variables,) weights of y in the step time; y >= 0.
+        lhs: (rows, variables).
+        least: (rows,) seconds; for rows of memory shares of the limit.
+        seconds: (rows, flavours, kinds, slots) how often prices count.
+        host: (rows, flavours) seconds that every choice adds.
+        bytes: (rows, flavours, items of `Tables.bytes`) shares of the limit per byte; zero in rows of seconds.
+        buffers: What pairs of decisions take.
+        pairs: (rows, buffers) shares of the limit per byte.
+        fixed: Seconds added to every step.
+    """
+
+    flavours: tuple[Recompute, ...]
+    cost: FloatArray
+    lhs: FloatArray
+    least: FloatArray
+    seconds: FloatArray
+    host: FloatArray
+    bytes: FloatArray
+    buffers: tuple[Buffer, ...]
+    pairs: FloatArray
+    fixed: float
+
+    @property
+    def memory_rows(self) -> FloatArray:
+        """Which rows are about memory."""
+        return np.asarray(self.bytes.any(axis=(1, 2)))
+
+
+class _Rows:
+    """Collects rows; variables are numbered in the order in which they are asked for."""
+
+    def __init__(self, tables: Tables, flavours: tuple[Recompute, ...]) -> None:
+        self.shape = (len(flavours), len(tables.folded.kinds), len(Slot))
+        self.flavours, self.items = flavours, len(tables.bytes)
+        self.names: dict[Name, int] = {}
+        self.lhs: list[dict[int, float]] = []
+        self.least: list[float] = []
+        self.seconds: list[FloatArray] = []
+        self.host: list[FloatArray] = []
+        self.bytes: list[FloatArray | None] = []
+        self.buffers: tuple[Buffer, ...] = ()
+        self.pairs: list[FloatArray | None] = []
+
+    def variable(self, name: Name) -> int:
+        return self.names.setdefault(name, len(self.names))
+
+    def add(
+        self,
+        variables: Mapping[Name, float],
+        seconds: FloatArray | None = None,
+        host: FloatArray | float = 0.0,
+        amounts: FloatArray | None = None,
+        pairs: FloatArray | None = None,
+        least: float = 0.0,
+    ) -> None:
+        """Add a row: the variables weighted by their numbers are at least all the rest."""
+        self.lhs.append({self.variable(name): factor for name, factor in variables.items() if factor})
+        self.least.append(least)
+        self.seconds.append(np.zeros(self.shape) if seconds is None else seconds)
+        self.host.append(np.broadcast_to(np.asarray(host, dtype=np.float64), (len(self.flavours),)))
+        self.bytes.append(amounts)
+        self.pairs.append(pairs)
+
+    def program(self, cost: Mapping[Name, float], fixed: float) -> StepProgram:
+        lhs = np.zeros((len(self.lhs), len(self.names)))
+        for row, factors in enumerate(self.lhs):
+            for column, factor in factors.items():
+                lhs[row, column] = factor
+        costs = np.zeros(len(self.names))
+        for name, factor in cost.items():
+            if name in self.names:
+                costs[self.names[name]] = factor
+        amounts = np.zeros((len(self.lhs), len(self.flavours), self.items))
+        for row, part in enumerate(self.bytes):
+            if part is not None:
+                amounts[row] = part
+        pairs = np.zeros((len(self.lhs), len(self.buffers)))
+        for row, part in enumerate(self.pairs):
+            if part is not None:
+                pairs[row] = part
+        return StepProgram(
+            self.flavours,
+            costs,
+            lhs,
+            np.array(self.least),
+            np.array(self.seconds),
+            np.array(self.host),
+            amounts,
+            self.buffers,
+            pairs,
+            fixed,
+        )
+
+
+def flow_factors(pipeline: Pipeline) -> tuple[float, float]:
+    """Return how often the seconds of all groups and those of the slowest count in a lower bound on the flow.
+
+    1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Interleaved with v chunks the pipeline fills v times as fast:
+    (sum_g t_g + (v - 1) max_g t_g) / v + (m - 1) max_g t_g. Where the backward is split nothing but its own work holds
+    up the slowest group: m max_g t_g.
+    """
+    schedule, chunks, microbatches = SCHEDULES[pipeline.schedule], pipeline.num_chunks, pipeline.num_microbatches
+    if schedule.splits or schedule.steps_overlap:
+        return 0.0, float(microbatches)
+    return 1.0 / chunks, (chunks - 1) / chunks + microbatches - 1
+
+
+def step_program(
+    tables: Tables,
+    pipeline: Pipeline,
+    limit: float,
+    *,
+    flavours: Sequence[Recompute] = tuple(Recompute),
+    fastest: Sequence[Recompute] = (),
+) -> StepProgram:
+    """Return the linear program of a configuration.
+
+    Args:
+        tables: The decisions.
+        pipeline: Stages, microbatches, schedule.
+        limit: Bytes per device.
+        flavours: What blocks may recompute, from fastest to slowest.
+        fastest: By kind the least that its blocks recompute; nothing if not given.
+    """
+    least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
+    return _Step(tables, pipeline, limit, tuple(flavours), least).program()
+
+
+class _Step:
+    """Writes the rows of one configuration."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        pipeline: Pipeline,
+        limit: float,
+        flavours: tuple[Recompute, ...],
+        fastest: tuple[Recompute, ...],
+    ) -> None:
+        self.fastest = fastest
+        self.tables, self.pipeline, self.limit = tables, pipeline, limit
+        self.overlap = pipeline.overlap
+        self.kinds = tables.folded.kinds
+        self.counts = np.array([kind.count for kind in self.kinds], dtype=np.float64)
+        self.main = int(self.counts.argmax())
+        self.trains = SCHEDULES[pipeline.schedule].trains
+        allowed = flavours if self.trains else (Recompute.NONE,)
+        useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
+        self.flavours = tuple(useful or allowed[:1])
+        self.rows = _Rows(tables, self.flavours)
+
+    def program(self) -> StepProgram:
+        pipeline, rows = self.pipeline, self.rows
+        groups = pipeline.num_stages // pipeline.num_chunks
+        self._groups(self._passes())
+        rows.add({"pace": 1.0, "all": -1.0 / groups})
+        if groups > 1:
+            self._undivided(groups)
+            self._first_block()
+        else:
+            self._tail()
+        if np.isfinite(self.limit):
+            self._memory()
+        fill, follow = flow_factors(pipeline)
+        cost: dict[Name, float] = {"all": fill, "pace": follow, "tail": 1.0, "short": SHORTAGE}
+        return rows.program(cost, pipeline.fixed)
+
+    # Prices: matrices over flavours, kinds and slots.
+
+    def _prices(self, kind: int, factors: Mapping[Slot, float], flavour: int | None = None) -> FloatArray:
+        """Return how often prices of one instance of a kind count: under one flavour, or under all."""
+        seconds = np.zeros(self.rows.shape)
+        for slot, factor in factors.items():
+            seconds[slice(None) if flavour is None else flavour, kind, slot] += factor
+        return seconds
+
+    def _sums(self, *slots: Slot) -> FloatArray:
+        """Return how often prices of all blocks count."""
+        seconds = np.zeros(self.rows.shape)
+        for slot in slots:
+            seconds[:, :, slot] = self.counts
+        return seconds
+
+    def _gathers(self) -> FloatArray:
+        """Return the same for the gathers of both passes and of what runs again."""
+        seconds = self._sums(Slot.FORWARD_GATHER, Slot.BACKWARD_GATHER)
+        for index, flavour in enumerate(self.flavours):
+            if flavour is Recompute.FULL:
+                seconds[index, self.main, Slot.FORWARD_GATHER] *= 2
+            elif flavour is Recompute.SELECTIVE:
+                seconds[index, self.main, Slot.SELECTIVE_GATHER] = self.counts[self.main]
+        return seconds
+
+    # Rows.
+
+    def _passes(self) -> dict[Name, float]:
+        """Write the rows of the passes of one instance of each kind, and return the sum of all passes."""
+        host, again = self.tables.host_seconds, self.tables.host_seconds_again
+        total: dict[Name, float] = {}
+        for kind, count in enumerate(self.counts):
+            for index in range(len(self.flavours)) if kind == self.main else [None]:
+                self._pass(("forward", kind, index), self._forward_terms(*_FORWARD), kind, index, host[kind, 0])
+                total["forward", kind, index] = count
+                if self.trains:
+                    self._pass(("backward", kind, index), self._backward_terms(), kind, index, host[kind, 1])
+                    total["backward", kind, index] = count
+            if kind != self.main and self.fastest[kind] is Recompute.FULL:
+                total["forward", kind, None] *= 2
+        for index, flavour in enumerate(self.flavours):
+            if flavour is Recompute.FULL:
+                total["forward", self.main, index] *= 2
+            elif flavour is Recompute.SELECTIVE:
+                terms = self._forward_terms(*_AGAIN)
+                self._pass(("again", self.main, index), terms, self.main, index, float(again[self.main]))
+                total["again", self.main, index] = self.counts[self.main]
+        return total
+
+    def _pass(
+        self, name: Name, terms: Sequence[Mapping[Slot, float]], kind: int, flavour: int | None, host: float
+    ) -> None:
+        """Write the rows of one pass: at least each term, and with what the host takes at least each tangent."""
+        own = np.ones(len(self.flavours)) if flavour is None else np.eye(len(self.flavours))[flavour]
+        for term in terms:
+            self.rows.add({name: 1.0}, self._prices(kind, term, flavour))
+            for ratio in HOST_RATIOS if host else ():
+                scale = (1 + ratio**LAUNCH_EXPONENT) ** (1 / LAUNCH_EXPONENT - 1)
+                device = {slot: factor * ratio ** (LAUNCH_EXPONENT - 1) * scale for slot, factor in term.items()}
+                self.rows.add({name: 1.0}, self._prices(kind, device, flavour), host * scale * own)
+        if host:
+            self.rows.add({name: 1.0}, None, host * own)
+
+    def _forward_terms(self, kernels: Slot, waits: Slot, gathers: Slot) -> list[dict[Slot, float]]:
+        """Return the terms of `Overlap.forward`: gathers hide behind all kernels, or as far as any do."""
+        saving = self.overlap.saving
+        return [
+            {kernels: 1 - saving, waits: 1.0, gathers: 1.0},
+            {kernels: 1.0, waits: 1.0, gathers: self.overlap.price(LEAST_GATHER)},
+        ]
+
+    def _backward_terms(self) -> list[dict[Slot, float]]:
+        """Return the terms of `Overlap.backward`, or what the halves of a split one take at least."""
+        s, gather, wait = self.overlap.saving, self.overlap.price(LEAST_GATHER), self.overlap.price(LEAST_WAIT)
+        if SCHEDULES[self.pipeline.schedule].splits:
+            return [_backward(1 - s, 1 - s, 1.0, 1.0), _backward(1.0, 1.0, 1.0, gather)]
+        cover = WEIGHT_COVER
+        return [
+            _backward(1 - s, 1 - s, 1.0, 1.0),
+            _backward(1.0, 1 - s * cover, 1.0, gather),
+            _backward(1 - s, 1 - s * (1 - cover), wait, 1.0),
+            _backward(1.0, 1.0, wait, gather),
+        ]
+
+    def _groups(self, passes: Mapping[Name, float]) -> None:
+        """Write the rows of t_s, summed over all stages: a sum of maxima is at least each maximum of sums."""
+        share, slower = self.overlap.share, self.overlap.slowdown - 1
+        gradient = self._sums(Slot.GRADIENT)
+        turns = 1 + (self.pipeline.turns if self.pipeline.num_chunks > 1 else 0.0)
+        whole: dict[Name, float] = {"all": 1 / turns}
+        whole.update({name: -factor for name, factor in passes.items()})
+        self.rows.add(whole, (share + slower * (1 - share)) * gradient)
+        self.rows.add({"all": 1 / turns}, gradient + self._gathers())
+        if slower > 0:
+            slow: dict[Name, float] = {"all": 1 / turns}
+            slow.update({name: -slower * factor for name, factor in passes.items()})
+            self.rows.add(slow, gradient)
+
+    def _undivided(self, groups: int) -> None:
+        """Write that the slowest group holds at least its share of any one kind, in whole blocks."""
+        for kind, count in enumerate(self.counts):
+            held = float(np.ceil(count / groups))
+            if held * groups > count:
+                passes = range(len(self.flavours)) if kind == self.main else (None,)
+                names: list[Name] = [(name, kind, index) for name in ("forward", "backward") for index in passes]
+                own = {name: -held for name in names if name in self.rows.names}
+                gathers = {Slot.FORWARD_GATHER: held, Slot.BACKWARD_GATHER: held, Slot.GRADIENT: held}
+                self.rows.add({"pace": 1.0, **own}, self._prices(kind, {Slot.GRADIENT: held * self.overlap.share}))
+                self.rows.add({"pace": 1.0}, self._prices(kind, gathers))
+
+    def _first_block(self) -> None:
+        """Write that the first group waits for what its first block reduces and updates."""
+        if self.trains and not SCHEDULES[self.pipeline.schedule].steps_overlap:
+            first = self.tables.folded.chain[0]
+            self.rows.add({"tail": 1.0}, self._prices(first, {Slot.REDUCE: 1.0, Slot.UPDATE: 1.0}))
+
+    def _tail(self) -> None:
+        """Write what one stage does after its last backward: what that does not hide of reductions, and the update."""
+        share, slower, rows = self.overlap.share, self.overlap.slowdown - 1, self.rows
+        once = share * self._sums(Slot.REDUCE) + self._sums(Slot.UPDATE)
+        reduced = (1 - share) * self._sums(Slot.REDUCE)
+        rows.add({"tail": 1.0}, once)
+        if not self.trains:
+            return
+        backward = self._backwards(self.counts)
+        rows.add({"tail": 1.0, **backward}, once + reduced + self._sums(Slot.GRADIENT))
+        chain = self.tables.folded.chain
+        for last in {0, min(1, len(chain) - 1), len(chain) - 1}:
+            # The blocks up to this one are done with their backward and all they reduce comes after the blocks behind.
+            before = np.bincount(chain[:last], minlength=len(self.counts)).astype(np.float64)
+            upto = before.copy()
+            upto[chain[last]] += 1
+            due = (1 - share) * self._upto(upto)
+            late = {name: (1 - slower) * factor for name, factor in self._backwards(before).items()}
+            rows.add({"tail": 1.0, **late}, once + (1 - slower) * due + slower * reduced)
+
+    def _upto(self, counts: FloatArray) -> FloatArray:
+        seconds = np.zeros(self.rows.shape)
+        seconds[:, :, Slot.REDUCE] = counts
+        return seconds
+
+    def _backwards(self, counts: FloatArray) -> dict[Name, float]:
+        """Return at least the backwards of so many instances of each kind, whichever of them run again."""
+        total: dict[Name, float] = {}
+        for kind, count in enumerate(counts):
+            if not count:
+                continue
+            if kind != self.main:
+                total["backward", kind, None] = count
+                if self.fastest[kind] is Recompute.FULL:
+                    total["forward", kind, None] = self.counts[kind]
+                continue
+            for index, flavour in enumerate(self.flavours):
+                total["backward", kind, index] = count
+                # Some of the blocks run again: all that do may be among these.
+                if flavour is Recompute.FULL:
+                    total["forward", kind, index] = self.counts[kind]
+                elif flavour is Recompute.SELECTIVE:
+                    total["again", kind, index] = self.counts[kind]
+        return total
+
+    def _memory(self) -> None:
+        """Write that the mean stage fits."""
+        amounts = []
+        for flavour in self.flavours:
+            keeps = [flavour if kind.id == self.main or not self.trains else Recompute.FULL for kind in self.kinds]
+            mean = mean_bytes(self.tables, self.pipeline, self.limit, keeps)
+            amounts.append(mean.factors / mean.limit)
+        limit = self.limit - self.tables.folded.buffer_bytes
+        if self.pipeline.num_stages > 1:
+            self.rows.add({"short": 1.0}, amounts=np.array(amounts), least=-1.0)
+            return
+        # One stage holds all blocks, and buffers for two neighbours and for one block besides.
+        self.rows.buffers = buffers(self.tables)
+        chain = self.tables.folded.chain
+        for first, second in dict.fromkeys(pairwise(chain)) or {(chain[0], chain[0]): None}:
+            for use in (BufferUse.FORWARD, BufferUse.BACKWARD):
+                together = Counter((first, second) if len(chain) > 1 else (first,))
+                held = [
+                    float(together[own.kind]) if own.use is use
+                    else float(own.use is BufferUse.REDUCING and own.kind == self.main)
+                    for own in self.rows.buffers
+                ]  # fmt: skip
+                self.rows.add({"short": 1.0}, amounts=np.array(amounts), pairs=np.array(held) / limit, least=-1.0)
+
+
+_FORWARD = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_GATHER)
+_AGAIN = (Slot.SELECTIVE, Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER)
+
+
+def _backward(kernels: float, weight: float, waits: float, gathers: float) -> dict[Slot, float]:
+    return {
+        Slot.BACKWARD: kernels,
+        Slot.BACKWARD_WEIGHT: weight,
+        Slot.BACKWARD_WAIT: waits,
+        Slot.BACKWARD_GATHER: gathers,
+    }

@@ -1,0 +1,168 @@
+"""The best prices for the rows of a step program: column generation between a small linear program and placements.
+
+The linear program (`autopar.formulate.hull`) knows the choices found so far, its duals price the rows, and the
+placement problem at these prices gives a bound and, if the bound is not yet what the program says, a new choice.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import highspy
+import numpy as np
+
+from autopar.formulate.hull import StepProgram
+from autopar.formulate.memory import FloatArray
+from autopar.formulate.tables import Tables
+from autopar.formulate.weights import Weights, problem
+from autopar.problem import Choice, Problem, Solution
+
+SMOOTHING = 0.5
+"""How near to the prices of the best bound the next ones are; duals of a program that knows few choices jump."""
+
+CLOSE = 1e-4
+"""The bound is not raised further when it is this close, relative, to what the known choices allow."""
+
+Solve = Callable[[Problem, float], Solution]
+"""Solves a problem, or proves that its optimum is above a cutoff."""
+
+
+class Hull:
+    """The step program of a configuration and the choices known to it.
+
+    Attributes:
+        bound: Lower bound on the step seconds of every plan of the configuration.
+        value: What the program says of the choices known; the bound cannot be raised above it without others.
+        steps: Prices tried.
+    """
+
+    def __init__(self, tables: Tables, rows: StepProgram, solve: Solve) -> None:
+        self._tables, self._solve, self.rows = tables, solve, rows
+        self.bound, self.value, self.steps = 0.0, math.inf, 0
+        self._unit = 0.0
+        self._known: set[tuple[Choice, int]] = set()
+        self._columns: list[FloatArray] = []
+        self._best: FloatArray | None = None
+        self._smoothing = SMOOTHING
+        self._memory = self.rows.memory_rows
+
+    def add(self, choice: Choice, flavour: int | None = None) -> bool:
+        """Make a choice known, under one flavour or under all; return whether it is new."""
+        totals = self._tables.kind_totals(choice)
+        if not np.isfinite(totals).all():
+            return False
+        amounts = np.array([item.amounts[choice[item.node]] for item in self._tables.bytes])
+        edges = [(self._tables.edges[buffer.edge], buffer) for buffer in self.rows.buffers]
+        held = np.array([buffer.amounts[choice[edge.first], choice[edge.second]] for edge, buffer in edges])
+        between = self.rows.pairs @ held
+        new = False
+        for index in range(len(self.rows.flavours)) if flavour is None else (flavour,):
+            if (choice, index) in self._known:
+                continue
+            self._known.add((choice, index))
+            seconds = np.tensordot(self.rows.seconds[:, index], totals, axes=2) + self.rows.host[:, index]
+            self._columns.append(seconds + self.rows.bytes[:, index] @ amounts + between)
+            self._unit = self._unit or max(float(seconds.max()), 1e-12)
+            new = True
+        return new
+
+    def step(self, cutoff: float, seen: Callable[[Choice], None], *, memory: bool) -> bool:
+        """Try one set of prices, and return whether another one could raise the bound further.
+
+        Args:
+            cutoff: A bound that is enough.
+            seen: Told of every choice found.
+            memory: Whether memory is limited.
+        """
+        self.steps += 1
+        prices = self._program(memory=memory)
+        if self.bound >= self.value * (1 - CLOSE):
+            return False
+        smoothing = self._smoothing if self._best is not None else 0.0
+        tried = prices if self._best is None else smoothing * self._best + (1 - smoothing) * prices
+        new = self._price(tried, cutoff, seen)
+        self._smoothing = SMOOTHING if new else 0.0
+        return new or smoothing > 0.0
+
+    def _program(self, *, memory: bool) -> FloatArray:
+        """Solve the linear program of the known choices and return the prices of its rows."""
+        rows = self.rows
+        scale = np.where(self._memory, 1.0, 1.0 / self._unit)
+        num_variables, num_columns = rows.lhs.shape[1], len(self._columns)
+        columns = np.array(self._columns).T * scale[:, None]
+        matrix = np.hstack([rows.lhs, -columns])
+        convex = np.concatenate([np.zeros(num_variables), np.ones(num_columns)])
+        matrix = np.vstack([matrix, convex])
+        least = np.append(rows.least * scale, 1.0)
+        if not memory:
+            least[:-1][self._memory] = -np.inf
+        cost = np.concatenate([rows.cost, np.zeros(num_columns)])
+        value, duals = _minimise(cost, matrix, least)
+        self.value = value * self._unit + rows.fixed
+        return np.maximum(0.0, duals[:-1])
+
+    def _price(self, prices: FloatArray, cutoff: float, seen: Callable[[Choice], None]) -> bool:
+        """Solve the placement problem of each flavour at prices, take the bound, and return whether a choice is new."""
+        rows, new = self.rows, False
+        paid = np.where(self._memory, self._unit, 1.0) * prices
+        constant = float(paid @ rows.least) + rows.fixed
+        lowest = math.inf
+        for index in range(len(rows.flavours)):
+            factors = np.tensordot(paid, rows.seconds[:, index], axes=1)
+            items = paid @ rows.bytes[:, index]
+            base = constant + float(paid @ rows.host[:, index])
+            if index and not items.any():
+                break  # memory is free: no flavour is faster than the first
+            instance = self._priced(factors, items, paid @ rows.pairs)
+            solution = self._solve(instance, min(lowest, max(cutoff, self.value)) - base)
+            lowest = min(lowest, solution.bound + base)
+            if solution.choice is not None:
+                new |= self.add(solution.choice, index)
+                seen(solution.choice)
+        if lowest > self.bound:
+            self.bound, self._best = lowest, prices
+        return new
+
+    def _priced(self, factors: FloatArray, items: FloatArray, pairs: FloatArray) -> Problem:
+        instance = problem(self._tables, Weights(factors, True))
+        if not items.any():
+            return instance
+        costs = [cost.copy() for cost in instance.node_costs]
+        for price, item in zip(items.tolist(), self._tables.bytes, strict=True):
+            if price:
+                costs[item.node] += price * item.amounts
+        used = np.flatnonzero(pairs)
+        edges = [self._tables.edges[self.rows.buffers[index].edge] for index in used]
+        first = len(instance.edge_tables)
+        return replace(
+            instance,
+            node_costs=tuple(costs),
+            edge_nodes=np.vstack([instance.edge_nodes, *([edge.first, edge.second] for edge in edges)]),
+            edge_tables=(*instance.edge_tables, *(self.rows.buffers[index].amounts for index in used)),
+            edge_table_ids=np.append(instance.edge_table_ids, np.arange(first, first + len(used))),
+            edge_weights=np.append(instance.edge_weights, pairs[used]),
+        )
+
+
+def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray]:
+    """Return the least cost x with x >= 0, matrix x >= least (the last row equal), and the duals of its rows."""
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    model = highspy.HighsLp()
+    num_rows, num_columns = matrix.shape
+    model.num_col_, model.num_row_ = num_columns, num_rows
+    model.col_cost_ = cost
+    model.col_lower_, model.col_upper_ = np.zeros(num_columns), np.full(num_columns, highspy.kHighsInf)
+    upper = np.full(num_rows, highspy.kHighsInf)
+    upper[-1] = least[-1]
+    model.row_lower_, model.row_upper_ = least, upper
+    filled = matrix != 0
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_ = np.concatenate([[0], np.cumsum(filled.sum(axis=1))]).astype(np.int32)
+    model.a_matrix_.index_ = np.nonzero(filled)[1].astype(np.int32)
+    model.a_matrix_.value_ = matrix[filled]
+    highs.passModel(model)
+    highs.run()
+    assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "variables can always be raised"
+    return float(highs.getInfo().objective_function_value), np.array(highs.getSolution().row_dual)

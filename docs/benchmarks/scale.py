@@ -1,0 +1,161 @@
+"""Measure how long whole spaces are searched, and print a page.
+
+    python docs/benchmarks/scale.py > docs/benchmarks/scale.md      all cases, about fifteen minutes
+    python docs/benchmarks/scale.py gpt3-175b mixtral-8x7b          some of them
+
+Each case runs in a process of its own with nothing cached: import of the program, of the model, discovery, search,
+verification and simulation of the best plans. Seconds are of the wall clock, and CPU seconds of the process and the
+processes it starts; memory is the most that one process had.
+"""
+
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job and what is asked of its search.
+
+    Attributes:
+        model: Name in the zoo.
+        gpus: Number of devices.
+        cluster: Preset.
+        seconds: Wall seconds it should take; 0 if it is there to be compared with.
+        gap: Gap it should reach; infinity if none is asked for.
+        gigabytes: Memory it should take at most.
+        mesh: The mesh of the only stage, for cases that search placements alone; () for the whole space.
+        dims: Settings of the model.
+        batch: Samples per step; None for the published ones.
+    """
+
+    model: str
+    gpus: int
+    cluster: str
+    seconds: float
+    gap: float = float("inf")
+    gigabytes: float = float("inf")
+    mesh: tuple[int, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+    batch: int | None = None
+
+
+CASES = {
+    # The neighbour's problem: sequences of 8,192 tokens, two for each of 32 rows of 8 devices, as one microbatch.
+    "llama3-8b-32x8": Case("llama3-8b", 256, "h100", 30, 1e-6, 1, mesh=(32, 8), batch=64),
+    "llama3-8b-64": Case("llama3-8b", 64, "h100", 60, 0.01, 1.5),
+    "gpt3-175b-1024": Case("gpt3-175b", 1024, "a100", 120, 0.02, 2),
+    "megatron-1t-3072": Case("megatron-1t", 3072, "a100", 180, 0.03, 3),
+    "mixtral-8x7b-64": Case("mixtral-8x7b", 64, "h100", 120, gigabytes=2),
+    "gpt3-xl-96-layers": Case("gpt3-xl", 64, "h100", 0, dims={"num_layers": 96}),
+    "gpt3-xl-1000-layers": Case("gpt3-xl", 64, "h100", 0, dims={"num_layers": 1000}),
+    "wide-resnet-2b-32": Case("wide-resnet-2b", 32, "v100", 180, gigabytes=2),
+}
+
+
+def run(name: str, limit: float | None) -> dict[str, object]:
+    """Plan a case in this process and return what there is to say of it."""
+    start = time.monotonic()
+
+    from autopar.api import plan_task
+    from autopar.progress import Progress
+    from autopar.search.space import Configuration
+    from autopar.sharding import Mesh
+    from autopar.task import Effort, prepare
+
+    case = CASES[name]
+    task = prepare(f"zoo:{case.model}", gpus=case.gpus, cluster=case.cluster, dims=case.dims, global_batch=case.batch)
+    if case.mesh:
+        outer, inner = case.mesh
+        task.space[:] = [Configuration(1, Mesh.of(outer=outer, inner=inner), 1, "1f1b")]
+    first: list[float] = []
+
+    def progress(at: Progress) -> None:
+        if not first and at.incumbent < float("inf"):
+            first.append(time.monotonic() - start)
+
+    plan = plan_task(task, Effort(time_limit=limit), progress=progress)
+    search = plan.search
+    assert search is not None, "a plan that was searched says how"
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return {
+        "seconds": time.monotonic() - start,
+        "cpu": sum(part.ru_utime + part.ru_stime for part in usage),
+        "bytes": max(part.ru_maxrss for part in usage) * 1024,
+        "first": first[0] if first else None,
+        "objective": search.objective,
+        "bound": search.bound,
+        "termination": search.termination,
+        "configurations": search.configurations,
+        "solved": search.solved,
+        "pruned": search.pruned,
+        "phases": {phase.name: phase.seconds for phase in search.phases},
+        "plans": [
+            (each.summary, each.objective, each.simulated.step_seconds if each.simulated else None)
+            for each in (plan, *plan.alternatives)
+        ],
+    }
+
+
+def say(line: str = "") -> None:
+    """Print a line of the page."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def page(names: list[str]) -> None:
+    """Measure cases and print the page."""
+    say("# Search at scale")
+    say()
+    say(f"`python docs/benchmarks/scale.py{''.join(' ' + name for name in names if len(names) < len(CASES))}`")
+    say(f"on {platform.machine()}, Python {platform.python_version()}; each case in a fresh process, nothing cached.")
+    say("The gap is (objective - bound) / objective over the whole declared space.")
+    say()
+    say("| case | seconds (asked) | CPU s | first plan | memory (asked) | objective | bound | gap (asked) | searched |")
+    say("|---|---|---|---|---|---|---|---|---|")
+    found = {}
+    for name in names:
+        case = CASES[name]
+        done = subprocess.run([sys.executable, __file__, "--one", name], stdout=subprocess.PIPE, check=False)
+        if done.returncode:
+            say(f"| {name} | failed | | | | | | | |")
+            continue
+        result = found[name] = json.loads(done.stdout)
+        gap = 1 - result["bound"] / result["objective"]
+        asked = f" (< {case.seconds:g})" if case.seconds else ""
+        room = f" (< {case.gigabytes:g})" if case.gigabytes < float("inf") else ""
+        close = f" (≤ {case.gap:.2%})" if case.gap < float("inf") else ""
+        say(
+            f"| {name} | {result['seconds']:.1f}{asked} | {result['cpu']:.1f} | {result['first'] or 0:.1f} "
+            f"| {result['bytes'] / 1e9:.2f} GB{room} | {result['objective']:.6g} s | {result['bound']:.6g} s "
+            f"| {gap:.3%}{close} "
+            f"| {result['solved']} solved, {result['pruned']} pruned of {result['configurations']} |"
+        )
+    for name, result in found.items():
+        say()
+        say(f"## {name}")
+        say()
+        say(", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in result["phases"].items()) + ".")
+        say()
+        say("| plan | objective | simulated |")
+        say("|---|---|---|")
+        for summary, objective, simulated in result["plans"]:
+            say(f"| {summary} | {objective:.6g} s | {simulated:.6g} s |")
+
+
+def main() -> None:
+    """Run one case and print JSON, or measure the cases named."""
+    match sys.argv[1:]:
+        case ["--one", name]:
+            sys.stdout.write(json.dumps(run(name, None)))
+        case names:
+            page(names or list(CASES))
+
+
+if __name__ == "__main__":
+    main()

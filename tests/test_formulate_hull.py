@@ -1,0 +1,173 @@
+"""The step program: what it says of one choice is the step time, and no plan is faster than a bound from it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autopar.cost import CostModel, Overlap, Stack
+from autopar.formulate.hull import step_program
+from autopar.formulate.scheduled import scheduled_step, stage_works
+from autopar.formulate.step import Pipeline, Split, stage_times, step_time, time_of
+from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.weights import problem, weights
+from autopar.problem import Choice, Problem, Solution
+from autopar.recompute import Recompute
+from autopar.search.hull import Hull
+from autopar.solvers import load
+from tests.formulations import COSTS, good_choice, lowered_bytes, random_choice, rules, splits, stage_peak, tables
+
+TOLERANCE = 2e-6
+"""Relative: the linear program is solved to 1e-7 in units of about a step time."""
+
+NONE = Recompute.NONE
+
+STACKS = {
+    "plain": Stack("plain"),
+    "shared": Stack("shared", scalars=(("exposed_share", 0.3), ("overlap_slowdown", 1.2))),
+    "host": Stack("host", scalars=(("host_launch", 2e-5),)),
+}
+
+
+def _tables(model: str, stack: str) -> Tables:
+    found = tables(model)
+    return build_tables(found.folded, rules(model), found.mesh, CostModel(COSTS.cluster, COSTS.policy, STACKS[stack]))
+
+
+def _solve(instance: Problem, cutoff: float) -> Solution:
+    return load("auto").solve(instance, cutoff=cutoff)
+
+
+def _choices(found: Tables, model: str, number: int) -> list[Choice]:
+    """Return a good choice and random ones near it."""
+    rng = np.random.default_rng(number)
+    choice = good_choice(model, "train")
+    instance = problem(found, weights(found, Pipeline(1, 1, "1f1b"), recompute=NONE, hidden=0.0, bounding=True))
+    result = [choice]
+    for _ in range(number):
+        choice = random_choice(instance, rng, near=choice)
+        result.append(choice)
+    return result
+
+
+def _mixed(ranges: tuple[tuple[int, int], ...], rng: np.random.Generator) -> Split:
+    """Return a split in which every block has a flavour of its own."""
+    flavours = list(Recompute)
+    return Split(
+        ranges,
+        tuple(tuple(flavours[number] for number in rng.integers(3, size=stop - start)) for start, stop in ranges),
+    )
+
+
+@pytest.mark.parametrize("stack", ["plain", "shared"])
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+def test_of_one_stage_and_one_choice_the_program_is_the_step_time(stack: str, num_microbatches: int) -> None:
+    """Nothing is lost but what blocks in the middle of the chain reduce late, and slowdown beside gathers."""
+    found = _tables("gpt2", stack)
+    pipeline = Pipeline(1, num_microbatches, "1f1b", Overlap.of(STACKS[stack]))
+    whole = Split.uniform(((0, found.folded.num_blocks),), (NONE,))
+    for choice in _choices(found, "gpt2", 6):
+        time = step_time(found.block_seconds(choice), found.folded.chain, pipeline, whole, 0.0).seconds
+        hull = Hull(found, step_program(found, pipeline, np.inf), _solve)
+        hull.add(choice, 0)
+
+        hull.step(0.0, lambda _: None, memory=False)
+
+        assert hull.value <= time * (1 + TOLERANCE)
+        if stack == "plain":
+            assert hull.value >= time * 0.98
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize(("model", "num_groups"), [("gpt2", 1), ("gpt2", 2), ("gpt2", 3), ("mixtral-8x7b", 2)])
+def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule: str, stack: str) -> None:
+    """Whatever the choice, the cut and the flavours, without memory limits: weak duality."""
+    found = _tables(model, stack)
+    chain, overlap = found.folded.chain, Overlap.of(STACKS[stack])
+    chunks = 2 if schedule == "interleaved" and 2 * num_groups <= len(chain) else 1
+    pipeline = Pipeline(num_groups * chunks, 4 * num_groups, schedule, overlap, 1e-4, chunks, 0.1)
+    hull = Hull(found, step_program(found, pipeline, np.inf), _solve)
+    hull.add(good_choice(model, "train"))
+    for _ in range(6):
+        hull.step(np.inf, lambda _: None, memory=False)
+    rng = np.random.default_rng(0)
+
+    assert hull.bound > pipeline.fixed
+    for choice in _choices(found, model, 6):
+        totals = found.block_seconds(choice)
+        if not np.isfinite(totals).all():
+            continue
+        for ranges in splits(len(chain), pipeline.num_stages):
+            split = _mixed(ranges, rng)
+            if schedule.startswith("zb"):
+                works = stage_works(found, choice, split, splits=True)
+                seconds = scheduled_step(schedule, num_groups, pipeline.num_microbatches, works) + pipeline.fixed
+            else:
+                seconds = time_of(stage_times(totals, chain, split, overlap), pipeline, 0.0).seconds
+            assert hull.bound <= seconds * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
+def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num_stages: int) -> None:
+    """The limit is what a plan needs, the tightest it fits: the bound at prices found for it is below the plan."""
+    found = tables(model)
+    chain = found.folded.chain
+    pipeline = Pipeline(num_stages, 4, "1f1b")
+    rng = np.random.default_rng(1)
+    raised = 0
+    for choice in _choices(found, model, 3):
+        totals, memory = found.block_seconds(choice), lowered_bytes(found, choice)
+        if not np.isfinite(totals).all():
+            continue
+        ranges = splits(len(chain), num_stages)
+        for number in rng.integers(len(ranges), size=2):
+            split = _mixed(ranges[number], rng)
+            limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
+            seconds = step_time(totals, chain, pipeline, split, 0.0).seconds
+            hull = Hull(found, step_program(found, pipeline, limit), _solve)
+            hull.add(choice)
+            for _ in range(8):
+                hull.step(np.inf, lambda _: None, memory=True)
+
+            assert hull.bound <= seconds * (1 + TOLERANCE)
+            free = Hull(found, step_program(found, pipeline, np.inf), _solve)
+            free.add(choice)
+            for _ in range(8):
+                free.step(np.inf, lambda _: None, memory=False)
+            raised += hull.bound > free.bound * (1 + TOLERANCE)
+    assert raised or num_stages > 1, "limits matter"
+
+
+@pytest.mark.parametrize("model", ["gpt2", "mlp-xs", "mixtral-8x7b"])
+def test_one_stage_holds_no_less_than_the_rows_of_memory_say(model: str) -> None:
+    """Whatever the choice and the flavour: at a limit of what it needs, no row is short."""
+    found = tables(model)
+    pipeline, stop = Pipeline(1, 4, "1f1b"), found.folded.num_blocks
+    buffered = 0
+    for choice in _choices(found, model, 40):
+        memory = lowered_bytes(found, choice)
+        for index, flavour in enumerate(step_program(found, pipeline, 1.0).flavours):
+            limit = memory.peak(0, stop, 1, (flavour,) * stop)
+            rows = step_program(found, pipeline, limit)
+            amounts = np.array([item.amounts[choice[item.node]] for item in found.bytes])
+            edges = [found.edges[buffer.edge] for buffer in rows.buffers]
+            held = np.array(
+                [
+                    buffer.amounts[choice[edge.first], choice[edge.second]]
+                    for edge, buffer in zip(edges, rows.buffers, strict=True)
+                ]
+            )
+            assert (rows.bytes[:, index] @ amounts + rows.pairs @ held + rows.least <= TOLERANCE).all()
+            buffered += bool((rows.pairs @ held).any())
+    assert buffered, "some choices gather or reduce"
+
+
+def test_no_price_counts_less_than_nothing() -> None:
+    """Weights below zero would be cut off by `problem`, and the optimum would be no bound."""
+    program = step_program(tables("gpt2"), replace(Pipeline(2, 4, "1f1b"), overlap=Overlap(1.3, 0.2)), 1e9)
+
+    assert (program.seconds >= 0).all()
+    assert (program.host >= 0).all()
+    assert (program.bytes >= 0).all()
