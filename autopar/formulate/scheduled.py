@@ -152,8 +152,23 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
         split: Blocks to stages.
         splits: Whether the schedule splits the backward.
     """
-    chain = np.asarray(tables.folded.chain)
-    passes, totals = pass_seconds(tables, choice, splits=splits)[chain], tables.block_seconds(choice)[chain]
+    passes = pass_seconds(tables, choice, splits=splits)
+    return works_of(passes, tables.block_seconds(choice), tables.folded.chain, split, splits=splits)
+
+
+def works_of(
+    passes: FloatArray, totals: FloatArray, chain: Sequence[int], split: Split, *, splits: bool
+) -> tuple[StageWork, ...]:
+    """Return what the stages of a split take.
+
+    Args:
+        passes: (kinds, 3) seconds of one instance, `pass_seconds`.
+        totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
+        chain: Kind of every block.
+        split: Blocks to stages.
+        splits: Whether the schedule splits the backward.
+    """
+    passes, totals = passes[np.asarray(chain)], totals[np.asarray(chain)]
     again = {recompute: rerun_seconds(totals, recompute) for recompute in Recompute}
     reruns = np.array([again[recompute][block] for block, recompute in enumerate(split.flavours)])
     works = []

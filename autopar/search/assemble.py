@@ -2,6 +2,7 @@
 
 from autopar.plan import Job, ModelInfo, Plan, StagePlan
 from autopar.recompute import format_recompute
+from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
 from autopar.search.summary import summarise
@@ -11,9 +12,10 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
     """Return the plan of a candidate, not yet simulated."""
     configuration = candidate.configuration
     devices = configuration.mesh.size
+    groups = SCHEDULES[configuration.schedule].groups(configuration.num_stages, configuration.num_chunks)
     stages = tuple(
-        StagePlan(blocks, (index * devices, (index + 1) * devices), format_recompute(recompute))
-        for index, (blocks, recompute) in enumerate(zip(candidate.split.ranges, candidate.split.recompute, strict=True))
+        StagePlan(blocks, (group * devices, (group + 1) * devices), format_recompute(recompute))
+        for group, blocks, recompute in zip(groups, candidate.split.ranges, candidate.split.recompute, strict=True)
     )
     blocks = assemble_blocks(candidate.tables, candidate.choice)
     plan = Plan(

@@ -48,9 +48,13 @@ def explain_infeasible(search: Search, space: list[Configuration]) -> Infeasible
 
 
 def _thriftiest(space: list[Configuration]) -> list[Configuration]:
-    """Return, for every number of stages, the configurations with the smallest microbatches."""
+    """Return, for every number of stages, the configurations with the smallest microbatches.
+
+    No schedule holds less than 1F1B.
+    """
     most = max(configuration.num_microbatches for configuration in space)
-    return [configuration for configuration in space if configuration.num_microbatches == most]
+    names = ("1f1b", "forward-only")
+    return [found for found in space if found.num_microbatches == most and found.schedule in names]
 
 
 def _shortage(search: Search, configuration: Configuration) -> Shortage:

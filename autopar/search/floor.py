@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, CostModel, is_view, op_bytes
+from autopar.cost import ALONE, DEFAULT, CostModel, is_view, op_bytes
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
 from autopar.ir.graph import Phase
@@ -35,8 +35,7 @@ class Floor:
         compute, memory = (base + slope * samples for base, slope in (self.compute, self.memory))
         per_op = self.launches + np.maximum(compute, memory) / devices
         microbatch = float(self.counts @ per_op)
-        stages = configuration.num_stages
-        return microbatch * (configuration.num_microbatches + stages - 1) / stages
+        return microbatch * configuration.pipeline(DEFAULT).rounds / configuration.num_stages
 
 
 def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostModel) -> Floor:

@@ -10,22 +10,21 @@ The reported bound is the least over all configurations, searched or not.
 import heapq
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autopar.cost import CostModel, Overlap
+from autopar.cost import CostModel
 from autopar.discover import Rules
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
-from autopar.formulate.step import Pipeline
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback
 from autopar.search.attempt import Attempt
 from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
-from autopar.search.space import Configuration, undominated
+from autopar.search.space import Configuration, families
 from autopar.solvers import Solver
 
 KEEP_WITHIN = 1.05
@@ -77,22 +76,22 @@ class Search:
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound."""
-        listed, space = len(space), undominated(space)
-        outcome = Outcome(pruned=listed - len(space), history=History(self.before))
+        outcome = Outcome(history=History(self.before))
         end = time.monotonic() + self.time_limit
-        fixed = self.costs.stack["step_seconds"]
-        floors = sorted(((self.floor.seconds(c, self.global_batch) + fixed, i) for i, c in enumerate(space)))
+        fixed, known = self.costs.stack["step_seconds"], families(space)
+        least_of = [min(self.floor.seconds(c, self.global_batch) for c in family) + fixed for family in known]
+        floors = sorted((least, index) for index, least in enumerate(least_of))
         pending: list[tuple[float, int, Attempt]] = []
         bounds = [math.inf]
         for done, (least, index) in enumerate(floors):
             threshold = self._threshold(outcome)
             if self._stops(outcome, end) or least >= threshold:
                 bounds.append(least)  # floors ascend: the rest is at least as slow
-                outcome.pruned += 0 if outcome.stopped else len(floors) - done
+                outcome.pruned += 0 if outcome.stopped else sum(len(known[other]) for _, other in floors[done:])
                 break
-            attempt = self.attempt(space[index], end)
+            attempt = self.attempt(known[index], end)
             if attempt is None:
-                outcome.pruned += 1
+                outcome.pruned += len(known[index])
                 continue
             bound = max(least, attempt.relaxed(threshold))
             if not outcome.candidates:
@@ -100,11 +99,11 @@ class Search:
             outcome.take(attempt.best, self.keep)
             if bound >= threshold:
                 bounds.append(bound)
-                outcome.pruned += 1
+                outcome.pruned += len(known[index])
             else:
                 pending.append((bound, index, attempt))
             lowest = min([least, *bounds, *(entry[0] for entry in pending)])
-            self._tell(outcome, "bound", done + 1, len(floors), lowest, space[index])
+            self._tell(outcome, "bound", done + 1, len(floors), lowest, attempt.configuration)
         bounds += self._advance(outcome, pending, min(bounds), end)
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.bound = min(best, min(bounds))
@@ -126,13 +125,13 @@ class Search:
             best = outcome.candidates[0].objective if outcome.candidates else math.inf
             rival = bound < best * (1 - OPTIMALITY_TOLERANCE)
             if not rival and (index in worked or bound >= self._threshold(outcome)):
-                outcome.pruned += index not in worked
+                outcome.pruned += len(attempt.family) * (index not in worked)
                 bounds.append(bound)
                 continue
             if self._stops(outcome, end):
                 bounds.append(bound)
                 continue
-            outcome.solved += index not in worked
+            outcome.solved += len(attempt.family) * (index not in worked)
             worked.add(index)
             bound = attempt.advance(bound, best if rival else self._threshold(outcome))
             outcome.take(attempt.best, self.keep)
@@ -144,21 +143,11 @@ class Search:
             self._tell(outcome, "solve", len(worked), total, lowest, attempt.configuration)
         return bounds
 
-    def attempt(self, configuration: Configuration, end: float) -> Attempt | None:
-        """Return the work on a configuration; None if it cannot keep to the constraints."""
-        samples = self.global_batch // configuration.num_microbatches
-        folded = self.folded(samples)
-        tables = self.constraints.tables(folded, self.rules(folded), configuration.mesh, self.costs)
-        if tables is None:
-            return None
-        pipeline = Pipeline(
-            configuration.num_stages,
-            configuration.num_microbatches,
-            configuration.schedule,
-            Overlap.of(self.costs.stack),
-            self.costs.stack["step_seconds"],
-        )
-        return Attempt(self, configuration, tables, pipeline, end)
+    def attempt(self, family: Sequence[Configuration], end: float) -> Attempt | None:
+        """Return the work on configurations that differ in the schedule; None if constraints exclude them."""
+        folded = self.folded(self.global_batch // family[0].num_microbatches)
+        tables = self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
+        return None if tables is None else Attempt(self, family, tables, end)
 
     def _stops(self, outcome: Outcome, end: float) -> bool:
         """Whether to stop, and why, noted in the outcome."""
