@@ -21,11 +21,10 @@ from autopar.formulate.grouped import best_grouped
 from autopar.formulate.hull import step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import ChainBytes
-from autopar.formulate.options import local_sizes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Split
-from autopar.formulate.tables import Decision, FloatArray, Slot, Tables
+from autopar.formulate.tables import FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
@@ -345,24 +344,20 @@ class Attempt:
         return None if found is None else Split.uniform(found[0].ranges, tuple(recompute for _ in found[0].ranges))
 
     def _hop(self, choice: Choice) -> float:
-        """Return the mean seconds of handing one microbatch to the next stage: the largest boundary value counts."""
-        if self.pipeline.num_groups == 1:
+        """Return the mean seconds of handing one microbatch to the next stage, or back, over all places to cut."""
+        groups, chain = self.pipeline.num_groups, self.tables.folded.chain
+        if groups == 1:
             return 0.0
-        mesh = self.configuration.mesh
-        largest = 0.0
-        for node, strategy in zip(self.tables.nodes, choice, strict=True):
-            if node.decision is Decision.BOUNDARY and node.value is not None and node.placements is not None:
-                largest = max(
-                    largest,
-                    boundary_bytes(self.tables, node.value.name, node.value.shape, int(node.placements[strategy])),
-                )
+        memory, size = self._bytes(choice, splits=False), self.configuration.mesh.size
+        sent = [memory.arriving[kind] for kind in chain[1:]]
+        if SCHEDULES[self.pipeline.schedule].trains:
+            sent += [memory.returning[kind] for kind in chain[:-1]]
         costs = self.search.costs
-        boundaries = range(0, (self.pipeline.num_groups - 1) * mesh.size, mesh.size)
-        tiers = Counter(costs.cluster.boundary_tier(start, mesh.size) for start in boundaries)
-        return math.fsum(count * costs.send_seconds(largest, tier) for tier, count in tiers.items()) / len(boundaries)
-
-
-def boundary_bytes(tables: Tables, name: str, shape: tuple[int, ...], placement: int) -> float:
-    """Return the bytes one device hands to the next stage for a value at a placement number."""
-    elements = float(local_sizes(shape, np.array([placement]), tables.mesh)[0])
-    return elements * tables.costs.policy.element_bytes(tables.folded.graph.values[name])
+        tiers = Counter(costs.cluster.boundary_tier(start, size) for start in range(0, (groups - 1) * size, size))
+        amounts = Counter(sent)
+        seconds = (
+            many * count * costs.send_seconds(amount, tier)
+            for amount, many in amounts.items()
+            for tier, count in tiers.items()
+        )
+        return math.fsum(seconds) / (len(sent) * (groups - 1))
