@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
-from autopar.formulate.grouped import best_grouped
+from autopar.formulate.grouped import best_grouped, grouped_time
 from autopar.formulate.hull import step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import ChainBytes
@@ -313,6 +313,8 @@ class Attempt:
                 continue
             rest = self._bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
             found = best_split(totals, *rest) if pipeline.fills else best_grouped(passes, totals, *rest)
+            if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
+                found = found[0], grouped_time(passes, totals, chain, pipeline, found[0], hop)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
                 self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
 
