@@ -6,6 +6,8 @@ from pathlib import Path
 from autopar.cluster import Cluster
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules, discover
+from autopar.errors import JobError
+from autopar.formulate.fold import Folded
 from autopar.iopddl import save
 from autopar.plan import Plan
 from autopar.problem import Problem
@@ -14,6 +16,7 @@ from autopar.program.records import Program
 from autopar.program.verify import verify_program
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
+from autopar.search.engine import HERE, Engine
 from autopar.search.explain import explain_infeasible
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
@@ -42,6 +45,9 @@ def solve(
     should_stop: StopCallback = never,
     dump_problem: Path | None = None,
     seed: int = 0,
+    workers: int | None = None,
+    engine: str = "local",
+    ray_address: str | None = None,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -67,13 +73,20 @@ def solve(
         dump_problem: File that receives the placement problem of the best plan's configuration as IOPDDL JSON; the
             search is then made even if its answer is known.
         seed: Of whatever a solver draws at random; the same seed gives the same plan.
+        workers: Processes that search; None for this one alone, with Ray for as many as the cluster has CPUs. The plan
+            is the same, however many there are.
+        engine: "local", or "ray" for processes of a Ray cluster.
+        ray_address: Of a running cluster; None for one that is started on this machine.
 
     Raises:
         AutoparError: If the model, cluster or request is wrong (`ModelError`, `ClusterError`, `JobError`, ...).
         InfeasibleError: If no plan fits; the message says what is missing, the hint the cheapest way out.
         InterruptedSearchError: If it was stopped before the first plan.
+        WorkerError: If there is no Ray, or workers keep dying.
     """
-    effort = Effort(solver, top_k, time_limit, seed)
+    effort, crew = Effort(solver, top_k, time_limit, seed), Engine(engine, workers, ray_address)
+    if dump_problem is not None and not crew.is_here:
+        raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     task = prepare(
         model,
         gpus=gpus,
@@ -93,7 +106,7 @@ def solve(
     known = cache.answer() if dump_problem is None else None
     if known is not None:
         return known
-    plan = plan_task(task, effort, progress=progress, should_stop=should_stop, dump_problem=dump_problem)
+    plan = plan_task(task, effort, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew)
     trouble = cache.keep(plan)
     if trouble:
         progress(Progress("cache", detail=trouble))
@@ -107,6 +120,7 @@ def plan_task(
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
     dump_problem: Path | None = None,
+    engine: Engine = HERE,
 ) -> Plan:
     """Return the best plan found for a task; arguments and errors as of `solve`."""
     clock = PhaseClock(progress, task.phases)
@@ -117,6 +131,7 @@ def plan_task(
             progress=progress,
             should_stop=should_stop,
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
+            engine=engine,
         )
         outcome = search.run(task.space)
     if not outcome.candidates and not outcome.stopped:
@@ -154,7 +169,7 @@ def simulate_plan(
         ProgramError: If the plan does not compute the model: an op is placed as no discovered rule allows, a collective
             is missing.
     """
-    program, costs = _lowered(plan, model, stack, cache_dir)
+    program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers)
 
 
@@ -168,20 +183,27 @@ def simulate_devices(
     cache_dir: Path | None = None,
 ) -> Devices:
     """Return the times of every device in one step of a plan, each simulated apart; arguments as of `simulate_plan`."""
-    program, costs = _lowered(plan, model, stack, cache_dir)
+    program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     return simulate_flat(program, costs, bucket=bucket, stragglers=stragglers)
 
 
-def _lowered(
-    plan: Plan, model: str | Path | None, stack: str | Path | Stack | None, cache_dir: Path | None
-) -> tuple[Program, CostModel]:
-    """Return the verified program of a plan and what it costs."""
+def lower_plan(
+    plan: Plan,
+    *,
+    model: str | Path | None = None,
+    stack: str | Path | Stack | None = None,
+    cache_dir: Path | None = None,
+) -> tuple[Program, CostModel, Folded]:
+    """Return the verified program of a plan, what it costs, and the graph of one of its microbatches, folded.
+
+    Arguments and errors are those of `simulate_plan`.
+    """
     workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)
     costs = job_costs(plan.job, stack if stack is None or isinstance(stack, Stack) else load_stack(stack))
     program = lower(plan, folded, costs)
     verify_program(program, folded, rules_for(folded, discover(workload.probe, cache_dir=cache_dir)))
-    return program, costs
+    return program, costs, folded
 
 
 def rules(

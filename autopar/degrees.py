@@ -7,6 +7,7 @@ global batch = dp x microbatch x (number of microbatches)
 from dataclasses import dataclass
 
 from autopar.errors import JobError
+from autopar.plan import OFFLOADS
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 
@@ -24,7 +25,9 @@ class Degrees:
         zero: What data-parallel devices share instead of copying it: 0 nothing, 1 the update and its state, 2 the sums
             of gradients too, 3 the parameters too.
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
-        recompute: What layers run again in the backward pass: "none", "selective" or "full".
+        recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
+            nothing again but keep in host memory what they save.
+        offload: What lies in host memory between steps: "" for nothing, or "optimizer".
         schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
         interleave: Stages per group of devices.
         microbatch: Samples of one microbatch per data-parallel device.
@@ -43,6 +46,7 @@ class Degrees:
     zero: int = 0
     sequence_parallel: bool = False
     recompute: str = "none"
+    offload: str = ""
     schedule: str = "1f1b"
     interleave: int = 1
     microbatch: int = 1
@@ -57,6 +61,8 @@ class Degrees:
             raise JobError(f"ZeRO stage {self.zero}", hint="--zero takes 0, 1, 2 or 3")
         if self.recompute not in set(Recompute):
             raise JobError(f"recompute {self.recompute!r}", hint=f"choose {', '.join(Recompute)}")
+        if self.offload not in OFFLOADS:
+            raise JobError(f"offload {self.offload!r}", hint=f"choose {', '.join(filter(None, OFFLOADS))}")
         if self.schedule not in SCHEDULES:
             raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
         self._check_batch()

@@ -77,6 +77,10 @@ class RankError(AutoparError, RuntimeError):
     """A process of a run ended before its time, or cannot reach the others; the message says which one and why."""
 
 
+class WorkerError(AutoparError, RuntimeError):
+    """Processes of a search kept ending before their time, or could not be started; the message says at what."""
+
+
 class DataError(AutoparError, ValueError):
     """A folder of published measurements is missing, or a file of it is malformed; the message says where."""
 

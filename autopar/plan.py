@@ -24,9 +24,13 @@ if TYPE_CHECKING:  # what the methods for notebooks return
     from autopar.simulate.timeline import Timeline
 
 PLAN_VERSION = 2
-"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants."""
+"""The newest version that can be read. A plan is of the oldest one that can say what it says: 2 if it has variants or
+offloads the optimizer, which older readers would not see."""
 
-_OMITTED = ("variant", "variants", "offload")
+OFFLOADS = ("", "optimizer")
+"""What a stage can keep in host memory between steps, by `StagePlan.offload`."""
+
+_OMITTED = ("variant", "variants", "offload", "host", "host_bytes")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -257,10 +261,27 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak bytes per device of one stage, by category."""
+    """Peak bytes per device of one stage, by category; `host` are those of a device in the memory of its host."""
 
     peak: float
     breakdown: Mapping[str, float]
+    host: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartTimes:
+    """A part of the step by the planner's formula and as simulated, in seconds.
+
+    Attributes:
+        name: "passes" (of all microbatches through the busiest stage), "waits" (for other stages) or "end" (what
+            follows the last pass: gradients, gathers, the update).
+        formula: By the formula; the parts add up to the objective.
+        simulated: Simulated; the parts add up to the step.
+    """
+
+    name: str
+    formula: float
+    simulated: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +296,9 @@ class Simulated:
         bubble_seconds: Idle time of that stage.
         mfu: Model FLOPs (no recompute) over peak FLOPs of all devices in one step.
         stages: Memory per stage.
+        host_bytes: What lies in the memory of the fullest host.
         parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
+        against: Parts of the step by the formula and simulated, of plans that were searched for.
         error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
     """
 
@@ -286,8 +309,10 @@ class Simulated:
     bubble_seconds: float
     mfu: float
     stages: tuple[StageMemory, ...]
+    host_bytes: float = 0.0
     parts: tuple[tuple[str, float], ...] = ()
     error: float | None = None
+    against: tuple[PartTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +355,8 @@ class SearchReport:
         pruned: How many were excluded by their bound.
         phases: Where the time went.
         history: What was known when; seconds ascend, objectives never rise, bounds never fall.
+        complete: No plan of another signature than those returned has a lower objective, in seconds; 0 if unknown.
+        cut: Placement problems that were cut by their clock; without any, every complete search gives the same answer.
         cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 
@@ -343,6 +370,8 @@ class SearchReport:
     pruned: int
     phases: tuple[PhaseTime, ...]
     history: tuple[HistoryPoint, ...] = ()
+    complete: float = 0.0
+    cut: int = 0
     cached: bool = False
 
     @property
@@ -421,7 +450,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.version <= PLAN_VERSION:  # a newer one is refused when it is read
             newest = max((plan.version for plan in self.alternatives), default=1)
-            object.__setattr__(self, "version", 2 if self.variants else newest)
+            needed = self.variants or any(stage.offload for stage in self.stages)
+            object.__setattr__(self, "version", 2 if needed else newest)
 
     @property
     def device_mesh(self) -> Mesh:
@@ -436,6 +466,22 @@ class Plan:
     def variant_of(self, stage: StagePlan) -> Variant:
         """Return the mesh and the placements of a stage."""
         return Variant(self.mesh, self.blocks) if stage.variant == 0 else self.variants[stage.variant - 1]
+
+    def of_variant(self, number: int) -> "Plan":
+        """Return what the stages of a variant do as a plan of one variant: those stages, its mesh and their blocks."""
+        variant = self.all_variants[number]
+        stages = tuple(replace(stage, variant=0) for stage in self.stages if stage.variant == number)
+        held = {block for stage in stages for block in range(*stage.blocks)}
+        blocks = tuple(
+            replace(block, instances=tuple(index for index in block.instances if index in held))
+            for block in variant.blocks
+            if not held.isdisjoint(block.instances)
+        )
+        return replace(self, mesh=variant.mesh, blocks=blocks, stages=stages, variants=())
+
+    def numbers_of(self, variant: int) -> tuple[int, ...]:
+        """Return the numbers of the stages of a variant."""
+        return tuple(number for number, stage in enumerate(self.stages) if stage.variant == variant)
 
     def stage_of(self, block: int) -> StagePlan:
         """Return the stage that has a block of the chain."""
@@ -567,7 +613,8 @@ def check_variants(plan: Plan) -> None:
 
 def _written(plan: dict[str, Any]) -> dict[str, Any]:
     """Return a plan as it is written, without what older versions take for granted."""
-    for record in (plan, *plan["stages"]):
+    simulated = plan["simulated"] or {"stages": ()}
+    for record in (plan, *plan["stages"], simulated, *simulated["stages"]):
         for name in _OMITTED:
             if not record.get(name, True):
                 del record[name]

@@ -47,8 +47,8 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage stays within the memory limit."""
-        return self.timeline.peak_bytes <= self.plan.job.memory_limit
+        """Whether every stage stays within the memory limit, and what is offloaded within the memory of the hosts."""
+        return self.timeline.fits(self.plan.job.memory_limit)
 
 
 @dataclass(eq=False)
@@ -59,18 +59,20 @@ class Predictor:
         workload: The model.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         verify: Whether programs are checked against the graph and the rules.
+        known: Sharding rules of the model's ops, if they have been discovered.
     """
 
     workload: Workload
     cache_dir: Path | None = None
     verify: bool = True
+    known: Rules | None = None
     _placed: dict[object, Draft] = field(default_factory=dict, repr=False)
     _rules: dict[int, Rules] = field(default_factory=dict, repr=False)
 
     @cached_property
     def rules(self) -> Rules:
         """Sharding rules of the model's ops."""
-        return discover(self.workload.probe, cache_dir=self.cache_dir)
+        return self.known or discover(self.workload.probe, cache_dir=self.cache_dir)
 
     def predict(
         self,

@@ -10,6 +10,7 @@ cut into equal chunks first, then every chunk is split over the axis, so that ea
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from autopar.errors import ShardingError
@@ -130,6 +131,7 @@ def parse_placement(text: str) -> Placement:
     raise ShardingError(f"{text!r} is not a placement", hint="write R, S(dim), S(dim/chunks), P or P(max)")
 
 
+@lru_cache(maxsize=1 << 16)  # a plan says the same again and again
 def parse_placements(text: str) -> Placements:
     """Return the placements that print as `text`, major axis first.
 

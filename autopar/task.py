@@ -18,6 +18,7 @@ from autopar.formulate.recipes import BatchDims, batch_dims
 from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.search.engine import HERE, Engine
 from autopar.search.floor import floor
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
@@ -81,8 +82,9 @@ class Task:
         progress: ProgressCallback = silent,
         should_stop: StopCallback = never,
         on_problem: Callable[[Problem], None] | None = None,
+        engine: Engine = HERE,
     ) -> Search:
-        """Return the search of the space."""
+        """Return the search of the space, to be done where the engine says."""
         samples = _extreme_samples(self.space, self.job.global_batch)
         small, large = (self.workload.folded(number) for number in samples)
         return Search(
@@ -100,6 +102,7 @@ class Task:
             should_stop=should_stop,
             on_problem=on_problem,
             seed=effort.seed,
+            hire=engine.hire,
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
         )
 

@@ -1,20 +1,19 @@
 """The verdict on a search: its best candidates lowered, verified, simulated and ranked."""
 
-import math
 from dataclasses import replace
-from itertools import islice
 
 from autopar.cost import CostModel
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.formulate.fold import Folded
-from autopar.formulate.step import model_flops
-from autopar.plan import PhaseTime, Plan, SearchReport, Simulated, StageMemory
+from autopar.formulate.step import StepTime, model_flops
+from autopar.plan import PartTimes, PhaseTime, Plan, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.search.assemble import assemble
-from autopar.search.outcome import Outcome
+from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
+from autopar.search.signature import Signature
 from autopar.search.space import Configuration, describe
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
@@ -37,38 +36,64 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         InterruptedSearchError: If the search was stopped before the first.
     """
     if not outcome.candidates and outcome.stopped:
-        why = "interrupted" if outcome.stopped == "interrupted" else f"stopped by the {outcome.stopped}"
-        raise InterruptedSearchError(f"{why} before the first plan", hint="allow more time")
+        if outcome.stopped == "interrupted":
+            raise InterruptedSearchError("interrupted before the first plan")
+        raise InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
     with clock("simulate"):
-        verified = (
-            _verify(assemble(candidate, task.workload.info(), task.job), task) for candidate in outcome.candidates
-        )
-        plans = list(islice((plan for plan in verified if plan is not None), VERIFY * top_k))
+        plans = _verified(outcome, task, top_k)
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
-        plans = _distinct(plans)
     report = _report(outcome, task.space, plans[0].objective, method, clock.times)
     runners_up = tuple(plan.without_alternatives() for plan in plans[1:top_k])
     return replace(plans[0], search=report, alternatives=runners_up)
 
 
-def _distinct(plans: list[Plan]) -> list[Plan]:
-    """Return the plans by simulated time, of those that read alike (the same degrees on other meshes) the fastest."""
-    kept: dict[str, Plan] = {}
-    for plan in sorted(plans, key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf):
-        kept.setdefault(plan.summary, plan)
-    return list(kept.values())
+def _verified(outcome: Outcome, task: Task, top_k: int) -> list[Plan]:
+    """Return the best plans by simulated time, the fastest of each signature."""
+    kept: dict[Signature, Plan] = {}
+    count = 0
+    for candidate in outcome.candidates:
+        if count >= VERIFY * top_k and (len(kept) >= top_k or candidate.signature in kept):
+            continue  # enough variants of what is known already
+        plan = _verify(candidate, task)
+        if plan is None:
+            continue
+        count += 1
+        known = kept.get(candidate.signature)
+        if known is None or _step(plan) < _step(known):
+            kept[candidate.signature] = plan
+    return sorted(kept.values(), key=_step)
 
 
-def _verify(plan: Plan, task: Task) -> Plan | None:
-    """Return the plan with the simulator's verdict, or None if it exceeds the memory limit after all."""
+def _step(plan: Plan) -> float:
+    assert plan.simulated is not None, "only simulated plans are ranked"
+    return plan.simulated.step_seconds
+
+
+def _verify(candidate: Candidate, task: Task) -> Plan | None:
+    """Return a candidate's plan with the simulator's verdict, or None if it exceeds the memory limit after all."""
+    plan = assemble(candidate, task.workload.info(), task.job)
     costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
     timeline = simulate(program, costs)
-    if timeline.peak_bytes > plan.job.memory_limit:
+    if not timeline.fits(plan.job.memory_limit):
         return None
-    return simulated(plan, timeline, folded, costs)
+    found = simulated(plan, timeline, folded, costs)
+    assert found.simulated is not None, "it was simulated"
+    parts = _against(candidate.time, plan.num_microbatches, timeline)
+    return replace(found, simulated=replace(found.simulated, against=parts))
+
+
+def _against(time: StepTime, num_microbatches: int, timeline: Timeline) -> tuple[PartTimes, ...]:
+    """Return the parts of a step by the formula and simulated."""
+    passes = num_microbatches * float(time.stage_seconds.max())
+    own = timeline.busiest
+    return (
+        PartTimes("passes", passes, own.compute_seconds + own.collective_seconds + own.delay_seconds),
+        PartTimes("waits", time.flow - passes, own.bubble_seconds + own.wait_seconds),
+        PartTimes("end", time.seconds - time.flow, own.gradient_seconds + own.update_seconds + own.gather_seconds),
+    )
 
 
 def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) -> Plan:
@@ -86,9 +111,14 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
             bubble_seconds=busiest.bubble_seconds + busiest.wait_seconds,
             mfu=flops / (timeline.step_seconds * peak * plan.job.gpus),
             stages=tuple(
-                StageMemory(stage.memory.bytes, {str(c): amount for c, amount in stage.memory.breakdown if amount})
+                StageMemory(
+                    stage.memory.bytes,
+                    {str(c): amount for c, amount in stage.memory.breakdown if amount},
+                    stage.host_bytes,
+                )
                 for stage in timeline.stages
             ),
+            host_bytes=timeline.host.bytes if timeline.host else 0.0,
             parts=step_parts(plan, timeline, folded),
             error=timeline.error,
         ),
@@ -110,4 +140,5 @@ def _report(
         pruned=outcome.pruned,
         phases=times,
         history=outcome.history.points,
+        cut=outcome.cut,
     )

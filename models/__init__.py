@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
-from autopar.models import bert, gpt, llama, mixtral, mlp, resnet, vit
+from autopar.models import bert, gpt, llama, mixtral, mlp, resnet, unet, vit
 from autopar.models.spec import Config, ModelSpec
 from autopar.models.values import initial_values, num_parameters
 from autopar.plan import write_atomically
@@ -27,6 +27,7 @@ FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "mixtral": mixtral.build,
     "vit": vit.build,
     "resnet": resnet.build,
+    "unet": unet.build,
     "mlp": mlp.build,
 }
 """Builder of each family; it takes the name of the graph and the family's own `Config`."""
@@ -40,6 +41,7 @@ MODELS: Mapping[str, ModelSpec] = {
         *mixtral.SPECS,
         *vit.SPECS,
         *resnet.SPECS,
+        *unet.SPECS,
         *mlp.SPECS,
     )
 }

@@ -50,6 +50,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "num_layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 24, "seq": 4, "vocab": 24, "experts": 4,
     },
     "resnet50": {"blocks": (1, 2), "channels": 4, "image_size": 32, "classes": 8},
+    "unet-sd1": {
+        "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 4, "context": 8, "tokens": 4, "image_size": 8,
+        "groups": 4,
+    },
     "mlp-xs": {"num_layers": 4, "hidden": 16},
 }  # fmt: skip
 """One small model of every family, whose sizes are multiples of 4 (heads, experts) and mostly of 8."""
@@ -123,6 +127,7 @@ def random_plan(
     seconds = StepTime(1.0, 1.0, 0.0, np.ones(count))
     candidate = Candidate(configuration, tables, choice, split, seconds)
     plan = any_recompute(written(candidate, samples * configuration.num_microbatches, train), folded, rng)
+    plan = any_offload(plan, np.random.default_rng([seed, 1])) if train else plan
     return interleave(plan, count // 2, "zb-v") if configuration.schedule == "zb-v" else plan
 
 
@@ -146,6 +151,19 @@ def any_recompute(plan: Plan, folded: Folded, rng: np.random.Generator) -> Plan:
             flavours = tuple(ON_DEVICE[number] for number in rng.integers(0, 3, len(flavours)))
         stages.append(replace(stage, recompute=format_recompute(flavours)))
     return replace(plan, blocks=blocks, stages=tuple(stages), variants=variants)
+
+
+def any_offload(plan: Plan, rng: np.random.Generator) -> Plan:
+    """Return a plan in which some stages keep in host memory what some blocks save, or the optimizer's state."""
+    stages = []
+    for stage in plan.stages:
+        flavours = stage.flavours
+        if rng.random() < 0.4:
+            share = rng.choice([0.5, 1.0])
+            flavours = tuple(Recompute.OFFLOAD if rng.random() < share else flavour for flavour in flavours)
+        offload = "optimizer" if rng.random() < 0.4 else ""
+        stages.append(replace(stage, recompute=format_recompute(flavours), offload=offload))
+    return replace(plan, stages=tuple(stages))
 
 
 def solved_plan(

@@ -121,7 +121,18 @@ def chain_of(memory: BlockBytes, chain: tuple[int, ...], flavours: Sequence[Reco
     """Return what every range of blocks holds if blocks add up, with the running one's transients on top."""
     zero = np.zeros(len(memory.resident))
     return ChainBytes(
-        chain, _Adding(memory), tuple(flavours), memory.resident, zero, zero, zero, zero, zero, memory.buffers
+        chain,
+        _Adding(memory),
+        tuple(flavours),
+        memory.resident,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        memory.buffers,
     )
 
 

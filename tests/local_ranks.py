@@ -39,6 +39,14 @@ class NumpyMemory(Memory):
         """Return the array."""
         return tensor
 
+    def offload(self, tensor: Array) -> Array:
+        """Return a copy."""
+        return tensor.copy()
+
+    def back(self, tensor: Array) -> Array:
+        """Return a copy."""
+        return tensor.copy()
+
     def contiguous(self, tensor: Array) -> Array:
         """Return the array in row-major order."""
         return np.asarray(tensor, order="C")

@@ -15,6 +15,7 @@ from autopar.plan import (
     StageMemory,
     StagePlan,
     ValuePlacement,
+    Variant,
 )
 from autopar.sharding import Axis
 
@@ -105,3 +106,30 @@ def two_stage_plan() -> Plan:
         simulated=_simulated(1.05, 0.03, 30 * GB),
     )
     return replace(plan, alternatives=(runner_up,))
+
+
+def two_variant_plan() -> Plan:
+    """Return the same with a mesh of its own for each stage: dp=2 × tp=2, and tp=2; 6 devices, no runner-up."""
+    plan = two_stage_plan()
+    first, second = plan.stages
+    blocks = (
+        BlockPlan(
+            1,
+            1,
+            (1, 2),
+            (
+                OpPlacement("h.0.up", ("S(0)", "R"), ("S(0)",)),
+                OpPlacement("h.0.down", ("S(0)", "R", ""), ("S(0)",)),
+            ),
+            (ValuePlacement("h.0.up.weight", "S(0)"), ValuePlacement("h.0.down.weight", "R")),
+        ),
+        BlockPlan(2, 3, (3,), (OpPlacement("loss", ("S(0)",), ("P",)),), ()),
+    )
+    return replace(
+        plan,
+        summary="pp=2 of stage 0: dp=2 × tp=2; stage 1: dp=2, 1F1B, 4 microbatches of 16, no recompute",
+        stages=(first, replace(second, devices=(4, 6), variant=1)),
+        variants=(Variant((Axis("tp", 2, 1),), blocks),),
+        alternatives=(),
+        job=replace(plan.job, gpus=6),
+    )

@@ -7,11 +7,12 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from autopar.cluster import PRESETS, Cluster
+from autopar.cluster import PRESETS, Cluster, Host
 from autopar.cost import DEFAULT, Fused, Stack
 from autopar.cost import Collective as CollectiveKind
 from autopar.ir.graph import Op, Phase
 from autopar.program.again import run_again
+from autopar.program.offload import offload_saved
 from autopar.program.records import (
     Category,
     Collective,
@@ -28,7 +29,7 @@ from autopar.program.records import (
     defines,
     reads,
 )
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Axis, Mesh, Partial, Replicate, Shard
 from autopar.simulate.layout import Shapes
@@ -42,6 +43,9 @@ OP_PHASE = {
 }
 
 
+_CLUSTER = replace(PRESETS["a100"], host=Host("host", 1e3, 8, to_host=2.0, to_device=1.0, latency=0.0))
+
+
 @dataclass(frozen=True, slots=True)
 class ExactCosts:
     """An op takes its attribute `seconds` over `speed`, a collective one second per byte over `bandwidth`.
@@ -52,7 +56,7 @@ class ExactCosts:
     speed: float = 1.0
     bandwidth: float = 1.0
     latency: float = 0.0
-    cluster: Cluster = PRESETS["a100"]
+    cluster: Cluster = _CLUSTER
     stack: Stack = DEFAULT
 
     def fuse(self, ops: Sequence[Op], ranks: Mapping[str, int], /) -> Mapping[str, Fused]:
@@ -274,6 +278,7 @@ def _segments(draw: st.DrawFn, kind: int, mesh: Mesh, first: bool, last: bool, t
     again = run_again(segments[0], {i.op.name for i in instructions if isinstance(i, Compute) and draw(st.booleans())})
     if again is not None:
         segments.append(again)
+    segments.extend((offload_saved(segments[0]) if draw(st.booleans()) else None) or ())
 
     incoming = () if last else (value("d", size_x), value("g", size_e))
     total = value(f"{prefix}w.sum", 4)
@@ -360,14 +365,17 @@ def programs(draw: st.DrawFn) -> Program:
     stages = []
     for index, length in enumerate(lengths):
         start = sum(lengths[:index])
+        state = (Resident(Category.OPTIMIZER, 12.0),)
+        hosted = trains and draw(st.booleans())
         stages.append(
             StageProgram(
                 index,
                 (index * mesh.size, (index + 1) * mesh.size),
                 mesh,
                 tuple(kinds[start : start + length]),
-                tuple(draw(st.sampled_from(ON_DEVICE if trains else [Recompute.NONE])) for _ in range(length)),
-                (Resident(Category.PARAMETERS, 7.0), Resident(Category.OPTIMIZER, 12.0)),
+                tuple(draw(st.sampled_from(Recompute if trains else [Recompute.NONE])) for _ in range(length)),
+                (Resident(Category.PARAMETERS, 7.0), *(() if hosted else state)),
+                hosted=state if hosted else (),
             )
         )
     if SCHEDULES[schedule].splits:

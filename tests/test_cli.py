@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import autopar
-from autopar import report
+from autopar import page, report
 from autopar.cli import main
 from autopar.cli.interruption import Interruption
 from autopar.cluster import PRESETS, cluster_from_dict
@@ -27,6 +27,7 @@ from autopar.program.records import Category
 from autopar.progress import Progress
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
 from tests.plans import two_stage_plan
+from tests.views import view_of
 
 Calls = list[dict[str, Any]]
 
@@ -61,6 +62,7 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactor
     stand_in = Api()
     monkeypatch.setitem(sys.modules, "autopar.api", stand_in)
     monkeypatch.setattr(autopar, "api", stand_in, raising=False)
+    monkeypatch.setattr(page, "look", lambda plan, **request: view_of(plan=plan))
     return stand_in
 
 
@@ -69,7 +71,9 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
     arguments = (
         "--gpus 64 --cluster a100 --mode infer --global-batch 32 --set batch=8 --set seq=128 --top-k 5 --time-limit 2.5"
     )
-    more = "--solver beam --memory-limit 40 --loss mse --optimizer sgd --stack mine.yaml --seed 7 --no-cache"
+    more = (
+        "--solver beam --memory-limit 40 --loss mse --optimizer sgd --stack mine.yaml --seed 7 --workers 3 --no-cache"
+    )
 
     code = main(["solve", "zoo:gpt2", *arguments.split(), *more.split()])
 
@@ -94,6 +98,9 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "cache_dir": None,
         "dump_problem": None,
         "seed": 7,
+        "workers": 3,
+        "engine": "local",
+        "ray_address": None,
     }
 
 
@@ -118,10 +125,11 @@ def test_output_folder_holds_plan_report_and_trace(api: Api, tmp_path: Path) -> 
     code = main(["solve", "zoo:gpt2", "--gpus", "8", "-o", str(folder)])
 
     assert code == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "report.txt", "trace.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "report.html", "report.txt", "trace.json"]
     assert Plan.load(folder / "plan.json") == two_stage_plan()
     assert (folder / "report.txt").read_text() == report.format_report(two_stage_plan())
     assert "traceEvents" in json.loads((folder / "trace.json").read_text())
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])

@@ -89,7 +89,7 @@ def test_parts_come_from_all_who_have_them() -> None:
 
 def test_what_is_in_the_node_is_not_fetched_from_another() -> None:
     """Devices 4 to 11 hold the value, of which 8 to 11 share a node with 12 to 15."""
-    found = _counts("R", "R", (Mesh.of(tp=8), Mesh.of(tp=8)), first=4)
+    found = _counts("R", "RR", (Mesh.of(tp=8), Mesh.of(dp=4, tp=2)), first=4)
 
     assert {sender for sender, receiver in found if receiver < 16} == {8, 9, 10, 11}
     assert sorted(sender for sender, receiver in found if receiver >= 16) == [4, 5, 6, 7]
@@ -114,6 +114,23 @@ def test_the_fullest_device_of_the_slowest_tier_sets_the_time() -> None:
     both = [Handed((4, 4), 2.0, Holding(0, mesh, (Shard(0),)), Holding(4, mesh, (Shard(0),)))] * 2
     assert costs.hand_over_seconds(both) == costs.send_seconds(16.0, 0)
     assert costs.hand_over_seconds([]) == 0.0
+
+
+@given(data=st.data(), nodes=st.integers(1, 5))
+def test_hand_overs_cost_the_same_wherever_they_are(data: st.DataObject, nodes: int) -> None:
+    """Some whole nodes, or racks, further on; one value costs what two halves of it do."""
+    source = data.draw(_holdings(data.draw(st.integers(0, 7))))
+    target = data.draw(_holdings(source.first + source.mesh.size))
+    racks = replace(H100, domains=(Domain(16, replace(H100.inter, nics=None)),))
+    for cluster, period in ((H100, 8), (racks, 16)):
+        costs = CostModel(cluster)
+        further = [replace(side, first=side.first + nodes * period) for side in (source, target)]
+
+        seconds = costs.hand_over_seconds([Handed(SHAPE, 2.0, source, target)])
+
+        assert seconds == costs.hand_over_seconds([Handed(SHAPE, 2.0, *further)])
+        halves = [Handed(SHAPE, 1.0, source, target)] * 2
+        assert seconds == pytest.approx(costs.hand_over_seconds(halves), rel=1e-12)
 
 
 def test_what_goes_far_leaves_the_node_too() -> None:

@@ -9,7 +9,7 @@ from autopar.cli import main
 from autopar.errors import PlanError
 from autopar.plan import Plan, StagePlan, ValuePlacement
 from autopar.report import format_difference
-from tests.plans import two_stage_plan
+from tests.plans import two_stage_plan, two_variant_plan
 
 GOLDEN = Path(__file__).parent / "golden" / "difference.txt"
 
@@ -45,6 +45,21 @@ def test_equal_plans_differ_in_nothing() -> None:
 
     assert "the same mesh, stages and schedule" in text
     assert "all the same" in text
+
+
+def test_variants_are_compared_stage_by_stage() -> None:
+    """Those whose meshes have the same axes; here they differ in one parameter."""
+    plan = two_variant_plan()
+    states = (ValuePlacement("h.0.up.weight", "S(1)"), ValuePlacement("h.0.down.weight", "R"))
+    moved = replace(plan.variants[0], blocks=(replace(plan.variants[0].blocks[0], states=states),))
+
+    text = format_difference(plan, replace(plan, variants=(moved,)))
+    other = format_difference(two_stage_plan(), plan)
+
+    assert "Block 2, placements that differ: 1" in text
+    assert "parameter  h.0.up.weight  S(0)   S(1)" in text
+    assert "mesh of a stage  dp=2×tp=2  dp=2×tp=2, tp=2" in other
+    assert "not compared of some stages: the meshes have different axes" in other
 
 
 def test_plans_of_different_models_are_not_compared() -> None:

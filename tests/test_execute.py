@@ -79,11 +79,17 @@ def test_indices_of_max_pool_point_at_the_maxima() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["LayerNormalization", "RMSNormalization", "Softmax", "Gelu", "Conv", "AveragePool"])
+@pytest.mark.parametrize(
+    "kind", ["LayerNormalization", "RMSNormalization", "GroupNormalization", "Softmax", "Gelu", "Conv", "AveragePool"]
+)
 def test_floats_keep_their_precision(kind: str, dtype: str) -> None:
     """Fed with float64 an op computes in float64."""
-    attrs: dict[str, tuple[tuple[str, Attr], ...]] = {"AveragePool": (("kernel_shape", (2, 2)),)}
+    attrs: dict[str, tuple[tuple[str, Attr], ...]] = {
+        "AveragePool": (("kernel_shape", (2, 2)),),
+        "GroupNormalization": (("num_groups", 3),),
+    }
     shapes = {"LayerNormalization": [(4, 6), (6,)], "RMSNormalization": [(4, 6), (6,)]}
+    shapes |= {"GroupNormalization": [(4, 6), (6,), (6,)]}
     shapes |= {"Conv": [(1, 2, 4, 4), (3, 2, 3, 3)], "AveragePool": [(1, 2, 4, 4)]}
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape).astype(dtype) for shape in shapes.get(kind, [(4, 6)])]

@@ -12,7 +12,7 @@ from autopar.formulate.step import Pipeline, Split, stage_times, step_time, time
 from autopar.formulate.tables import Tables, build_tables
 from autopar.formulate.weights import problem, weights
 from autopar.problem import Choice, Problem, Solution
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.search.hull import Hull
 from autopar.solvers import load
 from tests.formulations import COSTS, good_choice, lowered_bytes, random_choice, rules, splits, stage_peak, tables
@@ -52,7 +52,7 @@ def _choices(found: Tables, model: str, number: int) -> list[Choice]:
 
 def _mixed(ranges: tuple[tuple[int, int], ...], rng: np.random.Generator) -> Split:
     """Return a split in which every block has a flavour of its own."""
-    flavours = list(Recompute)
+    flavours = list(ON_DEVICE)
     return Split(
         ranges,
         tuple(tuple(flavours[number] for number in rng.integers(3, size=stop - start)) for start, stop in ranges),

@@ -23,6 +23,7 @@ from autopar.frameworks.onnx_devices import LOST, sharding_spec
 from autopar.plan import Plan, StagePlan
 from autopar.sharding import Mesh, Replicate, Shard
 from autopar.workload import open_plan
+from tests.variants import staged
 
 # Sizes at which what Megatron does is what pays; a model without weights is small whatever its sizes.
 LLAMA = {"num_layers": 4}
@@ -197,6 +198,34 @@ def test_shards_inside_replicas_are_hybrid(cache_dir: Path) -> None:
     assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("deepspeed").lost)
 
 
+@pytest.fixture(scope="module")
+def unequal(cache_dir: Path) -> Plan:
+    """Return a plan of 4 devices data parallel, then 2 devices tensor parallel."""
+    first = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4)
+    second = planned("zoo:llama3-8b", LLAMA, cache_dir, tp=2, microbatch=4)
+    return staged([first, second], "1f1b", (2,))
+
+
+@pytest.mark.parametrize("to", ["megatron", "torchtitan", "deepspeed", "nemo", "jax", "pytorch"])
+def test_stages_with_their_own_meshes_are_refused_where_one_holds_for_all(unequal: Plan, to: str) -> None:
+    with pytest.raises(ExportError, match=rf"\(stage 0: dp=4; stage 1: tp=2\); what {to} is told holds for all"):
+        unequal.export(to)
+
+
+def test_onnx_is_told_stage_by_stage(unequal: Plan) -> None:
+    """Inputs of the second stage are on devices 4 and 5, whatever the first one does with the same kind of layer."""
+    model = onnx.load_from_string(unequal.export("onnx").data)
+
+    devices: dict[int, set[int]] = {}
+    for node in model.graph.node:
+        for found in node.device_configurations:
+            for spec in found.sharding_spec:
+                groups = {entry.key: set(entry.value) for entry in spec.index_to_device_group_map}
+                for device in spec.device:
+                    devices.setdefault(found.pipeline_stage, set()).update(groups.get(device, {device}))
+    assert devices == {0: {0, 1, 2, 3}, 1: {4, 5}}
+
+
 def test_an_idle_axis_cannot_be_said(cache_dir: Path) -> None:
     """Degrees would promise work that the plan does not share; placements are fine."""
     plan = planned("zoo:mlp-xs", {}, cache_dir, dp=2)
@@ -352,6 +381,61 @@ def test_deepspeed_keys_come_back(cache_dir: Path, tmp_path: Path) -> None:
 
     assert found.degrees == Degrees(dp=4, zero=2, microbatch=2, global_batch=16)
     assert found.ignored == ()
+
+
+def test_offloading_is_said_and_comes_back(cache_dir: Path, tmp_path: Path) -> None:
+    """Megatron-LM offloads all layers but the last, and the optimizer with ZeRO 1; it says what it does otherwise."""
+    degrees: dict[str, Any] = {"dp": 2, "zero": 1, "recompute": "offload", "offload": "optimizer"}
+    plan = planned("zoo:llama3-8b", LLAMA, cache_dir, **degrees)
+    exported = plan.export("megatron")
+    (tmp_path / "args").write_text(exported.text)
+
+    found = read_configuration(tmp_path / "args", "megatron", gpus=2)
+
+    assert arguments(plan)["--cpu-offloading-num-layers"] == "3"
+    assert arguments(plan)["--optimizer-cpu-offload"] is True
+    assert any("updates on the CPU" in lost for lost in exported.lost)
+    assert found.ignored == ()
+    assert found.degrees == Degrees(**degrees, global_batch=16)
+    assert autopar.predict(found.model, found.degrees, dims=found.dims).plan.stages == plan.stages
+    assert values(plan)["optim.config.optimizer_cpu_offload"] == "True"
+    assert values(plan)["model.config.cpu_offloading_num_layers"] == "3"
+
+
+def test_zero_offload_comes_back(cache_dir: Path, tmp_path: Path) -> None:
+    plan = planned("zoo:mlp-xs", {}, cache_dir, dp=4, zero=2, microbatch=2, offload="optimizer")
+    (tmp_path / "ds.json").write_text(plan.export("deepspeed").text)
+
+    found = read_configuration(tmp_path / "ds.json", "deepspeed", gpus=4, model="zoo:mlp-xs")
+
+    assert found.degrees == Degrees(dp=4, zero=2, microbatch=2, global_batch=16, offload="optimizer")
+    assert found.ignored == ()
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "pytorch", "jax", "onnx"])
+def test_what_frameworks_keep_on_devices_is_lost(to: str, cache_dir: Path) -> None:
+    plan = planned("zoo:mlp-xs", {}, cache_dir, dp=4, microbatch=2, recompute="offload", offload="optimizer")
+
+    lost = plan.export(to).lost
+
+    assert any("activations in host memory" in sentence for sentence in lost)
+    assert any("optimizer's state in host memory (1 of 1 stages)" in sentence for sentence in lost)
+    assert not any(sentence.startswith("recompute") for sentence in lost)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", "--optimizer-offload-fraction 0.5"),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction most", "--optimizer-offload-fraction most"),
+        ("--num-layers 8 --cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 2"),
+    ],
+)
+def test_parts_that_are_offloaded_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "args").write_text(text)
+
+    with pytest.raises(ExportError, match=message):
+        read_configuration(tmp_path / "args", "megatron", gpus=2, model="zoo:mlp-xs")
 
 
 SCRIPT = r"""

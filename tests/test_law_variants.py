@@ -7,22 +7,25 @@ import pytest
 from hypothesis import currently_in_test_context, event, given, note, settings
 from hypothesis import strategies as st
 
+from autopar.degrees import Degrees
 from autopar.discover import discover
 from autopar.ir.blocks import find_blocks
 from autopar.ir.text import format_graph
 from autopar.schedule import SCHEDULES
-from autopar.sharding import Mesh
+from autopar.sharding import Mesh, Partial
 from autopar.training import training_step
 from tests.executions import TINY, Execution, model_rules
 from tests.random_graphs import Model, models
 from tests.test_law_graphs import STEPS, data_of, states_of
-from tests.variants import plan_of_variants, random_plan_of_variants, random_variants
+from tests.test_prediction import plan_of
+from tests.variants import plan_of_variants, random_plan_of_variants, random_variants, staged
 
 SEVERAL = {
     "unequal": (Mesh.of(a=2), Mesh.of(a=4), Mesh.of(a=2)),
     "two axes and one": (Mesh.of(a=2, b=2), Mesh.of(a=2)),
     "equal sizes of another shape": (Mesh.of(a=4), Mesh.of(a=2, b=2)),
     "equal meshes with other placements": (Mesh.of(a=2), Mesh.of(a=2), Mesh.of(a=2)),
+    "equal meshes whose axes have other names": (Mesh.of(a=2), Mesh.of(b=2), Mesh.of(c=2)),
     "one device and many": (Mesh.of(a=1), Mesh.of(a=2, b=2), Mesh.of(a=2)),
 }
 """Meshes of the groups of devices of a pipeline."""
@@ -71,6 +74,42 @@ def test_stages_of_one_variant_may_lie_around_those_of_another(cache_dir: Path) 
 
     for seed in range(3):
         execution.check(plan_of_variants(variants, (0, 1, 0), "1f1b", 3, 4, seed))
+
+
+BATCH = 8
+BY_DEGREES = {
+    "terms become fewer": (
+        Degrees(dp=2, tp=2, microbatch=2, global_batch=BATCH),
+        Degrees(tp=2, microbatch=4, global_batch=BATCH),
+        Degrees(dp=4, global_batch=BATCH),
+    ),
+    "terms become more": (
+        Degrees(dp=4, zero=1, global_batch=BATCH),
+        Degrees(tp=4, microbatch=4, global_batch=BATCH),
+        Degrees(dp=2, microbatch=2, global_batch=BATCH),
+    ),
+    "parameters in shards": (
+        Degrees(dp=4, zero=3, global_batch=BATCH),
+        Degrees(tp=2, microbatch=4, sequence_parallel=True, global_batch=BATCH),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_DEGREES)
+def test_ways_to_split_stages_can_be_mixed(name: str, cache_dir: Path) -> None:
+    """Data, tensor and sequence parallelism and ZeRO. The gradient of tied weights goes to their owner as terms."""
+    found = [plan_of("gpt2", degrees, cache_dir) for degrees in BY_DEGREES[name]]
+    execution, plans = found[0][0], [plan for _, plan in found]
+
+    plan = staged(plans, "1f1b", [1] * (len(plans) - 1))
+
+    terms = [
+        crossing
+        for crossing in execution.program(plan).crossings
+        if any(isinstance(placement, Partial) for placement in crossing.source.placements)
+    ]
+    assert bool(terms) == (plan.variants[-1].mesh[0].name == "dp")
+    execution.check(plan)
 
 
 def check_random_variants(

@@ -215,8 +215,11 @@ def test_the_planner_counts_the_bytes_of_the_simulator(name: str, number: int, c
         stages = tuple(replace(stage, recompute=_recompute(stage, flavour, rng)) for stage in plan.stages)
         timeline = simulate(lower(replace(plan, stages=stages), folded, COSTS), COSTS)
         for index, (stage, found) in enumerate(zip(stages, timeline.stages, strict=True)):
-            peak = ranges.peak(*stage.blocks, pipeline.in_flight(index), stage.flavours)
+            in_flight, offload = pipeline.in_flight(index), bool(stage.offload)
+            peak = ranges.peak(*stage.blocks, in_flight, stage.flavours, offload=offload)
+            hosted = ranges.host_bytes(*stage.blocks, in_flight, stage.flavours, offload=offload)
             assert found.memory.bytes == pytest.approx(peak, rel=1e-12)
+            assert found.host_bytes == pytest.approx(hosted, rel=1e-12)
 
 
 def _recompute(stage: StagePlan, flavour: Recompute | None, rng: np.random.Generator) -> str:

@@ -23,6 +23,10 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "vit-b16": {"num_layers": 2, "hidden": 24, "heads": 4, "patch": 8, "image_size": 16, "classes": 10},
     "resnet50": {"blocks": (1, 2), "channels": 4, "image_size": 32, "classes": 10},
+    "unet-sd1": {
+        "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 2, "context": 6, "tokens": 3, "image_size": 8,
+        "groups": 4,
+    },
     "mlp-xs": {"num_layers": 3, "hidden": 16},
 }  # fmt: skip
 """One small model of every family."""
@@ -36,6 +40,7 @@ EXACT = {
     "vit-b16": 86_567_656, "vit-l16": 304_326_632, "vit-h14": 632_045_800,
     "resnet50": 25_557_032, "resnet101": 44_549_160, "resnet152": 60_192_808,
     "wide-resnet50-2": 68_883_240, "wide-resnet101-2": 126_886_696,
+    "unet-sd1": 859_520_964,
     "mlp-xs": 8 * 512**2, "mlp-small": 16 * 8192**2, "mlp-medium": 64 * 16384**2, "mlp-large": 96 * 32768**2,
 }  # fmt: skip
 """Counts of the released checkpoints."""
@@ -54,11 +59,13 @@ ROUNDED = {
 
 def feeds(model: Any, batch: int, seed: int = 0) -> dict[str, NDArray[Any]]:
     """Return random inputs; tokens cover the whole vocabulary of the tiny models."""
+    from onnx import TensorProto
+
     rng = np.random.default_rng(seed)
     arrays: dict[str, NDArray[Any]] = {}
     for item in model.graph.input:
         shape = (batch, *(dim.dim_value for dim in item.type.tensor_type.shape.dim[1:]))
-        is_tokens = item.name == "input_ids"
+        is_tokens = item.type.tensor_type.elem_type == TensorProto.INT64
         arrays[item.name] = rng.integers(0, 40, shape) if is_tokens else rng.normal(size=shape).astype(np.float32)
     return arrays
 
@@ -114,7 +121,7 @@ def test_spec_agrees_with_the_graph(name: str) -> None:
     """Input shape and number of layers are those of the spec; dim 0 of input and output is the symbolic batch."""
     entry, model = models.spec(name), models.build(name)
 
-    (data,) = (item.type.tensor_type.shape.dim for item in model.graph.input)
+    data, *_ = (item.type.tensor_type.shape.dim for item in model.graph.input)
     (logits,) = (item.type.tensor_type.shape.dim for item in model.graph.output)
     assert data[-1].dim_value == entry.sample_size
     assert data[0].dim_param == logits[0].dim_param == "batch"
@@ -260,7 +267,7 @@ def test_graphs_are_valid_and_without_loose_ends(name: str) -> None:
     defined = [item.name for item in (*graph.input, *graph.initializer)]
     used = {item.name for item in graph.output}
     for node in graph.node:
-        used.update(node.input)
+        used.update(filter(None, node.input))
         defined.extend(node.output)
     assert len(defined) == len(set(defined))
     assert {item for item in defined if not item.endswith(".ranked")} == used  # TopK has two outputs

@@ -12,7 +12,7 @@ from autopar import display
 from autopar.errors import PlanError
 from autopar.progress import Progress
 from autopar.report import format_explain
-from tests.plans import two_stage_plan
+from tests.plans import two_stage_plan, two_variant_plan
 
 
 class _Cells(HTMLParser):
@@ -66,6 +66,17 @@ def test_tables_have_a_row_per_stage_tensor_and_plan() -> None:
     assert stages["activations"].tolist() == [20e9, 10e9]
     assert tensors.set_index("tensor").loc["h.0.up.weight", ["dp", "tp"]].tolist() == ["R", "S(1)"]
     assert plans["step_seconds"].tolist() == [1.0, 1.05]
+
+
+def test_tensors_of_stages_with_their_own_placements_have_a_row_each() -> None:
+    """One for each stage, or stages, that place them alike."""
+    pytest.importorskip("pandas", reason="Plan.to_dataframe needs pandas")
+
+    tensors = two_variant_plan().to_dataframe("tensors")
+
+    found = tensors[tensors["tensor"] == "h.0.up.weight"].set_index("on")
+    assert found["tp"].to_dict() == {"stage 0": "S(1)", "stage 1": "S(0)"}
+    assert found["dp"].isna().to_dict() == {"stage 0": False, "stage 1": True}
 
 
 def test_a_table_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,18 +6,8 @@ from dataclasses import replace
 import pytest
 
 from autopar.errors import PlanError
-from autopar.plan import Plan, Variant
-from autopar.sharding import Axis
-from tests.plans import two_stage_plan
-
-
-def _two_variants() -> Plan:
-    """Return the plan of two stages with a mesh of its own for each: 4 devices, and 2."""
-    plan = two_stage_plan()
-    first, second = plan.stages
-    variant = Variant((Axis("tp", 2, 1),), plan.blocks[1:])
-    stages = (first, replace(second, devices=(4, 6), variant=1))
-    return replace(plan, stages=stages, variants=(variant,))
+from autopar.plan import Plan, Variant, check_variants
+from tests.plans import two_stage_plan, two_variant_plan
 
 
 def test_a_plan_without_variants_is_written_as_ever() -> None:
@@ -35,7 +25,7 @@ def test_a_plan_without_variants_is_written_as_ever() -> None:
 
 def test_a_plan_with_variants_survives_its_file() -> None:
     """It is of a version that readers who would not see its variants refuse."""
-    plan = _two_variants()
+    plan = two_variant_plan()
 
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.version == 2
@@ -45,12 +35,23 @@ def test_a_plan_with_variants_survives_its_file() -> None:
 
 def test_stages_know_their_variants() -> None:
     """Number 0 is the plan's own mesh and blocks."""
-    plan = _two_variants()
+    plan = two_variant_plan()
 
     assert [str(plan.variant_of(stage).device_mesh) for stage in plan.stages] == ["dp=2×tp=2", "tp=2"]
     assert plan.variant_of(plan.stages[0]) == plan.all_variants[0]
     assert [plan.block_plan(block).kind for block in range(4)] == [0, 1, 1, 2]
     assert plan.block_plan(2) is plan.variants[0].blocks[0]
+    assert plan.numbers_of(1) == (1,)
+
+
+def test_the_stages_of_a_variant_are_a_plan() -> None:
+    """Those stages, with the blocks they have."""
+    alone = two_variant_plan().of_variant(1)
+
+    assert [(stage.blocks, stage.variant) for stage in alone.stages] == [((2, 4), 0)]
+    assert [(block.kind, block.instances) for block in alone.blocks] == [(1, (2,)), (2, (3,))]
+    assert str(alone.device_mesh) == "tp=2"
+    assert alone.version == 1
 
 
 @pytest.mark.parametrize(
@@ -68,9 +69,19 @@ def test_stages_know_their_variants() -> None:
 )
 def test_what_does_not_fit_together_is_refused(change: object, message: str) -> None:
     """Each stage has a mesh of its size with all its blocks on it."""
-    data = json.loads(_two_variants().to_json())
+    data = json.loads(two_variant_plan().to_json())
     assert callable(change)
     change(data)
 
     with pytest.raises(PlanError, match=message):
         Plan.from_json(json.dumps(data).encode())
+
+
+def test_stages_that_take_turns_have_one_variant() -> None:
+    """Their devices are one mesh, and hand over to each other without sending anything."""
+    plan = two_stage_plan()
+    first, second = plan.stages
+    stages = (first, replace(second, devices=first.devices, variant=1))
+
+    with pytest.raises(PlanError, match=r"stage 0 has other placements than a stage it takes turns with on .*\(0, 4\)"):
+        check_variants(replace(plan, stages=stages, variants=(Variant(plan.mesh, plan.blocks),)))

@@ -44,7 +44,8 @@ _CASES = {
 }
 
 
-def _plan(name: str, degrees: Degrees, cache_dir: Path, costs: CostModel = COSTS) -> tuple[Execution, Plan]:
+def plan_of(name: str, degrees: Degrees, cache_dir: Path, costs: CostModel = COSTS) -> tuple[Execution, Plan]:
+    """Return the plan of degrees for a tiny model, and the model with data."""
     execution = Execution.of(name, degrees.samples, degrees.num_microbatches, steps=1)
     folded, rules = execution.folded, model_rules(name, cache_dir)
     dims = batch_dims(folded.graph.values, model_graph(name, 10).values)
@@ -61,7 +62,7 @@ def _plan(name: str, degrees: Degrees, cache_dir: Path, costs: CostModel = COSTS
 @pytest.mark.parametrize("case", _CASES)
 def test_plans_by_degrees_compute_the_model(case: str, cache_dir: Path) -> None:
     """Loss, gradients and updated parameters are those of the unpartitioned model, and the file says the same."""
-    execution, plan = _plan(*_CASES[case], cache_dir)
+    execution, plan = plan_of(*_CASES[case], cache_dir)
 
     execution.check(Plan.from_json(plan.to_json()))
 
@@ -80,7 +81,7 @@ def test_plans_by_degrees_compute_the_model(case: str, cache_dir: Path) -> None:
 )
 def test_plans_are_what_their_degrees_say(case: str, summary: str, cache_dir: Path) -> None:
     """The line that is read from the placements repeats the degrees."""
-    _, plan = _plan(*_CASES[case], cache_dir)
+    _, plan = plan_of(*_CASES[case], cache_dir)
 
     assert plan.summary.startswith(summary)
 
@@ -98,7 +99,7 @@ def test_a_layer_has_the_collectives_of_megatron(
 ) -> None:
     """Shoeybi et al. 2019, section 3: two all-reduces per layer and direction; Korthikanti et al. 2022, figure 5."""
     degrees = Degrees(tp=2, sequence_parallel=sequence, microbatch=2, global_batch=2)
-    execution, plan = _plan("gpt2", degrees, cache_dir, QUICK_MEMORY)
+    execution, plan = plan_of("gpt2", degrees, cache_dir, QUICK_MEMORY)
     layer = next(kind.id for kind in execution.folded.kinds if kind.count > 1)
 
     segments = {segment.phase: segment for segment in execution.program(plan).segments if segment.kind == layer}

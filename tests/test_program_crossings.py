@@ -1,6 +1,8 @@
 """The laws of values that cross between stages of other meshes, on programs made by hand."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,9 @@ from autopar.program.text import format_program, parse_program
 from autopar.program.verify import verify_program
 from autopar.recompute import Recompute
 from autopar.sharding import Mesh, Partial, Replicate, Shard
+from tests.executions import Execution, model_rules
+from tests.programs import equal_stages
+from tests.variants import random_plan_of_variants
 
 FORWARD = SegmentPhase.FORWARD
 
@@ -112,3 +117,82 @@ def test_programs_with_crossings_survive_being_written_and_read() -> None:
     assert parse_program(format_program(program)) == program
     assert "crossing 0->1 forward y\n  source y: [4, 12] S(0) 0\n" in format_program(program)
     assert "\n  piece 0->3 [0:4, 3:6]\n" in format_program(program)
+
+
+@pytest.fixture(scope="module")
+def tied(cache_dir: Path) -> tuple[Execution, Program]:
+    """Return a model with tied weights on 2 and 4 devices: activations, gradients and the embedding cross."""
+    execution = Execution.of("gpt2", 4, 2)
+    meshes = (Mesh.of(a=2), Mesh.of(a=2, b=2))
+    plan = random_plan_of_variants(execution.folded, model_rules("gpt2", cache_dir), meshes, "1f1b", 2, 4, 1)
+    return execution, execution.program(plan)
+
+
+def _is_of(phase: SegmentPhase, tensor: str) -> Callable[[Crossing], bool]:
+    return lambda crossing: crossing.phase is phase and tensor in crossing.tensor
+
+
+GRADIENT, COPY = _is_of(SegmentPhase.BACKWARD, "logits.weight"), _is_of(SegmentPhase.UPDATE, "embed.tokens")
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        (GRADIENT, "which no other block has exported so before"),
+        (COPY, "the copy of 'embed.tokens.weight' that block . reads does not follow its update"),
+    ],
+)
+def test_what_others_read_crosses(
+    tied: tuple[Execution, Program], which: Callable[[Crossing], bool], message: str
+) -> None:
+    """The gradient of a tied embedding goes to its owner, and its new content to whoever has a copy."""
+    execution, program = tied
+    left = tuple(crossing for crossing in program.crossings if not which(crossing))
+    assert len(left) == len(program.crossings) - 1
+
+    with pytest.raises(ProgramError, match=message):
+        verify_program(replace(program, crossings=left), execution.folded)
+
+
+def test_a_crossing_is_of_the_tensor_that_is_read(tied: tuple[Execution, Program]) -> None:
+    """Neighbours hand over what the graph says."""
+    execution, program = tied
+    named = tuple(
+        replace(crossing, tensor="another") if crossing.phase is FORWARD else crossing for crossing in program.crossings
+    )
+
+    with pytest.raises(ProgramError, match=r"does not cross from block . to block . in forward"):
+        verify_program(replace(program, crossings=named), execution.folded)
+
+
+def test_nothing_crosses_that_nobody_reads(tied: tuple[Execution, Program]) -> None:
+    execution, program = tied
+    spare = replace(next(filter(COPY, program.crossings)), tensor="embed.positions.weight")
+
+    with pytest.raises(ProgramError, match="crosses to stage 1 in update, where nobody needs it"):
+        verify_program(replace(program, crossings=(*program.crossings, spare)), execution.folded)
+
+
+def test_the_law_holds_of_the_pieces(tied: tuple[Execution, Program]) -> None:
+    """A copy that gets another device's part of its embedding is found by the executor, too."""
+    execution, program = tied
+    execution.check_program(program)
+    copy = next(filter(COPY, program.crossings))
+    swapped = replace(copy, pieces=copy.pieces[1:])
+
+    with pytest.raises(ProgramError, match=r"the copy of '.*' on stage 1 is not the original|copies of one tensor"):
+        execution.check_program(
+            replace(program, crossings=tuple(swapped if each is copy else each for each in program.crossings))
+        )
+
+
+def test_groups_of_devices_keep_to_one_variant() -> None:
+    """Stages that take turns have one mesh, and a kind of block one variant."""
+    turns, apart = equal_stages(4, 4, "interleaved", num_chunks=2), equal_stages(3, 4, "1f1b")
+    mixed = (*turns.stages[:3], replace(turns.stages[3], variant=1))
+    shared = (*apart.stages[:2], replace(apart.stages[2], blocks=(1,), variant=1))
+
+    with pytest.raises(ProgramError, match="stage 3 has the devices of stage 1 and another mesh or other placements"):
+        verify_program(replace(turns, stages=mixed))
+    with pytest.raises(ProgramError, match="stage 2 has blocks of kind 1, which another variant has, too"):
+        verify_program(replace(apart, stages=shared))

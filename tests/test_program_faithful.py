@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.program.records import (
+    HOST_PHASES,
     Compute,
     Instruction,
     Operand,
@@ -155,9 +156,29 @@ def test_no_change_of_placement_can_be_left_out(
     case.is_refused(_with(case.program, rewired))
 
 
+@given(which=CASES, data=st.data())
+def test_no_copy_to_or_from_host_memory_can_be_left_out(
+    which: tuple[str, int], data: st.DataObject, cases: Callable[[str, int], Case]
+) -> None:
+    """Nor can a whole segment of them: what is not fetched is not there, what is not taken away is not in the host."""
+    case = cases(*which)
+    segments = [segment for segment in case.program.segments if segment.phase in HOST_PHASES]
+    assume(segments)
+    segment = segments[data.draw(st.integers(0, len(segments) - 1))]
+    index = data.draw(st.integers(0, len(segment.instructions) - 1))
+    shortened = replace(segment, instructions=segment.instructions[:index] + segment.instructions[index + 1 :])
+    without = replace(case.program, segments=tuple(each for each in case.program.segments if each is not segment))
+
+    with pytest.raises(ProgramError):
+        case.verify(_with(case.program, shortened))
+    with pytest.raises(ProgramError):
+        case.verify(without)
+
+
 def _draw_compute(case: Case, data: st.DataObject) -> tuple[Segment, int]:
     """Return some op of the program, as segment and index of the instruction."""
-    segments = [segment for segment in case.program.segments if segment.phase is not SegmentPhase.REDUCE]
+    copying = (SegmentPhase.REDUCE, *HOST_PHASES)
+    segments = [segment for segment in case.program.segments if segment.phase not in copying]
     segment = segments[data.draw(st.integers(0, len(segments) - 1))]
     computes = [i for i, item in enumerate(segment.instructions) if isinstance(item, Compute)]
     return segment, data.draw(st.sampled_from(computes))

@@ -38,7 +38,7 @@ from tests.programs import OP_PHASE, equal_stages
 MESH = Mesh.of(dp=2, tp=2)
 DP, TP = MESH.axes
 R = Replicate()
-FORWARD, _AGAIN, BACKWARD, WEIGHT, REDUCE, UPDATE = SegmentPhase
+FORWARD, _AGAIN, BACKWARD, WEIGHT, REDUCE, UPDATE, *_ = SegmentPhase
 
 
 def _value(name: str, whole: tuple[int, ...], placements: str) -> Operand:

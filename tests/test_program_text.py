@@ -132,7 +132,7 @@ def test_listing_reads_as_documented() -> None:
         ("segment 0 forward", "segment 0 sideways", "line 6: expected a phase"),
         ("Work(dy, saved)", "Work(dy, lost)", "expected the name of a value defined before"),
         ("[8] 1 =", "[8 1 =", "expected ','"),
-        ("recompute=none", "recompute=perhaps", "expected none, selective or full"),
+        ("recompute=none", "recompute=perhaps", "expected none, offload, selective or full"),
         ("resident parameters", "resident luggage", "expected a category"),
         ("output y", "output y y", "expected the end of the line"),
         ("[8] 0 =", "[8] S(1)Q 0 =", "expected a number"),

@@ -20,6 +20,7 @@ from autopar.ir.graph import Role
 from autopar.plan import Plan
 from autopar.program.lower import lower
 from autopar.program.records import (
+    HOST_PHASES,
     Collective,
     Compute,
     Exchange,
@@ -52,7 +53,8 @@ from autopar.workload import open_workload
 from tests.executions import COSTS, TINY, interleave, random_feeds, random_plan, run_unpartitioned
 from tests.local_ranks import LocalCommunicator, LocalWorld, NumpyMemory
 from tests.programs import programs
-from tests.rank_runs import SAMPLES, run_local, tiny_plan, tiny_workload
+from tests.rank_runs import SAMPLES, run_local, tiny_plan, tiny_rules, tiny_workload
+from tests.variants import random_plan_of_variants
 
 Array = NDArray[Any]
 
@@ -76,6 +78,8 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_orders_keep_what_depends_on_what(program: Program) -> None:
     """Every instruction runs once, after what it reads; waits follow starts; main waits for nothing overlapped."""
     for segment in program.segments:
+        if segment.phase in HOST_PHASES:
+            continue  # copies, one after the other
         wanted = {operand.value for operand in (*segment.saved, *segment.outputs, *segment.exports)}
 
         steps = order(segment.instructions, wanted)
@@ -357,6 +361,32 @@ def test_groups_of_several_stages_train_like_the_model(schedule: str, cache_dir:
     plan = tiny_plan("mlp-xs", Configuration(4, Mesh.of(inner=2), 4, "1f1b"), cache_dir, seed=3)
 
     _check(interleave(plan, 2, schedule), num_steps=2)
+
+
+VARIANTS: dict[str, tuple[str, tuple[Mesh, ...], str]] = {
+    "unequal": ("gpt2", (Mesh.of(a=2), Mesh.of(a=4)), "1f1b"),
+    "of another shape": ("gpt2", (Mesh.of(a=4), Mesh.of(a=2, b=2)), "zb-h1"),
+    "with other placements": ("mlp-xs", (Mesh.of(a=2), Mesh.of(a=2), Mesh.of(a=2)), "1f1b"),
+    "one device and many": ("llama3-8b", (Mesh.of(a=1), Mesh.of(a=2, b=2)), "gpipe"),
+    "in turns": ("mlp-xs", (Mesh.of(a=2), Mesh.of(a=1)), "interleaved"),
+    "in the shape of a V": ("mlp-xs", (Mesh.of(a=2), Mesh.of(a=2, b=2)), "zb-v"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_stages_of_other_meshes_train_like_the_model(name: str, cache_dir: Path) -> None:
+    """Two steps: what crosses in pieces, and copies of tied weights on another mesh that follow the update."""
+    model, meshes, schedule = VARIANTS[name]
+    workload = tiny_workload(model)
+    plan = random_plan_of_variants(
+        workload.folded(SAMPLES), tiny_rules(model, cache_dir), meshes, schedule, 4, SAMPLES, 7
+    )
+
+    lowered = _check(replace(plan, model=workload.info()), num_steps=2)
+
+    crossing = {found.crossing is not None for found in refreshes(lowered)}
+    assert crossing == ({True} if model == "gpt2" else set())
+    assert lowered.program.crossings
 
 
 def test_sgd_updates_like_the_model(cache_dir: Path) -> None:

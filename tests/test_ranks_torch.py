@@ -5,17 +5,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autopar.ranks.launch import run_plan
 from autopar.ranks.records import RunRequest
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import Recompute
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import interleave
-from tests.rank_runs import tiny_plan
+from tests.rank_runs import SAMPLES, tiny_plan, tiny_rules, tiny_workload
+from tests.variants import random_plan_of_variants
 
 pytest.importorskip("torch", reason="processes talk over PyTorch: pip install autopar[run]")
 pytestmark = pytest.mark.slow
@@ -29,7 +31,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rules")
 
 
-NONE, SELECTIVE, FULL = ON_DEVICE
+NONE, SELECTIVE, FULL, OFFLOAD = Recompute
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ NONE, SELECTIVE, FULL = ON_DEVICE
         ("llama3-8b", Configuration(1, FOUR, 2, "1f1b"), "data+zero-1 × megatron+sequence", NONE),
         ("gpt2", Configuration(2, TWO, 3, "gpipe"), "data+zero-1", FULL),
         ("gpt2", Configuration(2, TWO, 3, "zb-h1"), "data+zero-1", FULL),
+        ("gpt2", Configuration(2, TWO, 3, "1f1b"), "data+zero-1", OFFLOAD),
         ("llama3-8b", Configuration(4, Mesh.of(inner=1), 6, "zb-h1"), "", NONE),
         ("gpt2", Configuration(2, Mesh.of(inner=1), 4, "zb-h2"), "", NONE),
         ("mixtral-8x7b", Configuration(1, FOUR, 2, "1f1b"), "", NONE),
@@ -69,6 +72,30 @@ def test_groups_of_several_stages_train_like_the_model(
     plan.save(tmp_path / "plan.json")
 
     assert run_plan(RunRequest(str(tmp_path / "plan.json"), 2 * devices)).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "meshes", "schedule"),
+    [
+        ("gpt2", (Mesh.of(inner=1), TWO), "1f1b"),
+        ("gpt2", (FOUR, TWO), "zb-h1"),
+        ("llama3-8b", (TWO, TWO), "gpipe"),
+        ("mlp-xs", (Mesh.of(inner=1), TWO), "zb-v"),
+    ],
+)
+def test_stages_of_other_meshes_train_like_the_model(
+    name: str, meshes: tuple[Mesh, ...], schedule: str, cache_dir: Path, tmp_path: Path
+) -> None:
+    """Unequal stages, and equal ones with other placements: values cross in pieces."""
+    workload = tiny_workload(name)
+    plan = random_plan_of_variants(
+        workload.folded(SAMPLES), tiny_rules(name, cache_dir), meshes, schedule, 4, SAMPLES, 3
+    )
+    replace(plan, model=workload.info()).save(tmp_path / "plan.json")
+
+    report = run_plan(RunRequest(str(tmp_path / "plan.json"), plan.job.gpus))
+
+    assert report.passed, report.compared
 
 
 def test_torchrun_starts_ranks_too(cache_dir: Path, tmp_path: Path) -> None:

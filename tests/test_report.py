@@ -14,7 +14,7 @@ from autopar.program.records import Category
 from autopar.report.text import WIDTH, format_table
 from autopar.sharding import Partial, Replicate, Shard
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
-from tests.plans import two_stage_plan
+from tests.plans import two_stage_plan, two_variant_plan
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -27,6 +27,14 @@ def test_text_of_a_plan_is_the_golden_one(name: str) -> None:
     text = report.format_report(plan) if name == "report" else report.format_explain(plan, ops=name == "explain_ops")
 
     assert text == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("ops", [False, True])
+def test_stages_with_their_own_placements_are_explained_one_by_one(ops: bool) -> None:
+    """Each variant with its stages, its mesh and the blocks on it."""
+    text = report.format_explain(two_variant_plan(), ops=ops)
+
+    assert text == (GOLDEN / f"explain_variants{'_ops' if ops else ''}.txt").read_text()
 
 
 def _without_search(plan: Plan) -> Plan:

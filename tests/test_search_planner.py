@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.api import plan_task
+from autopar.bench.baselines.recipes import recipe_search
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.formulate.grouped import grouped_time
 from autopar.formulate.scheduled import pass_seconds
@@ -19,7 +20,6 @@ from autopar.schedule import SCHEDULES
 from autopar.search.attempt import Attempt
 from autopar.search.explain import explain_infeasible
 from autopar.search.floor import floor
-from autopar.search.grid import grid_search
 from autopar.search.outcome import Outcome
 from autopar.search.space import Configuration
 from autopar.task import Effort, Task, prepare
@@ -170,7 +170,7 @@ def test_the_grid_is_no_better() -> None:
     task = _task("mlp-xs", 4)
     dims = _batch_dims(task)
 
-    grid = grid_search(task.search(Effort(top_k=1)), task.space, dims)
+    grid = recipe_search(task.search(Effort(top_k=1)), task.space, dims)
 
     assert grid.candidates
     assert _run(task).candidates[0].objective <= grid.candidates[0].objective * (1 + CLOSE)
@@ -220,10 +220,29 @@ def test_stopped_later_returns_the_best_so_far() -> None:
     assert plan.search.bound <= complete.objective * (1 + CLOSE)
 
 
-def test_a_time_limit_ends_the_search() -> None:
-    """A limit that is over at once leaves no time for a plan."""
-    with pytest.raises(InterruptedSearchError, match="stopped by the time limit"):
+def test_a_time_limit_waits_for_the_first_plan() -> None:
+    """A limit that is over at once leaves no time for a plan: the first one is taken, and it is said why."""
+    task = _task("mlp-xs", 4)
+    complete = plan_task(task, Effort())
+
+    plan = plan_task(task, Effort(time_limit=1e-9))
+
+    assert plan.search is not None
+    assert complete.search is not None
+    assert plan.search.termination == "time limit"
+    assert plan.search.solved + plan.search.pruned < complete.search.solved + complete.search.pruned
+    assert plan.search.bound <= complete.objective * (1 + CLOSE)
+
+
+def test_a_time_limit_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there is no plan well after the limit, that is said, and what to do."""
+    for module in ("attempt", "planner"):
+        monkeypatch.setattr(f"autopar.search.{module}.OVERTIME_SECONDS", 0.0)
+
+    with pytest.raises(InterruptedSearchError, match="no plan found until well after the time limit") as caught:
         plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9))
+
+    assert caught.value.hint == "allow more time"
 
 
 def test_what_cannot_fit_is_explained() -> None:

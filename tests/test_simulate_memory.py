@@ -9,11 +9,13 @@ from autopar.program.records import (
     Category,
     Collective,
     Compute,
+    Offload,
     Operand,
     Program,
     Segment,
     SegmentPhase,
     StageProgram,
+    Table,
     defines,
     kept_values,
     reads,
@@ -108,11 +110,31 @@ class _Flat:
         yield _Step(list(known.values()), [])
         yield from self._body(("F", microbatch, block), segment, known)
         self.handed[Pass.FORWARD, microbatch] = [known[operand.value] for operand in segment.outputs]
+        hosted = flavour is Recompute.OFFLOAD and (kind, SegmentPhase.OFFLOAD) in self.table
+        if hosted:  # all of it is there when the forward ends; then it leaves
+            saved = {operand.value for operand in segment.saved}
+            yield _Step([known[name] for name in known if name in saved or name.startswith("behind ")], [])
         again = rerun(self.table, kind, flavour)
         repeated = {f"behind {i.op.name}" for i in again.instructions if isinstance(i, Compute)} if again else set()
         kept = {operand.value for operand in kept_values(self.table, kind, flavour)}
-        kept |= {name for name in known if name.startswith("behind ") and name not in repeated}
+        kept |= {name for name in known if name.startswith("behind ") and name not in repeated and not hosted}
         self.kept[microbatch, block] = {name: known[name] for name in kept if name in known}
+
+    def _fetch(self, tag: tuple[object, ...], fetch: Segment, known: dict[str, Tensor], forward: Segment) -> _Step:
+        """Bring back what was taken to host memory, as tensors of their own; views share one, as in the forward."""
+        memory: dict[str, str] = {}
+        makes: dict[Tensor, float] = {}
+        for instruction in forward.instructions:
+            if isinstance(instruction, Compute) and instruction.op.kind == "Reshape":
+                ((source,), (target,)) = reads(instruction), defines(instruction)
+                memory[target.value] = memory.get(source.value, source.value)
+            elif isinstance(instruction, Compute) and instruction.kept:
+                known[f"behind {instruction.op.name}"] = (*tag, "behind", instruction.op.name)
+                makes[*tag, "behind", instruction.op.name] = instruction.kept
+        for operand in (operand for copy in fetch.instructions for operand in defines(copy)):
+            known[operand.value] = (*tag, memory.get(operand.value, operand.value))
+            makes[known[operand.value]] = operand.bytes
+        return _Step([], list(makes.items()))
 
     def _backward(self, microbatch: int, block: int, kind: int, flavour: Recompute) -> Iterator[_Step]:
         forward, segment = self.table[kind, SegmentPhase.FORWARD], self.table[kind, SegmentPhase.BACKWARD]
@@ -121,7 +143,9 @@ class _Flat:
         yield from self._receive((Pass.BACKWARD, microbatch), segment.inputs)
         arrived = self.handed[Pass.BACKWARD, microbatch]
         again = rerun(self.table, kind, flavour)
-        if again is not None:
+        if again is not None and again.phase is SegmentPhase.FETCH:
+            yield self._fetch(("again", microbatch, block), again, known, forward)
+        elif again is not None:
             yield from self._body(("again", microbatch, block), again, known, again=True)
         behind = [tensor for name, tensor in known.items() if name.startswith("behind ")]
         known = {operand.value: known[operand.value] for operand in forward.saved if operand.value in known}
@@ -173,15 +197,17 @@ def test_peak_is_that_of_the_whole_step_instruction_by_instruction(program: Prog
         maker = SegmentPhase.WEIGHT if splits else SegmentPhase.BACKWARD
         reducing = max(_reducing(table.get((kind, maker))) for kind in stage.blocks)
         buffers = sum(operand.bytes for operands in ends for operand in operands) + reducing
+        buffers += 2 * max(_hosted(table, kind, what) for kind, what in zip(stage.blocks, stage.recompute, strict=True))
         flat = _Flat(program, stage)
         tasks, update = flat.peaks()
+        update += sum(part.bytes for part in stage.hosted)  # less than the buckets it passes through
         if splits:
             twice = sum(o.bytes for kind in stage.blocks[1:] for o in table[kind, SegmentPhase.FORWARD].inputs)
             blocks = zip(stage.blocks, stage.recompute, strict=True)
             redone = sum(
                 o.bytes
                 for kind, flavour in blocks
-                if flavour is Recompute.FULL
+                if flavour in (Recompute.FULL, Recompute.OFFLOAD)
                 for o in table[kind, SegmentPhase.FORWARD].outputs
             )
             assert simulated.memory.bytes >= resident + max(tasks - redone + buffers, update)
@@ -190,6 +216,12 @@ def test_peak_is_that_of_the_whole_step_instruction_by_instruction(program: Prog
         assert simulated.memory.bytes == resident + max(tasks + buffers, update)
         assert sizes[Category.COMMUNICATION] in ((buffers,) if tasks + buffers > update else (0.0, buffers))
         assert sizes[Category.GATHERED] == 0.0  # programs drawn gather nothing
+
+
+def _hosted(table: Table, kind: int, flavour: Recompute) -> float:
+    """Return the bytes a block takes to host memory, by what the copies and kernels of its segments say."""
+    offload = table.get((kind, SegmentPhase.OFFLOAD)) if flavour is Recompute.OFFLOAD else None
+    return sum(copy.bytes for copy in offload.instructions if isinstance(copy, Offload)) if offload else 0.0
 
 
 def _reducing(segment: Segment | None) -> float:

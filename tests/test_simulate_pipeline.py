@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from autopar.cluster import Cluster, NodeGroup, load_cluster
 from autopar.cost import CostModel
 from autopar.ir.graph import Op
-from autopar.program.records import Collective, Compute, Instruction, Operand, Program, Segment, SegmentPhase, Store
+from autopar.program.records import (
+    Collective,
+    Compute,
+    Fetch,
+    Instruction,
+    Offload,
+    Operand,
+    Program,
+    Segment,
+    SegmentPhase,
+    Store,
+)
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, Task
 from autopar.simulate import Row, Timeline, simulate
@@ -92,7 +103,7 @@ def test_recompute_runs_the_forward_again() -> None:
 
 @given(program=programs(), latency=st.integers(0, 3).map(float))
 def test_the_times_of_a_stage_add_up_to_the_step(program: Program, latency: float) -> None:
-    """Compute, collectives, waiting, bubble, gradients, update, gathering and delays; none is negative."""
+    """Compute, collectives, waiting, bubble, gradients, update, gathering, delays and copies; none is negative."""
     timeline = simulate(program, ExactCosts(latency=latency))
 
     for stage in timeline.stages:
@@ -105,6 +116,7 @@ def test_the_times_of_a_stage_add_up_to_the_step(program: Program, latency: floa
             stage.update_seconds,
             stage.gather_seconds,
             stage.delay_seconds,
+            stage.copy_seconds,
         ]
         assert sum(parts) == pytest.approx(timeline.step_seconds, rel=ROUNDING)
         assert min(parts) >= -ROUNDING
@@ -228,6 +240,8 @@ def _renamed(program: Program) -> Program:
                 inputs=tuple(None if old is None else operand(old) for old in instruction.inputs),
                 outputs=tuple(None if old is None else operand(old) for old in instruction.outputs),
             )
+        if isinstance(instruction, Offload | Fetch):
+            return replace(instruction, operand=operand(instruction.operand), result=operand(instruction.result))
         return replace(
             instruction,
             axis=replace(instruction.axis, name=f"{instruction.axis.name}~"),

@@ -6,19 +6,18 @@ from functools import cache
 import pytest
 
 from autopar.cluster import PRESETS, Cluster, NodeGroup
-from autopar.cost import CostModel, Handed
+from autopar.cost import CostModel
 from autopar.degrees import Degrees
 from autopar.plan import Plan
 from autopar.prediction import Predictor
-from autopar.program.crossings import holding
+from autopar.program.crossings import handed
 from autopar.program.lower import lower
 from autopar.program.records import Category, Program, SegmentPhase
 from autopar.program.verify import verify_program
-from autopar.program.verify.shapes import whole_shape
 from autopar.simulate import simulate, simulate_flat
 from autopar.simulate.hops import hops
 from autopar.workload import open_workload
-from tests.variants import plan_by_degrees
+from tests.variants import staged
 
 A100 = PRESETS["a100"]
 AGREE = 1e-3
@@ -42,13 +41,14 @@ PLANS: dict[str, tuple[tuple[Degrees, ...], str, tuple[int, ...]]] = {
     "4, 8, 4": ((DEEP, WIDE, NARROW), "gpipe", (2, 3)),
     "equal sizes": ((NARROW, DEEP), "zb-h1", (3,)),
     "interleaved": ((WIDE, DEEP), "interleaved", (2, 2, 1)),
+    "all alike": ((NARROW, NARROW, NARROW), "1f1b", (2, 2)),
     "in the shape of a V": ((DEEP, WIDE), "zb-v", (1, 2, 2)),
 }
 
 
 def _plan(name: str, cluster: Cluster = A100) -> Plan:
     degrees, schedule, layers = PLANS[name]
-    return plan_by_degrees(_predictor(), degrees, cluster, schedule, layers)
+    return staged([_predictor().planned(each, cluster) for each in degrees], schedule, layers)
 
 
 def _lowered(plan: Plan, costs: CostModel) -> Program:
@@ -87,18 +87,28 @@ def test_a_hop_takes_what_the_planner_is_told(name: str) -> None:
         for way, phase in ((hop.forward, SegmentPhase.FORWARD), (hop.backward, SegmentPhase.BACKWARD)):
             ahead = phase is SegmentPhase.FORWARD
             here, there = (first, second) if ahead else (second, first)
-            sent = table[here.blocks[-1 if ahead else 0], phase].outputs
-            received = table[there.blocks[0 if ahead else -1], phase].inputs
-            values = []
-            for source, target in zip(sent, received, strict=True):
-                shape = whole_shape(source, here.mesh)
-                size = target.bytes
-                for dim in target.shape:
-                    size /= dim
-                values.append(Handed(shape, size, holding(here, source), holding(there, target)))
+            values = handed(
+                table.get((here.blocks[-1 if ahead else 0], phase)),
+                (here.devices[0], here.mesh),
+                table.get((there.blocks[0 if ahead else -1], phase)),
+                (there.devices[0], there.mesh),
+            )
             assert way.seconds == pytest.approx(costs.hand_over_seconds(values), rel=1e-12)
             assert way.seconds == pytest.approx(way.each.max(), rel=1e-12)
             assert way.seconds > 0
+
+
+@pytest.mark.parametrize("name", ["8, 4, 4", "interleaved"])
+def test_the_path_of_unequal_stages_adds_up_to_the_step(name: str) -> None:
+    """Events, memory over time and the critical path are there for every stage."""
+    costs = CostModel(A100)
+    program = _lowered(_plan(name), costs)
+
+    timeline = simulate(program, costs, trace=True)
+
+    assert sum(piece.seconds for piece in timeline.path) == pytest.approx(timeline.step_seconds, rel=1e-9)
+    assert timeline.step_seconds == simulate(program, costs).step_seconds
+    assert len(timeline.stages) == program.num_groups
 
 
 def test_a_stage_holds_what_its_own_placements_say() -> None:
@@ -117,12 +127,26 @@ def test_a_stage_holds_what_its_own_placements_say() -> None:
     assert [stage.variant for stage in program.stages] == [0, 1]
 
 
+def test_a_stage_that_starts_inside_a_node_and_ends_beyond_talks_over_the_nics() -> None:
+    """Devices 2 to 5 of a node of 8, and 6 to 9: tensor parallelism of the latter leaves the node."""
+    degrees = (replace(NARROW, tp=1, microbatch=4), DEEP, DEEP)
+    plan = staged([_predictor().planned(each, A100) for each in degrees], "1f1b", (2, 2))
+    large = replace(A100, devices_per_node=16, inter=replace(A100.inter, nics=None))
+    program = _lowered(plan, CostModel(A100))
+
+    timeline, inside = (simulate(program, CostModel(cluster)) for cluster in (A100, large))
+
+    assert [stage.devices for stage in program.stages] == [(0, 2), (2, 6), (6, 10)]
+    assert timeline.stages[1].collective_seconds == inside.stages[1].collective_seconds
+    assert timeline.stages[2].collective_seconds > 2 * inside.stages[2].collective_seconds
+
+
 def test_stages_on_slower_devices_take_longer() -> None:
     """Equal stages, the first on A100, the second on H100: each takes what it takes on a cluster of its own."""
     between = replace(A100.inter, bandwidth=1e10, latency=2e-5, nics=None)
     mixed = Cluster.mixed("mixed", (NodeGroup(1, A100), NodeGroup(1, PRESETS["h100"])), between)
     degrees = (replace(WIDE, sequence_parallel=True), WIDE)
-    plan = plan_by_degrees(_predictor(), degrees, mixed, "1f1b", (4,))
+    plan = staged([_predictor().planned(each, mixed) for each in degrees], "1f1b", (4,))
     program = _lowered(plan, CostModel(mixed))
 
     timeline = simulate(program, CostModel(mixed))

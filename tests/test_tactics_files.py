@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import TacticError
+from autopar.recompute import Recompute as Flavour
 from autopar.schedule import SCHEDULES
 from autopar.tactics import (
     TACTICS,
@@ -16,6 +17,7 @@ from autopar.tactics import (
     DataParallel,
     ExpertParallel,
     Megatron,
+    Offload,
     Pipeline,
     Place,
     Recompute,
@@ -47,9 +49,8 @@ _TACTICS: st.SearchStrategy[Tactic] = st.one_of(
         st.none() | _COUNTS,
         _COUNTS,
     ),
-    st.builds(
-        Recompute, st.sampled_from(["none", "selective", "full"]), st.none() | st.lists(st.integers(0, 9)).map(tuple)
-    ),
+    st.builds(Recompute, st.sampled_from(list(Flavour)).map(str), st.none() | st.lists(st.integers(0, 9)).map(tuple)),
+    st.builds(Offload, stages=st.none() | st.lists(st.integers(0, 9)).map(tuple)),
     st.builds(
         Automatic,
         axes=st.lists(_NAMES, min_size=1, max_size=3).map(tuple),
@@ -73,7 +74,7 @@ def test_a_schedule_reads_as_it_was_written(
 def test_every_tactic_is_drawn() -> None:
     drawn = {Shard, Replicate, DataParallel, Megatron, SequenceParallel, ContextParallel, ExpertParallel, ZeRO}
 
-    assert drawn | {Place, Pipeline, Recompute, Automatic} == set(TACTICS.values())
+    assert drawn | {Place, Pipeline, Recompute, Offload, Automatic} == set(TACTICS.values())
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ Q, K, W = _random(2, 4, 5, 6), _random(2, 2, 5, 6, seed=1), _random(2, 2, 5, 3, 
 FLAT_Q, FLAT_K = _random(2, 5, 24), _random(2, 5, 12, seed=1)
 PLACES = np.asarray([[[2, 3], [0, 1]], [[1, 0], [1, 0]]])
 TRANSPOSED = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}
+V6 = _random(6, low=0.5)
+REPEATED = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 WINDOW: Mapping[str, Attr] = {"kernel_shape": (3, 2), "strides": (2, 2), "pads": (1, 0, 1, 1)}
 COS, SIN = np.cos(_random(2, 5, 3)), np.sin(_random(2, 5, 3))
 
@@ -199,6 +201,11 @@ CASES = [
     Case("LogSoftmax", [X]),
     Case("BatchNormalization", [IMAGE, _random(4), _random(4, seed=1), _random(4), _positive(4)], trained=(0, 1, 2)),
     Case("BatchNormalization", [A, V, V, V, _positive(4)], trained=(0, 1, 2), note="rows"),
+    Case("GroupNormalization", [IMAGE, _random(4), _random(4, seed=1)], {"num_groups": 2, "epsilon": 0.01}),
+    Case("GroupNormalization", [_random(2, 6, 5), V6, V6], {"num_groups": 3}, note="rows"),
+    Case("InstanceNormalization", [IMAGE, _random(4), _random(4, seed=1)], {"epsilon": 0.01}),
+    Case("Resize", [IMAGE, None, np.asarray([1, 1, 2, 3], np.float32)], REPEATED),
+    Case("Resize", [_random(2, 3, 4), None, None, _ints(2, 3, 8)], note="sizes"),
     Case("LRN", [IMAGE], {"size": 3, "alpha": 0.5, "beta": 0.6, "bias": 1.5}),
     Case("LRN", [IMAGE], {"size": 4, "alpha": 0.5}, note="even"),
     Case("Conv", [IMAGE, _random(6, 4, 3, 2), _random(6)]),

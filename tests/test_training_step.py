@@ -34,6 +34,10 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "vit-b16": {"num_layers": 1, "hidden": 8, "heads": 2, "patch": 2, "image_size": 4, "classes": 5},
     "resnet50": {"blocks": (2, 1), "channels": 4, "image_size": 16, "classes": 5},
     "mlp-xs": {"num_layers": 3, "hidden": 6},
+    "unet-sd1": {
+        "channels": 8, "factors": (1, 2), "blocks": 1, "heads": 2, "context": 6, "tokens": 3, "image_size": 4,
+        "groups": 4,
+    },
 }  # fmt: skip
 
 

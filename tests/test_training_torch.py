@@ -76,6 +76,9 @@ TORCH: Mapping[str, Callable[..., Tensor]] = {
     "GatherND": _gather_nd,
     "Gelu": lambda op, x: functional.gelu(x, approximate=op.attr("approximate", "none")),
     "GlobalAveragePool": lambda op, x: x.mean((2, 3), keepdim=True),
+    "GroupNormalization": lambda op, x, scale, bias: functional.group_norm(
+        x, op.attr("num_groups"), scale, bias, op.attr("epsilon")
+    ),
     "LayerNormalization": _layer_norm,
     "MatMul": lambda op, a, b: a @ b,
     "MaxPool": lambda op, x: functional.max_pool2d(
@@ -88,12 +91,18 @@ TORCH: Mapping[str, Callable[..., Tensor]] = {
     "Reshape": lambda op, x, shape: x.reshape(
         [x.shape[dim] if size == 0 else size for dim, size in enumerate(shape.tolist())]
     ),
+    "Resize": lambda op, x, roi, scales, sizes: functional.interpolate(x, size=tuple(sizes.tolist()[2:])),
     "RotaryEmbedding": _rotate,
+    "Squeeze": lambda op, x, axes: x.squeeze(tuple(axes.tolist())),
     "Softmax": lambda op, x: x.softmax(op.attr("axis", -1)),
     "Swish": lambda op, x: functional.silu(x),
     "TopK": lambda op, x, k: x.topk(int(k), op.attr("axis", -1)),
     "Transpose": lambda op, x: x.permute(op.attr("perm")),
-    "Unsqueeze": lambda op, x, axes: x.unsqueeze(int(axes)),
+    "Unsqueeze": lambda op, x, axes: (
+        x[tuple(None if dim in axes.tolist() else slice(None) for dim in range(x.ndim + len(axes.reshape(-1))))]
+        if axes.min() >= 0
+        else x.unsqueeze(int(axes))
+    ),
 }
 """The ops of the zoo in PyTorch's own words."""
 
@@ -102,12 +111,12 @@ def run_in_torch(graph: Graph, values: dict[str, Tensor]) -> Tensor:
     """Return the output of a model; ops without trained inputs are run by the reference."""
     values |= {name: torch.from_numpy(np.array(array)) for name, array in graph.constants.items()}
     for op in graph.ops:
-        inputs = [values[name] for name in op.inputs]
-        if any(x.requires_grad for x in inputs):
+        inputs = [values[name] if name else None for name in op.inputs]
+        if any(x is not None and x.requires_grad for x in inputs):
             results = TORCH[op.kind](op, *inputs)
             results = results if isinstance(results, tuple) else (results,)
         else:
-            arrays = EXECUTOR.run(op, [x.numpy() for x in inputs], graph.opset)
+            arrays = EXECUTOR.run(op, [None if x is None else x.numpy() for x in inputs], graph.opset)
             results = tuple(torch.from_numpy(np.array(array)) for array in arrays)
         values |= dict(zip(op.outputs, results, strict=False))
     return values[graph.outputs[0]]
@@ -125,7 +134,10 @@ def test_step_equals_pytorch(name: str) -> None:
     weights = {key: data[key].requires_grad_() for key in trained}
 
     logits = run_in_torch(model, dict(data))
-    loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), data["labels"].reshape(-1))
+    if "targets" in data:
+        loss = functional.mse_loss(logits, data["targets"])
+    else:
+        loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), data["labels"].reshape(-1))
     loss.backward()
     expected = {key: weight.grad.numpy().copy() for key, weight in weights.items()}
     torch.optim.Adam(weights.values(), lr=1e-3).step()
@@ -134,7 +146,9 @@ def test_step_equals_pytorch(name: str) -> None:
 
     assert float(values["loss"]) == pytest.approx(float(loss.detach()), rel=1e-9)
     for key in trained:
-        np.testing.assert_allclose(got[key], expected[key], rtol=1e-7, atol=1e-10, err_msg=key)
+        # Elements that cancel are held to the size of the others; epsilon is a float32 in ONNX and none in PyTorch.
+        small = 1e-10 + 2e-8 * np.abs(expected[key]).max()
+        np.testing.assert_allclose(got[key], expected[key], rtol=1e-7, atol=small, err_msg=key)
         # Adam divides by the size of the gradient: of one that is 0 in theory, rounding would show.
         moved = np.abs(expected[key]) > 1e-7
         np.testing.assert_allclose(

@@ -5,22 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.cluster import Cluster
-from autopar.degrees import Degrees
 from autopar.discover import Rules
 from autopar.formulate.fold import Folded
 from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables, build_tables
 from autopar.plan import Plan, StagePlan, Variant
-from autopar.prediction import Predictor
 from autopar.problem import Choice
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
-from tests.executions import COSTS, any_recompute, random_choice, written
+from tests.executions import COSTS, any_offload, any_recompute, random_choice, written
 
 Placed = tuple[Tables, Choice]
 """Placements of a whole model on a mesh."""
@@ -68,7 +65,7 @@ def plan_of_variants(
     drawn = [(cuts[i], cuts[i + 1]) for i in range(len(turns))]
     sizes = [variants[number][0].mesh.size for number in stages]
     devices = [(sum(sizes[:group]), sum(sizes[: group + 1])) for group in range(len(stages))]
-    flavours = list(Recompute) if trains else [Recompute.NONE]
+    flavours = list(ON_DEVICE) if trains else [Recompute.NONE]
     placed = tuple(
         StagePlan(
             tuple(ranges or drawn)[index],
@@ -90,6 +87,7 @@ def plan_of_variants(
     others = tuple(Variant(other.mesh.axes, assemble_blocks(other, found)) for other, found in variants[1:])
     plan = replace(plan, stages=placed, variants=others, job=replace(plan.job, gpus=sum(sizes)))
     plan = any_recompute(plan, folded, rng)
+    plan = any_offload(plan, np.random.default_rng([seed, 1])) if trains else plan
     return Plan.from_json(plan.to_json())
 
 
@@ -107,22 +105,16 @@ def random_plan_of_variants(
     return plan_of_variants(variants, range(len(meshes)), schedule, num_microbatches, samples, seed)
 
 
-def plan_by_degrees(
-    predictor: Predictor, degrees: Sequence[Degrees], cluster: Cluster, schedule: str, layers: Sequence[int]
-) -> Plan:
-    """Return a plan in which each group of devices is placed as its degrees say; microbatches are of equal samples.
+def staged(plans: Sequence[Plan], schedule: str, layers: Sequence[int]) -> Plan:
+    """Return a plan in which each group of devices is placed as a plan of one stage; their microbatches are equal.
 
     Args:
-        predictor: The model.
-        degrees: Per group of devices; one stage each.
-        cluster: Where they are.
-        schedule: A key of `SCHEDULES`.
+        plans: Per group of devices.
+        schedule: A key of `SCHEDULES`; with "interleaved" and "zb-v" each group has two stages.
         layers: Blocks of each stage but the last, which has the rest.
     """
-    plans = [predictor.planned(each, cluster) for each in degrees]
-    turns = SCHEDULES[schedule].groups(len(degrees), 2 if schedule in ("interleaved", "zb-v") else 1)
-    last = plans[0].stages[-1].blocks[1]
-    cuts = [0, *np.cumsum(layers).tolist(), last]
+    turns = SCHEDULES[schedule].groups(len(plans), 2 if schedule in ("interleaved", "zb-v") else 1)
+    cuts = [0, *np.cumsum(layers).tolist(), plans[0].stages[-1].blocks[1]]
     ends = np.cumsum([0, *(plan.device_mesh.size for plan in plans)]).tolist()
     stages = tuple(
         StagePlan(
@@ -130,10 +122,7 @@ def plan_by_degrees(
         )
         for index, group in enumerate(turns)
     )
+    variants = tuple(Variant(plan.mesh, plan.blocks) for plan in plans[1:])
     return replace(
-        plans[0],
-        stages=stages,
-        schedule=schedule,
-        variants=tuple(Variant(plan.mesh, plan.blocks) for plan in plans[1:]),
-        job=replace(plans[0].job, gpus=ends[-1]),
+        plans[0], stages=stages, schedule=schedule, variants=variants, job=replace(plans[0].job, gpus=ends[-1])
     )

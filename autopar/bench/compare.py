@@ -6,18 +6,20 @@ the simulator, as many of one method as of the other.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from autopar.api import plan_task
-from autopar.bench.records import GRID, Comparison, Result, planner
+from autopar.bench.baselines import BASELINES
+from autopar.bench.records import Comparison, Result, nothing, planner
 from autopar.cluster import Cluster
 from autopar.cost import DEFAULT, Stack
-from autopar.errors import InfeasibleError, InterruptedSearchError
-from autopar.plan import PhaseTime
+from autopar.errors import InfeasibleError, InterruptedSearchError, JobError
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
-from autopar.search.grid import grid_search
-from autopar.task import Effort, PhaseClock, Task, prepare
-from autopar.verdict import conclude
+from autopar.task import Effort, Task, prepare
+
+DEFAULT_BASELINES = ("grid", "megatron")
+"""What is compared with if nobody says."""
 
 
 def compare(
@@ -31,7 +33,8 @@ def compare(
     top_k: int = 3,
     time_limit: float | None = None,
     solver: str = "auto",
-    baselines: Sequence[str] = (),
+    baselines: Sequence[str] = DEFAULT_BASELINES,
+    solvers: Sequence[str] = (),
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
@@ -41,7 +44,7 @@ def compare(
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
 ) -> Comparison:
-    """Return what our planner, grid search and other solvers come to on one job.
+    """Return what our planner, baselines and other solvers come to on one job.
 
     Args:
         model: Path of an ONNX file, or `zoo:NAME`.
@@ -52,8 +55,9 @@ def compare(
         dims: Dynamic dims by name; for zoo models fields of the configuration.
         top_k: Number of plans wanted of each method.
         time_limit: Seconds for the search of each method; None for no limit.
-        solver: Solver of the placement problems, for our planner and for what a recipe of grid search leaves open.
-        baselines: Other solvers to run our planner with.
+        solver: Solver of the placement problems, for our planner and for what baselines leave to one.
+        baselines: Baselines to run, keys of `autopar.bench.baselines.BASELINES`.
+        solvers: Other solvers to run our planner with.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
         optimizer: "adam" or "sgd".
@@ -67,7 +71,8 @@ def compare(
         AutoparError: If the model, cluster or request is wrong. That nothing fits is a result, not an error.
     """
     effort = Effort(solver, top_k, time_limit)
-    others = [Effort(name, top_k, time_limit).solver for name in dict.fromkeys(baselines) if name != solver]
+    methods = baselines_of(baselines)
+    others = [Effort(name, top_k, time_limit) for name in dict.fromkeys(solvers) if name != solver]
     task = prepare(
         model,
         gpus=gpus,
@@ -83,44 +88,38 @@ def compare(
         cache_dir=cache_dir,
         progress=progress,
     )
-    results: list[Result] = []
-    for method in (solver, GRID, *others):
-        if results and should_stop():
+    results = [_plan(task, effort, progress, should_stop)]
+    tasks = [partial(BASELINES[name].find, task, effort, name, _named(progress, name)) for name in methods]
+    tasks += [partial(_plan, task, other, _named(progress, planner(other.solver))) for other in others]
+    for find in tasks:
+        if should_stop():
             break
-        shown = progress if method == solver else _named(progress, method)
-        find = _grid if method == GRID else _plan
-        results.append(find(task, replace(effort, solver=solver if method == GRID else method), shown, should_stop))
+        results.append(find(should_stop))
     return Comparison(task.workload.info(), task.job, time_limit, tuple(results))
 
 
+def baselines_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the baselines named, each once; "all" stands for all of them.
+
+    Raises:
+        JobError: If there is none of a name.
+    """
+    found = dict.fromkeys(known for name in names for known in (BASELINES if name == "all" else (name,)))
+    for name in found:
+        if name not in BASELINES:
+            raise JobError(f"there is no baseline {name!r}", hint=f"choose all, {', '.join(BASELINES)}")
+    return tuple(found)
+
+
 def _plan(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
-    method = planner(effort.solver)
+    method, size = planner(effort.solver), len(task.space)
     try:
         return Result.of(method, plan_task(task, effort, progress=progress, should_stop=should_stop))
     except InfeasibleError as error:
-        return _nothing(method, "infeasible", task, note=f"{error.args[0]}; {error.hint}")
+        return nothing(method, "infeasible", task.phases, size, note=f"{error.args[0]}; {error.hint}")
     except InterruptedSearchError as error:
-        return _nothing(method, "interrupted" if should_stop() else "time limit", task, note=error.args[0])
-
-
-def _grid(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Result:
-    clock = PhaseClock(before=task.phases)
-    with clock("search"):
-        search = task.search(effort, progress=progress, should_stop=should_stop)
-        outcome = grid_search(search, task.space, task.batch_dims)
-    if outcome.candidates:
-        try:
-            return Result.of(GRID, conclude(outcome, task, GRID, effort.top_k, clock))
-        except InfeasibleError as error:
-            return _nothing(GRID, "infeasible", task, outcome.solved, clock.times, error.args[0])
-    why = outcome.stopped or "infeasible"
-    return _nothing(GRID, why, task, outcome.solved, clock.times, "no recipe fits in any configuration")
-
-
-def _nothing(
-    method: str, why: str, task: Task, solved: int = 0, phases: tuple[PhaseTime, ...] = (), note: str = ""
-) -> Result:
-    return Result(method, why, (), 0.0, len(task.space), solved, phases or task.phases, note)
+        why = "interrupted" if should_stop() else "time limit"
+        return nothing(method, why, task.phases, size, note=error.args[0])
 
 
 def _named(progress: ProgressCallback, method: str) -> ProgressCallback:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from autopar.plan import Job, ModelInfo, PhaseTime, Plan
+from autopar.plan import HistoryPoint, Job, ModelInfo, PhaseTime, Plan
 
-COMPARISON_VERSION = 1
-GRID = "grid search"
+COMPARISON_VERSION = 2
 
 
 def planner(solver: str) -> str:
@@ -45,14 +44,16 @@ class Result:
     """What one method came to.
 
     Attributes:
-        method: "planner: NAME" for our planner with a solver of the placements, or "grid search".
+        method: "planner: NAME" for our planner with a solver of the placements, or the name of a baseline.
         termination: "optimal", "exhausted", "time limit", "interrupted", or "infeasible" if nothing it tried fits.
         plans: Its best plans by simulated step time; empty if it found none.
         bound: Step seconds by the formula that no plan of the space can beat; 0 if the method proves nothing.
-        configurations: Combinations of pipeline degree, mesh and microbatches in the space.
-        solved: How many of them were solved.
+        configurations: Size of the space: combinations of pipeline degree, mesh and microbatches, for grid search plans
+            by degrees; 0 if the method does not list it.
+        solved: How many of them were solved; plans that were priced, for methods that state degrees.
         phases: Wall time of each phase, and peak memory of the process at its end.
-        note: Why there is no plan, if there is none.
+        note: Why there is no plan, if there is none, and what else is to be known.
+        history: When which step time was reached.
     """
 
     method: str
@@ -63,6 +64,7 @@ class Result:
     solved: int
     phases: tuple[PhaseTime, ...]
     note: str = ""
+    history: tuple[HistoryPoint, ...] = ()
 
     @classmethod
     def of(cls, method: str, plan: Plan) -> "Result":
@@ -71,7 +73,16 @@ class Result:
         assert search is not None, "the best plan tells how it was found"
         plans = tuple(PlanFigures.of(each) for each in (plan, *plan.alternatives))
         bound = search.bound
-        return cls(method, search.termination, plans, bound, search.configurations, search.solved, search.phases)
+        return cls(
+            method,
+            search.termination,
+            plans,
+            bound,
+            search.configurations,
+            search.solved,
+            search.phases,
+            history=search.history,
+        )
 
     @property
     def best(self) -> PlanFigures | None:
@@ -84,6 +95,11 @@ class Result:
         if self.best is None or self.bound <= 0:
             return None
         return max(0.0, 1.0 - self.bound / self.best.objective)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time from the request to the ranked plans, import and discovery included, as in `history`."""
+        return sum(phase.seconds for phase in self.phases)
 
     @property
     def search_seconds(self) -> float:
@@ -99,7 +115,7 @@ class Comparison:
         model: The model.
         job: The request.
         time_limit: Seconds each method was given; None for no limit.
-        results: Our planner first, then grid search, then the other solvers; short if it was interrupted.
+        results: Our planner first, then baselines and our planner with other solvers; short if it was interrupted.
         version: Version of this format.
     """
 
@@ -115,18 +131,26 @@ class Comparison:
         return self.results[0]
 
     @property
-    def grid(self) -> Result | None:
-        """The result of grid search; None if it was not run."""
-        return next((result for result in self.results if result.method == GRID), None)
+    def rival(self) -> Result | None:
+        """The baseline with the least simulated step time; None if none has a plan."""
+        found = [(result.best.step_seconds, result) for result in self.results[1:] if result.best is not None]
+        return min(found, key=lambda item: item[0], default=(0.0, None))[1]
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than grid search's best our best plan is when simulated; None if either has none."""
-        grid = self.grid.best if self.grid is not None else None
+        """How many times faster our best plan is than the best of all baselines, simulated; None if either is none."""
+        rival = self.rival.best if self.rival is not None else None
         ours = self.ours.best
-        return grid.step_seconds / ours.step_seconds if grid is not None and ours is not None else None
+        return rival.step_seconds / ours.step_seconds if rival is not None and ours is not None else None
 
     @property
     def interrupted(self) -> bool:
         """Whether somebody stopped it."""
         return any(result.termination == "interrupted" for result in self.results)
+
+
+def nothing(
+    method: str, why: str, phases: tuple[PhaseTime, ...], configurations: int = 0, solved: int = 0, note: str = ""
+) -> Result:
+    """Return the result of a method that found no plan."""
+    return Result(method, why, (), 0.0, configurations, solved, phases, note)

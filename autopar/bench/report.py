@@ -1,12 +1,14 @@
 """Comparisons as text: one table on the terminal, a Markdown file for docs/benchmarks/."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from autopar.bench.baselines import BASELINES
 from autopar.bench.conditions import Conditions
 from autopar.bench.records import Comparison, PlanFigures, Result
+from autopar.bench.svg import Axis, Curve, chart
 from autopar.plan import write_atomically
 from autopar.report.summary import WHY_STOPPED, describe_job, describe_model
 from autopar.report.text import format_entries, format_table, heading
@@ -16,7 +18,10 @@ TABLE_WIDTH = 100
 SAME = 0.05
 """Percent below which two step times are called equal: what the table shows."""
 
-_HEADER = ("method", "step", "objective", "bound", "gap", "MFU", "peak", "search", "solved", "stopped")
+_HEADER = ("method", "step", "to ours", "objective", "gap", "MFU", "peak", "search", "evaluated", "stopped")
+_CASES = ("case", "ours", "best baseline", "its step", "to ours", "our gap", "our search", "its search")
+SHOWN = 3.0
+"""Step times up to so many times the best are shown in plots; what is above is on the edge."""
 _SHORT = {"exhausted": "done"}
 
 
@@ -24,7 +29,7 @@ def format_comparison(comparison: Comparison) -> str:
     """Return the table of a comparison for a terminal of 100 columns, with the plans and the verdict."""
     results = comparison.results
     lines = [describe_model(comparison), describe_job(comparison), ""]
-    lines += format_table(_HEADER, [_cells(result) for result in results], TABLE_WIDTH)
+    lines += format_table(_HEADER, [_cells(result, comparison) for result in results], TABLE_WIDTH)
     lines += ["", *format_entries([(result.method, _plan(result)) for result in results], TABLE_WIDTH)]
     lines += ["", *format_entries([("verdict", verdict(comparison))], TABLE_WIDTH)]
     lines += heading("Time and memory of our search")
@@ -33,63 +38,113 @@ def format_comparison(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return in one sentence how our plan compares with the best of grid search, both simulated."""
-    speedup = comparison.speedup
-    if speedup is None:
-        grid = comparison.grid
+    """Return in one sentence how our plan compares with the best of all baselines, both simulated."""
+    speedup, rival = comparison.speedup, comparison.rival
+    if speedup is None or rival is None:
         if comparison.ours.best is None:
-            return "no plan of ours fits" + (", but one of grid search does" if grid is not None and grid.best else "")
-        return "grid search was not run" if grid is None else "grid search finds no plan"
+            return "no plan of ours fits" + (f", but one of {rival.method} does" if rival is not None else "")
+        return "no baseline was run" if len(comparison.results) == 1 else "no baseline finds a plan"
     change = 100 * (1 / speedup - 1)
+    best = f"the best baseline ({rival.method}), simulated"
     if abs(change) < SAME:
-        return "ours takes as long per step as the best of grid search, simulated"
-    more_or_less = "more" if change > 0 else "less"
-    return f"ours takes {abs(change):.1f} % {more_or_less} time per step than the best of grid search, simulated"
+        return f"ours takes as long per step as {best}"
+    return f"ours takes {abs(change):.1f} % {'more' if change > 0 else 'less'} time per step than {best}"
 
 
-def format_markdown(comparisons: Sequence[Comparison], conditions: Conditions) -> str:
-    """Return the page of docs/benchmarks/ about comparisons of one model.
+def format_markdown(
+    comparisons: Sequence[Comparison], conditions: Conditions, images: Mapping[str, str] | None = None
+) -> str:
+    """Return a page about comparisons.
+
+    Args:
+        comparisons: What to report.
+        conditions: How they were run.
+        images: By the name of a case the image to show.
 
     Raises:
         ValueError: If there is nothing to report.
     """
     if not comparisons:
         raise ValueError("a page needs at least one comparison")
-    first = comparisons[0]
-    lines = [f"# {first.model.name} on {_cluster(first)}, {conditions.day.isoformat()}", ""]
-    lines += _conditions(comparisons, conditions)
+    lines = [
+        f"# Our planner and the baselines, {conditions.day.isoformat()}",
+        "",
+        *_conditions(comparisons, conditions),
+    ]
+    lines += ["", *markdown_table(_CASES, [_case_cells(comparison) for comparison in comparisons])]
     for comparison in comparisons:
-        lines += ["", f"## {comparison.job.gpus} GPUs", ""]
-        lines += [f"{describe_model(comparison)}: {describe_job(comparison)}.", ""]
-        lines += markdown_table(_HEADER, [_cells(result) for result in comparison.results])
-        lines += ["", f"{verdict(comparison).capitalize()}.", "", "Best plans by simulated step time:", ""]
+        name = case_name(comparison)
+        lines += ["", f"## {name}", "", f"{describe_model(comparison)}: {describe_job(comparison)}.", ""]
+        lines += markdown_table(_HEADER, [_cells(result, comparison) for result in comparison.results])
+        lines += ["", f"{verdict(comparison).capitalize()}."]
+        lines += [f"{result.method.capitalize()}: {result.note}." for result in comparison.results if result.note]
+        if name in (images or {}):
+            lines += ["", f"![Best step time so far of each method, by the formula]({(images or {})[name]})"]
+        lines += ["", "Best plans by simulated step time:", ""]
         lines += markdown_table(("method", "#", "step", "objective", "MFU", "peak", "plan"), _ranking(comparison))
         lines += ["", "Phases of our search:", ""]
         lines += markdown_table(("phase", "time", "peak memory"), _phases(comparison.ours))
     return "\n".join(lines) + "\n"
 
 
+def case_name(comparison: Comparison) -> str:
+    """Return what a case is called: model, devices and cluster."""
+    return f"{comparison.model.name} on {comparison.job.gpus} x {_cluster(comparison)}"
+
+
+def best_so_far(comparison: Comparison) -> bytes | None:
+    """Return the plot of the least step time so far of each method against time, as SVG; None if none found a plan.
+
+    While a method searches, step times are by the formula; its last point is the end of its search, and what the
+    simulator says of its best plan.
+    """
+    drawn, values, end = [], [], 1.0
+    for result in comparison.results:
+        if result.best is None:
+            continue
+        points = [(moment.seconds, moment.objective) for moment in result.history]
+        points.append((max(result.seconds, points[-1][0] if points else 0.0), result.best.step_seconds))
+        drawn.append(Curve(result.method, tuple(points)))
+        values += [y for _, y in points]
+        end = max(end, points[-1][0])
+    if not drawn:
+        return None
+    low, high = min(values), max(values)
+    first = min(x for curve in drawn for x, _ in curve.points)
+    across = Axis(
+        "seconds since the request, import and discovery included (log)",
+        max(0.01, first),
+        max(end, 0.02, 2 * first),
+        log=True,
+    )
+    up = Axis("seconds per step", 0.98 * low, min(1.02 * high, SHOWN * low))
+    return chart(f"{case_name(comparison)}: best so far", drawn, across, up, steps=True)
+
+
 def write_pages(
     comparisons: Sequence[Comparison], conditions: Conditions, folder: Path, name: str | None = None
 ) -> list[Path]:
-    """Write comparisons of one model and cluster as Markdown and as JSON, and return the files.
+    """Write comparisons as Markdown with images and as JSON with everything, and return the files.
 
     Args:
         comparisons: What to write.
         conditions: How they were run.
         folder: Where to.
-        name: Name of the files without suffix; None for `<model>_<cluster>_<date>`.
+        name: Name of the files without suffix, and of the folder of images; None for `planner_<date>`.
 
     Raises:
         PlanError: If the folder cannot be written to.
     """
-    first = comparisons[0]
-    stem = name or f"{first.model.name}_{_cluster(first)}_{conditions.day.isoformat()}"
+    stem = name or f"planner_{conditions.day.isoformat()}"
     page, data = folder / f"{stem}.md", folder / f"{stem}.json"
-    write_atomically(page, format_markdown(comparisons, conditions).encode())
+    pictures = {case_name(comparison): best_so_far(comparison) for comparison in comparisons}
+    images = {case: f"{stem}/{case.replace(' ', '_')}.svg" for case, picture in pictures.items() if picture is not None}
+    for case, image in images.items():
+        write_atomically(folder / image, pictures[case] or b"")
+    write_atomically(page, format_markdown(comparisons, conditions, images).encode())
     record = {"conditions": conditions, "comparisons": list(comparisons)}
     write_atomically(data, msgspec.json.format(msgspec.json.encode(record), indent=1))
-    return [page, data]
+    return [page, data, *(folder / image for image in images.values())]
 
 
 def condition_lines(conditions: Conditions) -> list[str]:
@@ -106,30 +161,54 @@ def _conditions(comparisons: Sequence[Comparison], conditions: Conditions) -> li
     limit = comparisons[0].time_limit
     return [
         *condition_lines(conditions),
-        f"- time limit of each method: {'none' if limit is None else format_seconds(limit)}; "
-        "seed: none, nothing is drawn at random",
-        "- step, MFU and peak are simulated; objective and bound are by the planner's formula; "
-        "search is wall time on the machine above",
-        "- grid search has the same space, prices, stage boundaries and simulator; it proves no bound",
+        f"- time limit of each method: {'none' if limit is None else format_seconds(limit)}; seed 0",
+        "- step, MFU and peak are simulated; objective and gap are by the planner's formula; search is wall time on "
+        "the machine above; methods of one case run one after the other in one process, ours first",
+        *(f"- {name}: {BASELINES[name].title}" for name in dict.fromkeys(_methods(comparisons)) if name in BASELINES),
     ]
+
+
+def _methods(comparisons: Sequence[Comparison]) -> list[str]:
+    return [result.method for comparison in comparisons for result in comparison.results]
 
 
 def _cluster(comparison: Comparison) -> str:
     return str(comparison.job.cluster.get("name", "cluster"))
 
 
-def _cells(result: Result) -> tuple[str, ...]:
-    best, gap = result.best, result.gap
-    figures = (
-        ("-", "-") if best is None else (format_seconds(best.step_seconds), format_seconds(best.objective)),
-        ("-", "-") if gap is None else (format_seconds(result.bound), f"{100 * gap:.1f} %"),
-        ("-", "-") if best is None else (f"{100 * best.mfu:.1f} %", format_bytes(best.peak_bytes)),
+def _case_cells(comparison: Comparison) -> tuple[str, ...]:
+    ours, rival, speedup = comparison.ours, comparison.rival, comparison.speedup
+    return (
+        case_name(comparison),
+        "-" if ours.best is None else format_seconds(ours.best.step_seconds),
+        "-" if rival is None else rival.method,
+        "-" if rival is None or rival.best is None else format_seconds(rival.best.step_seconds),
+        "-" if speedup is None else f"{100 * (speedup - 1):+.1f} %",
+        "-" if ours.gap is None else f"{100 * ours.gap:.1f} %",
+        format_seconds(ours.search_seconds),
+        "-" if rival is None else format_seconds(rival.search_seconds),
     )
+
+
+def _cells(result: Result, comparison: Comparison) -> tuple[str, ...]:
+    best, gap, ours = result.best, result.gap, comparison.ours.best
+    figures = ("-",) * 5
+    if best is not None:
+        other = "-" if ours is None else f"{100 * (best.step_seconds / ours.step_seconds - 1):+.1f} %"
+        figures = (
+            format_seconds(best.step_seconds),
+            other,
+            format_seconds(best.objective),
+            "-" if gap is None else f"{100 * gap:.1f} %",
+            f"{100 * best.mfu:.1f} %",
+        )
+    space = f"/{result.configurations}" if result.configurations else ""
     return (
         result.method,
-        *(cell for pair in figures for cell in pair),
+        *figures,
+        "-" if best is None else format_bytes(best.peak_bytes),
         format_seconds(result.search_seconds),
-        f"{result.solved}/{result.configurations}",
+        f"{result.solved}{space}",
         _SHORT.get(result.termination, result.termination),
     )
 

@@ -32,44 +32,30 @@ class BenchSpec:
     tiny: Mapping[str, int] = field(hash=False)
 
 
-def _cases(cluster: str) -> tuple[Case, ...]:
-    return tuple(Case(cluster, gpus) for gpus in (8, 64, 512))
-
+_GPT_TINY = {"num_layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
+_LLAMA_TINY = {"num_layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "seq": 32, "vocab": 256}
 
 SPECS: Mapping[str, BenchSpec] = {
     item.name: item
     for item in (
+        BenchSpec("gpt2", "zoo:gpt2", (Case("h100", 8),), _GPT_TINY),
+        BenchSpec("bert-large", "zoo:bert-large", (Case("v100", 16),), _GPT_TINY),
+        BenchSpec("llama3-8b", "zoo:llama3-8b", (Case("h100", 64),), _LLAMA_TINY),
+        BenchSpec("mixtral-8x7b", "zoo:mixtral-8x7b", (Case("h100", 64),), {**_LLAMA_TINY, "experts": 4}),
+        BenchSpec("gpt3-175b", "zoo:gpt3-175b", (Case("a100", 128), Case("a100", 1024)), _GPT_TINY),
+        BenchSpec("megatron-1t", "zoo:megatron-1t", (Case("a100", 3072),), _GPT_TINY),
         BenchSpec(
-            "gpt2", "zoo:gpt2", _cases("h100"), {"num_layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
+            "wide-resnet-13b",
+            "zoo:wide-resnet-13b",
+            (Case("v100", 32),),
+            {"image_size": 64, "channels": 8, "conv_width": 2, "classes": 16},
         ),
         BenchSpec(
-            "llama3-8b",
-            "zoo:llama3-8b",
-            _cases("h100"),
-            {"num_layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "seq": 32, "vocab": 256},
+            "unet-sd1",
+            "zoo:unet-sd1",
+            (Case("v100", 32),),
+            {"channels": 8, "blocks": 1, "heads": 2, "context": 8, "tokens": 4, "image_size": 8, "groups": 4},
         ),
-        BenchSpec(
-            "gpt3-175b",
-            "zoo:gpt3-175b",
-            _cases("a100"),
-            {"num_layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256},
-        ),
-        BenchSpec(
-            "mixtral-8x7b",
-            "zoo:mixtral-8x7b",
-            _cases("h100"),
-            {
-                "num_layers": 2,
-                "hidden": 64,
-                "heads": 4,
-                "kv_heads": 2,
-                "ffn": 128,
-                "seq": 32,
-                "vocab": 256,
-                "experts": 4,
-            },
-        ),
-        BenchSpec("resnet50", "zoo:resnet50", _cases("h100"), {"image_size": 64, "channels": 8, "classes": 16}),
     )
 }
 """Every benchmark by name."""

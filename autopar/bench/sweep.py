@@ -1,11 +1,12 @@
-"""All cases of a benchmark, each in a fresh process with a cold cache: its seconds and bytes are its own."""
+"""A list of jobs, each in a fresh process with a cold cache: its seconds and bytes are its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
 from autopar.bench.compare import compare
+from autopar.bench.jobs import BenchJob
 from autopar.bench.records import Comparison
 from autopar.bench.specs import BenchSpec
 from autopar.errors import InterruptedSearchError
@@ -30,35 +31,37 @@ def in_fresh_process(*args: Any, **request: Any) -> Comparison:
             ) from None
 
 
+def spec_jobs(spec: BenchSpec, gpus: int | None = None) -> list[BenchJob]:
+    """Return the cases of a published benchmark as jobs, those with `gpus` devices if that is given."""
+    cases = [case for case in spec.sweep if gpus is None or case.gpus == gpus]
+    return [BenchJob(model=spec.model, gpus=case.gpus, cluster=case.cluster) for case in cases]
+
+
 def run_sweep(
-    spec: BenchSpec,
+    jobs: Sequence[BenchJob],
     *,
-    gpus: int | None = None,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
     run: Compare = in_fresh_process,
     **request: Any,
 ) -> Iterator[Comparison]:
-    """Yield the comparison of every case of a benchmark as soon as it is done.
+    """Yield the comparison of every job as soon as it is done.
 
     Args:
-        spec: The benchmark.
-        gpus: Only the case with this number of devices; None for all.
-        progress: Told when a case begins.
-        should_stop: Polled between cases.
+        jobs: What to compare on.
+        progress: Told when a job begins.
+        should_stop: Polled between jobs.
         run: What compares; gets the arguments of `compare`.
-        **request: Further arguments of `compare`.
+        **request: Further arguments of `compare`; what a job states comes first.
 
     Raises:
         AutoparError: As `compare` does.
     """
-    cases = [case for case in spec.sweep if gpus is None or case.gpus == gpus]
-    for done, case in enumerate(cases):
+    for done, job in enumerate(jobs):
         if should_stop():
             return
-        detail = f"{spec.name} on {case.gpus} × {case.cluster}"
-        progress(Progress("benchmark", done, len(cases), detail=detail))
-        yield run(spec.model, gpus=case.gpus, cluster=case.cluster, **request)
+        progress(Progress("benchmark", done, len(jobs), detail=f"{job.model} on {job.gpus} × {job.cluster}"))
+        yield run(**{**request, **job.request()})
 
 
 def run_tiny(spec: BenchSpec, **request: Any) -> Comparison:

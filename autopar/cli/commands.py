@@ -20,9 +20,12 @@ from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
 from autopar.cli.job_file import JOB_FILE, read_job_file
+from autopar.cli.looking import figures, report
 from autopar.cli.options import (
     cache_options,
+    comma_separated,
     echo_json,
+    engine_options,
     file_path,
     job_options,
     json_option,
@@ -41,6 +44,7 @@ from autopar.units import format_bytes
 
 if TYPE_CHECKING:
     from autopar.bench import Comparison
+    from autopar.bench.jobs import BenchJob
     from autopar.bench.problems import ProblemRun
     from autopar.plan import Plan
 
@@ -83,6 +87,8 @@ app.add_command(validate)
 app.add_command(calibrate)
 app.add_command(export)
 app.add_command(import_config)
+app.add_command(report)
+app.add_command(figures)
 
 
 @app.command()
@@ -100,13 +106,14 @@ app.add_command(import_config)
     metavar="N",
     help="Seed of what solvers draw at random.",
 )
+@engine_options
 @click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write plan.json, report.txt and trace.json there.",
+    help="Write plan.json, report.txt, report.html and trace.json there.",
 )
 @cache_options
 @json_option
@@ -149,15 +156,17 @@ def solve(
 
 
 def _write_folder(plan: "Plan", folder: Path, cache: Path | None) -> None:
-    from autopar import api
+    from autopar.page import look, write_page
     from autopar.plan import write_atomically
     from autopar.report import format_report
     from autopar.simulate import write_chrome_trace
 
     plan.save(folder / "plan.json")
     write_atomically(folder / "report.txt", format_report(plan).encode())
-    write_chrome_trace(api.simulate_plan(plan, cache_dir=cache), folder / "trace.json")
-    click.echo(f"wrote plan.json, report.txt and trace.json into {folder}", err=True)
+    view = look(plan, cache_dir=cache)
+    write_chrome_trace(view.timeline, folder / "trace.json")
+    write_page(view, folder / "report.html")
+    click.echo(f"wrote plan.json, report.txt, report.html and trace.json into {folder}", err=True)
 
 
 @app.command()
@@ -230,6 +239,7 @@ def simulate(
             "step_seconds": timeline.step_seconds,
             "band": timeline.band,
             "peak_bytes": timeline.peak_bytes,
+            "host": timeline.host,
             "stages": timeline.stages,
             **({"critical_path": timeline.path} if critical_path else {}),
             **({} if devices is None else {"flat_seconds": devices.step_seconds}),
@@ -365,15 +375,23 @@ def rules(
     "--top-k", type=click.IntRange(min=1), default=3, show_default=True, metavar="K", help="Plans per method."
 )
 @click.option(
+    "--baselines",
+    type=comma_separated,
+    default="grid,megatron",
+    show_default=True,
+    metavar="NAME,...",
+    help="What to compare with: all, none, or some of grid, megatron, greedy, beam, annealing, mcts, recipes, alpa.",
+)
+@click.option(
     "--solvers",
-    "baselines",
     type=solver_names,
     default=(),
     metavar="NAME,...",
-    help="Other solvers of the placements to compare with.",
+    help="Also run our planner with other solvers of the placements.",
 )
 @click.option("--spec", "specs", multiple=True, metavar="NAME", help="Run a published benchmark instead of MODEL.")
 @click.option("--all", "all_specs", is_flag=True, help="Run all published benchmarks.")
+@click.option("--jobs", "jobs_file", type=file_path(), metavar="FILE", help="Run the jobs of a YAML list.")
 @click.option(
     "--problems",
     type=file_path(),
@@ -393,6 +411,7 @@ def benchmark(
     gpus: int | None,
     specs: tuple[str, ...],
     all_specs: bool,
+    jobs_file: Path | None,
     problems: Path | None,
     output: Path | None,
     cache_dir: Path | None,
@@ -400,29 +419,36 @@ def benchmark(
     as_json: bool,
     **request: Any,
 ) -> int:
-    """Compare our plan for MODEL with grid search.
+    """Compare our plan for MODEL with those of baselines, at the same costs and in the same simulator.
 
-    Grid search tries data, tensor and pipeline parallelism and the number of microbatches in all combinations, with the
-    same costs and the same simulator. With --spec or --all, published benchmarks are run: every case in a process of
-    its own and with a cold cache; --gpus then selects the cases with that many devices. With --problems, --solver and
-    the --solvers are compared on files of the IOPDDL contest.
+    Among them are grid search over all degrees and what the documentation of Megatron-LM leads to. With --spec, --all
+    or --jobs a list of jobs is run: every one in a process of its own and with a cold cache; --gpus then selects the
+    cases of --spec and --all with that many devices. With --problems, --solver and the --solvers are compared on files
+    of the IOPDDL contest. Ctrl-C ends the method at work with its best plan and keeps what is done.
     """
     typed = context.obj.arguments if isinstance(context.obj, Invocation) else ()
     command = shlex.join(("autopar", *typed)) if typed else context.command_path
     if output is not None:
         prepare_folder(output)
     if problems is not None:
-        _refuse_with_problems(context, model, specs, all_specs)
+        _refuse_with_problems(context, model, specs, all_specs or jobs_file is not None)
         is_given = context.get_parameter_source("solver") is click.core.ParameterSource.COMMANDLINE
         first = request["solver"] if is_given else DEFAULT_PROBLEM_SOLVER
-        solvers = tuple(dict.fromkeys((first, *request["baselines"])))
+        solvers = tuple(dict.fromkeys((first, *request["solvers"])))
         return _run_problems(problems, solvers, request["time_limit"], command, output, as_json)
-    if specs or all_specs:
-        _refuse_with_specs(context, model)
+    if specs or all_specs or jobs_file is not None:
+        _refuse_with_jobs(context, model)
+        if jobs_file is not None and (specs or all_specs or gpus is not None):
+            raise click.UsageError("--jobs is combined with neither --spec and --all nor --gpus", context)
         del request["cluster"], request["dims"]
-        return _run_specs(specs, all_specs, gpus, command, output, as_json, request)
+        from autopar.bench.jobs import load_jobs
+
+        jobs = _listed(specs, all_specs, gpus) if jobs_file is None else load_jobs(jobs_file)
+        return _run_jobs(jobs, command, output, as_json, request)
     if model is None or gpus is None:
-        raise click.UsageError("give a MODEL and --gpus N, or --spec NAME, or --all, or --problems DIR", context)
+        raise click.UsageError(
+            "give a MODEL and --gpus N, or --spec NAME, or --all, or --jobs FILE, or --problems DIR", context
+        )
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     from autopar import bench
     from autopar.bench.report import format_comparison
@@ -444,7 +470,7 @@ def _refuse_with_problems(context: click.Context, model: str | None, specs: tupl
     """Refuse what has no meaning for a problem that is already formulated."""
     if model is not None or specs or all_specs:
         raise click.UsageError("give only one of MODEL, --spec or --all, and --problems", context)
-    known = {"problems", "time_limit", "solver", "baselines", "output", "as_json"}
+    known = {"problems", "time_limit", "solver", "solvers", "output", "as_json"}
     for param in context.command.params:
         given = param.name and context.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
         if given and param.name not in known:
@@ -483,47 +509,44 @@ def _run_problems(
     return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
 
 
-def _refuse_with_specs(context: click.Context, model: str | None) -> None:
-    """Refuse what a published benchmark decides itself, or what cannot hold for all of its models."""
+def _refuse_with_jobs(context: click.Context, model: str | None) -> None:
+    """Refuse what a list of jobs decides itself, or what cannot hold for all of its models."""
     if model is not None:
-        raise click.UsageError(f"give either MODEL ({model}) or --spec and --all", context)
+        raise click.UsageError(f"give either MODEL ({model}) or --spec, --all and --jobs", context)
     for name, option in (("cluster", "--cluster"), ("dims", "--set"), ("cache_dir", "--cache-dir")):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{option} cannot be combined with --spec and --all", context)
+            raise click.UsageError(f"{option} cannot be combined with --spec, --all and --jobs", context)
 
 
-def _run_specs(
-    names: tuple[str, ...],
-    all_specs: bool,
-    gpus: int | None,
-    command: str,
-    output: Path | None,
-    as_json: bool,
-    request: dict[str, Any],
-) -> int:
-    from autopar.bench.report import format_comparison
+def _listed(names: tuple[str, ...], all_specs: bool, gpus: int | None) -> "list[BenchJob]":
     from autopar.bench.specs import SPECS, spec
-    from autopar.bench.sweep import run_sweep
+    from autopar.bench.sweep import spec_jobs
 
     chosen = [spec(name) for name in (SPECS if all_specs else dict.fromkeys(names))]
-    if gpus is not None and not any(case.gpus == gpus for each in chosen for case in each.sweep):
+    jobs = [job for each in chosen for job in spec_jobs(each, gpus)]
+    if not jobs:
         raise click.UsageError(f"no case of {', '.join(each.name for each in chosen)} has {gpus} devices")
-    every: list[Comparison] = []
+    return jobs
+
+
+def _run_jobs(
+    jobs: "Sequence[BenchJob]", command: str, output: Path | None, as_json: bool, request: dict[str, Any]
+) -> int:
+    from autopar.bench.report import format_comparison
+    from autopar.bench.sweep import run_sweep
+
+    done: list[Comparison] = []
     with Interruption() as interruption, show_progress() as progress:
-        for each in chosen:
-            done: list[Comparison] = []
-            sweep = run_sweep(each, gpus=gpus, progress=progress, should_stop=interruption.requested, **request)
-            for comparison in sweep:
-                done.append(comparison)
-                if not as_json:
-                    click.echo(format_comparison(comparison))
-                if output is not None:  # after every case, so that an interrupted sweep leaves what it has
-                    _write_benchmark(done, command, output)
-            every += done
+        for comparison in run_sweep(jobs, progress=progress, should_stop=interruption.requested, **request):
+            done.append(comparison)
+            if not as_json:
+                click.echo(format_comparison(comparison))
+            if output is not None:  # after every job, so that an interrupted run leaves what it has
+                _write_benchmark(done, command, output)
         stopped = interruption.requested()
     if as_json:
-        echo_json(every)
-    return ExitCode.INTERRUPTED if stopped else _benchmark_code(every)
+        echo_json(done)
+    return ExitCode.INTERRUPTED if stopped else _benchmark_code(done)
 
 
 def _write_benchmark(comparisons: "Sequence[Comparison]", command: str, folder: Path, name: str | None = None) -> None:

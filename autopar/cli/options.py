@@ -71,6 +71,13 @@ def solver_names(text: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(solver_name(name.strip()) for name in text.split(",") if name.strip())
 
 
+def comma_separated(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return names written with commas between them; "none" for none."""
+    if isinstance(text, tuple):  # click converts a default, too
+        return text
+    return tuple(name.strip() for name in text.split(",") if name.strip() not in ("", "none"))
+
+
 def _as_mapping(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, int], ...]) -> dict[str, int]:
     dims: dict[str, int] = {}
     for name, size in value:
@@ -206,6 +213,32 @@ def cache_options(function: Command) -> Command:
         help="Where discovered rules and plans found are kept; default: the user's cache folder.",
     )(function)
     return click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")(function)
+
+
+def engine_options(function: Command) -> Command:
+    """Add the options that say who searches; the command receives `workers`, `engine` and `ray_address`."""
+    for option in reversed(
+        (
+            click.option(
+                "--workers",
+                type=positive_whole(),
+                metavar="N",
+                help="Processes that search; default: this one, with Ray as many as the cluster has CPUs.",
+            ),
+            click.option(
+                "--engine",
+                type=click.Choice(["local", "ray"]),
+                default="local",
+                show_default=True,
+                help="Where they run: here, or on a Ray cluster.",
+            ),
+            click.option(
+                "--ray-address", metavar="ADDRESS", help="A running Ray cluster; default: one started on this machine."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
 
 
 def json_option(function: Command) -> Command:

@@ -47,10 +47,16 @@ def _degree(name: str, text: str) -> Callable[[Command], Command]:
 @click.option("--sequence-parallel", is_flag=True, help="Split along the sequence what tp would copy.")
 @click.option(
     "--recompute",
-    type=click.Choice(["none", "selective", "full"]),
+    type=click.Choice(["none", "selective", "full", "offload"]),
     default="none",
     show_default=True,
-    help="What runs again in the backward pass.",
+    help="What runs again in the backward pass; offload keeps it in host memory instead.",
+)
+@click.option(
+    "--offload",
+    type=click.Choice(["optimizer"]),
+    callback=lambda _context, _option, value: value or "",
+    help="What lies in host memory between steps.",
 )
 @click.option("--schedule", default="1f1b", show_default=True, metavar="NAME", help="Order of microbatches.")
 @_degree("interleave", "Stages per group of devices.")

@@ -3,7 +3,8 @@
 Stages may have meshes of different sizes, and hold a value at different placements. Each receiving device gets its
 block in pieces: the boxes in which that block meets the blocks of the sending stage. Several devices may hold the same
 sending block. The nearest of them sends (inside the node before between nodes), and receivers that are equally near to
-the same ones take turns, so that the load is spread.
+the same ones take turns, so that the load is spread. Where a value lies alike on equal meshes, device i sends to
+device i, as programs have it.
 
 A value may leave as terms of a sum, and arrive as such: of k terms, the devices that hold term j of l add up those
 whose number leaves the remainder j when divided by l. Devices that get nothing so have zeros.
@@ -17,7 +18,7 @@ S is what a device sends or receives there; what goes further than between two n
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -241,7 +242,10 @@ def pieces(shape: tuple[int, ...], source: Holding, target: Holding, cluster: Cl
     receivers = np.array([entry[0] for entry in entries], np.int64) + target.first
     held = np.array([entry[1] for entry in entries], np.int64)
     candidates = by_block[held] + source.first
-    chosen = _nearest(held, receivers, candidates, cluster)
+    if source.mesh.shape == target.mesh.shape and source.placements == target.placements:
+        chosen = (candidates - source.first == (receivers - target.first)[:, None]).argmax(axis=1)
+    else:
+        chosen = _nearest(held, receivers, candidates, cluster)
     return Pieces(
         candidates[np.arange(len(entries)), chosen],
         receivers,
@@ -296,9 +300,10 @@ def hand_over_seconds(values: Sequence[Handed], cluster: Cluster, send_seconds: 
     Raises:
         ShardingError: If a value cannot be placed so, or lies there as terms of another reduction than a sum.
     """
+    values = _near_the_start(values, cluster)
+    if len(values) < 2:
+        return max((seconds for value in values for seconds in _alone(value, cluster, send_seconds)), default=0.0)
     found = [(pieces(value.shape, value.source, value.target, cluster), value.element_bytes) for value in values]
-    if not found:
-        return 0.0
     amounts = loads(
         np.concatenate([each.senders for each, _ in found]),
         np.concatenate([each.receivers for each, _ in found]),
@@ -306,6 +311,40 @@ def hand_over_seconds(values: Sequence[Handed], cluster: Cluster, send_seconds: 
         cluster,
     )
     return slowest(amounts, send_seconds)
+
+
+def _near_the_start(values: Sequence[Handed], cluster: Cluster) -> Sequence[Handed]:
+    """Return values between stages that lie to each other and to nodes as the given ones, near the first device.
+
+    Planners ask for equal stages all along the cluster.
+    """
+    if cluster.groups or not values:
+        return values
+    period = cluster.domains[-1].devices if cluster.domains else cluster.devices_per_node
+    first = min(side.first for value in values for side in (value.source, value.target)) // period * period
+    return [
+        replace(value, source=_shifted(value.source, first), target=_shifted(value.target, first)) for value in values
+    ]
+
+
+def _shifted(holding: Holding, by: int) -> Holding:
+    return replace(holding, first=holding.first - by) if by else holding
+
+
+def _alone(value: Handed, cluster: Cluster, send_seconds: Callable[[float, int], float]) -> list[float]:
+    """Return the seconds of a value by tier."""
+    most = _most_elements(value.shape, value.source, value.target, cluster)
+    return [float(send_seconds(elements * value.element_bytes, tier)) for tier, elements in most]
+
+
+@lru_cache(maxsize=4096)  # numbers only, where pieces take memory
+def _most_elements(
+    shape: tuple[int, ...], source: Holding, target: Holding, cluster: Cluster
+) -> tuple[tuple[int, float], ...]:
+    """Return the elements that the fullest device sends or receives, by tier."""
+    sent = pieces(shape, source, target, cluster)
+    amounts = loads(sent.senders, sent.receivers, sent.elements.astype(np.float64), cluster)
+    return tuple((tier, float(each.max())) for tier, each in amounts.items())
 
 
 def slowest(amounts: dict[int, FloatArray], send_seconds: Callable[[float, int], float]) -> float:

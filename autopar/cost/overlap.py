@@ -41,6 +41,14 @@ for passes of 20 blocks."""
 BUCKET_BYTES = 25e6
 """Gradients are reduced in buckets of so many bytes; the default of PyTorch's DistributedDataParallel."""
 
+TRANSIT_BLOCKS = 2
+"""Blocks whose saved values are on their way to or from the host at once: one goes out, one comes in."""
+STATE_BUFFERS = 3
+"""Buckets of the optimizer's state on a device, where it lies in host memory: one that comes, one that is updated, and
+one that goes."""
+STATE_BUCKET_BYTES = 100e6
+"""Bytes of such a bucket: by hand, large enough that its copies take many times their latency."""
+
 LAUNCH_EXPONENT = 3.0
 """How far host and device hide each other. Fit to 240 of vTrain's step times on A100, in many of which both take about
 as long: errors on unseen rows are 9.0 % with the maximum, 7.8 % with 6 and 7.2 % with 3."""

@@ -30,7 +30,7 @@ NORMS = frozenset(
     {
         "LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization",
         "autopar::BatchNorm", "autopar::BatchNormGrad", "autopar::BatchNormGradStats", "autopar::BatchNormStats",
-        "autopar::LayerNormalizationGrad", "autopar::RMSNormalizationGrad",
+        "autopar::GroupNormalizationGrad", "autopar::LayerNormalizationGrad", "autopar::RMSNormalizationGrad",
     }
 )  # fmt: skip
 """Kinds that go over every row twice."""

@@ -265,6 +265,29 @@ def lrn(x: Array, *, num_outputs: int, size: int, alpha: float, beta: float, bia
     return ((x / (bias + alpha / size * total) ** beta).astype(x.dtype),)
 
 
+def group_normalization(
+    x: Array,
+    scale: Array,
+    bias: Array,
+    *,
+    num_outputs: int,
+    num_groups: int,
+    epsilon: float | None = None,
+    stash_type: int | None = None,
+) -> tuple[Array, ...]:
+    """Return `x` normalised over groups of channels; `onnx.reference` computes the statistics in float32."""
+    assert num_outputs == 1, "GroupNormalization has one output"
+    channels = x.shape[1]
+    if channels % num_groups or scale.shape != (channels,) or bias.shape != (channels,):
+        raise ValueError(f"{channels} channels in {num_groups} groups with scale {scale.shape} and bias {bias.shape}")
+    grouped = x.reshape(x.shape[0], num_groups, -1)
+    centred = grouped - grouped.mean(axis=2, keepdims=True)
+    deviation = np.sqrt((centred * centred).mean(axis=2, keepdims=True) + (1e-5 if epsilon is None else epsilon))
+    column = (channels, *[1] * (x.ndim - 2))
+    normal = (centred / deviation).reshape(x.shape)
+    return ((normal * scale.reshape(column) + bias.reshape(column)).astype(x.dtype),)
+
+
 def gather_elements(x: Array, indices: Array, *, num_outputs: int, axis: int = 0) -> tuple[Array, ...]:
     """Return the element each index picks along the axis; `onnx.reference` wraps indices that are out of range."""
     assert num_outputs == 1, "GatherElements has one output"
@@ -312,6 +335,7 @@ KERNELS = {
     "Erf": erf,
     "GatherElements": gather_elements,
     "Gelu": gelu,
+    "GroupNormalization": group_normalization,
     "LRN": lrn,
     "Split": split,
     "MaxPool": max_pool,

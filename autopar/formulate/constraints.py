@@ -62,7 +62,7 @@ class Constraints:
     def fastest(self, chain: Sequence[int], num_kinds: int) -> tuple[Recompute, ...]:
         """Return by kind the fastest flavour that any of its blocks may have: what bounds may count on."""
         found = [Recompute.FULL] * num_kinds
-        order = list(ON_DEVICE)
+        order = list(Recompute)
         for block, kind in enumerate(chain):
             own = min(self.keeps[block], key=order.index) if self.keeps else Recompute.NONE
             found[kind] = min(found[kind], own, key=order.index)

@@ -30,7 +30,7 @@ from autopar.formulate.mean import mean_bytes
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 
 HOST_RATIOS = (0.5, 1.0, 2.0)
@@ -157,7 +157,7 @@ def step_program(
     pipeline: Pipeline,
     limit: float,
     *,
-    flavours: Sequence[Recompute] = tuple(Recompute),
+    flavours: Sequence[Recompute] = ON_DEVICE,
     fastest: Sequence[Recompute] = (),
 ) -> StepProgram:
     """Return the linear program of a configuration.

@@ -5,13 +5,14 @@ held against the limit by `ChainBytes`, which is not: there the bytes are those 
 simulator counts (`autopar.simulate.ranges`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS, TRANSIT_BLOCKS
 from autopar.formulate.tables import Memory, Tables
 from autopar.recompute import Recompute
 
@@ -72,11 +73,17 @@ class SharedBytes:
 
     Attributes:
         owner: The block it belongs to.
-        readers: The blocks that read it, with the bytes of a copy each.
+        readers: The blocks that read it, each with the bytes of a copy as it reads it.
     """
 
     owner: int
     readers: tuple[tuple[int, float], ...]
+
+    def on(self, start: int, stop: int) -> float:
+        """Return the bytes of the copy that a range of blocks holds; 0 if it needs none."""
+        if start <= self.owner < stop:
+            return 0.0
+        return max((size for reader, size in self.readers if start <= reader < stop), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +100,8 @@ class ChainBytes:
         update: Fullest moment of the reductions and the update.
         arriving: What a first block of a stage receives from the stage before.
         returning: What a last block of a stage receives from the next stage.
+        hosted: What a block with flavour `OFFLOAD` takes to host memory, per microbatch.
+        state: Bytes of `resident` that are the optimizer's state, which can lie in host memory.
         buffers: Buffers of the model, held by every stage.
         shared: Parameters that several blocks read.
     """
@@ -106,6 +115,8 @@ class ChainBytes:
     update: FloatArray
     arriving: FloatArray
     returning: FloatArray
+    hosted: FloatArray
+    state: FloatArray
     buffers: float = 0.0
     shared: tuple[SharedBytes, ...] = ()
 
@@ -113,7 +124,7 @@ class ChainBytes:
     def nothing(cls, chain: Sequence[int], flavours: Sequence[Recompute] = (Recompute.NONE,)) -> "ChainBytes":
         """Return what blocks hold that take no memory."""
         zero = np.zeros(max(chain) + 1)
-        return cls(tuple(chain), _Nothing(), tuple(flavours), zero, zero, zero, zero, zero, zero)
+        return cls(tuple(chain), _Nothing(), tuple(flavours), zero, zero, zero, zero, zero, zero, zero, zero)
 
     def stage(self, start: int, stop: int, flavours: Sequence[Recompute]) -> tuple[float, float]:
         """Return what one microbatch leaves behind in a range of blocks, and the fullest moment of its passes."""
@@ -137,31 +148,54 @@ class ChainBytes:
 
     def always(self, start: int, stop: int) -> float:
         """Return the bytes that are there all the time."""
-        copies = (
-            max((size for reader, size in shared.readers if start <= reader < stop), default=0.0)
-            for shared in self.shared
-            if not start <= shared.owner < stop
-        )
-        return float(self.resident[list(self.chain[start:stop])].sum()) + self.buffers + sum(copies)
+        copies = sum(shared.on(start, stop) for shared in self.shared)
+        return float(self.resident[list(self.chain[start:stop])].sum()) + self.buffers + copies
 
-    def beside(self, start: int, stop: int) -> float:
-        """Return the bytes of buffers that are there while tasks run."""
+    def beside(self, start: int, stop: int, flavours: Sequence[Recompute] = ()) -> float:
+        """Return the bytes of buffers that are there while tasks run; no block offloads if no flavours are given."""
         kinds = list(self.chain[start:stop])
         gathered = self.gathered[kinds]
         pairs = gathered[1:] + gathered[:-1] if len(kinds) > 1 else gathered
         received = self.arriving[kinds[0]] if start else 0.0
         received += self.returning[kinds[-1]] if stop < len(self.chain) else 0.0
-        return float(pairs.max() + self.reducing[kinds].max() + received)
+        copied = (self.hosted[kind] for kind in self._offloading(start, stop, flavours))
+        transit = TRANSIT_BLOCKS * max(copied, default=0.0)
+        return float(pairs.max() + self.reducing[kinds].max() + received + transit)
 
-    def peak(self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute]) -> float:
+    def peak(
+        self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, offload: bool = False
+    ) -> float:
         """Return the peak bytes of a range of blocks with so many microbatches in flight, the running one counted.
 
         It is that of any schedule in which the fullest forward and the fullest backward both run with all but one of
         the microbatches in flight waiting.
+
+        Args:
+            start: First block.
+            stop: The block after the last one.
+            in_flight: Microbatches in flight.
+            flavours: What each block keeps.
+            offload: Whether the optimizer's state lies in host memory.
         """
         kept, running = self.stage(start, stop, flavours)
-        passes = (in_flight - 1) * kept + running + self.beside(start, stop)
-        return self.always(start, stop) + max(passes, float(self.update[list(self.chain[start:stop])].max()))
+        passes = (in_flight - 1) * kept + running + self.beside(start, stop, flavours)
+        kinds = list(self.chain[start:stop])
+        state = float(self.state[kinds].sum()) if offload else 0.0
+        update = float(self.update[kinds].max()) + min(STATE_BUFFERS * STATE_BUCKET_BYTES, state)
+        return self.always(start, stop) - state + max(passes, update)
+
+    def host_bytes(
+        self, start: int, stop: int, in_flight: int, flavours: Sequence[Recompute], *, offload: bool = False
+    ) -> float:
+        """Return the bytes of a device of a range of blocks that lie in host memory; arguments as of `peak`."""
+        state = float(self.state[list(self.chain[start:stop])].sum()) if offload else 0.0
+        return state + in_flight * sum(float(self.hosted[kind]) for kind in self._offloading(start, stop, flavours))
+
+    def _offloading(self, start: int, stop: int, flavours: Sequence[Recompute]) -> Iterator[int]:
+        """Yield the kinds of the blocks that keep in host memory what they save."""
+        for kind, flavour in zip(self.chain[start:stop], flavours, strict=False):
+            if flavour is Recompute.OFFLOAD:
+                yield kind
 
 
 class _Nothing:

@@ -282,6 +282,5 @@ def _holdings(found: Windows, memory: ChainBytes) -> _Holdings:
 
 def special_blocks(memory: ChainBytes) -> Sequence[tuple[int, ...]]:
     """Return groups of blocks that hold more than others of their kind: owners and readers of shared parameters."""
-    return [
-        group for shared in memory.shared for group in ((shared.owner,), tuple(reader for reader, _ in shared.readers))
-    ]
+    groups = (((shared.owner,), tuple(reader for reader, _ in shared.readers)) for shared in memory.shared)
+    return [group for pair in groups for group in pair]

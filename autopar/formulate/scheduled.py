@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.overlap import Overlap, launched
+from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.split import weight_ops
 from autopar.formulate.step import Split, rerun_seconds
 from autopar.formulate.tables import Decision, Edge, Slot, Tables
@@ -153,7 +154,9 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
     return found
 
 
-def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: bool) -> tuple[StageWork, ...]:
+def stage_works(
+    tables: Tables, choice: Sequence[int], split: Split, *, splits: bool, links: HostLinks | None = None
+) -> tuple[StageWork, ...]:
     """Return what the stages of a split take.
 
     Args:
@@ -161,9 +164,15 @@ def stage_works(tables: Tables, choice: Sequence[int], split: Split, *, splits: 
         choice: Strategy per node.
         split: Blocks to stages.
         splits: Whether the schedule splits the backward.
+        links: Time of blocks on the host link, if any stage offloads.
     """
-    passes = pass_seconds(tables, choice, splits=splits)
-    return works_of(passes, tables.block_seconds(choice), tables.folded.chain, split, splits=splits)
+    each, kinds = pass_seconds(tables, choice, splits=splits), tables.block_seconds(choice)
+    if links is not None:  # what is fetched runs beside the backward as it is, split or not
+        whole = kinds.copy()
+        whole[:, Slot.BACKWARD] = each[:, 1]
+        hosts = [Slot.OFFLOAD, Slot.FETCH, Slot.STATE]
+        kinds[:, hosts] = with_host(whole, links, Overlap.of(tables.costs.stack))[:, hosts]
+    return works_of(each, kinds, tables.folded.chain, split, splits=splits)
 
 
 def works_of(
@@ -181,14 +190,15 @@ def works_of(
     passes, totals = passes[np.asarray(chain)], totals[np.asarray(chain)]
     again = {recompute: rerun_seconds(totals, recompute) for recompute in Recompute}
     reruns = np.array([again[recompute][block] for block, recompute in enumerate(split.flavours)])
+    offloads = np.array([recompute is Recompute.OFFLOAD for recompute in split.flavours])
+    passes[:, 0] += np.where(offloads, totals[:, Slot.OFFLOAD], 0.0)
+    updates = totals[:, Slot.UPDATE] + np.where(split.hosted, totals[:, Slot.STATE], 0.0)
     gathers = totals[:, Slot.FORWARD_GATHER] + totals[:, Slot.BACKWARD_GATHER]
     traffic = np.where(totals[:, Slot.GRADIENT] > 0, totals[:, Slot.GRADIENT] + gathers, 0.0)
     works = []
     for start, stop in split.ranges:
         rerun = reruns[start:stop]
         forward, backward, weight = passes[start:stop].T
-        host = [own is Recompute.OFFLOAD for own in split.flavours[start:stop]]
-        forward = forward + np.where(host, totals[start:stop, Slot.OFFLOAD], 0.0)
         last = weight if splits else backward + rerun
         done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
         works.append(
@@ -196,15 +206,16 @@ def works_of(
                 forward=fsum(forward),
                 backward=fsum(backward + rerun),
                 weight=fsum(weight),
-                traffic=_from(done, traffic[start:stop][::-1]),
-                reduce=_from(done, totals[start:stop, Slot.REDUCE][::-1]),
-                update=fsum(totals[start:stop, Slot.UPDATE]),
+                traffic=beside(done, traffic[start:stop][::-1]),
+                reduce=beside(done, totals[start:stop, Slot.REDUCE][::-1]),
+                update=fsum(updates[start:stop]),
             )
         )
     return tuple(works)
 
 
-def _from(moments: FloatArray, seconds: FloatArray) -> tuple[tuple[float, float], ...]:
+def beside(moments: FloatArray, seconds: FloatArray) -> tuple[tuple[float, float], ...]:
+    """Return traffic of blocks as `StageWork` has it: from these moments of a pass on, for so many seconds."""
     return tuple((at, own) for at, own in zip(moments.tolist(), seconds.tolist(), strict=True) if own)
 
 

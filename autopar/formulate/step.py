@@ -127,15 +127,24 @@ class Split:
     offload: tuple[bool, ...] = ()
 
     @classmethod
-    def uniform(cls, ranges: Sequence[tuple[int, int]], recompute: Sequence[Recompute]) -> "Split":
+    def uniform(
+        cls, ranges: Sequence[tuple[int, int]], recompute: Sequence[Recompute], offload: tuple[bool, ...] = ()
+    ) -> "Split":
         """Return the split in which all blocks of a stage have the same flavour."""
         stages = zip(ranges, recompute, strict=True)
-        return cls(tuple(ranges), tuple((flavour,) * (stop - start) for (start, stop), flavour in stages))
+        each = tuple((flavour,) * (stop - start) for (start, stop), flavour in stages)
+        return cls(tuple(ranges), each, offload)
 
     @property
     def flavours(self) -> tuple[Recompute, ...]:
         """What each block of the chain recomputes."""
         return tuple(flavour for stage in self.recompute for flavour in stage)
+
+    @property
+    def hosted(self) -> tuple[bool, ...]:
+        """Whether the optimizer's state of each block of the chain lies in host memory."""
+        offload = self.offload or (False,) * len(self.ranges)
+        return tuple(here for (start, stop), here in zip(self.ranges, offload, strict=True) for _ in range(start, stop))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +173,8 @@ class StageTimes:
 def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap: Overlap) -> StageTimes:
     """Return the seconds of the stages of a split; arguments as of `step_time`."""
     blocks, flavours = totals[np.asarray(chain)], split.flavours
-    forward, update = blocks[:, Slot.FORWARD].copy(), blocks[:, Slot.UPDATE].copy()
+    forward = blocks[:, Slot.FORWARD].copy()
+    update = blocks[:, Slot.UPDATE] + np.where(split.hosted, blocks[:, Slot.STATE], 0.0)
     again, gathers = np.zeros(len(blocks)), np.zeros(len(blocks))
     for recompute in set(flavours):
         chosen = np.array([flavour is recompute for flavour in flavours])
@@ -172,9 +182,6 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
         gathers[chosen] = gather_seconds(blocks[chosen], recompute)
         if recompute is Recompute.OFFLOAD:
             forward[chosen] += blocks[chosen, Slot.OFFLOAD]
-    if split.offload:
-        on_host = np.repeat(split.offload, [stop - start for start, stop in split.ranges])
-        update += np.where(on_host, blocks[:, Slot.STATE], 0.0)
     starts = np.array([start for start, _ in split.ranges])
     backward, reduced = blocks[:, Slot.BACKWARD] + again, (1 - overlap.share) * blocks[:, Slot.REDUCE]
     spent, due = np.cumsum(backward), np.cumsum(reduced)

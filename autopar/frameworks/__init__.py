@@ -8,6 +8,7 @@ from autopar.formulate.fold import Folded
 from autopar.frameworks import deepspeed, jax, megatron, nemo, onnx_devices, pytorch, torchtitan
 from autopar.frameworks.facts import Facts, read
 from autopar.plan import Exported, Plan
+from autopar.search.summary import name_stages
 from autopar.workload import open_plan
 
 __all__ = ["BY_DEGREES", "BY_PLACEMENTS", "Exported", "Facts", "export", "read", "targets"]
@@ -49,6 +50,15 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: P
     if to in BY_DEGREES and plan.job.mode != "train":
         raise ExportError(
             f"the plan is for inference; {to} takes training jobs", hint="export --to pytorch, jax or onnx"
+        )
+    if plan.variants and to != "onnx":
+        meshes = "; ".join(
+            f"{name_stages(plan.numbers_of(number))}: {variant.device_mesh if variant.mesh else 'one device'}"
+            for number, variant in enumerate(plan.all_variants)
+        )
+        raise ExportError(
+            f"stages have meshes or placements of their own ({meshes}); what {to} is told holds for all stages",
+            hint="export --to onnx, which is told stage by stage",
         )
     workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)

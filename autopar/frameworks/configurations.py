@@ -103,6 +103,7 @@ def _megatron(text: str, gpus: int | None, model: str | None) -> Configuration:
         zero=_zero(arguments),
         sequence_parallel=arguments.flag("--sequence-parallel") and shape["tp"] > 1,
         recompute=_recompute(arguments),
+        offload=_offload(arguments),
         interleave=interleave,
         microbatch=microbatch,
         global_batch=arguments.whole("--global-batch-size") or microbatch * dp,
@@ -165,6 +166,13 @@ def _zero(arguments: _Taken) -> int:
 
 
 def _recompute(arguments: _Taken) -> str:
+    if layers := arguments.whole("--cpu-offloading-num-layers"):
+        if layers != (arguments.whole("--num-layers") or 0) - 1:  # of L layers Megatron-LM offloads L - 1 at most
+            raise ExportError(
+                f"--cpu-offloading-num-layers {layers}: only all layers but the last can be predicted",
+                hint="write one less than --num-layers, or leave it out",
+            )
+        return "offload"
     granularity = arguments.text("--recompute-granularity")
     if granularity not in (None, "full", "selective"):
         raise ExportError(f"--recompute-granularity {granularity} is not known", hint="write full or selective")
@@ -174,6 +182,29 @@ def _recompute(arguments: _Taken) -> str:
             arguments.text("--recompute-num-layers")
         return granularity
     return "selective" if arguments.flag("--recompute-activations") else "none"
+
+
+def _offload(arguments: _Taken) -> str:
+    """Return what lies in host memory between steps."""
+    fraction = arguments.peek("--optimizer-offload-fraction")
+    if not arguments.flag("--optimizer-cpu-offload"):
+        return ""
+    arguments.flag("--use-precision-aware-optimizer")
+    if fraction is not None:
+        arguments.text("--optimizer-offload-fraction")
+        if not isinstance(fraction, str) or _number(fraction) != 1.0:
+            raise ExportError(
+                f"--optimizer-offload-fraction {fraction}: all of the optimizer's state or none can be predicted",
+                hint="write 1.0, or leave --optimizer-cpu-offload out",
+            )
+    return "optimizer"
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _stages(arguments: _Taken, pp: int) -> tuple[tuple[int, ...], int]:
@@ -321,7 +352,12 @@ def _deepspeed(text: str, gpus: int | None, model: str | None) -> Configuration:
     if not batch or not microbatch:
         raise ExportError('the configuration states no batch, or "auto"', hint="write numbers for the batch sizes")
     zero = fields.get("zero_optimization.stage", 0)
-    degrees = Degrees(dp=dp, tp=tp, zero=zero, microbatch=microbatch, global_batch=batch)
+    device = fields.get("zero_optimization.offload_optimizer.device", "none")
+    if device not in ("none", "cpu"):
+        raise ExportError(f"offload_optimizer.device is {device!r}", hint="cpu and none are predicted")
+    fields.get("zero_optimization.offload_optimizer.pin_memory", None)
+    offload = "optimizer" if device == "cpu" else ""
+    degrees = Degrees(dp=dp, tp=tp, zero=zero, offload=offload, microbatch=microbatch, global_batch=batch)
     half = fields.get("bf16.enabled", False) is True
     precision = "mixed" if half else "megatron-fp16" if fields.get("fp16.enabled", False) is True else "fp32"
     return Configuration(degrees, model, {}, precision, tuple(fields.understood()), tuple(fields.ignored()))

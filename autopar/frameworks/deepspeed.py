@@ -2,7 +2,7 @@
 
 import json
 
-from autopar.frameworks.facts import Facts
+from autopar.frameworks.facts import ON_CPU, Facts
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
@@ -17,7 +17,7 @@ def export(facts: Facts) -> Exported:
         "train_batch_size": facts.plan.job.global_batch,
         "train_micro_batch_size_per_gpu": facts.microbatch,
         "gradient_accumulation_steps": facts.plan.num_microbatches,
-        "zero_optimization": {"stage": facts.zero},
+        "zero_optimization": _zero(facts, lost),
     }
     if facts.plan.job.precision in ("mixed", "fsdp"):
         fields["bf16"] = {"enabled": True}
@@ -45,6 +45,20 @@ def export(facts: Facts) -> Exported:
     if set(facts.flavours) != {Recompute.NONE}:
         counts = ", ".join(f"{flavour} in {count}" for flavour, count in facts.flavours.items())
         lost.append(f"recompute ({counts} layers): call deepspeed.checkpointing.checkpoint in the model")
+    if any(facts.offloaded):
+        lost.append(f"activations of {sum(facts.offloaded)} layers in host memory: DeepSpeed moves checkpoints only")
     comment = {"plan": facts.plan.summary, "not expressed": lost}
     text = json.dumps({COMMENT: comment, **fields}, indent=2, ensure_ascii=False) + "\n"
     return Exported("deepspeed.json", text.encode(), tuple(lost))
+
+
+def _zero(facts: Facts, lost: list[str]) -> dict[str, object]:
+    """Return the section of ZeRO, with the optimizer on the CPU (ZeRO-Offload) where the plan offloads its state."""
+    if not facts.hosted:
+        return {"stage": facts.zero}
+    lost.append(ON_CPU)
+    if not facts.zero:
+        lost.append("an optimizer that is offloaded whole: DeepSpeed offloads with ZeRO only, and 1 is exported")
+    if len(facts.hosted) < len(facts.plan.stages):
+        lost.append("which stages offload the optimizer: DeepSpeed does on all of them")
+    return {"stage": max(1, facts.zero), "offload_optimizer": {"device": "cpu", "pin_memory": True}}

@@ -81,7 +81,9 @@ class Facts:
         interleave: Stages per group of devices.
         microbatch: Samples of one microbatch per data-parallel device.
         layers: Layers of every stage in the order of the chain.
-        recompute: Flavours of the layers of every stage.
+        recompute: What the layers of every stage run again; nothing where their values lie in host memory.
+        offloaded: Layers of every stage whose values lie in host memory.
+        hosted: Stages whose optimizer state lies in host memory.
         sizes: Sizes of the model; None if the plan is for a file that does not say.
         lost: What degrees cannot say of the plan, a sentence each.
     """
@@ -99,6 +101,8 @@ class Facts:
     microbatch: int
     layers: tuple[int, ...]
     recompute: tuple[tuple[Recompute, ...], ...]
+    offloaded: tuple[int, ...]
+    hosted: tuple[int, ...]
     sizes: Sizes | None
     lost: tuple[str, ...]
 
@@ -133,7 +137,7 @@ def read(plan: Plan, folded: Folded) -> Facts:
     Raises:
         ExportError: If an axis of the mesh is nothing that degrees have a word for, so that no degrees make the plan.
     """
-    axes = roles_of_axes(plan, folded)
+    axes = roles_of_axes(plan.mesh, plan.blocks, folded)
     used = [found for found in axes if found.axis.size > 1]
     lost: list[str] = []
     dp, tp, cp = (prod(found.axis.size for found in used if found.role == role) for role in ("dp", "tp", "sp"))
@@ -166,6 +170,7 @@ def read(plan: Plan, folded: Folded) -> Facts:
         lost.append("only some of the tensor-parallel axes split values between blocks along the sequence")
     lost += _order(used) + _against_roles(plan, folded, axes)
     layers = _layers(plan)
+    flavours = tuple(_flavours(plan, layers))
     groups = len({stage.devices for stage in plan.stages})
     samples = plan.microbatch
     if samples % dp:
@@ -186,7 +191,9 @@ def read(plan: Plan, folded: Folded) -> Facts:
         interleave=len(plan.stages) // groups,
         microbatch=samples // dp,
         layers=tuple(len(stage) for stage in layers),
-        recompute=tuple(_flavours(plan, layers)),
+        recompute=tuple(tuple(_RERUN.get(flavour, flavour) for flavour in stage) for stage in flavours),
+        offloaded=tuple(stage.count(Recompute.OFFLOAD) for stage in flavours),
+        hosted=tuple(index for index, stage in enumerate(plan.stages) if stage.offload),
         sizes=_sizes(plan),
         lost=tuple(lost),
     )
@@ -246,6 +253,28 @@ def _layers(plan: Plan) -> tuple[tuple[int, ...], ...]:
     return tuple(
         tuple(index for index in range(*stage.blocks) if index in repeated or not repeated) for stage in plan.stages
     )
+
+
+_RERUN = {Recompute.OFFLOAD: Recompute.NONE}
+
+
+def offloads_lost(plan: Plan) -> list[str]:
+    """Return what a framework that keeps everything on devices does not take, a sentence each."""
+    lost = []
+    blocks = sum(stage.flavours.count(Recompute.OFFLOAD) for stage in plan.stages)
+    if blocks:
+        lost.append(f"activations in host memory ({blocks} blocks)")
+    stages = sum(bool(stage.offload) for stage in plan.stages)
+    if stages:
+        lost.append(f"the optimizer's state in host memory ({stages} of {len(plan.stages)} stages)")
+    return lost
+
+
+ON_CPU = (
+    "where the optimizer runs: the plan brings its state to the device for the update, the framework updates on the "
+    "CPU, so that gradients and parameters cross the host link instead"
+)
+"""What a framework that offloads the optimizer does otherwise."""
 
 
 def _flavours(plan: Plan, layers: Iterable[tuple[int, ...]]) -> Iterable[tuple[Recompute, ...]]:

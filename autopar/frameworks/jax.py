@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from autopar.formulate.fold import Folded
+from autopar.frameworks.facts import offloads_lost
 from autopar.frameworks.header import header
 from autopar.frameworks.placements import (
     boundary_placements,
@@ -136,8 +137,9 @@ def partition_spec(placements: Placements, axes: tuple[Axis, ...], rank: int) ->
 def common_losses(plan: Plan) -> list[str]:
     """Return what neither JAX nor PyTorch takes from placements of parameters."""
     lost = ["placements inside blocks: the compiler, or the dispatcher, chooses them from those of parameters and data"]
-    flavours = {flavour for stage in plan.stages for flavour in stage.flavours}
-    if len(flavours) > 1 or "none" not in flavours:
+    flavours = {flavour for stage in plan.stages for flavour in stage.flavours} - {"offload"}
+    lost += offloads_lost(plan)
+    if len(flavours) > 1 or not flavours <= {"none"}:
         lost.append(f"recompute ({' and '.join(sorted(flavours - {'none'}))} in some or all blocks)")
     return lost
 

@@ -26,6 +26,10 @@ MEGATRON: Mapping[str, str] = {
     "--recompute-granularity": "text",
     "--recompute-method": "text",
     "--recompute-num-layers": "whole",
+    "--cpu-offloading-num-layers": "whole",
+    "--optimizer-cpu-offload": "flag",
+    "--optimizer-offload-fraction": "text",
+    "--use-precision-aware-optimizer": "flag",
     "--micro-batch-size": "whole",
     "--global-batch-size": "whole",
     "--num-layers": "whole",
@@ -83,7 +87,7 @@ DEEPSPEED: Mapping[str, frozenset[str]] = {
     "train_batch_size": frozenset(),
     "train_micro_batch_size_per_gpu": frozenset(),
     "gradient_accumulation_steps": frozenset(),
-    "zero_optimization": frozenset({"stage"}),
+    "zero_optimization": frozenset({"stage", "offload_optimizer"}),
     "bf16": frozenset({"enabled"}),
     "fp16": frozenset({"enabled"}),
     "tensor_parallel": frozenset({"autotp_size"}),
@@ -110,6 +114,11 @@ NEMO: frozenset[str] = frozenset(
         "model.config.recompute_granularity",
         "model.config.recompute_method",
         "model.config.recompute_num_layers",
+        "model.config.cpu_offloading",
+        "model.config.cpu_offloading_num_layers",
+        "model.config.cpu_offloading_activations",
+        "model.config.cpu_offloading_weights",
+        "optim.config.optimizer_cpu_offload",
     }
 )
 """Fields of a recipe."""

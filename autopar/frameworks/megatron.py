@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from autopar.errors import ExportError
-from autopar.frameworks.facts import Facts, Sizes
+from autopar.frameworks.facts import ON_CPU, Facts, Sizes
 from autopar.frameworks.header import header
 from autopar.plan import Exported
 from autopar.recompute import Recompute
@@ -26,6 +26,7 @@ def export(facts: Facts) -> Exported:
         *_degrees(facts, lost),
         *_zero(facts, lost),
         *_recompute(facts, lost),
+        *_offload(facts, lost),
         ("--micro-batch-size", facts.microbatch),
         ("--global-batch-size", facts.plan.job.global_batch),
         *_precision(facts, lost),
@@ -136,6 +137,25 @@ def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
     lost.append(
         f"recompute by layer ({by_stage} per stage); the first {max(counts)} layers of every stage are recomputed"
     )
+
+
+def _offload(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    if any(facts.offloaded):
+        if facts.pp > 1:
+            lost.append(
+                f"activations of {sum(facts.offloaded)} layers in host memory: Megatron-LM offloads without pp only"
+            )
+        else:
+            # It keeps the last layer on the device.
+            yield "--cpu-offloading-num-layers", min(facts.offloaded[0], facts.layers[0] - 1)
+    if facts.hosted:
+        if not facts.zero:
+            yield "--use-distributed-optimizer", True
+        yield "--optimizer-cpu-offload", True
+        yield "--use-precision-aware-optimizer", True
+        lost.append(ON_CPU)
+        if len(facts.hosted) < len(facts.plan.stages):
+            lost.append("which stages offload the optimizer: Megatron-LM does on all of them")
 
 
 def _precision(facts: Facts, lost: list[str]) -> Iterable[Argument]:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from autopar.cluster import cluster_from_dict
-from autopar.frameworks.facts import Facts
+from autopar.frameworks.facts import ON_CPU, Facts
 from autopar.frameworks.header import header
 from autopar.plan import Exported
 from autopar.recompute import Recompute
@@ -36,6 +36,7 @@ def export(facts: Facts) -> Exported:
         lost.append(f"schedule {facts.plan.schedule!r}; NeMo runs 1F1B, interleaved where stages take turns")
     values |= _stages(facts, lost)
     values |= _recompute(facts, lost)
+    values |= _offload(facts, lost)
     lines = "".join(f"{name}={value}\n" for name, value in values.items())
     return Exported(
         "nemo.values", (header(facts.plan, "Values for a recipe of NeMo 2", lost) + lines).encode(), tuple(lost)
@@ -76,3 +77,24 @@ def _recompute(facts: Facts, lost: list[str]) -> dict[str, object]:
         "model.config.recompute_method": "block",
         "model.config.recompute_num_layers": most,
     }
+
+
+def _offload(facts: Facts, lost: list[str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    if any(facts.offloaded):
+        if facts.pp > 1:
+            lost.append(f"activations of {sum(facts.offloaded)} layers in host memory: NeMo offloads without pp only")
+        else:
+            values |= {
+                "model.config.cpu_offloading": True,
+                # It keeps the last layer on the device.
+                "model.config.cpu_offloading_num_layers": min(facts.offloaded[0], facts.layers[0] - 1),
+                "model.config.cpu_offloading_activations": True,
+                "model.config.cpu_offloading_weights": False,
+            }
+    if facts.hosted:
+        values["optim.config.optimizer_cpu_offload"] = True
+        lost.append(ON_CPU)
+        if len(facts.hosted) < len(facts.plan.stages):
+            lost.append("which stages offload the optimizer: NeMo does on all of them")
+    return values

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from autopar.formulate.fold import Folded
+from autopar.frameworks.facts import offloads_lost
 from autopar.frameworks.placements import placed_ops, stage_of_block
 from autopar.plan import Exported, Plan
 from autopar.sharding import Mesh, Partial, Placements, Shard, parse_placements
@@ -25,7 +26,8 @@ def export(plan: Plan, folded: Folded, model: onnx.ModelProto) -> Exported:
     result.CopyFrom(model)
     result.ir_version = max(result.ir_version, _IR_VERSION)
     result.configuration.add(name=CONFIGURATION, num_devices=plan.job.gpus)
-    stages, mesh, values = stage_of_block(plan), plan.device_mesh, folded.graph.values
+    stages, values = stage_of_block(plan), folded.graph.values
+    meshes = [plan.variant_of(stage).device_mesh for stage in plan.stages]
     by_output = {name: entry for entry in placed_ops(plan, folded) for name in entry[0].outputs if name}
     unmatched: list[str] = []
     partial: list[str] = []
@@ -53,7 +55,7 @@ def export(plan: Plan, folded: Folded, model: onnx.ModelProto) -> Exported:
             if any(isinstance(placement, Partial) for placement in placements):
                 partial.append(name)
                 continue
-            device.sharding_spec.append(sharding_spec(name, values[value].shape, placements, mesh, first))
+            device.sharding_spec.append(sharding_spec(name, values[value].shape, placements, meshes[stage], first))
     lost = _lost(plan, unmatched, partial)
     result.metadata_props.add(key="autopar.plan", value=plan.summary)
     result.metadata_props.add(key=LOST, value="\n".join(lost))
@@ -117,6 +119,7 @@ def _lost(plan: Plan, unmatched: Sequence[str], partial: Sequence[str]) -> list[
         lost.append(f"the order of microbatches ({plan.schedule}, {plan.num_microbatches} of {plan.microbatch})")
     elif plan.num_microbatches > 1:
         lost.append(f"{plan.num_microbatches} microbatches of {plan.microbatch}")
-    if any(flavour != "none" for stage in plan.stages for flavour in stage.flavours):
+    lost += offloads_lost(plan)
+    if any(flavour not in ("none", "offload") for stage in plan.stages for flavour in stage.flavours):
         lost.append("recompute")
     return lost

@@ -90,10 +90,11 @@ def placed_ops(plan: Plan, folded: Folded) -> list[tuple[Op, OpPlacement, int]]:
     """Return every forward op of the model with its placement and its block, in program order."""
     instances = instance_ops(folded.graph)
     by_name: dict[str, tuple[OpPlacement, int]] = {}
-    for block in plan.blocks:
-        for index in block.instances:
-            for op, placed in zip(instances[index], block.ops, strict=True):
-                by_name[op.name] = (placed, index)
+    for number in range(len(plan.all_variants)):
+        for block in plan.of_variant(number).blocks:
+            for index in block.instances:
+                for op, placed in zip(instances[index], block.ops, strict=True):
+                    by_name[op.name] = (placed, index)
     return [(op, *by_name[op.name]) for op in folded.graph.ops if op.phase is Phase.FORWARD]
 
 

@@ -1,6 +1,6 @@
 """torchtitan: a plan as the sections of a job configuration (TOML)."""
 
-from autopar.frameworks.facts import Facts
+from autopar.frameworks.facts import Facts, offloads_lost
 from autopar.frameworks.header import header
 from autopar.frameworks.known import TORCHTITAN_SCHEDULES
 from autopar.plan import Exported
@@ -9,7 +9,7 @@ from autopar.recompute import Recompute
 
 def export(facts: Facts) -> Exported:
     """Return a plan as TOML that goes into a job configuration."""
-    lost = list(facts.lost)
+    lost = [*facts.lost, *offloads_lost(facts.plan)]
     sections: dict[str, dict[str, object]] = {
         "training": _training(facts, lost),
         "parallelism": _parallelism(facts, lost),

@@ -6,9 +6,10 @@ counterpart. Where meshes or placements differ, a value is taken to pieces (`aut
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 from autopar.cluster import Cluster
-from autopar.cost import Holding
+from autopar.cost import Handed, Holding
 from autopar.cost.handover import pieces
 from autopar.errors import PlanError, ShardingError
 from autopar.formulate.fold import Folded
@@ -25,7 +26,10 @@ from autopar.program.records import (
     lies_alike,
 )
 from autopar.program.verify.shapes import whole_shape
-from autopar.sharding import Partial, Placements, format_placements
+from autopar.sharding import Mesh, Partial, Placements, format_placements
+
+Place = tuple[int, Mesh]
+"""First device and mesh of a stage."""
 
 _PASSES = (SegmentPhase.FORWARD, SegmentPhase.BACKWARD)
 
@@ -153,6 +157,28 @@ class _Search:
 
 def _is_partial(operand: Operand) -> bool:
     return any(isinstance(placement, Partial) for placement in operand.placements)
+
+
+def handed(sent: Segment | None, here: Place, received: Segment | None, there: Place) -> list[Handed]:
+    """Return what a block hands to its neighbour, as `CostModel.hand_over_seconds` takes it.
+
+    Args:
+        sent: Segment of the block that sends, `FORWARD` or `BACKWARD`; None if it has none.
+        here: First device and mesh of its stage.
+        received: Segment of the neighbour in the same phase; None if it has none.
+        there: First device and mesh of its stage.
+    """
+    if sent is None or received is None:
+        return []
+    return [
+        Handed(
+            whole_shape(source, here[1]),
+            target.bytes / max(1, prod(target.shape)),
+            Holding(*here, source.placements),
+            Holding(*there, target.placements),
+        )
+        for source, target in zip(sent.outputs, received.inputs, strict=True)
+    ]
 
 
 def holding(stage: StageProgram, operand: Operand) -> Holding:

@@ -19,12 +19,14 @@ from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.split import weight_ops
 from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
-from autopar.plan import BlockPlan, OpPlacement, Plan, StagePlan, Variant, check_variants
+from autopar.plan import OFFLOADS, BlockPlan, OpPlacement, Plan, StagePlan, Variant, check_variants
 from autopar.program.again import run_again
 from autopar.program.chain import HandOver, hand_overs, instance_names, program_kind
 from autopar.program.crossings import find_crossings
 from autopar.program.local_op import block_start, halo_exchange, local_op
+from autopar.program.offload import offload_saved, offload_state
 from autopar.program.records import (
+    HOST_PHASES,
     Category,
     Collective,
     Compute,
@@ -73,25 +75,22 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
     check_variants(plan)
     if plan.schedule not in SCHEDULES:
         raise PlanError(f"there is no schedule {plan.schedule!r}", hint=f"known are {', '.join(SCHEDULES)}")
-    if any(Recompute.OFFLOAD in stage.flavours or stage.offload for stage in plan.stages):
-        raise PlanError("the plan offloads to host memory, which programs do not yet", hint="offload nothing")
     flavours = [stage.flavours for stage in plan.stages]
     lowered: dict[int, LoweredKind] = {}
     for number, variant in enumerate(plan.all_variants):
-        wanted = {kind for stage in plan.stages if stage.variant == number for kind in _kinds(stage, folded)}
-        blocks = [block for block in variant.blocks if block.kind in wanted or not plan.variants]
+        used = {kind for stage in plan.stages if stage.variant == number for kind in _kinds(stage, folded)}
+        blocks = [block for block in variant.blocks if block.kind in used or not plan.variants]
         found = lower_blocks(
-            blocks, folded, Resharder(variant.device_mesh, costs), wanted, splits=SCHEDULES[plan.schedule].splits
+            blocks, folded, Resharder(variant.device_mesh, costs), used, splits=SCHEDULES[plan.schedule].splits
         )
         lowered |= {program_kind(folded, number, kind): block for kind, block in found.items()}
     chain = [program_kind(folded, stage.variant, kind) for stage in plan.stages for kind in _kinds(stage, folded)]
-    every = (flavour for stage in flavours for flavour in stage)
-    selective = {kind for kind, flavour in zip(chain, every, strict=False) if flavour is Recompute.SELECTIVE}
+    wanted = _wanted(plan, flavours, folded)
     segments = tuple(
         replace(segment, kind=kind) if segment.kind != kind else segment
         for kind, block in lowered.items()
         for segment in block.segments
-        if segment.phase is not SegmentPhase.AGAIN or kind in selective
+        if kind in wanted.get(segment.phase, lowered)
     )
     stages, shared = [], copies([lowered[kind] for kind in chain], folded) if len(chain) == len(folded.chain) else []
     for index, stage in enumerate(plan.stages):
@@ -108,9 +107,14 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
                 totals[Category.PARAMETERS] = totals.get(Category.PARAMETERS, 0.0) + size
         if folded.buffer_bytes and stage.devices not in {earlier.devices for earlier in plan.stages[:index]}:
             totals[Category.BUFFERS] = folded.buffer_bytes
-        resident = tuple(Resident(category, amount) for category, amount in totals.items())
+        hosted = {Category.OPTIMIZER: totals.pop(Category.OPTIMIZER, 0.0)} if stage.offload else {}
+        resident, elsewhere = (
+            tuple(Resident(category, amount) for category, amount in found.items()) for found in (totals, hosted)
+        )
         mesh = plan.variant_of(stage).device_mesh
-        stages.append(StageProgram(index, stage.devices, mesh, kinds, flavours[index], resident, stage.variant))
+        stages.append(
+            StageProgram(index, stage.devices, mesh, kinds, flavours[index], resident, stage.variant, elsewhere)
+        )
     program = Program(tuple(stages), segments, plan.schedule, plan.num_microbatches)
     return replace(program, crossings=find_crossings(program, folded, costs.cluster))
 
@@ -118,6 +122,33 @@ def lower(plan: Plan, folded: Folded, costs: CostModel) -> Program:
 def _kinds(stage: StagePlan, folded: Folded) -> tuple[int, ...]:
     """Return the kinds of the blocks of a stage."""
     return folded.chain[stage.blocks[0] : stage.blocks[1]]
+
+
+def _wanted(plan: Plan, flavours: Sequence[Sequence[Recompute]], folded: Folded) -> dict[SegmentPhase, frozenset[int]]:
+    """Return which kinds of blocks need the segments that not every plan runs.
+
+    Raises:
+        PlanError: If a stage is to offload something that there is not.
+    """
+    trains = SCHEDULES[plan.schedule].trains
+    found: dict[SegmentPhase, set[int]] = {phase: set() for phase in (SegmentPhase.AGAIN, *HOST_PHASES)}
+    for index, (stage, each) in enumerate(zip(plan.stages, flavours, strict=True)):
+        kinds = (program_kind(folded, stage.variant, kind) for kind in _kinds(stage, folded))
+        if stage.offload not in OFFLOADS:
+            known = ", ".join(filter(None, OFFLOADS))
+            raise PlanError(f"stage {index} offloads {stage.offload!r}", hint=f"what can lie in host memory: {known}")
+        if not trains and (stage.offload or Recompute.OFFLOAD in each):
+            raise PlanError(f"stage {index} offloads, but nothing is trained", hint="offload nothing")
+        for kind, flavour in zip(kinds, each, strict=False):
+            if flavour is Recompute.SELECTIVE:
+                found[SegmentPhase.AGAIN].add(kind)
+            elif flavour is Recompute.OFFLOAD:
+                found[SegmentPhase.OFFLOAD].add(kind)
+                found[SegmentPhase.FETCH].add(kind)
+            if stage.offload:
+                found[SegmentPhase.STATE_FETCH].add(kind)
+                found[SegmentPhase.STATE_OFFLOAD].add(kind)
+    return {phase: frozenset(kinds) for phase, kinds in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +268,23 @@ class _Draft:
     forms: dict[tuple[str, Placements], Operand] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=16)
+def _states(folded: Folded) -> tuple[frozenset[str], Mapping[str, Role], Mapping[str, str]]:
+    """Return the values that the optimizer reads and writes whole, and role and input by output of what is stored.
+
+    It takes all that moments weigh, their share of the master copy included, and parameters as they are stored.
+    """
+    states = folded.graph.states
+    whole = frozenset(
+        name
+        for state in states
+        for name in (state.input, state.output)
+        if state.role is Role.MOMENT or (state.role is Role.PARAMETER and name != state.input)
+    )
+    roles = {state.output: state.role for state in states if state.output != state.input}
+    return whole, roles, {state.output: state.input for state in states}
+
+
 class _BlockLowering:
     """Writes the segments of one kind of block."""
 
@@ -257,14 +305,7 @@ class _BlockLowering:
         self.late = weight_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
-        # The optimizer reads and writes all that moments weigh, their share of the master copy included, and parameters
-        # as they are stored.
-        self.whole = {
-            name
-            for state in self.graph.states
-            for name in (state.input, state.output)
-            if state.role is Role.MOMENT or (state.role is Role.PARAMETER and name != state.input)
-        }
+        self.whole, self.roles, self.states = _states(folded)
         self.ops = {op.op: op for op in block.ops}
         self.homes: dict[str, Placements] = {}
         for item in (*block.states, *block.borrowed, *block.arrivals):
@@ -273,8 +314,7 @@ class _BlockLowering:
         self.copies = {item.value: parse_placements(item.placement) for item in block.copies}
         self.parameters = {item.value for item in block.states}
         self.borrowed = [item.value for item in block.borrowed]
-        self.roles = {state.output: state.role for state in self.graph.states if state.output != state.input}
-        self.states = {state.output: state.input for state in self.graph.states}
+        self.moments = {state.input for state in self.graph.states if state.role is Role.MOMENT}
         self._check_complete()
         for op in self.kind.ops:
             _check_form(op, self.ops[op.name])
@@ -328,6 +368,7 @@ class _BlockLowering:
             again = run_again(segments[0], self.selective)
             if again is not None:
                 segments.append(again)
+            segments.extend(offload_saved(segments[0]) or ())
             backward = _Draft(SegmentPhase.BACKWARD)
             inputs = self._enter(backward, self.handed.backward_in)
             for operand, name in zip(kept, saved, strict=True):
@@ -386,7 +427,8 @@ class _BlockLowering:
                     self._store(update, self._read(update, name, self.homes[owner]), owner)
                 elif self.roles.get(name) is Role.MOMENT:
                     self._store(update, self._home(update, name), self.states[name])
-        return [self._segment(reduce, (), (), ()), self._segment(update, (), (), ())]
+        segments = [self._segment(reduce, (), (), ()), self._segment(update, (), (), ())]
+        return [*segments, *(offload_state(segments[1], self.moments) or ())]
 
     # Values.
 

@@ -210,7 +210,34 @@ class Exchange:
     bytes: float
 
 
-Instruction = Compute | Collective | Slice | Exchange
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """A copy from the device to the memory of its host, after which the device need not hold the value.
+
+    Attributes:
+        operand: What is read on the device.
+        result: What is defined: the value in host memory.
+        bytes: What goes over the host link: the value's memory, and what the kernel that made it has left behind; 0
+            for a view of another value that goes there, too.
+    """
+
+    operand: Operand
+    result: Operand
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A copy from host memory back to the device; attributes are as of `Offload`, the operand is in host memory."""
+
+    operand: Operand
+    result: Operand
+    bytes: float
+
+
+HostCopy = Offload | Fetch
+
+Instruction = Compute | Collective | Slice | Exchange | Offload | Fetch
 
 
 def collective_kind(source: Placement, target: Placement) -> CollectiveKind | None:
@@ -237,7 +264,7 @@ def reads(instruction: Instruction) -> tuple[Operand, ...]:
     match instruction:
         case Compute():
             return tuple(operand for operand in instruction.inputs if operand is not None)
-        case Collective() | Slice() | Exchange():
+        case Collective() | Slice() | Exchange() | Offload() | Fetch():
             return (instruction.operand,)
         case _:
             assert_never(instruction)
@@ -248,7 +275,7 @@ def defines(instruction: Instruction) -> tuple[Operand, ...]:
     match instruction:
         case Compute():
             return tuple(operand for operand in instruction.outputs if operand is not None)
-        case Collective() | Slice() | Exchange():
+        case Collective() | Slice() | Exchange() | Offload() | Fetch():
             return (instruction.result,)
         case _:
             assert_never(instruction)
@@ -298,7 +325,7 @@ class Segment:
         saved: In `FORWARD`: values kept until the same block's backward of the same microbatch, which may read them.
             They are inputs or defined here. In `BACKWARD` likewise, for the block's `WEIGHT`, which may read both. In
             `AGAIN`: the values of the forward that are kept in place of those, of which the rest follows; a segment
-            `AGAIN` reads no others.
+            `AGAIN` reads no others. In `OFFLOAD`: those of the forward that stay on the device.
         outputs: Values handed on, by position: to the next block in `FORWARD`, to the previous one in `BACKWARD`; an
             input may be passed on. Empty in `WEIGHT`, `REDUCE` and `UPDATE`.
         stores: Persistent tensors that get new content.
@@ -331,6 +358,9 @@ def forward_values(forward: Segment) -> tuple[Operand, ...]:
 Table = Mapping[tuple[int, SegmentPhase], Segment]
 """Segments by kind and phase."""
 
+HOST_PHASES = (SegmentPhase.OFFLOAD, SegmentPhase.FETCH, SegmentPhase.STATE_FETCH, SegmentPhase.STATE_OFFLOAD)
+"""Phases of segments that only copy to and from host memory."""
+
 
 def saved_for(kind: int, phase: SegmentPhase, table: Table) -> tuple[Operand, ...]:
     """Return what earlier segments of a block have saved of the same microbatch for the segment of a phase."""
@@ -342,14 +372,27 @@ def saved_for(kind: int, phase: SegmentPhase, table: Table) -> tuple[Operand, ..
         case SegmentPhase.AGAIN:
             again = table.get((kind, phase))
             return () if again is None else again.saved
+        case SegmentPhase.OFFLOAD:
+            makers = (SegmentPhase.FORWARD,)
+        case SegmentPhase.FETCH:
+            return in_host_memory(table.get((kind, SegmentPhase.OFFLOAD)))
         case _:
             return ()
     found = (table.get((kind, maker)) for maker in makers)
     return tuple(operand for maker in found if maker is not None for operand in maker.saved)
 
 
+def in_host_memory(segment: Segment | None) -> tuple[Operand, ...]:
+    """Return the values that a segment leaves in host memory."""
+    instructions = () if segment is None else segment.instructions
+    return tuple(instruction.result for instruction in instructions if isinstance(instruction, Offload))
+
+
 def kept_values(table: Table, kind: int, recompute: Recompute) -> tuple[Operand, ...]:
-    """Return what a block of a kind keeps from its forward until its backward: values of its forward segment."""
+    """Return what a block of a kind keeps on its devices from its forward until its backward.
+
+    These are values of its forward segment.
+    """
     forward = table[kind, SegmentPhase.FORWARD]
     match recompute:
         case Recompute.NONE:
@@ -365,7 +408,7 @@ def kept_values(table: Table, kind: int, recompute: Recompute) -> tuple[Operand,
 
 
 def rerun(table: Table, kind: int, recompute: Recompute) -> Segment | None:
-    """Return the segment that a block of a kind runs again before its backward; None if it keeps all it needs."""
+    """Return what a block of a kind runs before its backward to have what that reads; None if it keeps all of it."""
     match recompute:
         case Recompute.NONE:
             return None
@@ -400,9 +443,11 @@ class StageProgram:
         mesh: Those devices as a grid; the axes of its collectives are axes of this mesh.
         blocks: Kind of each of its blocks, in order.
         recompute: What each of its blocks keeps of its forward; what it does not keep runs again right before its
-            backward.
+            backward, or comes back from host memory.
         resident: Persistent memory per device, one entry per category at most.
         variant: Which mesh and placements of the plan it has.
+        hosted: Persistent bytes per device that lie in host memory, likewise: the optimizer's state, which is fetched
+            for the update of each block; nothing if the stage offloads none.
     """
 
     index: int
@@ -412,6 +457,7 @@ class StageProgram:
     recompute: tuple[Recompute, ...]
     resident: tuple[Resident, ...]
     variant: int = 0
+    hosted: tuple[Resident, ...] = ()
 
     @property
     def num_devices(self) -> int:

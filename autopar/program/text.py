@@ -24,6 +24,8 @@ is an output nobody asked for, `-` an absent input. A mesh axis is `name: size/s
 are in JSON quotes; attributes are JSON. `constants=(1: [2, 8])` replaces the content of a constant input,
 `start=(dp: 4/2) rows=2` tells the op in one more input where the block of the device starts, `kept=64` what its kernel
 keeps for its gradient. What the blocks of a stage keep is one word, or one per block: `recompute=(full, none, none)`.
+Copies to and from host memory are `x|host: [2, 4] S(0)S(1) 16 = offload(x) bytes=16` and `x: ... = fetch(x|host)
+bytes=16`; what of a stage's persistent memory is on its host is in lines `hosted optimizer: 8192`.
 Stages of another variant than the first say which, `variant=1`. A crossing names both stages and the tensor, and the
 value on either of them; a piece goes from device to device, and is a range per dim of the whole tensor.
 """
@@ -42,7 +44,10 @@ from autopar.program.records import (
     Compute,
     Crossing,
     Exchange,
+    Fetch,
+    HostCopy,
     Instruction,
+    Offload,
     Operand,
     Part,
     Piece,
@@ -58,7 +63,7 @@ from autopar.program.records import (
     forward_values,
     saved_for,
 )
-from autopar.recompute import Recompute
+from autopar.recompute import FLAVOURS, Recompute
 from autopar.sharding import (
     Axis,
     Mesh,
@@ -151,6 +156,10 @@ def format_instruction(instruction: Instruction) -> str:
             return f"{line} bytes={_number(instruction.bytes)}{' overlaps' if instruction.overlaps else ''}"
         case Slice(axis=axis, target=target, operand=operand, result=result):
             return f"{_definition(result)} = slice({_name(operand.value)}) axis=({_axis(axis)}) R->{target}"
+        case Offload(operand=operand, result=result):
+            return f"{_definition(result)} = offload({_name(operand.value)}) bytes={_number(instruction.bytes)}"
+        case Fetch(operand=operand, result=result):
+            return f"{_definition(result)} = fetch({_name(operand.value)}) bytes={_number(instruction.bytes)}"
         case Exchange(axis=axis, operand=operand, result=result):
             line = f"{_definition(result)} = exchange({_name(operand.value)}) axis=({_axis(axis)})"
             rows = f"dim={instruction.dim} before={instruction.before} after={instruction.after}"
@@ -191,6 +200,7 @@ def format_program(program: Program) -> str:
             f"{f' variant={stage.variant}' if stage.variant else ''}"
         )
         lines.extend(f"  resident {resident.category}: {_number(resident.bytes)}" for resident in stage.resident)
+        lines.extend(f"  hosted {resident.category}: {_number(resident.bytes)}" for resident in stage.hosted)
     for segment in program.segments:
         lines.extend(_segment_lines(segment))
     for crossing in program.crossings:
@@ -370,6 +380,8 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
     inputs = line.sequence(lambda: scope.find_optional(line))
     if line.accept("axis="):
         return _parse_move(line, kind, inputs, outputs)
+    if line.accept("bytes="):
+        return _parse_copy(line, kind, inputs, outputs)
     attrs = line.json() if line.text.startswith("{", line.at) else {}
     line.expect("op=")
     name = line.name()
@@ -391,6 +403,16 @@ def _parse_instruction(line: _Line, scope: _Scope) -> Instruction:
     start = line.start() if line.accept("start=") else None
     kept = line.number_value() if line.accept("kept=") else 0.0
     return Compute(op, inputs, tuple(outputs), constants, start, kept)
+
+
+def _parse_copy(
+    line: _Line, kind: str, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
+) -> HostCopy:
+    values = (*inputs, *outputs)
+    if kind not in ("offload", "fetch") or len(values) != 2 or values[0] is None or values[1] is None:
+        raise line.fail("offload or fetch of one value before its bytes,")
+    size = line.number_value()
+    return Offload(values[0], values[1], size) if kind == "offload" else Fetch(values[0], values[1], size)
 
 
 def _parse_move(
@@ -491,19 +513,22 @@ def _parse_stage(header: _Line, lines: Iterable[_Line]) -> StageProgram:
     header.expect("recompute=")
     flavour = re.compile("|".join(Recompute))
     if header.text.startswith("(", header.at):
-        recompute = header.sequence(lambda: Recompute(header.match(flavour, "none, selective or full")))
+        recompute = header.sequence(lambda: Recompute(header.match(flavour, FLAVOURS)))
     else:
-        recompute = (Recompute(header.match(flavour, "none, selective or full")),) * len(blocks)
+        recompute = (Recompute(header.match(flavour, FLAVOURS)),) * len(blocks)
     variant = header.integer() if header.accept("variant=") else 0
     header.end()
-    resident = []
+    resident: list[Resident] = []
+    hosted: list[Resident] = []
     for line in lines:
-        line.expect("resident")
+        found = hosted if line.accept("hosted") else resident
+        if found is resident:
+            line.expect("resident")
         category = Category(line.match(re.compile("|".join(Category)), "a category"))
         line.expect(":")
-        resident.append(Resident(category, line.number_value()))
+        found.append(Resident(category, line.number_value()))
         line.end()
-    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident), variant)
+    return StageProgram(index, (first, last), mesh, blocks, recompute, tuple(resident), variant, tuple(hosted))
 
 
 def _parse_crossing(header: _Line, lines: Sequence[_Line]) -> Crossing:

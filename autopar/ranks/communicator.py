@@ -76,6 +76,12 @@ class Memory(Protocol):
     def fetch(self, tensor: Tensor) -> NDArray[Any]:
         """Return a tensor as an array on the host."""
 
+    def offload(self, tensor: Tensor) -> Tensor:
+        """Return a copy in the memory of the host."""
+
+    def back(self, tensor: Tensor) -> Tensor:
+        """Return a copy, where tensors live, of one in the memory of the host."""
+
     def contiguous(self, tensor: Tensor) -> Tensor:
         """Return the tensor with its elements in row-major order."""
 

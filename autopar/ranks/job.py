@@ -25,7 +25,6 @@ from autopar.ranks.lowered import Lowered
 from autopar.ranks.predict import predict, run_costs
 from autopar.ranks.rank import Rank
 from autopar.ranks.records import Deviation, RunReport, RunRequest, StageSeconds, StepComparison
-from autopar.ranks.routes import check_stages
 from autopar.ranks.unpartitioned import OneDevice, Unpartitioned
 from autopar.workload import Workload, open_plan
 
@@ -85,7 +84,6 @@ def prepare_job(request: RunRequest) -> Job:
     folded = workload.folded(plan.microbatch)
     program = lower(plan, folded, run_costs(plan.job))
     verify_program(program, folded)
-    check_stages(program)
     return Job(request, plan, workload, Lowered(program, folded))
 
 

@@ -12,7 +12,7 @@ from autopar.errors import JobError
 from autopar.formulate.fold import Folded
 from autopar.ir.graph import Graph
 from autopar.program.chain import instance_names
-from autopar.program.records import Compute, Program, Segment, SegmentPhase, StageProgram
+from autopar.program.records import Compute, CrossingTable, Program, Segment, SegmentPhase, StageProgram
 from autopar.training.losses import LOSS_SCALE
 
 Array = NDArray[Any]
@@ -39,6 +39,11 @@ class Lowered:
     def segments(self) -> dict[tuple[int, SegmentPhase], Segment]:
         """Segments by kind of block and phase."""
         return self.program.table()
+
+    @cached_property
+    def crossings(self) -> CrossingTable:
+        """Values that cross in pieces once per microbatch."""
+        return self.program.crossing_table()
 
     @cached_property
     def blocks(self) -> list[tuple[StageProgram, int]]:

@@ -7,15 +7,16 @@ because one sends in another order than the other one receives.
 
 from collections.abc import Iterator, Sequence
 
-from autopar.program.records import SegmentPhase
+from autopar.program.records import Crossing, SegmentPhase
 from autopar.ranks.communicator import Communicator, Handle, Memory, Tensor
+from autopar.ranks.crossings import Exchanged, exchanged, pack, unpack
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.routes import Message, sent_in_order
 from autopar.schedule import Task
 
 
 class Mailbox:
-    """What one rank sends to its counterparts in other groups, and receives from them.
+    """What one rank sends to other groups, to its counterparts or in pieces, and receives from them.
 
     Args:
         lowered: The program.
@@ -41,6 +42,7 @@ class Mailbox:
         self._position = position
         self._communicator = communicator
         self._memory = memory
+        self._exchanged: dict[int, Exchanged] = {}
         self._outgoing: dict[tuple[int, SegmentPhase], list[Message]] = {}
         for message in messages:
             if message.source == group:
@@ -69,6 +71,35 @@ class Mailbox:
         kept = self._memory.contiguous(tensor)
         self._sends.append((self._communicator.send(kept, self.peer(group)), kept))
 
+    def deliver(self, message: Message, tensor: Tensor) -> None:
+        """Start to send a value to another group."""
+        if message.crossing is None:
+            self.send(message.target, tensor)
+        else:
+            self.send_pieces(message.crossing, tensor, message.dtype)
+
+    def send_pieces(self, crossing: Crossing, tensor: Tensor, dtype: str) -> None:
+        """Start to send what others need of this rank's block of a value that crosses."""
+        for parcel in self._part_in(crossing).sends:
+            kept = pack(parcel, tensor, dtype, self._memory)
+            self._sends.append((self._communicator.send(kept, parcel.peer), kept))
+
+    def receive_pieces(self, crossing: Crossing, dtype: str) -> Tensor:
+        """Wait for this rank's block of a value that crosses."""
+        part = self._part_in(crossing)
+        block = self._memory.zeros(part.shape, dtype)
+        for parcel in part.receives:
+            flat = self._memory.empty((parcel.elements,), dtype)
+            self._communicator.receive(flat, parcel.peer).wait()
+            unpack(parcel, flat, block, adds=part.adds)
+        return block
+
+    def _part_in(self, crossing: Crossing) -> Exchanged:
+        if id(crossing) not in self._exchanged:
+            program = self._lowered.program
+            self._exchanged[id(crossing)] = exchanged(crossing, program.stages, self._communicator.rank)
+        return self._exchanged[id(crossing)]
+
     def receive(self, task: Task) -> Iterator[tuple[Message, Tensor]]:
         """Yield what others made for a task of this rank, waiting for it."""
         stage = self._lowered.stages_of(self._group)[task.chunk]
@@ -80,8 +111,10 @@ class Mailbox:
         while (wanted, microbatch) not in self._arrived:
             message, made = next(self._coming[wanted.source])
             if message.target == self._group:
-                self._arrived[message, made.microbatch] = self.receive_from(
-                    message.source, message.value.shape, message.dtype
+                self._arrived[message, made.microbatch] = (
+                    self.receive_from(message.source, message.value.shape, message.dtype)
+                    if message.crossing is None
+                    else self.receive_pieces(message.crossing, message.dtype)
                 )
         return self._arrived.pop((wanted, microbatch))
 

@@ -23,7 +23,7 @@ def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[st
     """Return the simulated step, and the seconds of each group of devices by phase."""
     timeline = simulate(program, costs)
     layouts = {(segment.kind, segment.phase): lay_out(segment, costs) for segment in program.segments}
-    passes = [lay_out_stage(stage, layouts).passes for stage in program.stages]
+    passes = [lay_out_stage(stage, layouts, costs).passes for stage in program.stages]
     stages = []
     for group, (tasks, found) in enumerate(zip(program.orders(), timeline.stages, strict=True)):
         chunks = [passes[stage] for stage in program.chunks[group]]
@@ -36,7 +36,7 @@ def predict(program: Program, costs: CostModel) -> tuple[Timeline, tuple[dict[st
                 "backward": spent[Pass.BACKWARD] + spent[Pass.WEIGHT],
                 # differences of sums, which rounding may leave below zero
                 "collectives": max(0.0, found.collective_seconds),
-                "transfers": found.wait_seconds + found.bubble_seconds,
+                "transfers": found.wait_seconds + found.bubble_seconds + found.copy_seconds,
                 "reduce": found.gradient_seconds,
                 "update": found.update_seconds,
                 "gather": max(0.0, found.gather_seconds),

@@ -5,7 +5,7 @@ runs its own share, in compiled pieces, and talks to the others through a commun
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import ProgramError
 from autopar.ir.graph import Role
-from autopar.program.records import Operand, SegmentPhase, kept_values, rerun, saved_for
+from autopar.program.records import HostCopy, Operand, SegmentPhase, kept_values, rerun, saved_for
 from autopar.ranks.clock import Clock
 from autopar.ranks.collectives import Pending, all_gather, begin
 from autopar.ranks.communicator import Communicator, Group, Memory, Tensor
@@ -21,7 +21,7 @@ from autopar.ranks.engine import Compiled, Engine
 from autopar.ranks.lowered import Lowered
 from autopar.ranks.mailbox import Mailbox
 from autopar.ranks.order import Start, Wait
-from autopar.ranks.routes import Refresh, check_stages, forms, groups_of, held, messages, refreshes
+from autopar.ranks.routes import Refresh, forms, groups_of, held, messages, refreshes
 from autopar.ranks.segments import CompiledSegment, CompiledStep, SegmentCompiler
 from autopar.recompute import Recompute
 from autopar.runtime.blocks import scatter
@@ -50,12 +50,14 @@ class _Passage:
     Attributes:
         handed: Inputs of segments, by block, phase and position.
         saved: Forward values kept for the backward, by block and name.
+        hosted: Those that lie in host memory until then.
         put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
         exports: Values read far away.
     """
 
     handed: dict[tuple[int, SegmentPhase], dict[int, Tensor]] = field(default_factory=dict)
     saved: dict[int, Values] = field(default_factory=dict)
+    hosted: dict[int, Values] = field(default_factory=dict)
     put_off: dict[int, Values] = field(default_factory=dict)
     exports: dict[Key, Tensor] = field(default_factory=dict)
 
@@ -87,13 +89,12 @@ class Rank:
             its share.
 
     Raises:
-        JobError: If the program has no such rank, or its stages have different meshes.
+        JobError: If the program has no such rank.
         ExecutionError: If the runtime does not take a piece of the model.
     """
 
     def __init__(self, lowered: Lowered, communicator: Communicator, memory: Memory, engine: Engine) -> None:
         program = lowered.program
-        check_stages(program)
         self.group, self.position = lowered.place(communicator.rank)
         self.outputs: dict[tuple[int, str], tuple[Placements, Tensor]] = {}
         self._lowered, self._communicator, self._memory, self._engine = lowered, communicator, memory, engine
@@ -119,6 +120,7 @@ class Rank:
         self._refreshes = refreshes(lowered)
         self._gradients = {state.input for state in lowered.graph.states if state.role is Role.GRADIENT}
         self._held: dict[Key, Tensor] = {}
+        self._aside: dict[Key, Tensor] = {}  # persistent tensors in host memory
         self._begin_step((), Clock())
 
     def load(self, content: Callable[[str], Array]) -> None:
@@ -127,10 +129,13 @@ class Rank:
         Args:
             content: Returns a whole tensor by name; gradient buffers are not asked for.
         """
-        self._held = {}
-        for tensor, placements in held(self._lowered, self.group):
-            if tensor not in self._gradients:
-                self._held[tensor, placements] = self._share(content(tensor), placements)
+        self._held, self._aside = {}, {}
+        hosted = {key for block in self._blocks for _, key in self._state_copies(block, SegmentPhase.STATE_FETCH)}
+        for key in held(self._lowered, self.group):
+            if key in hosted:
+                self._aside[key] = self._memory.offload(self._share(content(key[0]), key[1]))
+            elif key[0] not in self._gradients:
+                self._held[key] = self._share(content(key[0]), key[1])
 
     def kept(self, tensor: str, placements: Placements) -> Tensor:
         """Return this rank's share of a persistent tensor.
@@ -138,6 +143,8 @@ class Rank:
         Raises:
             ProgramError: If it has none.
         """
+        if (tensor, placements) in self._aside:
+            return self._memory.back(self._aside[tensor, placements])
         if (tensor, placements) not in self._held:
             raise ProgramError(
                 f"rank {self._communicator.rank} has no {tensor!r} placed {format_placements(placements)}"
@@ -170,12 +177,29 @@ class Rank:
         for activity in reductions:
             self._end(activity)
         for block in self._blocks:
+            with clock("transfers"):
+                for _, key in self._state_copies(block, SegmentPhase.STATE_FETCH):
+                    self._held[key] = self._memory.back(self._aside.pop(key))
             self._end(self._begin(block, SegmentPhase.UPDATE, last))
+            with clock("transfers"):
+                for _, key in self._state_copies(block, SegmentPhase.STATE_OFFLOAD):
+                    self._aside[key] = self._memory.offload(self._held.pop(key))
         with clock("gather"):
             for refresh in self._refreshes:
                 self._refresh(refresh)
         with clock("transfers"):
             self._mailbox.finish()
+
+    def _state_copies(self, block: int, phase: SegmentPhase) -> Iterator[tuple[HostCopy, Key]]:
+        """Yield the copies of a block's optimizer state in a phase, if it lies in host memory, and what they copy."""
+        segment = self._lowered.segment(block, phase) if self._lowered.blocks[block][0].hosted else None
+        if segment is None:
+            return
+        tensors = self._lowered.tensors(block, segment)
+        for copy in segment.instructions:
+            assert isinstance(copy, HostCopy), "the segment only copies"
+            here = copy.result if phase is SegmentPhase.STATE_FETCH else copy.operand
+            yield copy, (tensors[here.value], here.placements)
 
     # A step.
 
@@ -203,7 +227,7 @@ class Rank:
         with self._clock("transfers"):
             for message, tensor in self._mailbox.receive(task):
                 if message.reader is None:
-                    passage.exports[message.tensor, message.value.placements] = tensor
+                    passage.exports[message.tensor, message.received.placements] = tensor
                 else:
                     block, position = message.reader
                     passage.handed.setdefault((block, message.phase), {})[position] = tensor
@@ -216,6 +240,8 @@ class Rank:
                 if keeps and not full:
                     kept = kept_values(table, self._lowered.blocks[block][1], flavours[block])
                     passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
+                if flavours[block] is Recompute.OFFLOAD:
+                    passage.hosted[block] = self._copied(block, SegmentPhase.OFFLOAD, values)
         else:
             previous: _Activity | None = None
             for block in reversed(blocks):
@@ -224,8 +250,15 @@ class Rank:
                     activity = self._begin(block, SegmentPhase.WEIGHT, task.microbatch, passage.put_off.pop(block))
                 else:
                     again, saved = rerun(table, kind, flavours[block]), passage.saved.pop(block, {})
-                    if again is not None:
+                    if again is not None and again.phase is SegmentPhase.FETCH:
+                        saved |= self._copied(block, again.phase, passage.hosted.pop(block))
+                    elif again is not None:
                         saved |= self._whole(block, again.phase, task.microbatch, saved, again=True)
+                    missing = [
+                        item.value for item in table[kind, SegmentPhase.FORWARD].saved if item.value not in saved
+                    ]
+                    if missing:
+                        raise ProgramError(f"block {block} reads {missing[0]!r} of its forward, which is not here")
                     saved = {operand.value: saved[operand.value] for operand in table[kind, SegmentPhase.FORWARD].saved}
                     activity = self._begin(block, SegmentPhase.BACKWARD, task.microbatch, saved)
                     late = saved_for(kind, SegmentPhase.WEIGHT, table) if self._splits else ()
@@ -234,6 +267,17 @@ class Rank:
                 self._end(previous)
                 previous = activity
             self._end(previous)
+
+    def _copied(self, block: int, phase: SegmentPhase, values: Values) -> Values:
+        """Return what a segment copies to or from host memory."""
+        segment = self._lowered.segment(block, phase)
+        copy = self._memory.offload if phase is SegmentPhase.OFFLOAD else self._memory.back
+        with self._clock("transfers"):
+            return {
+                each.result.value: copy(values[each.operand.value])
+                for each in (() if segment is None else segment.instructions)
+                if isinstance(each, HostCopy)
+            }
 
     def _whole(
         self,
@@ -327,7 +371,7 @@ class Rank:
         if self._mailbox.outgoing(block, phase):
             with self._clock("transfers"):
                 for message in self._mailbox.outgoing(block, phase):
-                    self._mailbox.send(message.target, values[message.value.value])
+                    self._mailbox.deliver(message, values[message.value.value])
 
     def _take_step(self, activity: _Activity, step: CompiledStep, *, late: bool = False) -> None:
         values, (computing, waiting) = activity.values, _CLOCK[activity.phase]
@@ -374,26 +418,27 @@ class Rank:
         return self._loaded[microbatch, key]
 
     def _refresh(self, refresh: Refresh) -> None:
-        """Bring a copy of an updated tensor up to date, by way of the whole tensor if it is split in another way."""
+        """Bring a copy of an updated tensor up to date; inside a group by way of the whole tensor."""
         here, there = refresh.source == self.group, refresh.target == self.group
-        moves = refresh.stored != refresh.copy
-        if here:
-            tensor = self._held[refresh.tensor, refresh.stored]
-            if moves:
-                axes = zip(reversed(self._mesh.axes), reversed(refresh.stored), strict=True)
-                for axis, placement in axes:
-                    if isinstance(placement, Shard) and axis.size > 1:
-                        group = self._groups[axis.name]
-                        tensor = all_gather(tensor, placement, group, self._communicator, self._memory).wait()
-            if not there:
-                self._mailbox.send(refresh.target, tensor)
-                return
-        elif there:
-            mesh = self._lowered.program.stages[refresh.source].mesh
-            shape = refresh.shape if moves else local_shape(refresh.shape, refresh.stored, mesh)
-            tensor = self._mailbox.receive_from(refresh.source, shape, refresh.dtype)
-        else:
+        if not (here or there):
             return
-        if moves:
-            tensor = self._share(self._memory.fetch(tensor), refresh.copy)
-        self._held[refresh.tensor, refresh.copy] = tensor
+        if here and there:
+            tensor = self._gathered(self._held[refresh.tensor, refresh.stored], refresh.stored)
+            self._held[refresh.tensor, refresh.copy] = self._share(self._memory.fetch(tensor), refresh.copy)
+        elif here and refresh.crossing is not None:
+            self._mailbox.send_pieces(refresh.crossing, self._held[refresh.tensor, refresh.stored], refresh.dtype)
+        elif here:
+            self._mailbox.send(refresh.target, self._held[refresh.tensor, refresh.stored])
+        elif refresh.crossing is not None:
+            self._held[refresh.tensor, refresh.copy] = self._mailbox.receive_pieces(refresh.crossing, refresh.dtype)
+        else:
+            shape = local_shape(refresh.shape, refresh.copy, self._mesh)
+            self._held[refresh.tensor, refresh.copy] = self._mailbox.receive_from(refresh.source, shape, refresh.dtype)
+
+    def _gathered(self, tensor: Tensor, placements: Placements) -> Tensor:
+        """Return the whole tensor of which this rank has a share."""
+        for axis, placement in zip(reversed(self._mesh.axes), reversed(placements), strict=True):
+            if isinstance(placement, Shard) and axis.size > 1:
+                group = self._groups[axis.name]
+                tensor = all_gather(tensor, placement, group, self._communicator, self._memory).wait()
+        return tensor

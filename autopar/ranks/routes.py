@@ -1,17 +1,25 @@
 """What travels between stages, and which copies of a tensor have to follow its update.
 
-Some schedules let stages share their devices, a *group*. Device i of a group talks to device i of another one: all
-stages have the same mesh. A group sends in the order of its schedule, so what arrives from one group comes in an order
+Some schedules let stages share their devices, a *group*. Device i of a group talks to device i of another one, unless a
+value crosses in pieces. A group sends in the order of its schedule, so what arrives from one group comes in an order
 that its receiver knows beforehand.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.errors import JobError
-from autopar.program.records import Collective, Compute, Operand, Program, Segment, SegmentPhase, Slice, StageProgram
+from autopar.program.records import (
+    Collective,
+    Compute,
+    Crossing,
+    Operand,
+    Segment,
+    SegmentPhase,
+    Slice,
+    StageProgram,
+)
 from autopar.ranks.communicator import Group
 from autopar.ranks.lowered import Lowered
 from autopar.schedule import Pass, Task
@@ -39,6 +47,7 @@ class Message:
         task: The pass at whose start the receiver needs it.
         reader: Receiving block and position in its inputs; None for a value found by name.
         tensor: Name of the tensor in the graph; "" for a value found by position.
+        crossing: How it crosses; None if it goes from device i to device i.
     """
 
     source: int
@@ -51,6 +60,12 @@ class Message:
     task: Pass
     reader: tuple[int, int] | None
     tensor: str
+    crossing: Crossing | None = field(default=None, compare=False)
+
+    @property
+    def received(self) -> Operand:
+        """The value as the receiver holds it."""
+        return self.value if self.crossing is None else self.crossing.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,7 @@ class Refresh:
         copy: Placements of the copy.
         shape: Shape of the whole tensor.
         dtype: Its element type.
+        crossing: How it crosses; None if it stays in its group, or goes from device i to device i.
     """
 
     tensor: str
@@ -74,17 +90,7 @@ class Refresh:
     copy: Placements
     shape: tuple[int, ...]
     dtype: str
-
-
-def check_stages(program: Program) -> None:
-    """Check that all stages have one mesh.
-
-    Raises:
-        JobError: If they do not.
-    """
-    shapes = {stage.mesh.shape for stage in program.stages}
-    if len(shapes) > 1:
-        raise JobError(f"stages have different meshes: {sorted(shapes)}", hint="solve again: such plans cannot be run")
+    crossing: Crossing | None = None
 
 
 def groups_of(stage: StageProgram, position: int) -> dict[str, Group]:
@@ -105,9 +111,12 @@ def messages(lowered: Lowered) -> tuple[Message, ...]:
     return tuple(message for block in range(len(lowered.blocks)) for message in _sent_by(lowered, block, readers))
 
 
-def _far_readers(lowered: Lowered) -> dict[tuple[str, Placements], dict[int, Pass]]:
-    """Return, by tensor and placements, the stages that read an external value, and in which pass first."""
-    readers: dict[tuple[str, Placements], dict[int, Pass]] = {}
+_Readers = dict[str, dict[tuple[int, Placements], Pass]]
+"""By tensor, the stages that read it as an external value and its placements there; in which pass first."""
+
+
+def _far_readers(lowered: Lowered) -> _Readers:
+    readers: _Readers = {}
     for kind, phase in _PASS_PHASES.items():
         for block, (stage, _) in enumerate(lowered.blocks):
             segment = lowered.segment(block, phase)
@@ -116,42 +125,55 @@ def _far_readers(lowered: Lowered) -> dict[tuple[str, Placements], dict[int, Pas
             tensors = lowered.tensors(block, segment)
             for operand in segment.external:
                 if operand.value in tensors:
-                    found = readers.setdefault((tensors[operand.value], operand.placements), {})
-                    found.setdefault(stage.index, kind)
+                    found = readers.setdefault(tensors[operand.value], {})
+                    found.setdefault((stage.index, operand.placements), kind)
     return readers
 
 
-def _sent_by(lowered: Lowered, block: int, readers: dict[tuple[str, Placements], dict[int, Pass]]) -> Iterator[Message]:
+def _sent_by(lowered: Lowered, block: int, readers: _Readers) -> Iterator[Message]:
     stage = lowered.blocks[block][0].index
-    own = lowered.group(stage)
     for kind, phase in _PASS_PHASES.items():
         segment = lowered.segment(block, phase)
         if segment is None:
             continue
         types, tensors = lowered.dtypes(segment), lowered.tensors(block, segment)
         following = block + 1 if phase is SegmentPhase.FORWARD else block - 1
-        next_stage = lowered.blocks[following][0].index if segment.outputs else stage
-        if lowered.group(next_stage) != own:
-            target = lowered.group(next_stage)
-            for position, operand in enumerate(segment.outputs):
-                yield Message(
-                    own,
-                    target,
-                    next_stage,
-                    block,
-                    phase,
-                    operand,
-                    types[operand.value],
-                    kind,
-                    (following, position),
-                    "",
-                )
+        for position, operand in enumerate(segment.outputs):
+            expected = lowered.segment(following, phase)
+            assert expected is not None, "what is sent is received"
+            reader, tensor = lowered.blocks[following][0].index, tensors[operand.value]
+            way = _way(lowered, stage, operand, reader, tensor, expected.inputs[position].placements)
+            if way is not None:
+                own, target, crossing = way
+                at, dtype = (following, position), types[operand.value]
+                yield Message(own, target, reader, block, phase, operand, dtype, kind, at, "", crossing)
         for operand in segment.exports:
             tensor = tensors[operand.value]
-            for reader, first in sorted(readers.get((tensor, operand.placements), {}).items()):
-                target = lowered.group(reader)
-                if target != own:
-                    yield Message(own, target, reader, block, phase, operand, types[operand.value], first, None, tensor)
+            for (reader, placements), first in sorted(readers.get(tensor, {}).items(), key=lambda item: item[0][0]):
+                way = _way(lowered, stage, operand, reader, tensor, placements)
+                if way is not None:
+                    own, target, crossing = way
+                    dtype = types[operand.value]
+                    yield Message(own, target, reader, block, phase, operand, dtype, first, None, tensor, crossing)
+
+
+def _way(
+    lowered: Lowered, stage: int, operand: Operand, reader: int, tensor: str, placements: Placements
+) -> tuple[int, int, Crossing | None] | None:
+    """Return how a value goes to a stage that reads it at some placements: the groups of devices, and its crossing.
+
+    None if it is there already, or if another form of it is what goes there.
+    """
+    source, target = lowered.group(stage), lowered.group(reader)
+    if source == target:
+        return None
+    here, there = lowered.program.stages[stage].mesh, lowered.program.stages[reader].mesh
+    if here.shape == there.shape and operand.placements == placements:
+        return source, target, None
+    crossing = lowered.crossings.get((reader, tensor, placements))
+    if crossing is None or (crossing.sender, crossing.source.placements) != (stage, operand.placements):
+        return None
+    return source, target, crossing
 
 
 def sent_in_order(lowered: Lowered, all_messages: tuple[Message, ...], source: int) -> Iterator[tuple[Message, Task]]:
@@ -228,11 +250,17 @@ def refreshes(lowered: Lowered) -> tuple[Refresh, ...]:
         if segment is not None:
             for target, known in forms(segment).items():
                 passed.setdefault((lowered.names[block][target], lowered.group(stage.index)), set()).update(known)
+    crossings = {
+        (lowered.group(crossing.receiver), crossing.tensor, crossing.target.placements): crossing
+        for crossing in lowered.program.crossings
+        if crossing.phase is SegmentPhase.UPDATE
+    }
     found = []
     for group in range(lowered.program.num_groups):
         for tensor, placements in held(lowered, group):
             if tensor in homes and placements not in passed.get((tensor, group), ()):
                 source, home = homes[tensor]
                 value = lowered.graph.values[tensor]
-                found.append(Refresh(tensor, source, home, group, placements, value.shape, value.dtype))
+                crossing = crossings.get((group, tensor, placements))
+                found.append(Refresh(tensor, source, home, group, placements, value.shape, value.dtype, crossing))
     return tuple(found)

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.program.records import Compute, Instruction, Operand, Segment, SegmentPhase, Slice, defines, reads
+from autopar.program.records import (
+    HOST_PHASES,
+    Compute,
+    Instruction,
+    Operand,
+    Segment,
+    SegmentPhase,
+    Slice,
+    defines,
+    reads,
+)
 from autopar.ranks.assemble import Node, Port, assemble
 from autopar.ranks.engine import Compiled, Engine
 from autopar.ranks.lowered import Lowered
@@ -63,7 +73,7 @@ class SegmentCompiler:
             ExecutionError: If the runtime does not take a model.
         """
         segment = self._lowered.segment(block, phase)
-        if segment is None:
+        if segment is None or phase in HOST_PHASES:  # copies have nothing to compile
             return None
         constants = self._constants(block, segment)
         digest = hashlib.sha256()

@@ -59,6 +59,14 @@ class TorchMemory(Memory):
         host = tensor.detach().cpu()
         return np.asarray(host.float().numpy() if host.dtype == torch.bfloat16 else host.numpy())
 
+    def offload(self, tensor: Tensor) -> Tensor:
+        """Return a copy in the memory of the host."""
+        return tensor.detach().to("cpu", copy=True)
+
+    def back(self, tensor: Tensor) -> Tensor:
+        """Return a copy on the device of one in the memory of the host."""
+        return tensor.to(self._device, copy=True)
+
     def contiguous(self, tensor: Tensor) -> Tensor:
         """Return the tensor in row-major order."""
         return tensor.contiguous()

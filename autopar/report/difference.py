@@ -1,6 +1,7 @@
 """What differs between two plans of a model, and what that costs."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 from autopar.errors import PlanError
 from autopar.plan import BlockPlan, Plan
@@ -40,20 +41,33 @@ def _outer(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
     pairs = (
         ("gpus", first.job.gpus, second.job.gpus),
         ("global batch", first.job.global_batch, second.job.global_batch),
-        ("mesh of a stage", first.device_mesh, second.device_mesh),
+        ("mesh of a stage", _meshes(first), _meshes(second)),
         ("stages", len(first.stages), len(second.stages)),
         ("blocks per stage", _sizes(first), _sizes(second)),
         ("schedule", first.schedule, second.schedule),
         ("microbatches", first.num_microbatches, second.num_microbatches),
         ("recompute", _recompute(first), _recompute(second)),
+        ("offload", _offload(first), _offload(second)),
     )
     for what, before, after in pairs:
         if str(before) != str(after):
             yield what, str(before), str(after)
 
 
+def _meshes(plan: Plan) -> str:
+    """Return the mesh of all stages, or those of each run of stages that have the same."""
+    if not plan.variants:
+        return str(plan.device_mesh)
+    runs = groupby(str(plan.variant_of(stage).device_mesh) or "one device" for stage in plan.stages)
+    return ", ".join(mesh if (count := len(list(run))) == 1 else f"{count} × {mesh}" for mesh, run in runs)
+
+
 def _sizes(plan: Plan) -> str:
     return " ".join(str(stage.blocks[1] - stage.blocks[0]) for stage in plan.stages)
+
+
+def _offload(plan: Plan) -> str:
+    return ", ".join(dict.fromkeys(stage.offload or "nothing" for stage in plan.stages))
 
 
 def _recompute(plan: Plan) -> str:
@@ -62,21 +76,32 @@ def _recompute(plan: Plan) -> str:
 
 def _placements(first: Plan, second: Plan) -> list[str]:
     lines: list[str] = []
-    if [axis.name for axis in first.mesh] != [axis.name for axis in second.mesh]:
-        return [*heading("Placements"), "not compared: the meshes have different axes"]
-    others = {block.representative: block for block in second.blocks}
-    for block in first.blocks:
-        other = others.get(block.representative)
-        if other is None:
+    compared, differ = dict[tuple[int, int], list[int]](), False
+    for index in range(min(plan.stages[-1].blocks[1] for plan in (first, second))):
+        pair = first.stage_of(index).variant, second.stage_of(index).variant
+        compared.setdefault(pair, []).append(index)
+    for (before, after), indices in compared.items():
+        here, there = first.all_variants[before], second.all_variants[after]
+        if [axis.name for axis in here.mesh] != [axis.name for axis in there.mesh]:
+            differ = True
             continue
-        rows = [*_moved("parameter", _values(block), _values(other)), *_moved("op", _ops(block), _ops(other))]
-        if rows:
-            count = len(block.instances)
-            of = f" and {count - 1} equal ones" if count > 1 else ""
-            lines += heading(f"Block {block.representative}{of}, placements that differ: {len(rows)}")
-            lines += format_table(("what", "name", "first", "second"), rows[:_MOST])
-            if len(rows) > _MOST:
-                lines.append(f"and {len(rows) - _MOST} more")
+        others = {block.representative: block for block in there.blocks}
+        for block in here.blocks:
+            other, instances = others.get(block.representative), [i for i in block.instances if i in indices]
+            if other is None or not instances:
+                continue
+            rows = [*_moved("parameter", _values(block), _values(other)), *_moved("op", _ops(block), _ops(other))]
+            if rows:
+                count = len(instances)
+                shown = block.representative if block.representative in instances else instances[0]
+                of = f" and {count - 1} equal ones" if count > 1 else ""
+                lines += heading(f"Block {shown}{of}, placements that differ: {len(rows)}")
+                lines += format_table(("what", "name", "first", "second"), rows[:_MOST])
+                if len(rows) > _MOST:
+                    lines.append(f"and {len(rows) - _MOST} more")
+    if differ:
+        some = " of some stages" if len(compared) > 1 else ""
+        lines += [*heading("Placements"), f"not compared{some}: the meshes have different axes"]
     return lines or [*heading("Placements"), "all the same"]
 
 

@@ -20,6 +20,7 @@ from autopar.report.summary import (
     memory_categories,
 )
 from autopar.report.text import WIDTH, bar, format_entries, format_share, format_table, heading, shorten
+from autopar.search.summary import name_stages
 from autopar.sharding import Axis
 from autopar.units import format_bytes, format_seconds
 
@@ -40,8 +41,11 @@ def format_explain(plan: Plan, *, ops: bool = False) -> str:
     if plan.simulated is not None:
         lines += _time(plan.simulated)
         lines += _memory(plan, plan.simulated)
-    lines += _mesh(plan)
-    lines += _placements(plan, ops=ops)
+    for number in range(len(plan.all_variants)):
+        alone = plan.of_variant(number) if plan.variants else plan
+        which = name_stages(plan.numbers_of(number)) if plan.variants else ""
+        lines += _mesh(alone, which)
+        lines += _placements(alone, which, ops=ops)
     if plan.alternatives:
         lines += _runners_up(plan)
     return "\n".join(lines) + "\n"
@@ -105,10 +109,10 @@ def split_placements(text: str, num_axes: int) -> tuple[str, ...]:
     return parts
 
 
-def _mesh(plan: Plan) -> list[str]:
+def _mesh(plan: Plan, which: str) -> list[str]:
     cluster = cluster_from_dict(plan.job.cluster)
-    title = f"Mesh of a stage: {plan.device_mesh}" if plan.mesh else "Mesh of a stage: one device"
-    lines = heading(f"{title}; {len(plan.stages)} {'stage' if len(plan.stages) == 1 else 'stages'}")
+    title = f"Mesh of {which or 'a stage'}: {plan.device_mesh if plan.mesh else 'one device'}"
+    lines = heading(title if which else f"{title}; {len(plan.stages)} {'stage' if len(plan.stages) == 1 else 'stages'}")
     states = _count_placements(plan, lambda block: (state.placement for state in block.states))
     results = _count_placements(plan, lambda block: (text for op in block.ops for text in op.outputs if text))
     entries = [
@@ -165,8 +169,9 @@ def _effect(states: Counter[str], results: Counter[str]) -> str:
     return f"{what} ({'; '.join(counts)})" if counts else what
 
 
-def _placements(plan: Plan, *, ops: bool) -> list[str]:
-    lines = heading("Placements by mesh axis: S(d) sharded on dim d, R copied, P partial")
+def _placements(plan: Plan, which: str, *, ops: bool) -> list[str]:
+    on = f" on {which}" if which else ""
+    lines = heading(f"Placements{on} by mesh axis: S(d) sharded on dim d, R copied, P partial")
     axes = [axis.name for axis in plan.mesh]
     for block in plan.blocks:
         lines += ["", _describe_block(block)]
@@ -194,7 +199,8 @@ def _arrow_side(placements: tuple[str, ...]) -> str:
 def _describe_block(block: BlockPlan) -> str:
     number = len(block.instances)
     if number == 1:
-        return f"block {block.instances[0]}"
+        only = block.instances[0]
+        return f"block {only}" + ("" if block.representative == only else f": names of block {block.representative}")
     consecutive = block.instances[-1] - block.instances[0] == number - 1
     which = (
         format_range((block.instances[0], block.instances[-1] + 1))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.errors import PlanError
 from autopar.plan import Plan
 from autopar.report.summary import describe_job, describe_model, verdict
+from autopar.search.summary import name_stages
 from autopar.sharding import parse_placements
 
 if TYPE_CHECKING:
@@ -68,16 +69,21 @@ def _stages(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _tensors(plan: Plan) -> list[Mapping[str, Any]]:
-    axes = [axis.name for axis in plan.mesh]
-    return [
-        {
-            "tensor": state.value,
-            "blocks": len(block.instances),
-            **dict(zip(axes, map(str, parse_placements(state.placement)), strict=True)),
-        }
-        for block in plan.blocks
-        for state in block.states
-    ]
+    rows: list[Mapping[str, Any]] = []
+    for number, variant in enumerate(plan.all_variants):
+        axes = [axis.name for axis in variant.mesh]
+        on = {"on": name_stages(plan.numbers_of(number))} if plan.variants else {}
+        rows += [
+            {
+                "tensor": state.value,
+                "blocks": len(block.instances),
+                **on,
+                **dict(zip(axes, map(str, parse_placements(state.placement)), strict=True)),
+            }
+            for block in plan.of_variant(number).blocks
+            for state in block.states
+        ]
+    return rows
 
 
 def _plans(plan: Plan) -> list[dict[str, Any]]:

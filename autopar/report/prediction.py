@@ -6,7 +6,7 @@ from autopar.plan import Plan
 from autopar.report.parts import time_parts
 from autopar.report.summary import assumptions, describe_job, describe_model
 from autopar.report.text import format_entries, format_share, format_table, heading
-from autopar.report.timeline import format_timeline
+from autopar.report.timeline import format_host, format_timeline
 from autopar.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:  # the simulator is not needed to read its result
@@ -32,14 +32,22 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
         ("throughput", f"{format_count(plan.job.global_batch / step)} samples/s"),
         ("MFU", f"{100 * plan.simulated.mfu:.1f} %"),
         ("memory", fits),
+        *format_host(timeline),
         *assumptions(plan),
     ]
     lines = [describe_model(plan), describe_job(plan), "", *format_entries(entries)]
     lines += heading("Stages")
+    offloads = any(stage.offload for stage in plan.stages)
     lines += format_table(
-        ("stage", "devices", "blocks", "recompute"),
+        ("stage", "devices", "blocks", "recompute", *(("offload",) if offloads else ())),
         [
-            (str(n), f"{s.devices[0]}-{s.devices[1] - 1}", f"{s.blocks[0]}-{s.blocks[1] - 1}", s.recompute)
+            (
+                str(n),
+                f"{s.devices[0]}-{s.devices[1] - 1}",
+                f"{s.blocks[0]}-{s.blocks[1] - 1}",
+                s.recompute,
+                *((s.offload or "-",) if offloads else ()),
+            )
             for n, s in enumerate(plan.stages)
         ],
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 from autopar.cluster import cluster_from_dict
 from autopar.plan import Job, ModelInfo, Plan, SearchReport, Simulated
 from autopar.report.parts import time_parts, why_lost
+from autopar.report.ranking import ranking
 from autopar.report.text import (
     format_change,
     format_entries,
@@ -42,7 +43,7 @@ def format_report(plan: Plan) -> str:
     if plan.search is not None:
         lines += _search(plan.search)
     if plan.alternatives:
-        lines += _ranking(plan)
+        lines += ranking(plan)
     if plan.search is not None and plan.search.phases:
         lines += _phases(plan.search)
     return "\n".join(lines) + "\n"
@@ -202,6 +203,23 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
         *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
         "",
         *memory_breakdown(simulated),
+        *_hosts(plan, simulated),
+    ]
+
+
+def _hosts(plan: Plan, simulated: Simulated) -> list[str]:
+    """Return what lies in host memory, if anything does."""
+    if not simulated.host_bytes:
+        return []
+    rows = [
+        (str(number), stage.offload or "-", format_bytes(memory.host))
+        for number, (stage, memory) in enumerate(zip(plan.stages, cycle(simulated.stages), strict=False))
+    ]
+    return [
+        "",
+        f"In host memory, up to {format_bytes(simulated.host_bytes)} on one host:",
+        "",
+        *format_table(("stage", "offload", "per device"), rows),
     ]
 
 
@@ -218,27 +236,13 @@ def _reserve(plan: Plan) -> list[str]:
 def _search(search: SearchReport) -> list[str]:
     left = search.configurations - search.solved - search.pruned
     counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
+    if search.cut:
+        counts += f"; {search.cut} placement problems cut by their clock"
     return [
         *heading("Space searched"),
         *format_items(search.space),
         *format_items((f"{search.configurations} configurations: {counts}", f"placements by solver {search.solver}")),
     ]
-
-
-def _ranking(plan: Plan) -> list[str]:
-    ranked = (plan, *plan.alternatives)
-    best = _seconds(plan)
-    rows = []
-    for number, candidate in enumerate(ranked, start=1):
-        seconds = _seconds(candidate)
-        slower = "-" if number == 1 else format_change(seconds, best)
-        peak = max((stage.peak for stage in candidate.simulated.stages), default=0.0) if candidate.simulated else 0.0
-        rows.append((str(number), format_seconds(seconds), slower, format_bytes(peak), candidate.summary))
-    return [*heading(f"Best {len(ranked)} plans"), *format_table(("#", "step", "against", "peak", "plan"), rows)]
-
-
-def _seconds(plan: Plan) -> float:
-    return plan.objective if plan.simulated is None else plan.simulated.step_seconds
 
 
 def _phases(search: SearchReport) -> list[str]:

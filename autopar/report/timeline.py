@@ -61,8 +61,33 @@ def format_path(path: "Sequence[PathStep]", limit: int = 20) -> str:
     return "\n".join(lines) + "\n"
 
 
+def format_host(timeline: "Timeline") -> list[tuple[str, str]]:
+    """Return the entry that says what lies in host memory, if anything does."""
+    host = timeline.host
+    if host is None:
+        return []
+    verb = "fits" if host.fits else "does not fit"
+    return [("host memory", f"{verb}: {format_bytes(host.bytes)} of {format_bytes(host.usable)} on the fullest host")]
+
+
+def _copies(timeline: "Timeline") -> list[str]:
+    """Return the table of copies to and from host memory, if there are any."""
+    if timeline.host is None:
+        return []
+    rows = [
+        (
+            str(stage.index),
+            format_seconds(stage.host_link_seconds),
+            format_seconds(stage.copy_seconds),
+            format_bytes(stage.host_bytes),
+        )
+        for stage in timeline.stages
+    ]
+    return ["", *format_table(("stage", "host link", "waited for", "in host memory"), rows)]
+
+
 def format_timeline(timeline: "Timeline") -> str:
-    """Return the report of a simulated step. The times of a stage add up to the step."""
+    """Return the report of a simulated step. The times of a stage, waits for its host included, add up to the step."""
     step = timeline.step_seconds
     parts = [
         (
@@ -95,7 +120,9 @@ def format_timeline(timeline: "Timeline") -> str:
         for stage, size in zip(timeline.stages, sizes, strict=True)
     ]
     lines = [
-        *format_entries([("step time", format_band(timeline)), ("peak", format_bytes(timeline.peak_bytes))]),
+        *format_entries(
+            [("step time", format_band(timeline)), ("peak", format_bytes(timeline.peak_bytes)), *format_host(timeline)]
+        ),
         "",
         *format_table(
             ("stage", "compute", "collective", "wait", "bubble", "gradients", "update", "gather", "delay"),
@@ -105,5 +132,6 @@ def format_timeline(timeline: "Timeline") -> str:
         *format_table(("stage", "busy", "peak", "during", "at"), fullest),
         "",
         *format_table(("stage", *map(str, categories)), memory),
+        *_copies(timeline),
     ]
     return "\n".join(lines) + "\n"

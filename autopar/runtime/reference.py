@@ -5,7 +5,7 @@ program and nothing else, instruction by instruction on local arrays, and checks
 Groups of devices run their tasks in the order of the schedule, each as soon as what it needs is there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -21,7 +21,10 @@ from autopar.program.records import (
     Collective,
     Compute,
     Exchange,
+    Fetch,
+    HostCopy,
     Instruction,
+    Offload,
     Operand,
     Part,
     Program,
@@ -29,6 +32,7 @@ from autopar.program.records import (
     SegmentPhase,
     Slice,
     defines,
+    in_host_memory,
     kept_values,
     rerun,
     saved_for,
@@ -97,9 +101,10 @@ def run_step(
     step = _Step(program, folded, microbatches, states, executor or Executor(), check)
     for stage, task in follow(program.orders(), program.groups):
         step.run_task(stage, task)
-    for phase in (SegmentPhase.REDUCE, SegmentPhase.UPDATE):
-        for block in range(len(folded.chain)):
-            step.run_once(block, phase)
+    for block in range(len(folded.chain)):
+        step.run_once(block, SegmentPhase.REDUCE)
+    for block in range(len(folded.chain)):
+        step.update(block)
     return step.result()
 
 
@@ -124,15 +129,17 @@ class _Passage:
     Attributes:
         handed: Values between blocks, by the block that receives them and the phase.
         saved: Forward values kept for the backward, by block and name.
+        hosted: Those that lie in host memory until then.
         put_off: Values kept for the weight pass likewise, where the schedule splits the backward.
-        exports: Values read far away, by tensor, placement and mesh.
+        exports: Values read far away, by tensor, placement and shape of the mesh.
         outputs: Results of the model.
     """
 
     handed: dict[tuple[int, SegmentPhase], list[Blocks]] = field(default_factory=dict)
     saved: dict[int, dict[str, Blocks]] = field(default_factory=dict)
+    hosted: dict[int, dict[str, Blocks]] = field(default_factory=dict)
     put_off: dict[int, dict[str, Blocks]] = field(default_factory=dict)
-    exports: dict[tuple[str, Placements, Mesh], Blocks] = field(default_factory=dict)
+    exports: dict[tuple[str, Placements, tuple[int, ...]], Blocks] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
 
 
@@ -174,6 +181,8 @@ class _Step:
             self._check = Check(self._graph, microbatches, feeds, check, executor)
         self._passages = [_Passage() for _ in microbatches]
         self._persistent: dict[str, tuple[Placements, Blocks, Mesh]] = {}
+        self._hosted: dict[str, tuple[Placements, Blocks, Mesh]] = {}  # persistent tensors in host memory
+        self._moments = {state.input for state in self._graph.states if state.role is Role.MOMENT}
         self._stored: dict[tuple[int, str], Blocks] = {}
         self._scattered: dict[tuple[str, Placements, Mesh], Blocks] = {}
 
@@ -187,6 +196,10 @@ class _Step:
                 if flavours[block] is not Recompute.FULL:
                     kept = kept_values(self._segments, self._blocks[block][1], flavours[block])
                     passage.saved[block] = {operand.value: values[operand.value] for operand in kept}
+                if flavours[block] is Recompute.OFFLOAD:
+                    values = self._run(block, SegmentPhase.OFFLOAD, task.microbatch, values)
+                    hosted = in_host_memory(self._segment(block, SegmentPhase.OFFLOAD))
+                    passage.hosted[block] = {operand.value: values[operand.value] for operand in hosted}
             return
         for block in reversed(blocks):
             kind = self._blocks[block][1]
@@ -196,9 +209,12 @@ class _Step:
             again = rerun(self._segments, kind, flavours[block])
             saved = passage.saved.pop(block, {})  # under full recompute a block's inputs are still there
             if again is not None:
-                saved |= self._run(block, again.phase, task.microbatch, saved)
+                saved |= self._run(block, again.phase, task.microbatch, saved | passage.hosted.pop(block, {}))
             segment = self._segment(block, SegmentPhase.FORWARD)
             assert segment is not None, "every kind has a forward"
+            missing = [operand.value for operand in segment.saved if operand.value not in saved]
+            if missing:
+                raise ProgramError(f"block {block} reads {missing[0]!r} of its forward, which is not on the device")
             saved = {operand.value: saved[operand.value] for operand in segment.saved}
             values = saved | self._run(block, SegmentPhase.BACKWARD, task.microbatch, saved)
             if self._splits:
@@ -208,6 +224,43 @@ class _Step:
     def run_once(self, block: int, phase: SegmentPhase) -> None:
         """Run what a block does once per step."""
         self._run(block, phase, len(self._passages) - 1, {})
+
+    def update(self, block: int) -> None:
+        """Update the parameters of a block; if the optimizer's state is in host memory, it comes and returns."""
+        hosted = self._blocks[block][0].hosted
+        if hosted:
+            self._fetch_state(block)
+        self.run_once(block, SegmentPhase.UPDATE)
+        if hosted:
+            self._offload_state(block)
+
+    def _fetch_state(self, block: int) -> None:
+        for instruction, tensor in self._state_copies(block, SegmentPhase.STATE_FETCH):
+            mesh, placements = self._blocks[block][0].mesh, instruction.operand.placements
+            if tensor not in self._hosted:  # as it is before the first update
+                self._hosted[tensor] = (placements, scatter(np.asarray(self._states[tensor]), placements, mesh), mesh)
+            self._persistent[tensor] = self._copied(instruction, self._hosted.pop(tensor))
+
+    def _offload_state(self, block: int) -> None:
+        for instruction, tensor in self._state_copies(block, SegmentPhase.STATE_OFFLOAD):
+            self._hosted[tensor] = self._copied(instruction, self._persistent.pop(tensor))
+
+    def _state_copies(self, block: int, phase: SegmentPhase) -> Iterator[tuple[HostCopy, str]]:
+        """Yield the copies of a segment, each with the tensor that is copied."""
+        segment = self._segment(block, phase)
+        if segment is None:
+            return
+        tensors = {part.value: self._names[block][part.tensor] for part in segment.parts}
+        for instruction in segment.instructions:
+            assert isinstance(instruction, Offload | Fetch), "the segment only copies"
+            operand = instruction.operand if phase is SegmentPhase.STATE_OFFLOAD else instruction.result
+            yield instruction, tensors[operand.value]
+
+    def _copied(self, instruction: HostCopy, held: tuple[Placements, Blocks, Mesh]) -> tuple[Placements, Blocks, Mesh]:
+        placements, blocks, mesh = held
+        values = {instruction.operand.value: blocks}
+        self._execute(instruction, values, mesh, "the optimizer's state")
+        return placements, values[instruction.result.value], mesh
 
     def result(self) -> StepResult:
         """Return what was computed, as whole tensors.
@@ -228,8 +281,8 @@ class _Step:
                 raise ProgramError(f"the copy of {crossing.tensor!r} on stage {crossing.receiver} is not the original")
         states, gradients = {}, {}
         for state in graph.states:
-            if state.input in self._persistent:
-                placements, blocks, mesh = self._persistent[state.input]
+            if state.input in self._persistent or state.input in self._hosted:
+                placements, blocks, mesh = self._persistent.get(state.input) or self._hosted[state.input]
                 states[state.input] = gather(blocks, placements, mesh)
             elif state.output != state.input:
                 raise ProgramError(f"the program does not compute {state.output!r}, the new {state.input!r}")
@@ -273,7 +326,7 @@ class _Step:
         for operand in segment.exports:
             part = parts[operand.value]
             tensor = self._names[block][part.tensor]
-            passage.exports[tensor, operand.placements, mesh] = values[operand.value]
+            passage.exports[tensor, operand.placements, mesh.shape] = values[operand.value]
             if tensor in self._graph.outputs:
                 passage.outputs[tensor] = gather(values[operand.value], operand.placements, mesh)
         for store in segment.stores:
@@ -300,17 +353,19 @@ class _Step:
             return self._stored[block, operand.value]
         tensor, placements, mesh = self._names[block][part.tensor], operand.placements, self._blocks[block][0].mesh
         exports = self._passages[microbatch].exports
-        if (tensor, placements, mesh) in exports:
-            return exports[tensor, placements, mesh]
+        if (tensor, placements, mesh.shape) in exports:
+            return exports[tensor, placements, mesh.shape]
         crossing = self._crossings.get((self._blocks[block][0].index, tensor, placements))
         if crossing is not None:
-            sender = self._stages[crossing.sender].mesh
+            sender = self._stages[crossing.sender].mesh.shape
             return deliver(crossing, exports[tensor, crossing.source.placements, sender], self._stages)
         if tensor in self._persistent:
             stored, blocks, _ = self._persistent[tensor]
             if stored != placements:
                 raise ProgramError(f"block {block} reads {tensor!r} at another placement than it was stored at")
             return blocks
+        if tensor in self._moments and self._blocks[block][0].hosted:
+            raise ProgramError(f"block {block} reads {tensor!r}, which is in host memory: nothing has fetched it")
         if tensor in self._graph.inputs:
             return scatter(self._data[microbatch][tensor], placements, mesh)
         key = (tensor, placements, mesh)
@@ -332,6 +387,9 @@ class _Step:
             case Exchange(axis=axis, dim=dim, operand=operand, result=result):
                 rows, fill = (instruction.before, instruction.after), instruction.fill
                 values[result.value] = exchange(values[operand.value], mesh.axes.index(axis), dim, rows, fill, mesh)
+            case Offload(operand=operand, result=result) | Fetch(operand=operand, result=result):
+                copies = {id(block): block.copy() for block in values[operand.value]}  # devices may share one
+                values[result.value] = [copies[id(block)] for block in values[operand.value]]
             case _:
                 assert_never(instruction)
         for operand in defines(instruction):
@@ -351,6 +409,8 @@ class _Step:
         microbatch: int,
     ) -> None:
         """Hold what an instruction has computed against the unpartitioned graph; note in `tensors` what it is there."""
+        if isinstance(instruction, Offload | Fetch):
+            return  # nothing is computed
         if isinstance(instruction, Exchange):
             return  # rows with their neighbours are no part of a tensor; what is computed from them is checked
         made = defines(instruction)

@@ -62,6 +62,9 @@ CORRECTIONS = 3
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
 
+OVERTIME_SECONDS = 30.0
+"""How long a search without a plan goes on after its time limit: until the first one, but no longer."""
+
 
 class Attempt:
     """Work on one pipeline degree, mesh and number of microbatches, under any schedule.
@@ -70,6 +73,9 @@ class Attempt:
         family: The configurations: they differ in the schedule only, which is decided once placements are known.
         best: The best plan so far; None before the first.
         cutoff: Plans that take longer interest nobody.
+        end: When to end, on the monotonic clock.
+        urgent: Whether any plan will do, so that the end waits for it, but not for long.
+        cut: Placement problems that their clock has cut.
         exhausted: Whether nothing here raises the bound further.
     """
 
@@ -80,6 +86,8 @@ class Attempt:
         self.pipeline = pipelines[0]
         self.bounding = replace(self.pipeline, others=tuple(pipelines[1:]))
         self.best: Candidate | None = None
+        self.urgent = False
+        self.cut = 0
         self.exhausted = False
         self.cutoff = math.inf
         self.hull: Hull | None = None
@@ -92,6 +100,10 @@ class Attempt:
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
         self._weighed: tuple[Choice, dict[bool, ChainBytes]] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what was found, for another process; it has search and tables of its own."""
+        return {**vars(self), "_weighed": None}
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
@@ -224,7 +236,11 @@ class Attempt:
                 limit -= excess
 
     def _stopped(self) -> bool:
-        return self.search.should_stop() or time.monotonic() > self.end
+        return self.search.should_stop() or time.monotonic() > self._deadline()
+
+    def _deadline(self) -> float:
+        """Return when to end, on the monotonic clock."""
+        return self.end + OVERTIME_SECONDS if self.urgent and self.best is None else self.end
 
     def hurry(self) -> None:
         """Look for any plan that fits: to have one to return and one to beat."""
@@ -283,8 +299,9 @@ class Attempt:
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
     ) -> Solution:
-        left = max(0.1, min(PLACEMENT_SECONDS, self.end - time.monotonic()))
-        return self.search.solver.solve(
+        began = time.monotonic()
+        left = max(0.1, min(PLACEMENT_SECONDS, self._deadline() - began))
+        solution = self.search.solver.solve(
             instance,
             time_limit=left,
             start=start,
@@ -293,6 +310,8 @@ class Attempt:
             should_stop=self.search.should_stop,
             seed=self.search.seed,
         )
+        self.cut += time.monotonic() - began >= left
+        return solution
 
     def _consider(self, choice: Choice) -> None:
         """Split the chain for a choice and keep the plan if it is the best of the configuration."""

@@ -1,32 +1,104 @@
 """What a search finds: candidate plans, the bound, and how far it came."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables
+from autopar.plan import BlockPlan, StagePlan
 from autopar.problem import Choice
+from autopar.recompute import format_recompute
+from autopar.schedule import SCHEDULES
+from autopar.search.blocks import assemble_blocks
 from autopar.search.history import History
+from autopar.search.roles import AxisRole, roles_of_axes
+from autopar.search.signature import Signature, signature
 from autopar.search.space import Configuration
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.pieces import Finding
 
 KEEP = 8
 """Candidates kept per plan wanted: the simulator ranks some of them, and some do not fit when simulated."""
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a plan is written from.
+
+    Attributes:
+        stages: The stages.
+        blocks: Placements per distinct block.
+        roles: What the mesh axes do.
+        signature: What tells the plan from others.
+    """
+
+    stages: tuple[StagePlan, ...]
+    blocks: tuple[BlockPlan, ...]
+    roles: tuple[AxisRole, ...]
+    signature: Signature
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A plan before it is written down."""
+    """A plan before it is written down.
+
+    Attributes:
+        configuration: The outer choices.
+        tables: What was chosen from. They stay where they are: a candidate that comes from another process has none.
+        choice: One strategy per node of the tables.
+        split: The stages.
+        time: Step time by the planner's formula.
+        draft: What a plan is written from; None before it is asked for.
+    """
 
     configuration: Configuration
-    tables: Tables
+    tables: Tables = field(repr=False)
     choice: Choice
     split: Split
     time: StepTime
+    draft: Draft | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """What tells the plan from others."""
+        return (self.draft or draft_of(self)).signature
+
+    def drafted(self) -> "Candidate":
+        """Return the candidate with its draft."""
+        return self if self.draft is not None else replace(self, draft=draft_of(self))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _arrived, (self.configuration, self.choice, self.split, self.time, self.drafted().draft)
 
     @property
     def objective(self) -> float:
         """Step seconds by the planner's formula."""
         return self.time.seconds
+
+
+def _arrived(configuration: Configuration, choice: Choice, split: Split, time: StepTime, draft: Draft) -> Candidate:
+    """Return a candidate that comes from another process."""
+    candidate = object.__new__(Candidate)
+    fields = {"configuration": configuration, "choice": choice, "split": split, "time": time, "draft": draft}
+    for name, value in fields.items():
+        object.__setattr__(candidate, name, value)
+    return candidate
+
+
+def draft_of(candidate: Candidate) -> Draft:
+    """Return what the plan of a candidate is written from."""
+    configuration, split = candidate.configuration, candidate.split
+    devices = configuration.mesh.size
+    groups = SCHEDULES[configuration.schedule].groups(configuration.num_stages, configuration.num_chunks)
+    stages = tuple(
+        StagePlan(blocks, (group * devices, (group + 1) * devices), format_recompute(recompute))
+        for group, blocks, recompute in zip(groups, split.ranges, split.recompute, strict=True)
+    )
+    blocks = assemble_blocks(candidate.tables, candidate.choice)
+    roles = roles_of_axes(configuration.mesh.axes, blocks, candidate.tables.folded)
+    return Draft(stages, blocks, roles, signature(configuration, stages, blocks, roles))
 
 
 @dataclass(slots=True)
@@ -38,6 +110,7 @@ class Outcome:
         bound: No plan of the space has a lower objective.
         solved: Configurations whose placement problem was solved.
         pruned: Configurations excluded by their bound.
+        cut: Placement problems that their clock cut; without any, another run gives the same answer.
         history: What was known when.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
     """
@@ -46,12 +119,38 @@ class Outcome:
     bound: float = math.inf
     solved: int = 0
     pruned: int = 0
+    cut: int = 0
     history: History = field(default_factory=History)
     stopped: str = ""
 
-    def take(self, found: Candidate | None, keep: int) -> None:
-        """Add the best plan of a configuration in place of an earlier one of the same; only the best few are kept."""
-        if found is None:
-            return
-        others = [other for other in self.candidates if other.configuration != found.configuration]
-        self.candidates = sorted([*others, found], key=lambda candidate: candidate.objective)[: KEEP * keep]
+    @property
+    def best(self) -> float:
+        """Objective of the best candidate in seconds; infinity without one."""
+        return self.candidates[0].objective if self.candidates else math.inf
+
+    def distinct(self) -> list[Candidate]:
+        """Return the best candidate of each signature, best first."""
+        kept: dict[Signature, Candidate] = {}
+        for candidate in self.candidates:
+            kept.setdefault(candidate.signature, candidate)
+        return list(kept.values())
+
+    def take(self, finding: "Finding", keep: int) -> None:
+        """Add plans of a configuration in place of earlier ones of the same and of their signature.
+
+        Only the best few are kept, but as many distinct ones as are wanted, if there are.
+        """
+        self.cut += finding.cut
+        for found in finding.plans:
+            known = found.drafted()
+            key = (known.configuration, known.signature)
+            others = [other for other in self.candidates if (other.configuration, other.signature) != key]
+            rivals = [other for other in self.candidates if (other.configuration, other.signature) == key]
+            best = min([known, *rivals], key=lambda candidate: candidate.objective)
+            self.candidates = sorted([*others, best], key=lambda candidate: candidate.objective)
+        wanted = self.distinct()[:keep]
+        self.candidates = [
+            candidate
+            for number, candidate in enumerate(self.candidates)
+            if number < KEEP * keep or any(candidate is other for other in wanted)
+        ]

@@ -2,16 +2,20 @@
 
 1. Configurations are bounded in the order of their floors (`floor.py`), without memory limits, which also finds most
    plans that fit anyway (`attempt.py`).
-2. Those whose bound is below the best plan so far are worked on, in the order of their bounds.
+2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Then
+   those that may give one of the other plans wanted are, a piece each.
+
+Both are done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
 
 The reported bound is the least over all configurations, searched or not.
 """
 
 import heapq
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
@@ -19,19 +23,22 @@ from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
-from autopar.progress import Progress, ProgressCallback, StopCallback
-from autopar.search.attempt import Attempt
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.search.attempt import OVERTIME_SECONDS, Attempt
+from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
-from autopar.search.space import Configuration, families
+from autopar.search.pieces import Finding, Piece, Work
+from autopar.search.space import Configuration, Family, families
+from autopar.search.sweep import Series, sweep
 from autopar.solvers import Solver
 
 KEEP_WITHIN = 1.05
 """Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
 
 ENOUGH = 1.5
-"""As long as fewer plans of different shape than wanted are known, a plan this much slower than the best will do."""
+"""As long as fewer distinct plans than wanted are known, a plan this much slower than the best will do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +62,7 @@ class Search:
         before: Seconds that have passed since the job was asked for.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
         constraints: What else plans have to keep to.
+        hire: Returns who does the work.
     """
 
     folded: Callable[[int], Folded]
@@ -73,106 +81,189 @@ class Search:
     before: float = 0.0
     batch_dims: BatchDims | None = None
     constraints: Constraints = FREE
+    hire: Callable[["Search"], Crew] = Alone
 
     def run(self, space: list[Configuration]) -> Outcome:
-        """Search the space and return the candidates found, best first, and the bound."""
-        outcome = Outcome(history=History(self.before))
-        end = time.monotonic() + self.time_limit
-        fixed, known = self.costs.stack["step_seconds"], families(space)
-        least_of = [min(self.floor.seconds(c, self.global_batch) for c in family) + fixed for family in known]
-        floors = sorted((least, index) for index, least in enumerate(least_of))
-        pending: list[tuple[float, int, Attempt]] = []
-        bounds = [math.inf]
-        for done, (least, index) in enumerate(floors):
-            threshold = self._threshold(outcome)
-            if self._stops(outcome, end) or least >= threshold:
-                bounds.append(least)  # floors ascend: the rest is at least as slow
-                outcome.pruned += 0 if outcome.stopped else sum(len(known[other]) for _, other in floors[done:])
-                break
-            attempt = self.attempt(known[index], end)
-            if attempt is None:
-                outcome.pruned += len(known[index])
-                continue
-            bound = max(least, attempt.relaxed(threshold))
-            if not outcome.candidates:
-                attempt.hurry()
-            outcome.take(attempt.best, self.keep)
-            if bound >= threshold:
-                bounds.append(bound)
-                outcome.pruned += len(known[index])
-            else:
-                pending.append((bound, index, attempt))
-            lowest = min([least, *bounds, *(entry[0] for entry in pending)])
-            self._tell(outcome, "bound", done + 1, len(floors), lowest, attempt.configuration)
-        bounds += self._advance(outcome, pending, min(bounds), end)
-        best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.bound = min(best, min(bounds))
+        """Search the space and return the candidates found, best first, and the bound.
+
+        Raises:
+            WorkerError: If processes of the search keep dying.
+        """
+        outcome, known = Outcome(history=History(self.before)), families(space)
+        clock = _Clock(self, outcome)
+        with self.hire(self) as crew:
+            bounding = _Bounding(self, outcome, known)
+            sweep(crew, bounding, len(known), clock.end, clock.stops, clock.heard)
+            advancing = _Advancing(self, outcome, bounding)
+            sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+        best = outcome.best
+        outcome.bound = min(best, advancing.lowest)
         outcome.history.note(best, outcome.bound)
         return outcome
 
-    def _advance(
-        self, outcome: Outcome, pending: list[tuple[float, int, Attempt]], floor: float, end: float
-    ) -> list[float]:
-        """Work on the configuration with the lowest bound until none is below the best plan; return all bounds.
+    def portable(self) -> "Search":
+        """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
+        return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone)
 
-        Then work on those that may give one of the other plans wanted, a piece each.
-        """
-        bounds = [floor]
-        total, worked = len(pending), set()
-        heapq.heapify(pending)
-        while pending:
-            bound, index, attempt = heapq.heappop(pending)
-            best = outcome.candidates[0].objective if outcome.candidates else math.inf
-            rival = bound < best * (1 - OPTIMALITY_TOLERANCE)
-            if not rival and (index in worked or bound >= self._threshold(outcome)):
-                outcome.pruned += len(attempt.family) * (index not in worked)
-                bounds.append(bound)
-                continue
-            if self._stops(outcome, end):
-                bounds.append(bound)
-                continue
-            outcome.solved += len(attempt.family) * (index not in worked)
-            worked.add(index)
-            bound = attempt.advance(bound, best if rival else self._threshold(outcome))
-            outcome.take(attempt.best, self.keep)
-            if attempt.exhausted:
-                bounds.append(bound)
-            else:
-                heapq.heappush(pending, (bound, index, attempt))
-            lowest = min([*bounds, *(entry[0] for entry in pending)])
-            self._tell(outcome, "solve", len(worked), total, lowest, attempt.configuration)
-        return bounds
-
-    def attempt(self, family: Sequence[Configuration], end: float) -> Attempt | None:
+    def attempt(self, family: Family, end: float) -> Attempt | None:
         """Return the work on configurations that differ in the schedule; None if constraints exclude them."""
         folded = self.folded(self.global_batch // family[0].num_microbatches)
         tables = self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
         return None if tables is None else Attempt(self, family, tables, end)
 
-    def _stops(self, outcome: Outcome, end: float) -> bool:
-        """Whether to stop, and why, noted in the outcome."""
-        if self.should_stop():
-            outcome.stopped = "interrupted"
-        elif time.monotonic() > end:
-            outcome.stopped = "time limit"
-        return bool(outcome.stopped)
+    def tell(self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str) -> None:
+        """Tell what is known, and take it down."""
+        outcome.history.note(outcome.best, lowest)
+        self.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))
 
-    def _tell(
-        self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, configuration: Configuration
-    ) -> None:
-        best = outcome.candidates[0].objective if outcome.candidates else math.inf
-        outcome.history.note(best, lowest)
-        self.progress(Progress(phase, done, total, best, min(best, lowest), str(configuration)))
-
-    def _threshold(self, outcome: Outcome) -> float:
+    def threshold(self, outcome: Outcome) -> float:
         """Return the step time above which a configuration interests nobody."""
         if not outcome.candidates:
             return math.inf
-        best = outcome.candidates[0].objective
-        different: dict[tuple[int, int], float] = {}
-        for candidate in outcome.candidates:
-            shape = (candidate.configuration.num_stages, candidate.configuration.num_microbatches)
-            different.setdefault(shape, candidate.objective)
-        if len(different) < self.keep:
+        best, distinct = outcome.best, outcome.distinct()
+        if len(distinct) < self.keep:
             return ENOUGH * best
-        return min(KEEP_WITHIN * best, sorted(different.values())[self.keep - 1])
+        return min(KEEP_WITHIN * best, distinct[self.keep - 1].objective)
+
+
+class _Clock:
+    """When a search ends."""
+
+    def __init__(self, search: Search, outcome: Outcome) -> None:
+        self._search, self._outcome = search, outcome
+        self._end = time.monotonic() + search.time_limit
+        self._first = math.inf
+
+    def end(self) -> float:
+        """Return when a piece that is started now should be done."""
+        return self._end
+
+    def stops(self) -> bool:
+        """Whether to stop, and why, noted in the outcome; a limit waits for the first plan, but not for long."""
+        if self._search.should_stop():
+            self._outcome.stopped = "interrupted"
+        elif time.monotonic() > self._end + (OVERTIME_SECONDS if math.isinf(self._first) else 0.0):
+            self._outcome.stopped = "time limit"
+        return bool(self._outcome.stopped)
+
+    def heard(self, finding: Finding) -> None:
+        """Take down what was found, before it is its turn."""
+        if finding.best is not None:
+            self._first = min(self._first, finding.best.objective)
+            self._outcome.history.note(finding.best.objective, 0.0)
+
+
+class _Bounding(Series):
+    """Bounds configurations in the order of their floors.
+
+    Attributes:
+        pending: Bound and number of the configurations that could be of interest.
+        closed: The least bound of the others.
+    """
+
+    def __init__(self, search: Search, outcome: Outcome, space: list[Family]) -> None:
+        self.pending: list[tuple[float, int]] = []
+        self.closed = math.inf
+        self.space = space
+        self._search, self._outcome = search, outcome
+        fixed = search.costs.stack["step_seconds"]
+        least_of = [min(search.floor.seconds(c, search.global_batch) for c in family) + fixed for family in space]
+        self._floors = sorted((least, number) for number, least in enumerate(least_of))
+        self._cutoffs: dict[int, float] = {}
+        self._left = set(range(len(space)))
+
+    @property
+    def unseen(self) -> float:
+        """The least floor of those that were not looked at and might have been."""
+        return min((self._floors[index][0] for index in self._left), default=math.inf)
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`: floors ascend, so that all after one too slow are at least as slow."""
+        least = self._floors[index][0]
+        if least < self._search.threshold(self._outcome):
+            return False
+        self.closed = min(self.closed, least)
+        self._outcome.pruned += sum(len(self.space[number]) for _, number in self._floors[index:])
+        self._left -= set(range(index, len(self._floors)))
+        return True
+
+    def piece(self, index: int) -> Piece:
+        """See `Series.piece`."""
+        least, number = self._floors[index]
+        self._cutoffs[index] = self._search.threshold(self._outcome)
+        return Piece(Work.BOUND, self.space[number], least, self._cutoffs[index], urgent=not self._outcome.candidates)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        assert finding is not None, "no configuration is needless before the end"
+        least, number = self._floors[index]
+        self._left.discard(index)
+        self._outcome.take(finding, self._search.keep)
+        if finding.bound >= self._cutoffs[index]:
+            self.closed = min(self.closed, finding.bound)
+            self._outcome.pruned += len(self.space[number])
+        else:
+            self.pending.append((finding.bound, number))
+        lowest = min([least, self.closed, *(bound for bound, _ in self.pending)])
+        self._search.tell(self._outcome, "bound", index + 1, len(self._floors), lowest, str(self.space[number][0]))
+
+
+class _Advancing(Series):
+    """Works on the configuration with the lowest bound that nobody works on, until none can give what is wanted."""
+
+    def __init__(self, search: Search, outcome: Outcome, bounding: _Bounding) -> None:
+        self._search, self._outcome, self._space = search, outcome, bounding.space
+        self._others = min(bounding.closed, bounding.unseen)
+        self._bounds = {number: bound for bound, number in bounding.pending}
+        self._open = sorted(bounding.pending)
+        self._chosen: dict[int, int] = {}
+        self._busy: set[int] = set()
+        self._worked: set[int] = set()
+
+    @property
+    def lowest(self) -> float:
+        """No plan of the space has a lower objective, in seconds."""
+        return min([self._others, *self._bounds.values()])
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`."""
+        self._drop()
+        return not self._open and not self._busy
+
+    def piece(self, index: int) -> Piece | None:
+        """See `Series.piece`: there is nothing to do while others are at what could be done."""
+        if not self._open:
+            return None
+        bound, number = heapq.heappop(self._open)
+        self._chosen[index] = number
+        self._busy.add(number)
+        self._worked.add(number)
+        cutoff = self._outcome.best if self._is_rival(bound) else self._search.threshold(self._outcome)
+        return Piece(Work.ADVANCE, self._space[number], bound, cutoff, urgent=not self._outcome.candidates)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        if finding is None:
+            return
+        number = self._chosen.pop(index)
+        self._busy.discard(number)
+        self._bounds[number] = max(finding.bound, self._bounds[number])
+        self._outcome.take(finding, self._search.keep)
+        if not finding.is_final:
+            heapq.heappush(self._open, (self._bounds[number], number))
+        self._outcome.solved = sum(len(self._space[other]) for other in self._worked - self._busy)
+        detail = str(self._space[number][0])
+        self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
+
+    def _drop(self) -> None:
+        """Let go of the configurations that cannot give what is wanted."""
+        while self._open:
+            bound, number = self._open[0]
+            if self._is_rival(bound) or (number not in self._worked and bound < self._search.threshold(self._outcome)):
+                return
+            self._outcome.pruned += len(self._space[number]) * (number not in self._worked)
+            heapq.heappop(self._open)
+
+    def _is_rival(self, bound: float) -> bool:
+        """Whether there may be a plan that is better than the best."""
+        return bound < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)

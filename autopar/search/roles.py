@@ -7,13 +7,13 @@ sequence parallel, one that splits height or width of most activations is spatia
 this but splits some of the parameters is tensor parallel in part of the model.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.formulate.fold import Folded
 from autopar.ir.graph import Op, Phase, Role
-from autopar.plan import BlockPlan, Plan
+from autopar.plan import BlockPlan
 from autopar.sharding import Axis, Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05
@@ -107,15 +107,16 @@ class AxisRole:
     experts: bool
 
 
-def roles_of_axes(plan: Plan, folded: Folded) -> tuple[AxisRole, ...]:
+def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Folded) -> tuple[AxisRole, ...]:
     """Return what each mesh axis of a plan does.
 
     Args:
-        plan: The plan.
-        folded: The graph of one of its microbatches, by distinct blocks.
+        mesh: The axes.
+        blocks: Placements per distinct block.
+        folded: The graph of one microbatch, by distinct blocks.
     """
-    axes = [AxisTallies.empty() for _ in plan.mesh]
-    for block in plan.blocks:
+    axes = [AxisTallies.empty() for _ in mesh]
+    for block in blocks:
         _tally(axes, block, folded)
     return tuple(
         AxisRole(
@@ -126,7 +127,7 @@ def roles_of_axes(plan: Plan, folded: Folded) -> tuple[AxisRole, ...]:
             sequence_parallel=tallies.boundaries.most(tallies.boundaries.second),
             experts=tallies.experts.most(tallies.experts.first),
         )
-        for axis, tallies in zip(plan.mesh, axes, strict=True)
+        for axis, tallies in zip(mesh, axes, strict=True)
     )
 
 

@@ -47,7 +47,11 @@ class Configuration:
         )
 
 
-def families(space: Sequence[Configuration]) -> list[tuple[Configuration, ...]]:
+Family = tuple[Configuration, ...]
+"""Configurations that differ in the schedule only."""
+
+
+def families(space: Sequence[Configuration]) -> list[Family]:
     """Return the configurations that differ in the schedule only, together: placements are looked for once for all."""
     found: dict[tuple[int, Mesh, int], list[Configuration]] = {}
     for each in space:

@@ -6,7 +6,8 @@ What a block makes for blocks further away is kept until its own backward.
 
 Without recompute a block keeps what its backward reads. With selective recompute it keeps what that can be made from;
 the rest is there from the second run to the backward. With full recompute it keeps its inputs, until its backward is
-done. Where the backward is split, what the weight pass of a block reads stays until then.
+done. What lies in host memory is on the device while the block's own passes run, and comes back as memory of its own.
+Where the backward is split, what the weight pass of a block reads stays until then.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from autopar.formulate.memory import State
-from autopar.program.records import Operand, Segment, SegmentPhase, Table, kept_values
+from autopar.program.records import Offload, Operand, Segment, SegmentPhase, Table, kept_values
 from autopar.recompute import Recompute
 from autopar.simulate.liveness import Lifetimes, lifetimes, liveness_peak
 
@@ -52,6 +53,7 @@ class BlockMemory:
         gathered: Parameters gathered for it.
         reducing: Gradients under way to their reduction once it has run.
         update: Fullest moment of its reductions and its update.
+        hosted: What it keeps in host memory between its forward and its backward.
     """
 
     kept: float
@@ -62,6 +64,7 @@ class BlockMemory:
     gathered: float
     reducing: float
     update: float
+    hosted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,10 @@ class _Kind:
     backward_after_again: Lifetimes | None
     weight: Lifetimes | None
     once: tuple[Lifetimes, ...]
+
+
+NEEDS = {Recompute.SELECTIVE: SegmentPhase.AGAIN, Recompute.OFFLOAD: SegmentPhase.OFFLOAD}
+"""What a kind of block has to have for a flavour to differ from keeping all."""
 
 
 class BlockMemories:
@@ -136,12 +143,20 @@ class BlockMemories:
         segments, forward = self._segments(kind), self._table[kind, SegmentPhase.FORWARD]
         lives = segments.forward
         kept = lives.sizes(kept_values(self._table, kind, flavour)) | lives.sizes(forward.exports)
-        if flavour is Recompute.NONE or (flavour is Recompute.SELECTIVE and segments.again is None):
+        needed = NEEDS.get(flavour)
+        if flavour is Recompute.NONE or (needed is not None and (kind, needed) not in self._table):
             kept |= lives.hidden
         elif flavour is Recompute.SELECTIVE and segments.again is not None:
             kept |= {name: size for name, size in lives.hidden.items() if name not in segments.again.hidden}
         outside = {operand.value for operand in forward.external}
         return {name: size for name, size in kept.items() if name not in outside}
+
+    def _copies(self, kind: int, flavour: Recompute) -> list[Offload]:
+        """Return what a block copies to host memory in its forward."""
+        segment = self._table.get((kind, SegmentPhase.OFFLOAD)) if self._trains else None
+        if segment is None or flavour is not Recompute.OFFLOAD:
+            return []
+        return [copy for copy in segment.instructions if isinstance(copy, Offload)]
 
     def _look_at(self, kind: int, flavour: Recompute, state: State) -> tuple[BlockMemory, State]:
         segments, segment = self._segments(kind), self._table[kind, SegmentPhase.FORWARD]
@@ -154,7 +169,8 @@ class BlockMemories:
         fresh = sum(size for name, size in kept.items() if name not in paid)
 
         outputs = lives.sizes(segment.outputs)
-        forward, live = liveness_peak(lives, _sizes(segment.inputs), kept.keys() | outputs.keys(), paid)
+        saved = self._kept(kind, Recompute.NONE) if flavour is Recompute.OFFLOAD else kept
+        forward, live = liveness_peak(lives, _sizes(segment.inputs), saved.keys() | outputs.keys(), paid)
         following = (segments.again, segments.backward, segments.weight)
         memory = BlockMemory(
             fresh,
@@ -165,6 +181,7 @@ class BlockMemories:
             max(part.gathered for part in (lives, *following) if part is not None),
             max((part.reducing for part in following[1:] if part is not None), default=0.0),
             max((liveness_peak(part, {}, ())[0] for part in segments.once), default=0.0),
+            fsum(copy.bytes for copy in self._copies(kind, flavour)),
         )
         held |= {tensors[name] for name in kept if name in tensors}
         late = self._late(kind)
@@ -187,7 +204,8 @@ class BlockMemories:
             return NOTHING
         forward, backward = self._table[kind, SegmentPhase.FORWARD], self._table[kind, SegmentPhase.BACKWARD]
         lives, gradients = segments.forward, _sizes(backward.inputs)
-        free = paid | {operand.value for operand in forward.external}
+        fetched = lives.sizes([copy.operand for copy in self._copies(kind, flavour)]).keys()
+        free = (paid - fetched) | {operand.value for operand in forward.external}
         late: Set[str] = self._late(kind).keys()
         if flavour is Recompute.SELECTIVE and segments.again is not None and segments.backward_after_again is not None:
             again, after = segments.again, segments.backward_after_again

@@ -31,7 +31,7 @@ from autopar.simulate.gradients import (
 )
 from autopar.simulate.hops import hops
 from autopar.simulate.layout import Costs, Layout, Resource, lay_out
-from autopar.simulate.memory import StageMoments, stage_moments
+from autopar.simulate.memory import StageMoments, fullest_host, stage_moments
 from autopar.simulate.path import PathStep, Track, critical_path
 from autopar.simulate.pipeline import Run, run_pipeline
 from autopar.simulate.simulation import EVEN, Simulation, Stragglers
@@ -69,9 +69,9 @@ def stages_in_time(program: Program, costs: Costs, bucket: float) -> list[StageL
         for kind in set(stage.blocks) - laid_out.setdefault(view.cluster, set()):
             laid_out[view.cluster].add(kind)
             here |= {(kind, segment.phase): lay_out(segment, view, bucket) for segment in segments.get(kind, ())}
-        key = (view.cluster, stage.blocks, stage.recompute)
+        key = (view.cluster, stage.blocks, stage.recompute, bool(stage.hosted))
         if key not in known:
-            known[key] = lay_out_stage(stage, here)
+            known[key] = lay_out_stage(stage, here, view)
         stages.append(known[key])
     return stages
 
@@ -114,6 +114,8 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
     tasks = [(counts[i, kind], task) for i, layout in enumerate(chunks) for kind, task in layout.passes.items()]
     compute = fsum(count * task.compute_seconds for count, task in tasks)
     collective = fsum(count * task.collective_seconds for count, task in tasks)
+    copies = fsum(count * task.copy_seconds for count, task in tasks)
+    waited = fsum(layout.update.copy_seconds for layout in chunks)
     by_axis: defaultdict[str, float] = defaultdict(float)
     for count, task in tasks:
         for axis, seconds in task.axis_seconds.items():
@@ -121,7 +123,7 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
     update = _update_seconds(chunks)
     computing = fsum(layout.update.compute_seconds for layout in chunks)
     wait, bubble = _idle(runs, sim.begins[group])
-    late = fsum(run.end - run.start for run in runs) - compute - collective
+    late = fsum(run.end - run.start for run in runs) - compute - collective - copies
     late += (sim.slower[group] - 1) * update + sim.fixed
     late = late if late > _ROUNDING * sim.step else 0.0
     return StageTimeline(
@@ -135,11 +137,15 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         - (sim.reduced[group] + sim.slower[group] * update),
         gradient_seconds=sim.reduced[group] - runs[-1].end,
         update_seconds=computing,
-        gather_seconds=update - computing,
+        gather_seconds=update - computing - waited,
         delay_seconds=late,
         overlapped_seconds=fsum(job.seconds for job in sim.jobs[group]),
         link_seconds=fsum(count * task.link_seconds for count, task in tasks),
         memory=moments.peak(),
+        copy_seconds=copies + waited,
+        host_link_seconds=fsum(count * task.host_link_seconds for count, task in tasks)
+        + fsum(layout.update.host_link_seconds for layout in chunks),
+        host_bytes=moments.host_bytes,
         again_seconds=fsum(
             counts[i, Pass.BACKWARD] * chunk.passes[Pass.BACKWARD].again_seconds for i, chunk in enumerate(chunks)
         ),
@@ -230,8 +236,9 @@ def simulate(
     ]
     timelines = tuple(_account(sim, group, moments[group]) for group in range(program.num_groups))
     error = costs.stack.fit.error if costs.stack.fit else None
+    host = fullest_host(program, costs.cluster, [stage.host_bytes for stage in timelines])
     if not trace:
-        return Timeline(sim.step, timelines, error)
+        return Timeline(sim.step, timelines, error, host=host)
     placed = program.groups
     events = [transfer_event(transfer, placed) for transfer in sim.transfers]
     for i, chunks in enumerate(sim.groups):
@@ -243,7 +250,7 @@ def simulate(
             start += layout.update.seconds
     samples = tuple(sample for stage in moments for sample in stage.samples())
     arrays = step_arrays(program, sim, samples)
-    return Timeline(sim.step, timelines, error, tuple(events), samples, _path(program, sim), arrays)
+    return Timeline(sim.step, timelines, error, tuple(events), samples, _path(program, sim), arrays, host)
 
 
 def _path(program: Program, sim: Simulation) -> tuple[PathStep, ...]:

@@ -8,6 +8,7 @@ from autopar.simulate.pipeline import Run, Transfer
 from autopar.simulate.stages import Part, StageLayout
 from autopar.simulate.timeline import Event, Row
 
+_SPAN_ROW = {Resource.COMPUTE: Row.COMPUTE, Resource.TO_HOST: Row.TO_HOST, Resource.FROM_HOST: Row.FROM_HOST}
 _GRADIENT_ROW = {Resource.INTRA: Row.GRADIENTS_INTRA, Resource.INTER: Row.GRADIENTS_INTER}
 
 
@@ -15,10 +16,11 @@ def part_events(group: int, parts: Iterable[Part], start: float) -> Iterator[Eve
     """Yield a bar per segment of a task that starts at `start`, and one per op and collective within."""
     for part in parts:
         begin = start + part.offset
-        yield Event(group, Row.COMPUTE, f"{part.phase} of block {part.index}", begin, part.layout.seconds)
+        if part.layout.seconds:
+            yield Event(group, Row.COMPUTE, f"{part.phase} of block {part.index}", begin, part.layout.seconds, 1)
         for span in part.layout.spans:
-            row = Row.COMPUTE if span.resource is Resource.COMPUTE else Row.COLLECTIVES
-            yield Event(group, row, span.name, begin + span.offset, span.seconds)
+            row = _SPAN_ROW.get(span.resource, Row.COLLECTIVES)
+            yield Event(group, row, span.name, begin + span.offset, span.seconds, 2 if row is Row.COMPUTE else 0)
 
 
 def task_events(group: int, chunks: Sequence[StageLayout], runs: Iterable[Run]) -> Iterator[Event]:

@@ -22,9 +22,12 @@ from autopar.cost.collectives import devices_in_node
 from autopar.cost.overlap import WEIGHT_COVER, launched
 from autopar.ir.graph import Op
 from autopar.program.records import (
+    HOST_PHASES,
     Collective,
     Compute,
     Exchange,
+    Fetch,
+    Offload,
     Operand,
     Segment,
     SegmentPhase,
@@ -88,11 +91,17 @@ class Costs(Protocol):
 
 
 class Resource(StrEnum):
-    """What a device has one of: its compute stream, its link inside the node, its share of the NICs."""
+    """What a device has one of: compute stream, link inside the node, share of the NICs, link to host memory."""
 
     COMPUTE = "compute"
     INTRA = "intra-node link"
     INTER = "inter-node link"
+    TO_HOST = "link to the host"
+    FROM_HOST = "link from the host"
+
+
+NETWORK = (Resource.INTRA, Resource.INTER)
+"""Links between devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +161,8 @@ class Layout:
         spans: Kernels in order, and these collectives and gathers in order.
         stops: Where devices wait for them.
         traffic: Collectives that overlap whole, in order.
+        copy_seconds: What copies to or from host memory add to what they run beside.
+        host_link_seconds: Their time on the host link, hidden or not.
         exchanges: Seconds of halo exchanges by mesh axis, which kernels wait for too.
     """
 
@@ -163,12 +174,14 @@ class Layout:
     spans: tuple[Span, ...]
     stops: tuple[Stop, ...]
     traffic: tuple[Traffic, ...]
+    copy_seconds: float = 0.0
+    host_link_seconds: float = 0.0
     exchanges: tuple[tuple[str, float], ...] = ()
 
     @property
     def seconds(self) -> float:
         """Duration of the segment."""
-        return self.compute_seconds + self.collective_seconds + self.host_seconds
+        return self.compute_seconds + self.collective_seconds + self.host_seconds + self.copy_seconds
 
 
 def _shapes(operands: Sequence[Operand | None]) -> list[Shapes | None]:
@@ -252,6 +265,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         costs: What it is made of takes.
         bucket: Bytes of new parameters that travel together; 0 if every tensor travels alone.
     """
+    if segment.phase in HOST_PHASES:
+        return _lay_out_copies(segment, costs.cluster)
     covering = _covering(segment) if segment.phase is SegmentPhase.BACKWARD else set()
     kernels, weight, launches = 0.0, 0.0, 0.0
     exchanges: list[tuple[str, float]] = []
@@ -292,6 +307,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                 weight += seconds if position in covering else 0.0
             case Slice():
                 pass
+            case Offload() | Fetch():
+                raise AssertionError("copies are in segments of their own")
             case _:
                 assert_never(instruction)
         if after >= 0:
@@ -321,6 +338,40 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
         traffic=tuple(traffic),
         exchanges=tuple(exchanges),
     )
+
+
+def _lay_out_copies(segment: Segment, cluster: Cluster) -> Layout:
+    """Return copies to or from host memory one after the other, as if nothing ran beside them."""
+    copies = [copy for copy in segment.instructions if isinstance(copy, Offload | Fetch)]
+    total = fsum(copy.bytes for copy in copies)
+    if not total:
+        return Layout(0.0, 0.0, 0.0, 0.0, 0.0, (), (), ())
+    host = cluster.known_host()
+    out = isinstance(copies[0], Offload)
+    seconds = host.out_seconds(total) if out else host.back_seconds(total)
+    resource = Resource.TO_HOST if out else Resource.FROM_HOST
+    spans, clock = [], 0.0
+    for copy in copies:
+        if copy.bytes:  # the latency is shared like the time: copies wait for each other in one queue
+            spent = seconds * copy.bytes / total
+            spans.append(Span(resource, f"{'offload' if out else 'fetch'} {copy.operand.value}", clock, spent))
+            clock += spent
+    return Layout(0.0, 0.0, 0.0, 0.0, 0.0, tuple(spans), (), (), seconds, seconds)
+
+
+def beside(copies: Layout, cover: float, added: float, *, late: bool) -> Layout:
+    """Return copies that add so many seconds to a pass of `cover` seconds and run beside the rest of it.
+
+    Args:
+        copies: Laid out alone.
+        cover: What they run beside.
+        added: What they add.
+        late: Whether they follow the pass; else they come before it.
+    """
+    shift = added - copies.host_link_seconds if late else 0.0
+    assert shift >= -cover * (1 + 1e-9), "copies fit beside what they run beside"
+    spans = tuple(replace(span, offset=span.offset + shift) for span in copies.spans)
+    return replace(copies, spans=spans, copy_seconds=added)
 
 
 def _in_place(spans: Sequence[Span], waits: Sequence[_Wait], share: Mapping[bool, float]) -> list[Span]:

@@ -9,6 +9,8 @@
 - Gradients of a block whose reduction runs beside compute stay until it is done, which is taken to be when the next
   block has run.
 - What the neighbouring stages send next is received while a task runs: one microbatch from either side.
+- Where blocks keep what they save in host memory, what one of them saves is on its way out and what another one saves
+  on its way in (`TRANSIT_BLOCKS`); where the optimizer's state lies there, a few buckets of it are on the device.
 
 Copies that the allocator or a library makes are no part of this, but of the reserve (`autopar.cost.reserve`).
 """
@@ -19,11 +21,13 @@ from itertools import pairwise
 from math import fsum
 from typing import NamedTuple
 
+from autopar.cluster import Cluster
+from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS, TRANSIT_BLOCKS
 from autopar.program.records import Category, Program, SegmentPhase, StageProgram, Table
 from autopar.schedule import Pass, Task
 from autopar.simulate.blocks import NOTHING, BlockMemories, BlockMemory, Peak
 from autopar.simulate.pipeline import Run
-from autopar.simulate.timeline import MemoryPeak, MemorySample
+from autopar.simulate.timeline import HostMemory, MemoryPeak, MemorySample
 
 GATHERED_BLOCKS = 2
 """Blocks whose parameters are gathered at once: the one that runs and the one that is prefetched.
@@ -43,6 +47,8 @@ class StageMemory:
         reducing: Gradients under way to their reduction.
         receiving: Values under way from the neighbouring stages.
         update: Fullest moment of the reductions and the update.
+        transit: Values under way to and from the host.
+        hosted: Bytes one microbatch leaves in host memory between its passes.
     """
 
     left: Mapping[Pass, float]
@@ -51,6 +57,8 @@ class StageMemory:
     reducing: float
     receiving: float
     update: float
+    transit: float = 0.0
+    hosted: float = 0.0
 
 
 def gathered_bytes(blocks: Sequence[float]) -> float:
@@ -69,8 +77,14 @@ def received_bytes(table: Table, kinds: Sequence[int], is_first: bool, is_last: 
     return fsum(operand.bytes for segment in ends if segment for operand in segment.inputs)
 
 
-def stage_memory(blocks: Iterable[BlockMemory], receiving: float) -> StageMemory:
-    """Return what the tasks of a stage need, given its blocks in order."""
+def stage_memory(blocks: Iterable[BlockMemory], receiving: float, state: float = 0.0) -> StageMemory:
+    """Return what the tasks of a stage need.
+
+    Args:
+        blocks: Its blocks in order.
+        receiving: Values under way from the neighbouring stages.
+        state: Bytes of the optimizer's state that lie in host memory.
+    """
     passed = list(blocks)
     passes = dict.fromkeys(Pass, NOTHING)
     put_off = fsum(block.late for block in passed)
@@ -91,8 +105,15 @@ def stage_memory(blocks: Iterable[BlockMemory], receiving: float) -> StageMemory
         gathered=gathered_bytes([block.gathered for block in passed]),
         reducing=max(block.reducing for block in passed),
         receiving=receiving,
-        update=max(block.update for block in passed),
+        update=max(block.update for block in passed) + state_buffers(state),
+        transit=TRANSIT_BLOCKS * max(block.hosted for block in passed),
+        hosted=fsum(block.hosted for block in passed),
     )
+
+
+def state_buffers(state: float) -> float:
+    """Return the bytes on a device of the optimizer's state while it is updated, so many of which lie on its host."""
+    return min(STATE_BUFFERS * STATE_BUCKET_BYTES, state)
 
 
 class TaskMemory(NamedTuple):
@@ -121,6 +142,7 @@ def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], train
     held: dict[tuple[int, int], float] = {}
     total = 0.0
     communication = fsum(memory.receiving for memory in chunks) + max(memory.reducing for memory in chunks)
+    communication += max(memory.transit for memory in chunks)
     for task in order:
         memory, key = chunks[task.chunk], (task.chunk, task.microbatch)
         total -= held.pop(key, 0.0)
@@ -132,6 +154,38 @@ def memory_over_time(chunks: Sequence[StageMemory], order: Sequence[Task], train
             total += left
     if trains:
         yield TaskMemory(None, 0.0, 0.0, 0.0, max(memory.update for memory in chunks))
+
+
+def host_bytes(chunks: Sequence[StageMemory], order: Sequence[Task]) -> float:
+    """Return the most bytes that a device of a group has left in host memory, the optimizer's state not counted."""
+    most = total = 0.0
+    for task in order:
+        size = chunks[task.chunk].hosted
+        total += {Pass.FORWARD: size, Pass.BACKWARD: -size}.get(task.kind, 0.0)
+        most = max(most, total)
+    return most
+
+
+def fullest_host(program: Program, cluster: Cluster, per_device: Sequence[float]) -> HostMemory | None:
+    """Return what lies in the memory of the fullest host; None if nothing lies in any.
+
+    Args:
+        program: The program.
+        cluster: Its devices.
+        per_device: Bytes of one device of each group.
+
+    Raises:
+        ClusterError: If the cluster does not say how its devices reach host memory.
+    """
+    if not any(per_device):
+        return None
+    held: dict[int, float] = {}
+    for chunks, size in zip(program.chunks, per_device, strict=True):
+        for device in range(*program.stages[chunks[0]].devices):
+            start = cluster.host_start(device)
+            held[start] = held.get(start, 0.0) + size
+    hosts = (HostMemory(size, cluster.group_of(start).known_host().usable) for start, size in held.items())
+    return max(hosts, key=lambda host: host.bytes / host.usable)
 
 
 def _breakdown(chunks: Iterable[StageProgram], moment: TaskMemory) -> tuple[tuple[Category, float], ...]:
@@ -148,11 +202,19 @@ def _breakdown(chunks: Iterable[StageProgram], moment: TaskMemory) -> tuple[tupl
 
 @dataclass(frozen=True, slots=True)
 class StageMoments:
-    """The fullest moment of each task of the stages of a group of devices, and when the task starts."""
+    """The fullest moment of each task of the stages of a group of devices, and when the task starts.
+
+    Attributes:
+        chunks: The stages.
+        starts: When each task starts.
+        moments: The fullest moment of each.
+        host_bytes: Most bytes of a device in host memory.
+    """
 
     chunks: Sequence[StageProgram]
     starts: Sequence[float]
     moments: Sequence[TaskMemory]
+    host_bytes: float
 
     @property
     def resident(self) -> float:
@@ -195,9 +257,12 @@ def stage_moments(
         stage_memory(
             memories.walk(stage.blocks, stage.recompute),
             received_bytes(table, stage.blocks, stage.index == 0, stage.index == last),
+            fsum(part.bytes for part in stage.hosted),
         )
         for stage in chunks
     ]
-    moments = list(memory_over_time(needs, [run.task for run in runs], program.trains))
+    order = [run.task for run in runs]
+    moments = list(memory_over_time(needs, order, program.trains))
     starts = [run.start for run in runs]
-    return StageMoments(chunks, [*starts, update_start] if program.trains else starts, moments)
+    hosted = host_bytes(needs, order) + fsum(part.bytes for stage in chunks for part in stage.hosted)
+    return StageMoments(chunks, [*starts, update_start] if program.trains else starts, moments, hosted)

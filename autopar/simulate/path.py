@@ -20,7 +20,7 @@ class PathStep:
         stage: Whose devices.
         what: "forward", "backward", "update", "reduce", "send" or "fixed".
         block: Kind of the block; -1 for what belongs to no block.
-        kind: "compute", "collective", "delay" or "traffic".
+        kind: "compute", "collective", "delay", "copy" (to or from host memory) or "traffic".
         start: Seconds.
         end: Seconds.
     """
@@ -140,6 +140,7 @@ def _pieces(layout: TaskLayout, stage: int, kinds: Sequence[int], start: float, 
             ("compute", part.layout.compute_seconds),
             ("collective", part.layout.collective_seconds),
             ("delay", part.layout.host_seconds),
+            ("copy", part.layout.copy_seconds),
         ):
             stop = min(until, clock + seconds)
             found.append(PathStep(stage, str(part.phase), kinds[part.index], kind, clock, stop))

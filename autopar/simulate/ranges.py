@@ -7,6 +7,7 @@ import numpy as np
 from autopar.formulate.fold import Folded
 from autopar.formulate.memory import ChainBytes, FloatArray, Holding, SharedBytes, State
 from autopar.program.lower import LoweredKind, copies
+from autopar.program.records import Category
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.memory import received_bytes
@@ -45,11 +46,17 @@ def chain_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
         update=block("update"),
         arriving=each(arriving),
         returning=each(returning),
+        hosted=each({kind: _offloaded(memories, kind) for kind in lowered}),
+        state=each({kind: own.resident.get(Category.OPTIMIZER, 0.0) for kind, own in lowered.items()}),
         buffers=folded.buffer_bytes,
         shared=tuple(
             SharedBytes(copy.owner, copy.readers) for copy in copies([lowered[kind] for kind in folded.chain], folded)
         ),
     )
+
+
+def _offloaded(memories: BlockMemories, kind: int) -> float:
+    return memories.advance(kind, Recompute.OFFLOAD, memories.enter(kind))[0].hosted
 
 
 class _Walk:

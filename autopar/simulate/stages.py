@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import fsum
 
+from autopar.cost import Overlap
 from autopar.program.records import SegmentPhase, StageProgram
 from autopar.recompute import Recompute
 from autopar.schedule import Pass
-from autopar.simulate.layout import Layout, Resource
+from autopar.simulate.layout import NETWORK, Costs, Layout, Resource, beside
 
 Layouts = Mapping[tuple[int, SegmentPhase], Layout]
 """Layouts by kind of block and phase."""
@@ -22,6 +23,10 @@ class Part:
     index: int
     phase: SegmentPhase
     layout: Layout
+
+
+_Placed = tuple[int, SegmentPhase, Layout | None]
+"""Block of the stage, phase, and what runs there; None if nothing does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,10 @@ class TaskLayout:
         return self.parts[-1].offset + self.parts[-1].layout.seconds if self.parts else 0.0
 
     def on_links(self) -> Iterator[tuple[Resource, float, float]]:
-        """Yield when which link is taken by what compute waits for: link, start and end after the start of the task."""
+        """Yield when which link between devices is taken by what compute waits for: link, start and end in the task."""
         for part in self.parts:
             for span in part.layout.spans:
-                if span.resource is not Resource.COMPUTE:
+                if span.resource in NETWORK:
                     start = part.offset + span.offset
                     yield span.resource, start, start + span.seconds
 
@@ -63,6 +68,16 @@ class TaskLayout:
     def collective_seconds(self) -> float:
         """The part of it in which kernels wait for collectives."""
         return fsum(part.layout.collective_seconds for part in self.parts)
+
+    @property
+    def copy_seconds(self) -> float:
+        """The part of it in which all wait for copies to or from host memory."""
+        return fsum(part.layout.copy_seconds for part in self.parts)
+
+    @property
+    def host_link_seconds(self) -> float:
+        """Time of such copies on the host link, hidden or not."""
+        return fsum(part.layout.host_link_seconds for part in self.parts)
 
     @property
     def link_seconds(self) -> float:
@@ -101,34 +116,63 @@ class StageLayout:
     update: TaskLayout
 
 
+_STATE = (SegmentPhase.STATE_FETCH, SegmentPhase.STATE_OFFLOAD)
 _AGAIN = {Recompute.SELECTIVE: SegmentPhase.AGAIN, Recompute.FULL: SegmentPhase.FORWARD}
 """What runs again before a backward, by flavour."""
 
 
-def lay_out_stage(stage: StageProgram, layouts: Layouts) -> StageLayout:
+def lay_out_stage(stage: StageProgram, layouts: Layouts, costs: Costs) -> StageLayout:
     """Return what a stage does in time, given the layouts of its kinds of blocks."""
-    chain = list(enumerate(stage.blocks))
+    chain, overlap = list(enumerate(stage.blocks)), Overlap.of(costs.stack)
 
-    def forwards(phase: SegmentPhase) -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
+    def each(phase: SegmentPhase) -> Iterator[_Placed]:
         return ((index, phase, layouts.get((kind, phase))) for index, kind in chain)
 
-    def backwards() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
+    def copies(index: int, kind: int, phase: SegmentPhase, what: Layout | None) -> _Placed:
+        """Return copies beside a pass; None if there is nothing to copy."""
+        alone = layouts.get((kind, phase))
+        if alone is None or what is None:
+            return index, phase, None
+        added = float(overlap.copied(alone.host_link_seconds, what.seconds))
+        return index, phase, beside(alone, what.seconds, added, late=phase is SegmentPhase.OFFLOAD)
+
+    def forwards() -> Iterator[_Placed]:
+        for index, kind in chain:
+            forward = layouts.get((kind, SegmentPhase.FORWARD))
+            yield index, SegmentPhase.FORWARD, forward
+            if stage.recompute[index] is Recompute.OFFLOAD:
+                yield copies(index, kind, SegmentPhase.OFFLOAD, forward)
+
+    def backwards() -> Iterator[_Placed]:
         for index, kind in reversed(chain):
-            again = _AGAIN.get(stage.recompute[index])
+            again, backward = _AGAIN.get(stage.recompute[index]), layouts.get((kind, SegmentPhase.BACKWARD))
             if again is not None:
                 yield index, again, layouts.get((kind, again))
-            yield index, SegmentPhase.BACKWARD, layouts.get((kind, SegmentPhase.BACKWARD))
+            if stage.recompute[index] is Recompute.OFFLOAD:
+                yield copies(index, kind, SegmentPhase.FETCH, backward)
+            yield index, SegmentPhase.BACKWARD, backward
 
-    def weights() -> Iterator[tuple[int, SegmentPhase, Layout | None]]:
-        for index, kind in reversed(chain):
-            yield index, SegmentPhase.WEIGHT, layouts.get((kind, SegmentPhase.WEIGHT))
+    def updates() -> Iterator[_Placed]:
+        for index, kind in chain:
+            update = layouts.get((kind, SegmentPhase.UPDATE))
+            back, out = (layouts.get((kind, phase)) for phase in _STATE)
+            if stage.hosted and update is not None and back is not None and out is not None:
+                link = costs.cluster.known_host().both(out.host_link_seconds, back.host_link_seconds)
+                added = float(overlap.copied(link, update.seconds))
+                yield index, SegmentPhase.STATE_FETCH, beside(back, update.seconds, added, late=False)
+                yield index, SegmentPhase.UPDATE, update
+                yield index, SegmentPhase.STATE_OFFLOAD, beside(out, update.seconds + added, 0.0, late=True)
+            else:
+                yield index, SegmentPhase.UPDATE, update
 
     return StageLayout(
         passes={
-            Pass.FORWARD: TaskLayout.of(forwards(SegmentPhase.FORWARD)),
+            Pass.FORWARD: TaskLayout.of(forwards()),
             Pass.BACKWARD: TaskLayout.of(backwards()),
-            Pass.WEIGHT: TaskLayout.of(weights()),
+            Pass.WEIGHT: TaskLayout.of(
+                (index, phase, layout) for index, phase, layout in reversed(list(each(SegmentPhase.WEIGHT)))
+            ),
         },
-        reduce={index: layout for index, _, layout in forwards(SegmentPhase.REDUCE) if layout is not None},
-        update=TaskLayout.of(forwards(SegmentPhase.UPDATE)),
+        reduce={index: layout for index, _, layout in each(SegmentPhase.REDUCE) if layout is not None},
+        update=TaskLayout.of(updates()),
     )

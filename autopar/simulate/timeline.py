@@ -24,17 +24,23 @@ class Row(StrEnum):
     GRADIENTS_INTER = "gradients between nodes"
     SEND_NEXT = "send to next stage"
     SEND_PREVIOUS = "send to previous stage"
+    TO_HOST = "copies to the host"
+    FROM_HOST = "copies from the host"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A bar of the trace: in `row` of a device of `stage`, `name` runs for `seconds` from `start` on."""
+    """A bar of the trace: in `row` of a device of `stage`, `name` runs for `seconds` from `start` on.
+
+    In the row of compute, `depth` is 0 for a task, 1 for a block and 2 for an op; elsewhere it is 0.
+    """
 
     stage: int
     row: Row
     name: str
     start: float
     seconds: float
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,26 @@ class MemoryPeak:
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What lies in the memory of a host.
+
+    Attributes:
+        bytes: Bytes of all its devices together.
+        usable: Bytes that offloading may take there.
+    """
+
+    bytes: float
+    usable: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for it."""
+        return self.bytes <= self.usable
+
+
+@dataclass(frozen=True, slots=True)
 class StageTimeline:
-    """Where the step of one stage goes. The first eight times add up to the step.
+    """Where the step of one stage goes. The first eight times and `copy_seconds` add up to the step.
 
     Attributes:
         index: Position in the pipeline.
@@ -81,6 +105,9 @@ class StageTimeline:
         overlapped_seconds: Link time of all gradient traffic, hidden or not; not part of the sum.
         link_seconds: Link time of the collectives inside forward and backward, hidden or not; not part of the sum.
         memory: Its fullest moment.
+        copy_seconds: Copies to and from host memory, as far as passes and the update wait for them.
+        host_link_seconds: Time of such copies on the host link, hidden or not; not part of the sum.
+        host_bytes: Most bytes of one of its devices in host memory.
         again_seconds: What of `compute_seconds` is kernels of the forward that run again.
         axis_seconds: `collective_seconds` by the mesh axis whose devices wait for each other.
     """
@@ -97,6 +124,9 @@ class StageTimeline:
     overlapped_seconds: float
     link_seconds: float
     memory: MemoryPeak
+    copy_seconds: float = 0.0
+    host_link_seconds: float = 0.0
+    host_bytes: float = 0.0
     again_seconds: float = 0.0
     axis_seconds: tuple[tuple[str, float], ...] = ()
 
@@ -118,6 +148,7 @@ class Timeline:
         samples: Memory over time; empty unless asked for.
         path: The critical path in order of time; empty unless asked for.
         arrays: The same as arrays; None unless asked for.
+        host: Memory of the fullest host; None if nothing lies in host memory.
     """
 
     step_seconds: float
@@ -127,6 +158,7 @@ class Timeline:
     samples: tuple[MemorySample, ...] = ()
     path: tuple["PathStep", ...] = ()
     arrays: "StepArrays | None" = field(default=None, compare=False)
+    host: HostMemory | None = None
 
     @property
     def band(self) -> tuple[float, float] | None:
@@ -139,6 +171,10 @@ class Timeline:
     def peak_bytes(self) -> float:
         """Bytes on the fullest device."""
         return max(stage.memory.bytes for stage in self.stages)
+
+    def fits(self, limit: float) -> bool:
+        """Return whether every device stays within so many bytes, and every host within its memory."""
+        return self.peak_bytes <= limit and (self.host is None or self.host.fits)
 
     @property
     def busiest(self) -> StageTimeline:

@@ -10,6 +10,7 @@ from autopar.tactics.records import (
     DataParallel,
     ExpertParallel,
     Megatron,
+    Offload,
     Pipeline,
     Recompute,
     SequenceParallel,
@@ -54,7 +55,12 @@ def stages_by_degrees(degrees: Degrees, folded: Folded) -> tuple[Tactic, ...]:
     schedule = "interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule
     stages = blocks_per_stage(folded, degrees.layers) if degrees.layers else degrees.pp
     pipeline = Pipeline(stages, schedule, degrees.num_microbatches, degrees.interleave)
-    return (pipeline, Recompute(degrees.recompute)) if degrees.recompute != "none" else (pipeline,)
+    found: list[Tactic] = [pipeline]
+    if degrees.recompute != "none":
+        found.append(Recompute(degrees.recompute))
+    if degrees.offload:
+        found.append(Offload(degrees.offload))
+    return tuple(found)
 
 
 def ranges_by_degrees(degrees: Degrees, folded: Folded) -> tuple[tuple[int, int], ...]:

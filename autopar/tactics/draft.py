@@ -12,10 +12,10 @@ from autopar.errors import PlanError, TacticError
 from autopar.formulate.fold import Folded
 from autopar.formulate.selective import selective_ops
 from autopar.formulate.step import Pipeline as Flow
-from autopar.plan import BlockPlan, Job, ModelInfo, Plan, StagePlan
+from autopar.plan import OFFLOADS, BlockPlan, Job, ModelInfo, Plan, StagePlan
 from autopar.program.lower import lower
+from autopar.recompute import FLAVOURS, format_recompute, parse_recompute
 from autopar.recompute import Recompute as Flavour
-from autopar.recompute import format_recompute, parse_recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
@@ -28,6 +28,7 @@ from autopar.tactics.records import (
     Automatic,
     DataParallel,
     Megatron,
+    Offload,
     Pipeline,
     Recompute,
     SequenceParallel,
@@ -116,6 +117,7 @@ class Draft:
         self._blocks: tuple[int, ...] = (folded.num_blocks,)  # per stage
         self._chunks = 1
         self._recompute: dict[int | None, str] = {None: "none"}
+        self._offload: dict[int | None, str] = {None: ""}
         self._selective = {
             kind.id: tuple(kind.ops[position].name for position in sorted(positions))
             for kind, positions in zip(folded.kinds, selective_ops(folded, costs), strict=True)
@@ -130,7 +132,7 @@ class Draft:
         other.state = self.state.copy()
         other.applier = self.applier.of(other.state)
         other.job, other.num_microbatches, other.steps = job, num_microbatches, list(self.steps)
-        other._recompute = {None: "none"}
+        other._recompute, other._offload = {None: "none"}, {None: ""}
         other._blocks, other._chunks = (self.folded.num_blocks,), 1
         return other
 
@@ -179,6 +181,8 @@ class Draft:
                 self._cut(tactic)
             case Recompute():
                 self._recompute_stages(tactic)
+            case Offload():
+                self._offload_stages(tactic)
             case Automatic():
                 self._complete(tactic)
                 self._written = None
@@ -271,7 +275,8 @@ class Draft:
         for index, (count, group) in enumerate(zip(self._blocks, groups, strict=True)):
             what = self._recompute.get(index, self._recompute[None])
             recompute = self._of_layers(what, first, count) if what in set(Flavour) else what
-            stages.append(StagePlan((first, first + count), (group * size, (group + 1) * size), recompute))
+            devices, offload = (group * size, (group + 1) * size), self._offload.get(index, self._offload[None])
+            stages.append(StagePlan((first, first + count), devices, recompute, offload=offload))
             first += count
         return tuple(stages)
 
@@ -305,25 +310,23 @@ class Draft:
                 f"stages of {', '.join(map(str, blocks))} blocks do not make the {total} blocks of the model",
                 hint="give a number of stages, or sizes that add up",
             )
-        beyond = [stage for stage in self._recompute if stage is not None and stage >= len(blocks)]
+        told = (*self._recompute, *self._offload)
+        beyond = [stage for stage in told if stage is not None and stage >= len(blocks)]
         if beyond:
             raise TacticError(
-                f"{len(blocks)} stages, after stage {beyond[0]} was told what to recompute",
-                hint="say what stages recompute after the Pipeline",
+                f"{len(blocks)} stages, after stage {beyond[0]} was told what to recompute or offload",
+                hint="say what stages recompute or offload after the Pipeline",
             )
         self._schedule, self._blocks, self._chunks = schedule, blocks, tactic.chunks
 
     def _recompute_stages(self, tactic: Recompute) -> None:
         if self.job.mode != "train":
             raise TacticError("without a backward pass nothing runs again", hint="leave Recompute out")
-        count = len(self._blocks)
-        for stage in tactic.stages or ():
-            if not 0 <= stage < count:
-                raise TacticError(f"there is no stage {stage}", hint=f"stages are 0 to {count - 1}")
+        self._check_stages(tactic.stages)
         if tactic.what not in set(Flavour):
             if tactic.stages is None:
                 raise TacticError(
-                    f"recompute {tactic.what!r}", hint="it is none, selective or full; of a stage also runs of blocks"
+                    f"recompute {tactic.what!r}", hint=f"it is {FLAVOURS}; of a stage also runs of blocks"
                 )
             for stage in tactic.stages:
                 try:
@@ -332,6 +335,21 @@ class Draft:
                     raise TacticError(f"stage {stage}: {error.args[0]}", hint=error.hint) from None
         for index in (None,) if tactic.stages is None else tactic.stages:
             self._recompute[index] = tactic.what
+
+    def _offload_stages(self, tactic: Offload) -> None:
+        if self.job.mode != "train":
+            raise TacticError("without an update there is no optimizer", hint="leave Offload out")
+        self._check_stages(tactic.stages)
+        if tactic.what not in filter(None, OFFLOADS):
+            raise TacticError(f"offload {tactic.what!r}", hint=f"it is {', '.join(filter(None, OFFLOADS))}")
+        for index in (None,) if tactic.stages is None else tactic.stages:
+            self._offload[index] = tactic.what
+
+    def _check_stages(self, stages: Sequence[int] | None) -> None:
+        count = len(self._blocks)
+        for stage in stages or ():
+            if not 0 <= stage < count:
+                raise TacticError(f"there is no stage {stage}", hint=f"stages are 0 to {count - 1}")
 
 
 def num_groups(tactic: Pipeline) -> int:

@@ -23,6 +23,7 @@ from autopar.tactics.records import (
     DataParallel,
     ExpertParallel,
     Megatron,
+    Offload,
     Pipeline,
     Place,
     Recompute,
@@ -45,6 +46,7 @@ TACTICS: Mapping[str, type[Tactic]] = {
     "zero": ZeRO,
     "pipeline": Pipeline,
     "recompute": Recompute,
+    "offload": Offload,
     "automatic": Automatic,
 }
 """Tactics by the name they have in a file."""

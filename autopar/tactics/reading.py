@@ -15,6 +15,7 @@ from autopar.tactics.records import (
     DataParallel,
     ExpertParallel,
     Megatron,
+    Offload,
     Pipeline,
     Place,
     Recompute,
@@ -40,8 +41,13 @@ def tactics_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int
         batch: The batch dim of every value that has one.
 
     Raises:
-        PlanError: If an op is placed as no rule allows.
+        PlanError: If an op is placed as no rule allows, or stages have meshes or placements of their own.
     """
+    if plan.variants:
+        raise PlanError(
+            f"stages have {len(plan.variants) + 1} variants of mesh and placements; tactics split all stages alike",
+            hint="leave --tactics away: the placements of every stage are listed",
+        )
     topology = Topology(folded, rules, plan.device_mesh)
     chosen = chosen_in(plan, topology)
     values = _values(plan)
@@ -71,6 +77,8 @@ def tactics_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int
             flavours = stage.flavours
             runs = " ".join(f"{flavour}*1" for flavour in flavours)
             found.append(Recompute(runs, (number,)))
+        if stage.offload:
+            found.append(Offload(stage.offload, (number,)))
     return tuple(found)
 
 

@@ -146,12 +146,25 @@ class Recompute:
     """Run forwards again in the backward instead of keeping their values.
 
     Attributes:
-        what: "none", "selective" or "full" for the layers, the blocks that repeat; for the stages named also runs of
-            blocks, "full*4 none*2".
+        what: "none", "selective" or "full" for the layers, the blocks that repeat, or "offload" to keep their values in
+            host memory instead; for the stages named also runs of blocks, "full*4 none*2".
         stages: Which stages; None for all.
     """
 
     what: str = "full"
+    stages: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Keep something in host memory between steps.
+
+    Attributes:
+        what: "optimizer", the state of the optimizer: moments and master copies.
+        stages: Which stages; None for all.
+    """
+
+    what: str = "optimizer"
     stages: tuple[int, ...] | None = None
 
 
@@ -186,6 +199,7 @@ Tactic: TypeAlias = (
     | ZeRO
     | Pipeline
     | Recompute
+    | Offload
     | Automatic
 )
 """Any tactic."""

@@ -110,18 +110,22 @@ LOSSES: Mapping[str, Callable[[Tape, str], Loss]] = {
 """Every loss by name; a function writes it for an output of the model."""
 
 
+_IMAGE_RANK = 4
+
+
 def choose_loss(graph: Graph, name: str) -> tuple[str, Callable[[Tape, str], Loss]]:
     """Return the output of the model to train, and the loss to write for it.
 
     "auto" is the cross-entropy of the first float output with two dims or more. If that is a Softmax over its classes,
-    what enters the Softmax are the logits.
+    what enters the Softmax are the logits. If it is an image of the shape of one that goes in, as the noise that a
+    denoiser finds, "auto" is the mean squared error.
 
     Raises:
         JobError: If there is no such loss, or no output it applies to.
     """
     if name != "auto" and name not in LOSSES:
         raise JobError(f"there is no loss {name!r}", hint=f"choose auto, {', '.join(LOSSES)}")
-    kind = "cross-entropy" if name == "auto" else name
+    kind = ("mse" if _makes_images(graph) else "cross-entropy") if name == "auto" else name
     rank = 2 if kind == "cross-entropy" else 0
     outputs = [graph.values[output] for output in graph.outputs]
     for value in outputs:
@@ -132,6 +136,13 @@ def choose_loss(graph: Graph, name: str) -> tuple[str, Callable[[Tape, str], Los
         f"no output of {graph.name!r} can be trained with loss {kind!r}: {', '.join(map(str, outputs)) or 'none'}",
         hint=f"it takes float numbers of {rank} or more dims; use --mode infer or another loss",
     )
+
+
+def _makes_images(graph: Graph) -> bool:
+    """Whether the first float output is an image of the shape of a float input."""
+    floats = [value for value in map(graph.values.__getitem__, graph.outputs) if value.is_float]
+    data = [value.shape for value in map(graph.values.__getitem__, graph.inputs) if value.is_float]
+    return bool(floats) and len(floats[0].shape) >= _IMAGE_RANK and floats[0].shape in data
 
 
 def _logits(graph: Graph, output: Value) -> str:

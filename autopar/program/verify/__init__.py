@@ -8,6 +8,7 @@ from autopar.program.verify.crossings import verify_crossings
 from autopar.program.verify.fault import title
 from autopar.program.verify.frame import verify_frame
 from autopar.program.verify.graph import verify_graph
+from autopar.program.verify.offload import verify_copies, verify_hosted
 from autopar.program.verify.persistent import verify_persistent
 from autopar.program.verify.placements import verify_placements
 from autopar.program.verify.segments import verify_again, verify_axes, verify_segment
@@ -26,6 +27,7 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
     - In a segment every value is defined once and before it is read; a backward may also read what its forward saves,
       a weight segment what either of them saves.
     - What runs again before a backward is part of the forward; with what is kept for it nothing is missing.
+    - What goes to host memory is fetched before it is read: what a block saves, and with a graph the optimizer's state.
     - Collectives, slices and exchanges run over an axis of their stage, start from the placement their operand has, and
       change shapes and placements as they say.
     - Neighbouring blocks agree on the values that cross, in number, shape, size and placement.
@@ -55,6 +57,7 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
         _verify_parts(segment, table)
         saved = saved_for(segment.kind, segment.phase, table)
         verify_segment(segment, saved)
+        verify_copies(segment, table)
         for mesh in meshes[segment.kind]:
             verify_axes(segment, mesh)
             verify_placements(segment, saved, mesh)
@@ -66,6 +69,7 @@ def verify_program(program: Program, folded: Folded | None = None, rules: Rules 
                 raise ProgramError(f"{title(segment)} saves values but the program has no backward")
     if folded is not None:
         verify_graph(program, folded, rules)
+        verify_hosted(program, folded)
 
 
 def _verify_parts(segment: Segment, table: Table) -> None:

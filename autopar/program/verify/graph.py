@@ -13,6 +13,7 @@ from autopar.formulate.fold import BlockKind, Folded
 from autopar.ir.graph import Op, Role
 from autopar.program.chain import graph_kind
 from autopar.program.records import (
+    HOST_PHASES,
     Compute,
     Exchange,
     Operand,
@@ -77,6 +78,9 @@ class _Check:
                 continue
             if phase is SegmentPhase.AGAIN:  # part of the forward, word for word
                 self._tensors.of[segment.kind, phase] = self._tensors.of[segment.kind, SegmentPhase.FORWARD]
+                continue
+            if phase in HOST_PHASES:  # copies of what others make
+                self._tensors.of[segment.kind, phase] = {part.value: part.tensor for part in segment.parts}
                 continue
             kept = saved_for(segment.kind, phase, table)
             known = self._enter(segment, {operand.value: saved[operand.value] for operand in kept})

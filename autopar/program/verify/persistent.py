@@ -4,7 +4,7 @@ A gradient sum is the exception: its terms are added up microbatch by microbatch
 also read a parameter as it writes it before it is put together for the other phases: that is the optimizer's own copy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from autopar.errors import ProgramError
 from autopar.program.records import (
@@ -53,6 +53,7 @@ def verify_persistent(program: Program) -> None:
                 )
     for segment in program.segments:
         tensors = {part.value: part.tensor for part in segment.parts}
+        written = _written(segment)
         for operand in (*segment.inputs, *segment.outputs, *segment.exports):
             if operand.value not in tensors:
                 raise ProgramError(f"{title(segment)}: {operand.value!r} crosses its edge and is no part of any tensor")
@@ -67,7 +68,7 @@ def verify_persistent(program: Program) -> None:
                     raise ProgramError(f"{title(segment)} reads {operand}, stored was {held}")
             elif key in stored:
                 writer, content = stored[key]
-                forms = {content.placements, *_written(segment, tensor)}
+                forms = {content.placements, *written.get(tensor, ())}
                 if operand.placements not in forms:
                     raise ProgramError(
                         f"{title(segment)} reads {tensor!r} as {_form(operand)}, {title(writer)} stores it as "
@@ -86,19 +87,20 @@ def _verify_terms(segment: Segment, operand: Operand) -> None:
         raise ProgramError(f"{title(segment)} stores {operand.value!r} as terms, {placements}")
 
 
-def _written(segment: Segment, tensor: str) -> Iterable[Placements]:
-    """Yield how the optimizer writes a tensor that its segment stores, before it is put together."""
+def _written(segment: Segment) -> Mapping[str, list[Placements]]:
+    """Return how the optimizer writes the tensors that its segment stores, before they are put together."""
     if segment.phase is not SegmentPhase.UPDATE:
-        return
+        return {}
     sources = {
         made.value: read
         for instruction in segment.instructions
         if not isinstance(instruction, Compute)
         for made, read in zip(defines(instruction), reads(instruction), strict=True)
     }
+    found: dict[str, list[Placements]] = {}
     for store in segment.stores:
-        if store.target == tensor:
-            operand = store.value
-            while operand.value in sources:
-                operand = sources[operand.value]
-            yield operand.placements
+        operand = store.value
+        while operand.value in sources:
+            operand = sources[operand.value]
+        found.setdefault(store.target, []).append(operand.placements)
+    return found

@@ -1,15 +1,19 @@
 """One segment by itself: every value is defined once and before it is read, and instructions fit their shapes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.errors import ProgramError
 from autopar.program.records import (
+    HOST_PHASES,
     Collective,
     Compute,
     Exchange,
+    Fetch,
     Instruction,
+    Offload,
     Operand,
     Segment,
     SegmentPhase,
@@ -22,6 +26,7 @@ from autopar.program.verify.fault import fault, title
 from autopar.sharding import Mesh, Shard
 
 _ONCE = (SegmentPhase.REDUCE, SegmentPhase.UPDATE)
+_SAVING = (SegmentPhase.FORWARD, SegmentPhase.AGAIN, SegmentPhase.BACKWARD, SegmentPhase.OFFLOAD)
 _OVERLAPPING = (SegmentPhase.BACKWARD, SegmentPhase.WEIGHT, SegmentPhase.REDUCE)
 
 
@@ -69,7 +74,7 @@ def verify_segment(segment: Segment, saved: Sequence[Operand]) -> None:
         raise ProgramError(f"{title(segment)} runs once per step and cannot exchange values with its neighbours")
     if segment.phase is SegmentPhase.WEIGHT and (segment.inputs or segment.outputs or segment.exports):
         raise ProgramError(f"{title(segment)} makes gradients of parameters: no other block waits for them")
-    if segment.phase not in (SegmentPhase.FORWARD, SegmentPhase.AGAIN, SegmentPhase.BACKWARD) and segment.saved:
+    if segment.phase not in _SAVING and segment.saved:
         raise ProgramError(f"{title(segment)} saves values; only a forward or a backward can")
 
 
@@ -115,6 +120,11 @@ def _verify_instruction(segment: Segment, index: int, instruction: Instruction) 
                 raise fault(
                     segment, index, f"{operand.shape} with {before}+{after} rows on dim {dim} is not {result.shape}"
                 )
+        case Offload(operand=operand, result=result) | Fetch(operand=operand, result=result):
+            if segment.phase not in HOST_PHASES:
+                raise fault(segment, index, f"a segment {segment.phase} does not copy to or from host memory")
+            if replace(operand, value=result.value) != result or instruction.bytes < 0:
+                raise fault(segment, index, f"{result} is no copy of {operand}")
         case _:
             assert_never(instruction)
 
@@ -155,5 +165,5 @@ def verify_axes(segment: Segment, mesh: Mesh) -> None:
         ProgramError: If not.
     """
     for index, instruction in enumerate(segment.instructions):
-        if not isinstance(instruction, Compute) and instruction.axis not in mesh.axes:
+        if not isinstance(instruction, Compute | Offload | Fetch) and instruction.axis not in mesh.axes:
             raise fault(segment, index, f"axis {instruction.axis} is none of mesh {mesh}")

@@ -149,9 +149,27 @@ def _global_average_pool(t: Tape, op: Op, grads: Grads) -> Grads:
     return (t.expand(t.times(grad_of(grads), 1.0 / prod(shape[2:])), shape),)
 
 
+def _resize(t: Tape, op: Op, grads: Grads) -> Grads:
+    """Of an image made larger by whole numbers, each pixel repeated: sums over the copies of a pixel."""
+    x, dy = op.inputs[0], grad_of(grads)
+    shape, larger = t.shape(x), t.shape(dy)
+    factors = tuple(after // before for before, after in zip(shape, larger, strict=True))
+    way = (op.attr("coordinate_transformation_mode", "half_pixel"), op.attr("nearest_mode", "round_prefer_floor"))
+    repeats = op.attr("mode", "nearest") == "nearest" and way in _REPEATS
+    whole = all(before * factor == after for before, factor, after in zip(shape, factors, larger, strict=True))
+    if not (repeats and whole and factors[:2] == (1, 1) and len(shape) > len(("N", "C"))):
+        raise unsupported(op, "it does more than repeat each pixel a whole number of times")
+    mean = t.emit("AveragePool", [dy], shape, t.dtype(x), kernel_shape=factors[2:], strides=factors[2:])
+    return (t.times(mean, float(prod(factors))),)
+
+
+_REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil"))
+"""Ways to find the nearest pixel that, for whole factors, take each as often as the others."""
+
 CONVOLUTION: Mapping[str, Rule] = {
     "AveragePool": _average_pool,
     "Conv": _conv,
     "GlobalAveragePool": _global_average_pool,
     "MaxPool": _max_pool,
+    "Resize": _resize,
 }

@@ -45,6 +45,22 @@ def _rms_norm(t: Tape, op: Op, grads: Grads) -> Grads:
     )
 
 
+def _group_norm(t: Tape, op: Op, grads: Grads) -> Grads:
+    """Of GroupNormalization, and of InstanceNormalization, which has a group per channel."""
+    dy, (x, scale) = grad_of(grads), op.inputs[:2]
+    channels = t.shape(x)[1]
+    if t.shape(scale) != (channels,):
+        raise unsupported(op, f"{t.values[scale]} has not one number for each of {channels} channels")
+    return t.emit_all(
+        "autopar::GroupNormalizationGrad",
+        [x, scale, dy],
+        [t.shape(x), (channels,), (channels,)],
+        t.dtype(x),
+        epsilon=float_attr(op, "epsilon", 1e-5),
+        num_groups=int_attr(op, "num_groups", channels),
+    )
+
+
 def _norm_axis(t: Tape, op: Op) -> int:
     """Return the first normalised dim of an op whose scale (and bias) has exactly the normalised dims."""
     axis = axis_attr(t, op, -1)
@@ -94,6 +110,8 @@ def _lrn(t: Tape, op: Op, grads: Grads) -> Grads:
 
 
 NORMALIZATION: Mapping[str, Rule] = {
+    "GroupNormalization": _group_norm,
+    "InstanceNormalization": _group_norm,
     "LRN": _lrn,
     "LayerNormalization": _layer_norm,
     "LogSoftmax": _softmax,

@@ -1,7 +1,7 @@
-"""Grid search, the baseline: every configuration of the outer space times every recipe used by hand, nothing pruned.
+"""Recipes by hand: every configuration of the outer space times every recipe in use, nothing pruned.
 
 Same costs, same stages, same memory rules and same simulator as the planner. What a recipe leaves open is completed
-exactly, which is kinder to the grid than any hand would be.
+exactly, which is kinder to them than any hand would be.
 """
 
 import math
@@ -15,7 +15,7 @@ from autopar.search.planner import Search
 from autopar.search.space import Configuration, families
 
 
-def grid_search(search: Search, space: list[Configuration], dims: BatchDims) -> Outcome:
+def recipe_search(search: Search, space: list[Configuration], dims: BatchDims) -> Outcome:
     """Return the candidates of all recipes in all configurations, best first; the bound is trivial."""
     outcome = Outcome(bound=0.0, history=History(search.before))
     end = time.monotonic() + search.time_limit
@@ -34,5 +34,5 @@ def grid_search(search: Search, space: list[Configuration], dims: BatchDims) -> 
             outcome.candidates.sort(key=lambda candidate: candidate.objective)
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.history.note(best, 0.0)
-        search.progress(Progress("grid", done + 1, len(known), best, 0.0, str(family[0])))
+        search.progress(Progress("recipes", done + 1, len(known), best, 0.0, str(family[0])))
     return outcome

@@ -1,0 +1,131 @@
+"""The baselines: what others would do, on the same costs, judged by the same simulator.
+
+Each is a function that takes a job and gives a `Result`; adding one is a module and a line in `BASELINES`. Those that
+state a plan by degrees work on a `Race` and leave what they priced there; those that place ops fill an `Outcome` as the
+planner does. Either way as many of the best are lowered, verified and simulated, and ranked by the simulator.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from autopar.bench.baselines.alpa import alpa_search
+from autopar.bench.baselines.annealing import annealing
+from autopar.bench.baselines.beam import beam, greedy
+from autopar.bench.baselines.grid import grid
+from autopar.bench.baselines.mcts import mcts
+from autopar.bench.baselines.megatron import megatron
+from autopar.bench.baselines.race import Race
+from autopar.bench.baselines.recipes import recipe_search
+from autopar.bench.records import PlanFigures, Result, nothing
+from autopar.errors import InfeasibleError
+from autopar.plan import Plan
+from autopar.progress import ProgressCallback, StopCallback
+from autopar.search.outcome import Outcome
+from autopar.task import Effort, PhaseClock, Task
+from autopar.verdict import VERIFY, conclude
+
+Find = Callable[[Task, Effort, str, ProgressCallback, StopCallback], Result]
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A method to compare with.
+
+    Attributes:
+        title: What it does, in a few words.
+        find: Returns what it comes to; told the job, the effort, its own name, and the callbacks.
+    """
+
+    title: str
+    find: Find
+
+
+def by_degrees(
+    method: Callable[[Race], None],
+    task: Task,
+    effort: Effort,
+    name: str,
+    progress: ProgressCallback,
+    should_stop: StopCallback,
+) -> Result:
+    """Return what a method comes to that states plans by degrees."""
+    clock = PhaseClock(progress, before=task.phases)
+    limit = math.inf if effort.time_limit is None else effort.time_limit
+    race = Race(task, name, time.monotonic() + limit, progress, should_stop)
+    with clock("search"):
+        method(race)
+        stopped = race.stopped
+    with clock("simulate"):
+        plans = _simulated(race, effort.top_k)
+    figures, evaluated = tuple(map(PlanFigures.of, plans[: effort.top_k])), len(race.prices)
+    why = stopped or ("exhausted" if plans else "infeasible")
+    notes = [f"tactics cannot place {race.refused} of its plans"] if race.refused else []
+    if not plans:
+        notes.insert(0, "none of its plans fits")
+    space = evaluated + race.skipped if method is grid else 0
+    return Result(name, why, figures, 0.0, space, evaluated, clock.times, "; ".join(notes), race.history.points)
+
+
+def _simulated(race: Race, top_k: int) -> list[Plan]:
+    """Return the best plans that fit by simulated time; of those that read alike the fastest."""
+    job, costs = race.task.job, race.task.costs
+    found: list[Plan] = []
+    for degrees in race.finalists():
+        prediction = race.predictor.predict(
+            degrees, race.estimator.cluster, costs.stack, policy=costs.policy, memory_limit=job.memory_limit
+        )
+        if prediction.fits:
+            found.append(replace(prediction.plan, objective=race.prices[degrees].seconds))
+        if len(found) == VERIFY * top_k:
+            break
+    kept: dict[str, Plan] = {}
+    for plan in sorted(found, key=lambda plan: plan.simulated.step_seconds if plan.simulated else math.inf):
+        kept.setdefault(plan.summary, plan)
+    return list(kept.values())
+
+
+def by_search(
+    search: Callable[[Task, Effort, ProgressCallback, StopCallback], Outcome],
+    task: Task,
+    effort: Effort,
+    name: str,
+    progress: ProgressCallback,
+    should_stop: StopCallback,
+) -> Result:
+    """Return what a method comes to that places ops in the configurations of the planner."""
+    clock = PhaseClock(progress, before=task.phases)
+    with clock("search"):
+        outcome = search(task, effort, progress, should_stop)
+    size = len(task.space)
+    if not outcome.candidates:
+        why, note = outcome.stopped or "infeasible", "nothing it tried fits"
+        return nothing(name, why, clock.times, size, outcome.solved, note)
+    try:
+        plan = conclude(outcome, task, name, effort.top_k, clock)
+    except InfeasibleError as error:
+        return nothing(name, "infeasible", clock.times, size, outcome.solved, error.args[0])
+    return replace(Result.of(name, plan), bound=0.0)
+
+
+def _recipes(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Outcome:
+    return recipe_search(task.search(effort, progress=progress, should_stop=should_stop), task.space, task.batch_dims)
+
+
+def _alpa(task: Task, effort: Effort, progress: ProgressCallback, should_stop: StopCallback) -> Outcome:
+    return alpa_search(task.search(effort, progress=progress, should_stop=should_stop), task.space)
+
+
+BASELINES: Mapping[str, Baseline] = {
+    "grid": Baseline("every plan by degrees", partial(by_degrees, grid)),
+    "megatron": Baseline("the documentation of Megatron-LM, written down", partial(by_degrees, megatron)),
+    "greedy": Baseline("one degree after the other", partial(by_degrees, greedy)),
+    "beam": Baseline("the best 16 beginnings of plans by degrees", partial(by_degrees, beam)),
+    "annealing": Baseline("simulated annealing over degrees", partial(by_degrees, annealing)),
+    "mcts": Baseline("Monte Carlo tree search over degrees", partial(by_degrees, mcts)),
+    "recipes": Baseline("hand-made recipes per mesh axis, completed by a solver", partial(by_search, _recipes)),
+    "alpa": Baseline("stages by dynamic programming, an ILP per stage and mesh axis", partial(by_search, _alpa)),
+}
+"""Every baseline by name, in the order of the table."""

@@ -1,0 +1,56 @@
+"""Grid search: every plan by degrees there is.
+
+Plans are priced by the formula and the fastest are simulated. Two kinds of plans are left out without a price, neither
+of which could win: those whose blocks alone take longer than the best plan so far, pipelines without a bubble assumed
+(`Estimator.floor`), and those with more samples per microbatch than plans none of which fits.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from autopar.bench.baselines.degree_space import DegreeSpace
+from autopar.bench.baselines.race import Race
+from autopar.degrees import Degrees
+from autopar.schedule import SCHEDULES
+
+Plans = Mapping[int, list[Degrees]]
+"""Plans by data-parallel degree: alike but for ZeRO, recompute, stages and schedule."""
+
+
+def grid(race: Race) -> None:
+    """Price every plan of the space that could win, those that stay within a node first."""
+    for sizes in _families(race.space):
+        too_large: set[int] = set()  # ZeRO stages that no longer fit
+        for plans in sizes:
+            fits: dict[int, bool] = {}
+            for alike in plans.values():
+                if race.stopped:
+                    return
+                able = [plan for plan in alike if plan.zero not in too_large]
+                race.skipped += len(alike) - len(able)
+                if not able:
+                    continue
+                if race.floor(able[0]) >= race.best:
+                    race.skipped += len(able)
+                    may_fit = not _is_too_large(race, able)
+                    fits |= {plan.zero: fits.get(plan.zero, False) or may_fit for plan in able}
+                    continue
+                for plan in able:
+                    fits[plan.zero] = race.price(plan).fits or fits.get(plan.zero, False)
+            too_large |= {zero for zero, any_fits in fits.items() if not any_fits}
+
+
+def _is_too_large(race: Race, plans: list[Degrees]) -> bool:
+    """Whether no plan's activations fit; those of pipelines with joint backwards hold the least."""
+    shapes = {(plan.pp, plan.interleave): plan for plan in plans if not SCHEDULES[plan.schedule].splits}
+    return all(race.is_too_large(plan) for plan in shapes.values())
+
+
+def _families(space: DegreeSpace) -> Iterator[list[Plans]]:
+    """Yield all plans by what splits their layers, and within each by the samples of a microbatch, ascending."""
+    found: dict[tuple[int, ...], dict[int, dict[int, list[Degrees]]]] = {}
+    for leaf in space.leaves():
+        plan = space.degrees(leaf)
+        key = (plan.cp, plan.tp > space.node, plan.tp, plan.ep, plan.sequence_parallel)
+        found.setdefault(key, {}).setdefault(plan.microbatch, {}).setdefault(plan.dp, []).append(plan)
+    for _, sizes in sorted(found.items(), key=lambda item: item[0]):
+        yield [sizes[size] for size in sorted(sizes)]

@@ -1,0 +1,149 @@
+"""What every baseline works with: the space of degrees, the price of a plan, a clock, and the best plans so far."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import nsmallest
+
+from autopar.bench.baselines.degree_space import DegreeSpace, what_splits
+from autopar.cluster import cluster_from_dict
+from autopar.degrees import Degrees
+from autopar.errors import TacticError
+from autopar.estimates import Estimator
+from autopar.prediction import Predictor
+from autopar.progress import Progress, ProgressCallback, StopCallback
+from autopar.search.history import History
+from autopar.task import Task
+
+FINALISTS = 64
+"""Plans kept for the simulator, the fastest by the formula; some do not fit when simulated."""
+
+SMALL_BATCH = 2
+"""Samples at which the model is looked at to see what can be split."""
+TOLD = 256
+"""Prices between two reports of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a plan comes to by the formula.
+
+    Attributes:
+        seconds: Of a step; infinity if the tactics cannot place it.
+        excess: Bytes on the fullest device over the limit, as a share of it; 0 if it fits.
+    """
+
+    seconds: float
+    excess: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can run."""
+        return self.excess == 0 and math.isfinite(self.seconds)
+
+
+IMPOSSIBLE = Price(math.inf, math.inf)
+
+
+@dataclass(eq=False)
+class Race:
+    """One baseline at work on one job.
+
+    Attributes:
+        task: The job.
+        method: Name of the baseline.
+        end: When its time is over, by `time.monotonic`.
+        progress: Told of every better plan.
+        should_stop: Polled.
+        prices: Every plan that was priced.
+        best: Least seconds of a plan that fits; infinity before the first.
+        history: When which step time was reached.
+        refused: Plans that the tactics cannot place on the model.
+        skipped: Plans that grid search left out because others that need no more memory do not fit.
+    """
+
+    task: Task
+    method: str
+    end: float
+    progress: ProgressCallback
+    should_stop: StopCallback
+    prices: dict[Degrees, Price] = field(default_factory=dict)
+    best: float = math.inf
+    history: History = field(init=False)
+    refused: int = 0
+    skipped: int = 0
+
+    def __post_init__(self) -> None:
+        self.history = History(sum(phase.seconds for phase in self.task.phases))
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """What places plans and simulates them."""
+        return Predictor(self.task.workload, known=self.task.rules)
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """What prices them."""
+        costs = self.task.costs
+        return Estimator(self.predictor, cluster_from_dict(self.task.job.cluster), costs.stack, costs.policy)
+
+    @cached_property
+    def space(self) -> DegreeSpace:
+        """The plans by degrees of the job."""
+        task, workload = self.task, self.task.workload
+        folded = workload.folded(workload.fixed_batch or SMALL_BATCH)
+        return DegreeSpace(
+            gpus=task.job.gpus,
+            node=task.costs.cluster.devices_per_node,
+            global_batch=task.job.global_batch,
+            folded=folded,
+            model=what_splits(task, folded),
+            fixed_batch=workload.fixed_batch,
+            trains=workload.mode == "train",
+        )
+
+    @property
+    def stopped(self) -> str:
+        """Why to stop: "interrupted", "time limit", or "" if there is no reason to."""
+        if self.should_stop():
+            return "interrupted"
+        return "time limit" if time.monotonic() > self.end else ""
+
+    def price(self, degrees: Degrees) -> Price:
+        """Return what a plan comes to; the second time from memory."""
+        if degrees not in self.prices:
+            self.prices[degrees] = price = self._price(degrees)
+            if price.fits and price.seconds < self.best:
+                self.best = price.seconds
+                self.history.note(price.seconds, 0.0)
+            if len(self.prices) % TOLD == 0:
+                self.progress(Progress(self.method, len(self.prices), 0, self.best, detail=str(degrees)))
+        return self.prices[degrees]
+
+    def _price(self, degrees: Degrees) -> Price:
+        try:
+            found = self.estimator.estimate([degrees])
+        except TacticError:  # such as heads that do not divide by the context degree
+            self.refused += 1
+            return IMPOSSIBLE
+        limit = self.task.job.memory_limit
+        return Price(float(found.step_seconds[0]), max(0.0, float(found.peak_bytes[0]) / limit - 1))
+
+    def floor(self, degrees: Degrees) -> float:
+        """Return seconds that a plan and those like it do not stay below (`Estimator.floor`)."""
+        try:
+            return self.estimator.floor(degrees)
+        except TacticError:
+            return math.inf
+
+    def is_too_large(self, degrees: Degrees) -> bool:
+        """Whether activations alone do not fit, whatever is shared and recomputed (`Estimator.floor_bytes`)."""
+        return self.estimator.floor_bytes(degrees) > self.task.job.memory_limit
+
+    def finalists(self) -> list[Degrees]:
+        """Return the fastest plans that fit, fastest first."""
+        fitting = (
+            (price.seconds, number, plan) for number, (plan, price) in enumerate(self.prices.items()) if price.fits
+        )
+        return [plan for _, _, plan in nsmallest(FINALISTS, fitting)]

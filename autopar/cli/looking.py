@@ -1,0 +1,95 @@
+"""The commands that show a plan: as a page, and as figures."""
+
+from pathlib import Path
+
+import click
+
+from autopar.cli.files import prepare_file, prepare_folder
+from autopar.cli.options import Command, cache_options, file_path, resolve_cache_dir
+
+
+def _shown_options(command: Command) -> Command:
+    """Add what page and figures have in common."""
+    for option in (
+        click.option("--model", help="Where the model is now, if it has moved since the plan was made."),
+        click.option("--stack", metavar="NAME|FILE", help="Another software stack than the one the plan was made for."),
+        click.option(
+            "--with",
+            "others",
+            multiple=True,
+            type=file_path(),
+            metavar="PLAN",
+            help="A plan of the model for another number of GPUs, for the chart of scaling. Repeatable.",
+        ),
+        click.argument("plan_file", metavar="PLAN", type=file_path()),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_shown_options
+@click.option("-o", "--output", required=True, type=file_path(), metavar="FILE.html", help="Where to write the page.")
+@cache_options
+def report(
+    plan_file: Path,
+    others: tuple[Path, ...],
+    model: str | None,
+    stack: str | None,
+    output: Path,
+    cache_dir: Path | None,
+    no_cache: bool,
+) -> None:
+    """Write a plan as a page to look at.
+
+    PLAN is a plan.json. The page is one HTML file with all it needs in it: it opens from disk, offline. It shows where
+    the time and the memory of every stage go over the step, how the search went, and each distinct block, sharded.
+    """
+    from autopar.page import look, write_page
+    from autopar.plan import Plan
+
+    prepare_file(output)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    plans = [Plan.load(path) for path in others]
+    write_page(look(Plan.load(plan_file), others=plans, model=model, stack=stack, cache_dir=cache), output)
+    click.echo(f"wrote {output}", err=True)
+
+
+@click.command()
+@_shown_options
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to write.")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(["png", "svg", "pdf"]),
+    default=("png", "svg"),
+    show_default=True,
+    help="What to write each figure as. Repeatable.",
+)
+@cache_options
+def figures(
+    plan_file: Path,
+    others: tuple[Path, ...],
+    model: str | None,
+    stack: str | None,
+    output: Path,
+    formats: tuple[str, ...],
+    cache_dir: Path | None,
+    no_cache: bool,
+) -> None:
+    """Draw a plan as figures for a paper.
+
+    PLAN is a plan.json. Writes the timeline, memory over time, where time and memory go, the search, and scaling where
+    --with gives other plans. It takes matplotlib: pip install "autopar[figures]".
+    """
+    from autopar.page import check_formats, look, write_figures
+    from autopar.plan import Plan
+
+    check_formats(formats)
+    prepare_folder(output)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    plans = [Plan.load(path) for path in others]
+    view = look(Plan.load(plan_file), others=plans, model=model, stack=stack, cache_dir=cache)
+    for path in write_figures(view, output, formats):
+        click.echo(f"wrote {path}", err=True)

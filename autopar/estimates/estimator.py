@@ -1,0 +1,156 @@
+"""Estimates: thousands of plans by degrees of one model, by formula from tables that they share.
+
+What a block takes depends on the tensor, context and expert degrees, on ZeRO, on sequence parallelism and on the
+samples of a device. A table is made for each combination of these that occurs: the blocks are placed and lowered as for
+any plan, with two devices on the data-parallel axis, and laid out as for the event simulator. The number of
+data-parallel devices only changes how long collectives over their axis take, how much of the update a device does and
+how much of the optimizer's state it holds, which is worked out from the same instructions. What is left (pipeline
+degree, microbatches, schedule, interleaving, recompute) goes through the formula that the planner minimises,
+`autopar.formulate.step`, or for schedules that split the backward through `autopar.formulate.scheduled`.
+
+So an estimate differs from a prediction by what the formula leaves out of the event simulator: buckets that are not
+full, traffic that waits for other traffic, uneven waits in a pipeline. The tests hold it to that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cluster import Cluster
+from autopar.cost import DEFAULT, CostModel, Overlap, Resharder, Stack
+from autopar.cost.policy import MIXED, DtypePolicy
+from autopar.degrees import Degrees
+from autopar.errors import JobError
+from autopar.estimates.table import Table, data_devices, schedule_of
+from autopar.formulate.scheduled import scheduled_step
+from autopar.formulate.step import Pipeline, time_of
+from autopar.prediction import Predictor, kernels
+from autopar.program.lower import lower_blocks
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
+
+FloatArray = NDArray[np.float64]
+
+_REFERENCE = 2  # devices on the data-parallel axis of a table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimates:
+    """What plans come to, (plans,) each: seconds of a step, and bytes on the fullest device."""
+
+    step_seconds: FloatArray
+    peak_bytes: FloatArray
+
+
+@dataclass(eq=False)
+class Estimator:
+    """Estimates for one model on one cluster.
+
+    Attributes:
+        predictor: The model.
+        cluster: The hardware.
+        stack: The software.
+        policy: Bytes per element.
+        tables: Those that have been made.
+    """
+
+    predictor: Predictor
+    cluster: Cluster
+    stack: Stack = DEFAULT
+    policy: DtypePolicy = MIXED
+    tables: dict[object, Table] = field(default_factory=dict, repr=False)
+
+    def estimate(self, plans: Sequence[Degrees]) -> Estimates:
+        """Return what plans come to; the tables that are missing are made first.
+
+        Raises:
+            JobError: If a plan does not fit the model or its schedule.
+            TacticError: If it has more stages than the model has layers.
+        """
+        found = np.array([_estimate(self.table(degrees), degrees) for degrees in plans], dtype=np.float64).reshape(
+            -1, 2
+        )
+        return Estimates(found[:, 0], found[:, 1])
+
+    def floor(self, degrees: Degrees) -> float:
+        """Return seconds that no plan stays below which differs in ZeRO, recompute, schedule and stages only.
+
+        What all blocks take for all microbatches, shared evenly by the groups of devices, without any bubble. ZeRO and
+        recompute make no pass shorter, nor does a backward that is split.
+
+        Raises:
+            TacticError: If the model cannot be placed so.
+        """
+        return degrees.num_microbatches * self._bare(degrees).busy_seconds(data_devices(degrees)) / degrees.pp
+
+    def floor_bytes(self, degrees: Degrees) -> float:
+        """Return bytes of activations that no plan stays below which differs in ZeRO and recompute only.
+
+        Raises:
+            TacticError: If the model cannot be placed so.
+        """
+        full = Recompute.FULL if SCHEDULES[degrees.schedule].trains else Recompute.NONE
+        return self._bare(degrees).live(replace(degrees, recompute=str(full), zero=0))
+
+    def _bare(self, degrees: Degrees) -> Table:
+        joint = "1f1b" if SCHEDULES[degrees.schedule].trains else degrees.schedule
+        return self.table(replace(degrees, zero=0, schedule=joint, interleave=1))
+
+    def table(self, degrees: Degrees) -> Table:
+        """Return the table a plan is estimated from, made if it is not there.
+
+        Raises:
+            JobError: As of `estimate`.
+        """
+        if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
+            raise JobError("estimates know no host memory", hint="use `autopar predict`, or offload nothing")
+        placed = (degrees.tp, degrees.cp, degrees.ep, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
+        key = (*placed, data_devices(degrees) > 1, SCHEDULES[degrees.schedule].splits)
+        if key not in self.tables:
+            self.tables[key] = self._make(degrees)
+        return self.tables[key]
+
+    def _make(self, degrees: Degrees) -> Table:
+        reference, schedule = min(data_devices(degrees), _REFERENCE), SCHEDULES[degrees.schedule]
+        devices = reference * degrees.ep
+        small = replace(
+            degrees,
+            dp=devices,
+            pp=1,
+            interleave=1,
+            layers=(),
+            schedule="1f1b" if schedule.trains else degrees.schedule,
+            recompute=Recompute.SELECTIVE if schedule.trains else Recompute.NONE,
+            global_batch=devices * degrees.microbatch,
+        )
+        plan = self.predictor.planned(small, self.cluster, self.stack, policy=self.policy)
+        folded = self.predictor.workload.folded(small.samples)
+        resharder = Resharder(plan.device_mesh, CostModel(self.cluster, self.policy, kernels(self.stack)))
+        kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
+        return Table(folded, kinds, CostModel(self.cluster, self.policy, self.stack), degrees.zero, reference)
+
+
+def _estimate(table: Table, degrees: Degrees) -> tuple[float, float]:
+    """Return the seconds of a step and the bytes on the fullest device."""
+    name = schedule_of(degrees)
+    why, hint = SCHEDULES[name].problem(degrees.pp, degrees.num_microbatches, degrees.interleave)
+    if why:
+        raise JobError(f"schedule {name} {why}", hint=hint)
+    stack, there_and_back = table.costs.stack, table.hops(degrees)
+    if SCHEDULES[name].splits:
+        works = table.works(degrees)
+        seconds = scheduled_step(name, degrees.pp, degrees.num_microbatches, works, there_and_back)
+        return seconds + stack["step_seconds"], table.peak(degrees)
+    pipeline = Pipeline(
+        degrees.num_stages,
+        degrees.num_microbatches,
+        name,
+        Overlap.of(stack),
+        stack["step_seconds"],
+        degrees.interleave,
+        stack["interleave_overhead"],
+    )
+    return time_of(table.stages(degrees), pipeline, fmean(there_and_back)).seconds, table.peak(degrees)

@@ -1,0 +1,327 @@
+"""What plans by degrees share: the seconds and bytes of blocks placed once, for any number of data-parallel devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost import BUCKET_BYTES, CostModel, Overlap
+from autopar.degrees import Degrees
+from autopar.estimates.scaled import DATA_AXIS, Scaled
+from autopar.formulate.fold import Folded
+from autopar.formulate.scheduled import StageWork, beside
+from autopar.formulate.step import Split, StageTimes, stage_times
+from autopar.formulate.tables import Slot
+from autopar.program.lower import LoweredKind, copies
+from autopar.program.records import HOST_PHASES, Category, Collective, Segment, SegmentPhase
+from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES, Pass, chunks_of
+from autopar.schedule.holding import moments
+from autopar.simulate.blocks import BlockMemories
+from autopar.simulate.layout import Layout, lay_out
+from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
+from autopar.tactics.by_degrees import ranges_by_degrees
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_SHARED_FROM = {Category.OPTIMIZER: 1, Category.GRADIENTS: 2, Category.PARAMETERS: 3}
+"""ZeRO stage from which on data-parallel devices share what a category holds."""
+_ROUNDS, _SPLIT_ROUNDS = 2, 4
+"""Rounds of as many microbatches as groups after which devices are as full as they get; weight passes put off last."""
+_PASSES = (Pass.FORWARD, Pass.BACKWARD)
+WEIGHT = len(Slot)
+"""Column of the seconds of weight passes, after those of the slots."""
+
+
+@dataclass(eq=False)
+class Table:
+    """What plans of equal tensor and context degrees, ZeRO, sequence parallelism and samples share.
+
+    Attributes:
+        folded: The graph on the reference devices.
+        kinds: Its blocks, lowered.
+        costs: Of the cluster.
+        zero: ZeRO stage.
+        reference: Devices on the data-parallel axis it was lowered for.
+    """
+
+    folded: Folded
+    kinds: Mapping[int, LoweredKind]
+    costs: CostModel
+    zero: int
+    reference: int
+    _ops: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    _seconds: dict[int, FloatArray] = field(default_factory=dict)
+    _layouts: dict[tuple[int, SegmentPhase], Layout] = field(default_factory=dict)
+    _memory: dict[object, StageMemory] = field(default_factory=dict)
+    _stages: dict[object, StageTimes] = field(default_factory=dict)
+    _works: dict[object, tuple[StageWork, ...]] = field(default_factory=dict)
+    _live: dict[object, FloatArray] = field(default_factory=dict)
+    _resident: dict[object, FloatArray] = field(default_factory=dict)
+    _ranges: dict[object, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+
+    @cached_property
+    def segments(self) -> dict[tuple[int, SegmentPhase], Segment]:
+        """The instructions by kind and phase."""
+        return {(segment.kind, segment.phase): segment for kind in self.kinds.values() for segment in kind.segments}
+
+    @cached_property
+    def memories(self) -> BlockMemories:
+        """The memory of the kinds of blocks."""
+        return BlockMemories(self.segments, self.trains)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether there are backwards."""
+        return any(phase is SegmentPhase.BACKWARD for _, phase in self.segments)
+
+    def seconds(self, degree: int) -> FloatArray:
+        """Return the seconds of one block by kind and slot, as `Tables.block_seconds`, and its weight pass.
+
+        Args:
+            degree: Devices on the data-parallel axis.
+        """
+        if degree not in self._seconds:
+            share = self.reference / degree if self.zero else 1.0
+            view = Scaled(self.costs, degree, share, self._ops)
+            found = np.zeros((len(self.folded.kinds), WEIGHT + 1))
+            for (kind, phase), segment in self.segments.items():
+                if phase in HOST_PHASES:
+                    continue
+                if (kind, phase) not in self._layouts:
+                    layout = lay_out(segment, view)
+                    if not self._depends(segment):
+                        self._layouts[kind, phase] = layout
+                else:
+                    layout = self._layouts[kind, phase]
+                self._add(found[kind], phase, layout, view)
+            self._seconds[degree] = found
+        return self._seconds[degree]
+
+    def busy_seconds(self, degree: int) -> float:
+        """Return what one microbatch keeps one group of devices busy if that has all blocks; `degree` as above."""
+        passes = self.seconds(degree)[:, [Slot.FORWARD, Slot.BACKWARD, WEIGHT]].sum(axis=1)
+        return float(passes[np.asarray(self.folded.chain)].sum())
+
+    def _depends(self, segment: Segment) -> bool:
+        """Whether what a segment takes depends on the data-parallel degree."""
+        if segment.phase is SegmentPhase.UPDATE and self.zero:
+            return True
+        return any(isinstance(part, Collective) and part.axis.name == DATA_AXIS for part in segment.instructions)
+
+    def _add(self, row: FloatArray, phase: SegmentPhase, layout: Layout, view: Scaled) -> None:
+        traffic = 0.0
+        for item in layout.traffic:
+            whole = max(item.nbytes, BUCKET_BYTES)
+            traffic += item.nbytes / whole * view.collective_seconds(item.collective, whole, item.axis)
+        match phase:
+            case SegmentPhase.FORWARD:
+                row[Slot.FORWARD], row[Slot.FORWARD_GATHER] = layout.seconds, layout.gather_seconds
+            case SegmentPhase.AGAIN:
+                row[Slot.SELECTIVE], row[Slot.SELECTIVE_GATHER] = layout.seconds, layout.gather_seconds
+            case SegmentPhase.BACKWARD:
+                row[Slot.BACKWARD], row[Slot.BACKWARD_GATHER] = layout.seconds, layout.gather_seconds
+                row[Slot.GRADIENT] = traffic
+            case SegmentPhase.WEIGHT:
+                row[WEIGHT] = layout.seconds + layout.gather_seconds
+                row[Slot.GRADIENT] += traffic
+            case SegmentPhase.REDUCE:
+                row[Slot.REDUCE] = traffic
+            case SegmentPhase.UPDATE:
+                row[Slot.UPDATE] = layout.seconds
+
+    def ranges(self, degrees: Degrees) -> tuple[tuple[int, int], ...]:
+        """Return the blocks of every stage."""
+        key = (degrees.num_stages, degrees.layers)
+        if key not in self._ranges:
+            self._ranges[key] = ranges_by_degrees(degrees, self.folded)
+        return self._ranges[key]
+
+    def stages(self, degrees: Degrees) -> StageTimes:
+        """Return the seconds of the stages of a plan."""
+        key = (data_devices(degrees), degrees.recompute, degrees.num_stages, degrees.layers)
+        if key not in self._stages:
+            ranges = self.ranges(degrees)
+            split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
+            totals = self._recomputing(degrees)
+            self._stages[key] = stage_times(totals, self.folded.chain, split, Overlap.of(self.costs.stack))
+        return self._stages[key]
+
+    def works(self, degrees: Degrees) -> tuple[StageWork, ...]:
+        """Return what the stages of a plan take whose schedule splits the backward."""
+        key = (data_devices(degrees), degrees.recompute, degrees.num_stages, degrees.layers)
+        if key not in self._works:
+            blocks = self._recomputing(degrees)[np.asarray(self.folded.chain)]
+            self._works[key] = tuple(_work(blocks[start:stop]) for start, stop in self.ranges(degrees))
+        return self._works[key]
+
+    def _recomputing(self, degrees: Degrees) -> FloatArray:
+        """Return the seconds of one block by kind and slot with what layers run again in their backward."""
+        totals = self.seconds(data_devices(degrees)).copy()
+        for kind in self.folded.kinds:
+            if kind.count > 1 and degrees.recompute != Recompute.NONE:  # what surrounds layers recomputes nothing
+                full = degrees.recompute == Recompute.FULL
+                totals[kind.id, Slot.BACKWARD] += totals[kind.id, Slot.FORWARD if full else Slot.SELECTIVE]
+                gathers = Slot.FORWARD_GATHER if full else Slot.SELECTIVE_GATHER
+                totals[kind.id, Slot.BACKWARD_GATHER] += totals[kind.id, gathers]
+        return totals
+
+    def hops(self, degrees: Degrees) -> tuple[float, float]:
+        """Return the mean seconds from a stage to the next, and back, where that is on other devices."""
+        ranges = self.ranges(degrees)
+        devices = degrees.dp * degrees.cp * degrees.tp
+        chain, cluster = self.folded.chain, self.costs.cluster
+        groups = _groups(degrees)
+        there: list[float] = []
+        back: list[float] = []
+        for (_, stop), left, right in zip(ranges[:-1], groups[:-1], groups[1:], strict=True):
+            if left == right:
+                continue
+            first, second = left * devices, right * devices
+            tier = max(cluster.tier(first, second), cluster.tier(first + devices - 1, second + devices - 1))
+            for found, segment in (
+                (there, self.segments[chain[stop - 1], SegmentPhase.FORWARD]),
+                (back, self.segments.get((chain[stop], SegmentPhase.BACKWARD))),
+            ):
+                if segment is not None:
+                    size = sum(operand.bytes for operand in segment.outputs)
+                    found.append(self.costs.send_seconds(size, tier))
+        forward = fmean(there) if there else 0.0
+        return forward, fmean(back) if back else forward
+
+    def peak(self, degrees: Degrees) -> float:
+        """Return the bytes on the fullest device."""
+        shape = (degrees.recompute, degrees.num_stages, degrees.layers)
+        held = (data_devices(degrees), *shape, degrees.pp, schedule_of(degrees))
+        if held not in self._resident:
+            self._resident[held] = self._resident_bytes(degrees)
+        return float((self._resident[held] + self._alive(degrees)).max())
+
+    def live(self, degrees: Degrees) -> float:
+        """Return the bytes that come and go on the device where these are most."""
+        return float(self._alive(degrees).max())
+
+    def _alive(self, degrees: Degrees) -> FloatArray:
+        count = degrees.num_microbatches
+        if degrees.schedule != "gpipe":  # more rounds of microbatches than a few fill no device further
+            rounds = _SPLIT_ROUNDS if SCHEDULES[degrees.schedule].splits else _ROUNDS
+            count = min(count, rounds * degrees.pp)
+        key = (degrees.recompute, degrees.num_stages, degrees.layers, degrees.pp, count, schedule_of(degrees))
+        if key not in self._live:
+            self._live[key] = self._live_bytes(degrees, count)
+        return self._live[key]
+
+    def _live_bytes(self, degrees: Degrees, count: int) -> FloatArray:
+        """Return the bytes that come and go at the fullest moment of each group of devices, (groups,)."""
+        ranges = self.ranges(degrees)
+        last = len(ranges) - 1
+        stages = [
+            self._stage(self.folded.chain[start:stop], degrees.recompute, index == 0, index == last)
+            for index, (start, stop) in enumerate(ranges)
+        ]
+        fullest = []
+        schedule = SCHEDULES[schedule_of(degrees)]
+        for group, numbers in enumerate(chunks_of(_groups(degrees))):
+            chunks = [stages[number] for number in numbers]
+            if schedule.splits:
+                held = moments(schedule, group, degrees.pp, count, degrees.interleave)
+                sizes = [
+                    [*(memory.left[kind] for kind in _PASSES), *(memory.passes[kind].bytes for kind in Pass)]
+                    for memory in chunks
+                ]
+                most = (held @ np.ravel(sizes)).max()
+            else:
+                rows = _held(schedule_of(degrees), degrees.pp, count, degrees.interleave)[group]
+                left = np.array([memory.left[Pass.FORWARD] for memory in chunks])
+                running = np.array([[memory.passes[kind].bytes for kind in _PASSES] for memory in chunks])
+                most = (rows[:, 2:] @ left + running[rows[:, 0], rows[:, 1]]).max()
+            beside = max(memory.gathered + memory.reducing for memory in chunks)
+            beside += sum(memory.receiving for memory in chunks)
+            update = max(memory.update for memory in chunks) if self.trains else 0.0
+            fullest.append(max(most + beside, update))
+        return np.array(fullest)
+
+    def _stage(self, kinds: tuple[int, ...], recompute: str, first: bool, last: bool) -> StageMemory:
+        """Return what the tasks of a stage need, the first or the last of the pipeline or one in between."""
+        key = (kinds, recompute, first, last)
+        if key not in self._memory:
+            flavours = [Recompute(recompute) if self.folded.kinds[kind].count > 1 else Recompute.NONE for kind in kinds]
+            receiving = received_bytes(self.segments, kinds, first, last)
+            self._memory[key] = stage_memory(self.memories.walk(kinds, flavours), receiving)
+        return self._memory[key]
+
+    def _resident_bytes(self, degrees: Degrees) -> FloatArray:
+        """Return the bytes that each group of devices always holds, (groups,)."""
+        shared = self.reference / data_devices(degrees)
+        kinds = np.zeros(len(self.folded.kinds))
+        for kind, lowered in self.kinds.items():
+            kinds[kind] = sum(
+                amount * (shared if self.zero >= _SHARED_FROM.get(category, 4) else 1.0)
+                for category, amount in lowered.resident.items()
+            )
+        blocks = kinds[np.asarray(self.folded.chain)]
+        starts = [start for start, _ in self.ranges(degrees)]
+        groups = _groups(degrees)
+        held = np.bincount(groups, weights=np.add.reduceat(blocks, starts)) + self.folded.buffer_bytes
+        group_of = np.repeat(groups, [stop - start for start, stop in self.ranges(degrees)])
+        share = shared if self.zero >= _SHARED_FROM[Category.PARAMETERS] else 1.0
+        for copy in copies([self.kinds[kind] for kind in self.folded.chain], self.folded):
+            most: dict[int, float] = {}
+            for block, size in copy.readers:
+                group = int(group_of[block])
+                most[group] = max(most.get(group, 0.0), size)
+            for group in most.keys() - {int(group_of[copy.owner])}:
+                held[group] += most[group] * share
+        return np.asarray(held)
+
+
+def data_devices(degrees: Degrees) -> int:
+    """Return the devices on the data-parallel axis, which are those that copy everything that is not shared."""
+    return degrees.dp // degrees.ep
+
+
+def schedule_of(degrees: Degrees) -> str:
+    """Return the schedule of a plan: 1F1B with several stages per group of devices is the interleaved one."""
+    return "interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule
+
+
+def _groups(degrees: Degrees) -> tuple[int, ...]:
+    """Return the group of devices of every stage."""
+    return SCHEDULES[schedule_of(degrees)].groups(degrees.pp, degrees.interleave)
+
+
+def _work(blocks: FloatArray) -> StageWork:
+    """Return what a stage takes whose blocks take (blocks, slots) seconds, the weight pass last."""
+    weight = blocks[:, WEIGHT]
+    done = np.cumsum(weight[::-1])  # the last block's weight pass is the first
+    return StageWork(
+        forward=float(blocks[:, Slot.FORWARD].sum()),
+        backward=float(blocks[:, Slot.BACKWARD].sum()),
+        weight=float(weight.sum()),
+        traffic=beside(done, blocks[::-1, Slot.GRADIENT]),
+        reduce=beside(done, blocks[::-1, Slot.REDUCE]),
+        update=float(blocks[:, Slot.UPDATE].sum()),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _held(schedule: str, groups: int, microbatches: int, chunks: int) -> tuple[IntArray, ...]:
+    """Return what each group holds while it runs: distinct rows of chunk and pass that run, then held by chunk.
+
+    A microbatch is held by a chunk from its forward to its backward, while neither runs.
+    """
+    found = []
+    trains = SCHEDULES[schedule].trains
+    for order in SCHEDULES[schedule].orders(groups, microbatches, chunks):
+        held, rows = [0] * chunks, set()
+        for task in order:
+            backward = task.kind is Pass.BACKWARD
+            held[task.chunk] -= backward
+            rows.add((task.chunk, int(backward), *held))
+            held[task.chunk] += trains and not backward
+        found.append(np.array(sorted(rows), dtype=np.int64))
+    return tuple(found)

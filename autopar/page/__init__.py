@@ -1,0 +1,107 @@
+"""A plan to look at: one HTML file with charts that work offline, and figures for papers.
+
+    Plan ─ lower, simulate ─▶ Program, Timeline ─ prepare ─▶ View ─ Bokeh ─▶ report.html
+                                                             View ─ matplotlib ─▶ figures
+
+What is shown is prepared in one place (`View`), so that page and figures cannot disagree.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autopar.errors import JobError
+
+if TYPE_CHECKING:
+    from autopar.cost import Stack
+    from autopar.page.view import View
+    from autopar.plan import Plan
+
+__all__ = ["FORMATS", "check_formats", "look", "write_figures", "write_page"]
+
+FORMATS = ("png", "svg", "pdf")
+"""What figures can be written as."""
+
+
+def look(
+    plan: "Plan",
+    *,
+    others: "Sequence[Plan]" = (),
+    model: str | Path | None = None,
+    stack: "str | Path | Stack | None" = None,
+    cache_dir: Path | None = None,
+) -> "View":
+    """Return what there is to see of a plan, its simulated step included (`View.timeline`).
+
+    Args:
+        plan: A plan, solved or read from a file.
+        others: Plans of the same model for other numbers of devices, for the chart of scaling.
+        model: Where the model is now; None for where it was.
+        stack: Name, YAML file or record of a software stack; None for the one it was planned for.
+        cache_dir: Where discovered rules are kept between runs; None to keep nothing.
+
+    Raises:
+        PlanError: If the plan does not fit the model, or one of the others is of another model.
+        StackError: If there is no such stack.
+        ProgramError: If the plan does not compute the model.
+    """
+    from autopar.api import lower_plan
+    from autopar.page.view import prepare
+    from autopar.search.parts import axis_roles
+    from autopar.simulate import simulate
+
+    program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
+    timeline = simulate(program, costs, trace=True)
+    return prepare(plan, program, costs, timeline, axis_roles(plan, folded), others)
+
+
+def write_page(view: "View", path: str | Path) -> None:
+    """Write the page of a plan: one HTML file that needs neither a network nor a server.
+
+    Raises:
+        PlanError: If the file cannot be written.
+    """
+    from autopar.page.document import render
+    from autopar.plan import write_atomically
+
+    write_atomically(Path(path), render(view).encode())
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Check that figures can be drawn, before the work whose result they are to show.
+
+    Raises:
+        JobError: If matplotlib is not installed, or there is no such format.
+    """
+    unknown = sorted(set(formats) - set(FORMATS))
+    if unknown:
+        raise JobError(f"figures cannot be written as {unknown[0]!r}", hint=f"choose {', '.join(FORMATS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise JobError(
+            "figures are drawn by matplotlib, which is not installed", hint='pip install "autopar[figures]"'
+        ) from None
+
+
+def write_figures(view: "View", folder: str | Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write the charts of a plan as figures for papers, and return their paths; it takes matplotlib.
+
+    Args:
+        view: What there is to see of a plan.
+        folder: Where to write timeline, memory, time and the others there are.
+        formats: Of `FORMATS`, one file each.
+
+    Raises:
+        JobError: If matplotlib is not installed, or there is no such format.
+        PlanError: If a file cannot be written.
+    """
+    check_formats(formats)
+    from autopar.page.figures import draw
+    from autopar.plan import write_atomically
+
+    paths = []
+    for name, kind, data in draw(view, formats):
+        paths.append(Path(folder) / f"{name}.{kind}")
+        write_atomically(paths[-1], data)
+    return paths

@@ -1,0 +1,346 @@
+"""The charts of the page, drawn by Bokeh: on canvases that zoom and answer the mouse, without a server.
+
+Bars and curves over time are handed over whole, and `static/page.js` shows as many of them as the window has pixels
+for, so that 100,000 bars zoom as smoothly as 100 ([decision 10](../../docs/decisions/0010-charts.md)).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from bokeh.models import (
+    BasicTicker,
+    ColumnDataSource,
+    CustomJSHover,
+    CustomJSTickFormatter,
+    FixedTicker,
+    HoverTool,
+    Range1d,
+    Span,
+    Tool,
+)
+from bokeh.models.tools import BoxZoomTool, PanTool, ResetTool, WheelZoomTool, ZoomInTool, ZoomOutTool
+from bokeh.plotting import figure
+
+from autopar.page.bars import row_edges
+from autopar.page.palette import KINDS, kind_colours, ordered, part_colours, series
+from autopar.page.records import Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
+from autopar.units import format_bytes, format_seconds
+
+INK = "ink"
+"""Tag of what is written in the colour of the page's text."""
+_MANY = 10  # curves above which a legend says less than their order
+_LEGEND_COLUMNS = 3
+_ROOM_FOR_TEXT = 1.6  # of a waterfall, so that figures stand beside its longest bar on a telephone, too
+_PLAIN = "#7d8794"
+_SERIES_TWO = series(2)
+_BYTES_HERE = "return autopar.describeMemory(full[value].data, special_vars.x)"
+
+
+def seconds_axis() -> CustomJSTickFormatter:
+    """Return what writes the ticks of an axis of seconds."""
+    return CustomJSTickFormatter(code="return autopar.seconds(tick)")
+
+
+def bytes_axis() -> CustomJSTickFormatter:
+    """Return what writes the ticks of an axis of bytes."""
+    return CustomJSTickFormatter(code="return autopar.bytes(tick)")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A chart with a time axis, and what the page's script needs to choose what of it to draw."""
+
+    plot: figure
+    state: Mapping[str, Any]
+
+
+def gantt_chart(gantt: Gantt) -> Timed:
+    """Return the timeline of the pipeline."""
+    count = len(gantt.stages)
+    columns = ("left", "right", "top", "bottom", "alpha", "what", "when")
+    shown = [ColumnDataSource({name: [] for name in columns}) for _ in gantt.bars]
+    full = [
+        ColumnDataSource(
+            {
+                "stage": bars.stage,
+                "row": bars.row,
+                "start": bars.start,
+                "seconds": bars.seconds,
+                "name": bars.name.astype(np.uint16) if len(gantt.names) < 2**16 else bars.name,
+            }
+        )
+        for bars in gantt.bars
+    ]
+    plot = _timed("timeline", height=min(900, 170 + max(24, 90 - 6 * count) * count), end=gantt.seconds)
+    plot.y_range = Range1d(count, 0, bounds=(0, count))
+    plot.yaxis.axis_label = "stage"
+    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _stage_ticks(gantt.stages)
+    plot.ygrid.ticker = FixedTicker(ticks=list(range(count + 1)))
+    colours = kind_colours([bars.kind for bars in gantt.bars])
+    drawn = [
+        plot.quad(
+            left="left", right="right", top="top", bottom="bottom", source=source,
+            fill_color=colour, fill_alpha="alpha", line_color=None, legend_label=bars.kind,
+        )
+        for bars, source, colour in zip(gantt.bars, shown, colours, strict=True)
+    ]  # fmt: skip
+    tops, bottoms = row_edges(gantt)
+    state = {
+        "plot": plot, "full": full, "shown": shown, "tops": tops, "bottoms": bottoms,
+        "kinds": [bars.kind for bars in gantt.bars], "names": list(gantt.names), "stages": list(gantt.stages),
+    }  # fmt: skip
+    formatters = {
+        f"@{wanted}": CustomJSHover(code=f"return autopar.describeBar(value, '{wanted}')")
+        for wanted in ("what", "when")
+    }
+    plot.add_tools(
+        HoverTool(
+            renderers=drawn,
+            tooltips=[("", "@what{custom}"), ("", "@when{custom}")],
+            formatters=formatters,
+            point_policy="follow_mouse",
+            visible=False,
+        )
+    )
+    _legend(plot)
+    return Timed(plot, state)
+
+
+def memory_chart(curves: Sequence[MemoryCurve], limit: float, shared: figure) -> Timed:
+    """Return memory over time by stage, on the time axis of another chart."""
+    highest = max(limit, *(float(curve.bytes.max()) for curve in curves))
+    plot = _timed("memory", height=320, end=1.0)
+    plot.x_range = shared.x_range
+    plot.y_range = Range1d(0, 1.08 * highest)
+    plot.yaxis.formatter = bytes_axis()
+    colours = ordered(len(curves))
+    full = [ColumnDataSource({"start": curve.start, "bytes": curve.bytes.astype(np.float32)}) for curve in curves]
+    shown = ColumnDataSource(
+        {"xs": [[] for _ in curves], "ys": [[] for _ in curves], "stage": [f"stage {c.stage}" for c in curves],
+         "colour": colours, "here": list(range(len(curves)))}
+    )  # fmt: skip
+    grouping = {"legend_group": "stage"} if 1 < len(curves) <= _MANY else {}
+    lines = plot.multi_line(xs="xs", ys="ys", line_color="colour", line_width=1.5, source=shown, **grouping)
+    _limit(plot, limit, "width")
+    plot.add_tools(
+        HoverTool(
+            renderers=[lines],
+            tooltips=[("", "@stage: @here{custom}")],
+            formatters={"@here": CustomJSHover(args={"full": full}, code=_BYTES_HERE)},
+            line_policy="interp",
+            visible=False,
+        )
+    )
+    if grouping:
+        _legend(plot)
+    return Timed(plot, {"plot": plot, "full": full, "shown": shown})
+
+
+def waterfall_chart(name: str, waterfall: Waterfall, *, limit: float | None = None) -> figure:
+    """Return what adds up to a total, part below part; seconds, or bytes if there is a limit."""
+    show = format_seconds if limit is None else format_bytes
+    ends = list(accumulate(value for _, value in waterfall.parts))
+    rows = [(part, end - value, end, value) for (part, value), end in zip(waterfall.parts, ends, strict=True)]
+    rows.append((waterfall.total_name, 0.0, waterfall.total, waterfall.total))
+    if limit is not None:
+        low, high = sorted((waterfall.total, limit))
+        rows.append(("free" if high == limit else "over the limit", low, high, high - low))
+    colours = [*part_colours([part for part, _ in waterfall.parts]), *[_PLAIN] * (len(rows) - len(ends))]
+    whole = limit or waterfall.total
+    source = ColumnDataSource(
+        {
+            "label": [row[0] for row in rows],
+            "left": [row[1] for row in rows],
+            "right": [row[2] for row in rows],
+            "colour": colours,
+            "text": [f"{show(value)} ({100 * value / whole:.1f} %)" for *_, value in rows],
+        }
+    )
+    end = _ROOM_FOR_TEXT * max(row[2] for row in rows)
+    plot = _still(name, 60 + 26 * len(rows), y_range=[row[0] for row in rows][::-1], x_range=Range1d(0, end))
+    plot.xaxis.formatter = seconds_axis() if limit is None else bytes_axis()
+    plot.ygrid.grid_line_color = None
+    plot.hbar(y="label", left="left", right="right", height=0.7, color="colour", source=source)
+    plot.text(
+        x="right", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
+        tags=[INK],
+    )  # fmt: skip
+    return plot
+
+
+def shares_chart(name: str, shares: StageShares, *, limit: float | None = None) -> figure:
+    """Return the parts of every stage side by side; seconds, or bytes if there is a limit."""
+    axis = seconds_axis() if limit is None else bytes_axis()
+    count = len(shares.stages)
+    totals = [sum(values) for values in zip(*shares.values, strict=True)]
+    end = 1.02 * max(*totals, limit or 0.0)
+    plot = _still(name, 130 + max(12, 30 - count) * count, x_range=Range1d(0, end), y_range=Range1d(count, 0))
+    plot.xaxis.formatter = axis
+    plot.yaxis.axis_label = "stage"
+    plot.yaxis.ticker, plot.yaxis.major_label_overrides = _stage_ticks(shares.stages)
+    plot.ygrid.grid_line_color = None
+    middles = [i + 0.5 for i in range(count)]
+    columns = {"stage": middles, "number": list(shares.stages)}
+    source = ColumnDataSource({**columns, **{f"part{i}": values for i, values in enumerate(shares.values)}})
+    stack = plot.hbar_stack(
+        [f"part{i}" for i in range(len(shares.parts))], y="stage", height=0.75, source=source,
+        color=part_colours(shares.parts), legend_label=list(shares.parts),
+    )  # fmt: skip
+    write = CustomJSHover(code=f"return autopar.{'seconds' if limit is None else 'bytes'}(value)")
+    for i, (part, drawn) in enumerate(zip(shares.parts, stack, strict=True)):
+        tooltips = [("", f"stage @number: {part} @part{i}{{custom}}")]
+        plot.add_tools(HoverTool(renderers=[drawn], tooltips=tooltips, formatters={f"@part{i}": write}, visible=False))
+    if limit is not None:
+        _limit(plot, limit, "height")
+    _legend(plot)
+    return plot
+
+
+def progress_chart(progress: Progress) -> figure:
+    """Return the best plan found and the bound proven, against wall time."""
+    columns = {
+        "seconds": progress.seconds,
+        "objective": [_finite(value) for value in progress.objective],
+        "bound": progress.bound,
+    }
+    plot = _still("progress", 300, x_range=Range1d(0, 1.03 * progress.seconds[-1]))
+    plot.xaxis.formatter, plot.yaxis.formatter = seconds_axis(), seconds_axis()
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "wall time", "step by the formula"
+    source = ColumnDataSource(columns)
+    for name, label, colour in zip(("objective", "bound"), ("best plan", "bound"), _SERIES_TWO, strict=True):
+        plot.step(x="seconds", y=name, mode="after", line_width=2, color=colour, source=source, legend_label=label)
+        points = plot.scatter(x="seconds", y=name, size=6, color=colour, source=source, legend_label=label)
+        write = CustomJSHover(code="return autopar.seconds(value)")
+        plot.add_tools(
+            HoverTool(
+                renderers=[points],
+                tooltips=[("", f"{label} @{name}{{custom}} after @seconds{{custom}}")],
+                formatters={f"@{name}": write, "@seconds": write},
+                visible=False,
+            )
+        )
+    _legend(plot)
+    return plot
+
+
+def scaling_chart(points: Sequence[ScalePoint]) -> figure:
+    """Return samples per second against devices, with what the bounds and proportional growth would give."""
+    gpus = [point.gpus for point in points]
+    first = points[0]
+    plot = _still("scaling", 340, x_axis_type="log", y_axis_type="log")
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "GPUs", "samples/s"
+    plot.xaxis.ticker = FixedTicker(ticks=sorted(set(gpus)))
+    ends = [min(gpus), max(gpus)]
+    plot.line(
+        ends, [first.throughput / first.gpus * count for count in ends], line_dash="dotted", line_width=2, color=_PLAIN,
+        legend_label=f"in proportion to {first.gpus} GPUs",
+    )  # fmt: skip
+    clusters = list(dict.fromkeys(point.cluster for point in points))
+    for cluster, colour in zip(clusters, series(len(clusters)), strict=True):
+        mine = [point for point in points if point.cluster == cluster]
+        source = ColumnDataSource(
+            {
+                "gpus": [point.gpus for point in mine],
+                "rate": [point.throughput for point in mine],
+                "plan": [point.summary for point in mine],
+            }
+        )
+        plot.line(x="gpus", y="rate", source=source, line_width=2, color=colour, legend_label=cluster)
+        drawn = plot.scatter(x="gpus", y="rate", source=source, size=8, color=colour, legend_label=cluster)
+        tooltips = [("", "@gpus GPUs: @rate samples/s"), ("", "@plan")]
+        plot.add_tools(HoverTool(renderers=[drawn], tooltips=tooltips, visible=False))
+        proven = [(point.gpus, point.batch / point.bound) for point in mine if point.bound]
+        if proven:
+            x, y = zip(*proven, strict=True)
+            label = f"{cluster}: no plan is above"
+            plot.scatter(x, y, marker="dash", size=16, line_width=2, color=colour, legend_label=label)
+    _legend(plot)
+    return plot
+
+
+def block_chart() -> figure:
+    """Return the empty drawing of a block; the page fills it in with the block and phase that are chosen."""
+    nodes = ColumnDataSource({name: [] for name in ("x", "y", "colour", "text", "detail", "width")}, name="nodes")
+    edges = ColumnDataSource({name: [] for name in ("x0", "y0", "x1", "y1")}, name="edges")
+    pan = PanTool()
+    tools: list[Tool] = [pan, WheelZoomTool(modifiers="ctrl"), ZoomInTool(), ZoomOutTool(), ResetTool()]
+    plot = _plot("block", 400, tools, x_range=Range1d(-3, 3), y_range=Range1d(3, -0.5))
+    plot.axis.visible = False
+    plot.grid.visible = False
+    plot.segment(x0="x0", y0="y0", x1="x1", y1="y1", source=edges, line_color=_PLAIN, line_alpha=0.7, line_width=1.2)
+    boxes = plot.rect(x="x", y="y", width="width", height=0.62, source=nodes, color="colour", border_radius=4)
+    plot.text(
+        x="x", y="y", text="text", source=nodes, text_align="center", text_baseline="middle", text_font_size="11px",
+        text_color="#ffffff", name="labels",
+    )  # fmt: skip
+    plot.add_tools(HoverTool(renderers=[boxes], tooltips="@detail{safe}", visible=False))
+    return plot
+
+
+def _plot(name: str, height: int, tools: Sequence[Tool], **options: Any) -> figure:
+    plot = figure(
+        name=name,
+        height=height,
+        sizing_mode="stretch_width",
+        tools=list(tools),
+        toolbar_location="above" if tools else None,
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+        outline_line_color=None,
+        **options,
+    )
+    plot.toolbar.logo = None
+    return plot
+
+
+def _still(name: str, height: int, **options: Any) -> figure:
+    """Return a chart that one looks at as a whole."""
+    plot = _plot(name, height, (), **options)
+    for axis in plot.xaxis:
+        if isinstance(axis.ticker, BasicTicker):
+            axis.ticker.desired_num_ticks = 4  # more would meet on a telephone
+    return plot
+
+
+def _timed(name: str, height: int, end: float) -> figure:
+    """Return a chart whose time axis can be zoomed."""
+    tools = [
+        PanTool(dimensions="width"), WheelZoomTool(dimensions="width", modifiers="ctrl"), BoxZoomTool(),
+        ZoomInTool(dimensions="width"), ZoomOutTool(dimensions="width"), ResetTool(),
+    ]  # fmt: skip
+    plot = _plot(name, height, tools, x_range=Range1d(0, end, bounds=(0, end), min_interval=end * 1e-7))
+    plot.xaxis.formatter = seconds_axis()
+    return plot
+
+
+def _stage_ticks(stages: Sequence[str]) -> tuple[FixedTicker, dict[float, str]]:
+    """Return a tick in the middle of each stage, of every few if there are many, and what to write there."""
+    step = 1 + (len(stages) - 1) // 32
+    places = {i + 0.5: stages[i] for i in range(0, len(stages), step)}
+    return FixedTicker(ticks=list(places)), places
+
+
+def _limit(plot: figure, limit: float, dimension: str) -> None:
+    colour = KINDS["critical path"]
+    plot.add_layout(Span(location=limit, dimension=dimension, line_color=colour, line_dash="dashed", line_width=2))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan
+
+
+def _legend(plot: figure) -> None:
+    """Put the legend below the chart, in a few columns, each entry a switch."""
+    (legend,) = plot.legend
+    plot.add_layout(legend, "below")
+    legend.click_policy = "hide"
+    legend.ncols = _LEGEND_COLUMNS
+    legend.orientation = "horizontal"
+    legend.border_line_color = None
+    legend.background_fill_alpha = 0
+    legend.label_text_font_size = "12px"
+    legend.padding, legend.margin, legend.spacing = 2, 2, 8

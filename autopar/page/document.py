@@ -1,0 +1,219 @@
+"""The page: charts, tables and texts put into one file that needs nothing else."""
+
+from importlib import resources
+from typing import Any
+
+import msgspec
+from bokeh.document import Document
+from bokeh.embed import components
+from bokeh.models import CustomJS
+from bokeh.plotting import figure
+from bokeh.resources import Resources
+from jinja2 import Environment, StrictUndefined
+
+from autopar import __version__
+from autopar.page import charts
+from autopar.page.palette import DARK, LIGHT, PLACED
+from autopar.page.records import BlockGraph, Node, Progress, StageShares
+from autopar.page.view import View
+from autopar.report.summary import describe_job, describe_model, format_range, format_report, verdict
+from autopar.report.text import format_change, format_share
+from autopar.report.timeline import format_path
+from autopar.units import format_bytes, format_count, format_seconds
+
+_PARTS = resources.files("autopar.page") / "static"
+
+
+def render(view: View) -> str:
+    """Return the page of a plan as HTML, with all it needs in it."""
+    plots, timeline, memory = _plots(view)
+    document = Document()
+    for plot in plots.values():
+        document.add_root(plot)
+    ready = CustomJS(args={"bars": timeline.state, "curves": memory.state}, code="autopar.ready(bars, curves)")
+    document.js_on_event("document_ready", ready)
+    for name in ("start", "end"):
+        timeline.plot.x_range.js_on_change(name, CustomJS(code="autopar.redraw()"))
+    script, divs = components(plots, wrap_script=False)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(_read("page.html.j2"))
+    return template.render(
+        title=f"{view.plan.model.name} on {view.plan.job.gpus} GPUs",
+        model=describe_model(view.plan),
+        job=describe_job(view.plan),
+        verdict=verdict(view.plan),
+        limit=format_bytes(view.plan.job.memory_limit),
+        num_bars=f"{len(view.gantt):,}",
+        charts=divs,
+        stages=_stage_table(view),
+        time=_shares_table(view.time_shares, format_seconds),
+        memory=_shares_table(view.memory_shares, format_bytes),
+        path=format_path(view.timeline.path) if view.timeline.path else "",
+        progress=view.progress,
+        ended=None if view.progress is None else _ended(view.progress),
+        ranking=_ranking_table(view),
+        scaling=_scaling_table(view),
+        graphs=[f"{graph.block}, {graph.phase}, {len(graph.nodes)} instructions" for graph in view.graphs],
+        chosen=_first_choice(view),
+        placed=PLACED,
+        blocks=_json({"graphs": [_graph(graph) for graph in view.graphs], "colours": PLACED}),
+        report=format_report(view.plan),
+        version=__version__,
+        colours={"light": LIGHT, "dark": DARK},
+        style=_read("page.css"),
+        script=_read("page.js"),
+        library=Resources(mode="inline", components=["bokeh"]).render_js(),
+        drawing=script,
+    )
+
+
+def _read(name: str) -> str:
+    return (_PARTS / name).read_text(encoding="utf-8")
+
+
+def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
+    """Return all charts by name, and of these the two with a time axis."""
+    limit = view.plan.job.memory_limit
+    timeline = charts.gantt_chart(view.gantt)
+    memory = charts.memory_chart(view.memory, limit, timeline.plot)
+    plots = {
+        "timeline": timeline.plot,
+        "memory": memory.plot,
+        "time_parts": charts.waterfall_chart("time_parts", view.time_parts),
+        "memory_parts": charts.waterfall_chart("memory_parts", view.memory_parts, limit=limit),
+        "block": charts.block_chart(),
+    }
+    if len(view.gantt.stages) > 1:
+        plots["time_shares"] = charts.shares_chart("time_shares", view.time_shares)
+        plots["memory_shares"] = charts.shares_chart("memory_shares", view.memory_shares, limit=limit)
+    if view.progress is not None and len(view.progress.seconds) > 1:
+        plots["progress"] = charts.progress_chart(view.progress)
+    if view.scaling:
+        plots["scaling"] = charts.scaling_chart(view.scaling)
+    return plots, timeline, memory
+
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Header and rows."""
+
+
+def _stage_table(view: View) -> Table:
+    plan, step = view.plan, view.timeline.step_seconds
+    rows: list[tuple[str, ...]] = []
+    for number, stage in enumerate(plan.stages):
+        found = view.timeline.stages[number % len(view.timeline.stages)]
+        rows.append(
+            (
+                str(number),
+                format_range(stage.devices),
+                format_range(stage.blocks),
+                stage.recompute,
+                format_share(found.busy_seconds, step),
+                format_bytes(found.memory.bytes),
+                format_share(found.memory.bytes, plan.job.memory_limit),
+                found.memory.during,
+            )
+        )
+    return ("stage", "devices", "blocks", "recompute", "busy", "peak", "of limit", "during"), rows
+
+
+def _shares_table(shares: StageShares, show: Any) -> Table:
+    rows = [(stage, *(show(values[number]) for values in shares.values)) for number, stage in enumerate(shares.stages)]
+    return ("stage", *shares.parts), rows
+
+
+def _ended(progress: Progress) -> dict[str, str]:
+    """Return what a search had at its end."""
+    return {
+        "took": format_seconds(progress.seconds[-1]),
+        "objective": format_seconds(progress.objective[-1]),
+        "bound": format_seconds(progress.bound[-1]),
+    }
+
+
+def _ranking_table(view: View) -> Table:
+    best = view.ranking[0]
+    rows: list[tuple[str, ...]] = []
+    for number, plan in enumerate(view.ranking, start=1):
+        step = plan.objective if plan.simulated is None else plan.simulated
+        rows.append(
+            (
+                str(number),
+                plan.summary,
+                format_seconds(plan.objective),
+                "-" if plan.simulated is None else format_seconds(plan.simulated),
+                "-" if plan.simulated is None else format_change(plan.objective, plan.simulated),
+                "-"
+                if plan is best
+                else format_change(step, best.objective if best.simulated is None else best.simulated),
+                "-" if plan.peak is None else format_bytes(plan.peak),
+                "-" if plan.mfu is None else f"{100 * plan.mfu:.1f} %",
+            )
+        )
+    return ("#", "plan", "formula", "simulated", "formula against simulated", "against the best", "peak", "MFU"), rows
+
+
+def _scaling_table(view: View) -> Table:
+    rows: list[tuple[str, ...]] = [
+        (
+            str(point.gpus),
+            point.cluster,
+            str(point.batch),
+            format_seconds(point.step),
+            "-" if point.bound is None else format_seconds(point.bound),
+            format_count(point.throughput),
+            format_count(point.throughput / point.gpus),
+            point.summary,
+        )
+        for point in view.scaling
+    ]
+    return ("GPUs", "cluster", "batch", "step", "bound", "samples/s", "per GPU", "plan"), rows
+
+
+def _first_choice(view: View) -> int:
+    """Return the block that stands for most of the model, in its first phase."""
+    sizes = [sum(node.seconds for node in graph.nodes) * graph.instances for graph in view.graphs]
+    forward = [i for i, graph in enumerate(view.graphs) if graph.phase == view.graphs[0].phase]
+    return max(forward, key=lambda i: sizes[i])
+
+
+def _graph(graph: BlockGraph) -> dict[str, Any]:
+    return {
+        "axes": graph.axes,
+        "states": [(name, *placements) for name, placements in graph.states],
+        "nodes": [
+            {
+                "title": f"{node.kind.removeprefix('autopar::')}[{node.over}]"
+                if node.over
+                else node.kind.removeprefix("autopar::"),
+                "name": node.name,
+                "shape": " × ".join(map(str, node.shape)),
+                "placement": " ".join(node.placements) or "whole",
+                "placed": _placed(node),
+                "bytes": node.bytes,
+                "seconds": node.seconds,
+                "beside": node.beside,
+                "reads": node.reads,
+                "column": node.column,
+                "row": node.row,
+            }
+            for node in graph.nodes
+        ],
+    }
+
+
+def _placed(node: Node) -> str:
+    """Return how the result of an instruction lies on the mesh, a key of `PLACED`."""
+    if node.over:
+        return "communication"
+    split = [placement.startswith("S") for placement in node.placements]
+    if any(placement.startswith("P") for placement in node.placements):
+        return "terms"
+    if split and all(split):
+        return "split"
+    return "partly split" if any(split) else "copied"
+
+
+def _json(value: Any) -> str:
+    """Return JSON that may stand in a script element."""
+    return msgspec.json.encode(value).decode().replace("<", "\\u003c")

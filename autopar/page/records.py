@@ -1,0 +1,204 @@
+"""What a page shows, before anything is drawn: series and tables, in seconds and bytes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bars:
+    """Bars of one kind in a timeline, by lane and then by start; bars of a lane never overlap.
+
+    Attributes:
+        kind: What they are: "forward", "collective", ...
+        stage: Position of the stage they belong to among the stages of the timeline, (n,).
+        row: Row of that stage, an index of `Gantt.rows`, (n,).
+        start: Seconds, (n,).
+        seconds: Duration, (n,).
+        name: Index of the name in `Gantt.names`, (n,).
+    """
+
+    kind: str
+    stage: NDArray[np.uint16]
+    row: NDArray[np.uint8]
+    start: NDArray[np.float64]
+    seconds: NDArray[np.float32]
+    name: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gantt:
+    """A step as bars.
+
+    Attributes:
+        seconds: Where the time axis ends.
+        stages: Names of the stages, in order.
+        rows: Names of the rows that every stage has, from top to bottom.
+        bars: One entry per kind that occurs.
+        names: Names of bars.
+    """
+
+    seconds: float
+    stages: tuple[str, ...]
+    rows: tuple[str, ...]
+    bars: tuple[Bars, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return sum(len(bars) for bars in self.bars)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryCurve:
+    """Bytes on a device of a stage; `bytes[i]` is the most between `start[i]` and `start[i + 1]`."""
+
+    stage: str
+    start: NDArray[np.float64]
+    bytes: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """What adds up to a total: named parts in order, in seconds or bytes; parts of 0 are left out."""
+
+    title: str
+    total_name: str
+    parts: tuple[tuple[str, float], ...]
+
+    @property
+    def total(self) -> float:
+        """The sum."""
+        return sum(value for _, value in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StageShares:
+    """The same parts for every stage.
+
+    Attributes:
+        stages: Names of the stages.
+        parts: Names of the parts that are above 0 on any stage.
+        values: Per part, one value per stage.
+    """
+
+    stages: tuple[str, ...]
+    parts: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How the search went.
+
+    Attributes:
+        seconds: Wall time of each point, ascending.
+        objective: Best objective by then in seconds; infinity before the first plan.
+        bound: Proven lower bound by then in seconds.
+        explored: Why it stopped and how much of the space was looked at, in words.
+    """
+
+    seconds: tuple[float, ...]
+    objective: tuple[float, ...]
+    bound: tuple[float, ...]
+    explored: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A plan of the ranking.
+
+    Attributes:
+        summary: The plan in one line.
+        objective: Step by the planner's formula, in seconds.
+        simulated: Step by the simulator, in seconds; None if it was not simulated.
+        peak: Bytes on the fullest device; None if it was not simulated.
+        mfu: Model FLOPs utilisation; None if it was not simulated.
+    """
+
+    summary: str
+    objective: float
+    simulated: float | None
+    peak: float | None
+    mfu: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePoint:
+    """The best plan known for a number of devices.
+
+    Attributes:
+        gpus: Number of devices.
+        cluster: Its name.
+        step: Seconds of a step, simulated if the plan was, else by the formula.
+        batch: Samples per step.
+        bound: No plan of the space that was searched has a faster step; None if none was searched.
+        summary: The plan in one line.
+    """
+
+    gpus: int
+    cluster: str
+    step: float
+    batch: int
+    bound: float | None
+    summary: str
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second."""
+        return self.batch / self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An instruction of a block.
+
+    Attributes:
+        name: Name of the op, or of the value that is moved.
+        kind: Kind of the op, or the collective.
+        over: Mesh axis of a collective; "" for an op.
+        shape: Local shape of the result.
+        placements: Placement of the result per mesh axis; of a collective, "before > after" on its axis.
+        bytes: Size of the result on one device; of a collective, on the wire.
+        seconds: Time it takes alone.
+        beside: Whether it runs beside compute.
+        reads: Positions, in the list of instructions, of those whose results it takes.
+        column: Place in a drawing of the block, in the middle of its row.
+        row: Row of the drawing, from the top.
+    """
+
+    name: str
+    kind: str
+    over: str
+    shape: tuple[int, ...]
+    placements: tuple[str, ...]
+    bytes: float
+    seconds: float
+    beside: bool
+    reads: tuple[int, ...]
+    column: float
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGraph:
+    """A distinct block in one phase, as every device runs it.
+
+    Attributes:
+        block: Which blocks of the chain are so, in words.
+        instances: How many they are.
+        phase: When it runs.
+        axes: Names of the axes of its mesh.
+        nodes: Its instructions in order.
+        states: Parameters and their placement between steps, one per axis; they are those of all phases.
+    """
+
+    block: str
+    instances: int
+    phase: str
+    axes: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    states: tuple[tuple[str, tuple[str, ...]], ...]

@@ -1,0 +1,110 @@
+"""Where time and memory go, how the search went, how plans compare: what the other charts and the tables show."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from autopar.errors import PlanError
+from autopar.page.records import Progress, Ranked, ScalePoint, StageShares, Waterfall
+from autopar.plan import Plan, SearchReport
+from autopar.report.summary import WHY_STOPPED
+from autopar.search.parts import stage_parts
+from autopar.simulate import Timeline
+
+
+def time_waterfall(timeline: Timeline, roles: Sequence[Mapping[str, str]]) -> Waterfall:
+    """Return where the step of the busiest stage goes; `roles` say what each mesh axis does, by stage."""
+    busiest = timeline.busiest
+    return Waterfall(f"Time of stage {busiest.index}, the busiest", "step", stage_parts(busiest, roles[busiest.index]))
+
+
+def time_shares(timeline: Timeline, roles: Sequence[Mapping[str, str]]) -> StageShares:
+    """Return where the step of every stage goes; `roles` say what each mesh axis does, by stage."""
+    return _shares(timeline, [dict(stage_parts(stage, roles[stage.index])) for stage in timeline.stages])
+
+
+def memory_waterfall(timeline: Timeline) -> Waterfall:
+    """Return what is on the fullest device at its fullest moment."""
+    fullest = max(timeline.stages, key=lambda stage: stage.memory.bytes)
+    parts = tuple((str(name), size) for name, size in fullest.memory.breakdown if size > 0)
+    return Waterfall(f"Memory of stage {fullest.index}, the fullest, during {fullest.memory.during}", "peak", parts)
+
+
+def memory_shares(timeline: Timeline) -> StageShares:
+    """Return what is on the devices of every stage at their fullest moment."""
+    breakdowns = [{str(name): size for name, size in stage.memory.breakdown} for stage in timeline.stages]
+    return _shares(timeline, breakdowns)
+
+
+def _shares(timeline: Timeline, values: Sequence[Mapping[str, float]]) -> StageShares:
+    """Return what stages have of each part, the parts in the order of the stage that has most of them."""
+    names = dict.fromkeys(name for stage in sorted(values, key=len, reverse=True) for name in stage)
+    parts = [part for part in names if any(stage.get(part, 0.0) > 0 for stage in values)]
+    return StageShares(
+        tuple(str(stage.index) for stage in timeline.stages),
+        tuple(parts),
+        tuple(tuple(stage.get(part, 0.0) for stage in values) for part in parts),
+    )
+
+
+def search_progress(plan: Plan) -> Progress | None:
+    """Return how the search of a plan went; None if it says nothing of it.
+
+    Where the search kept no history there is one point, its end: nothing to draw a curve through.
+    """
+    search = plan.search
+    if search is None:
+        return None
+    history = [(point.seconds, point.objective, point.bound) for point in search.history]
+    if not history:
+        history = [(math.fsum(phase.seconds for phase in search.phases), search.objective, search.bound)]
+    seconds, objective, bound = zip(*history, strict=True)
+    return Progress(seconds, objective, bound, _explored(search))
+
+
+def _explored(search: SearchReport) -> str:
+    left = search.configurations - search.solved - search.pruned
+    return (
+        f"{WHY_STOPPED.get(search.termination, search.termination)}; of {search.configurations} configurations "
+        f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
+    )
+
+
+def ranking(plan: Plan) -> tuple[Ranked, ...]:
+    """Return the plan and its runners-up."""
+    return tuple(_ranked(candidate) for candidate in (plan, *plan.alternatives))
+
+
+def _ranked(plan: Plan) -> Ranked:
+    simulated = plan.simulated
+    if simulated is None:
+        return Ranked(plan.summary, plan.objective, None, None, None)
+    peak = max((stage.peak for stage in simulated.stages), default=0.0)
+    return Ranked(plan.summary, plan.objective, simulated.step_seconds, peak, simulated.mfu)
+
+
+def scaling(plan: Plan, others: Sequence[Plan]) -> tuple[ScalePoint, ...]:
+    """Return a plan and plans of the same model for other devices, by number of devices; nothing without others.
+
+    Raises:
+        PlanError: If one of them is of another model or mode.
+    """
+    for other in others:
+        if (other.model.sha256, other.job.mode) != (plan.model.sha256, plan.job.mode):
+            raise PlanError(
+                f"a plan of {other.model.name} ({other.job.mode}) cannot be compared with one of {plan.model.name} "
+                f"({plan.job.mode})",
+                hint="give plans of one model, made with the same --set and --mode",
+            )
+    points = [_point(each) for each in (plan, *others)] if others else []
+    return tuple(sorted(points, key=lambda point: (point.gpus, point.step)))
+
+
+def _point(plan: Plan) -> ScalePoint:
+    return ScalePoint(
+        gpus=plan.job.gpus,
+        cluster=str(plan.job.cluster.get("name", "")),
+        step=plan.objective if plan.simulated is None else plan.simulated.step_seconds,
+        batch=plan.job.global_batch,
+        bound=None if plan.search is None else plan.search.bound,
+        summary=plan.summary,
+    )

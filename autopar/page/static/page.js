@@ -1,0 +1,339 @@
+"use strict";
+/* What the page does besides drawing, which is Bokeh's part: choose which bars and points are worth drawing, write
+   quantities, fill in the block that is chosen, and switch between light and dark. */
+
+const autopar = (() => {
+  const NARROW = 2; // pixels; bars below this are put together with their neighbours
+  const MOST_BARS = 15000; // drawn at once; where there are more, wider ones are put together, too
+  const MOST_POINTS = 30000; // of all curves
+  const PREFIXES = [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
+
+  const digits = (value) => String(Number(value.toPrecision(4)));
+
+  function seconds(value) {
+    const size = Math.abs(value);
+    if (size === 0) return "0 s";
+    if (size >= 1) return digits(value) + " s";
+    if (size >= 1e-3) return digits(value * 1e3) + " ms";
+    if (size >= 1e-6) return digits(value * 1e6) + " us";
+    return digits(value * 1e9) + " ns";
+  }
+
+  function bytes(value) {
+    for (const [prefix, scale] of PREFIXES) {
+      if (Math.abs(value) >= scale) return digits(value / scale) + " " + prefix + "B";
+    }
+    return digits(value) + " B";
+  }
+
+  /* Return a function whose calls of one frame are one call. */
+  function once(draw) {
+    let pending = false;
+    return () => {
+      if (pending) return;
+      pending = true;
+      requestAnimationFrame(() => {
+        pending = false;
+        draw();
+      });
+    };
+  }
+
+  let redraw = () => {};
+  let described = null; // what the bars of the timeline are, by the number that the chart has of them
+
+  function lanesOf(source) {
+    const { stage, row } = source.data;
+    const lanes = [];
+    for (let i = 0; i < stage.length; i++) {
+      if (i === 0 || stage[i] !== stage[i - 1] || row[i] !== row[i - 1]) {
+        lanes.push({ stage: stage[i], row: row[i], from: i, to: i });
+      }
+      lanes[lanes.length - 1].to = i + 1;
+    }
+    return lanes;
+  }
+
+  /* First bar of a lane that ends after `time`; bars of a lane never overlap. */
+  function firstAfter(data, lane, time) {
+    let low = lane.from;
+    let high = lane.to;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (data.start[middle] + data.seconds[middle] < time) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  function drawBars(bars, lanes) {
+    const { plot, full, shown, kinds, names, stages } = bars;
+    let narrow = (NARROW * (plot.x_range.end - plot.x_range.start)) / Math.max(1, plot.inner_width);
+    let chosen = chooseBars(bars, lanes, narrow);
+    while (chosen.found.length > MOST_BARS) {
+      narrow *= 2;
+      chosen = chooseBars(bars, lanes, narrow);
+    }
+    described = { found: chosen.found, full, kinds, names, stages };
+    chosen.drawn.forEach((data, kind) => (shown[kind].data = data));
+  }
+
+  /* Those to be seen, bars shorter than `narrow` seconds put together with such neighbours. */
+  function chooseBars({ plot, full, tops, bottoms }, lanes, narrow) {
+    const { start: from, end: to } = plot.x_range;
+    const found = [];
+    const drawn = full.map((source, kind) => {
+      const { data } = source;
+      // The legend shows a kind as its first bar is: one that is opaque and nowhere.
+      const out = { left: [NaN], right: [NaN], top: [NaN], bottom: [NaN], alpha: [1], what: [-1] };
+      const put = (lane, left, right, busy, first, count) => {
+        out.left.push(left);
+        out.right.push(right);
+        out.top.push(lane.stage + tops[lane.row]);
+        out.bottom.push(lane.stage + bottoms[lane.row]);
+        out.alpha.push(count === 1 ? 1 : Math.max(0.15, Math.min(1, busy / (right - left))));
+        out.what.push(found.length);
+        found.push({ kind, first, count, left, right, busy, stage: lane.stage });
+      };
+      for (const lane of lanes[kind]) {
+        let run = null;
+        for (let i = firstAfter(data, lane, from); i < lane.to && data.start[i] <= to; i++) {
+          const left = data.start[i];
+          const length = data.seconds[i];
+          if (run && (length >= narrow || left - run.right >= narrow)) {
+            put(lane, run.left, run.right, run.busy, run.first, run.count);
+            run = null;
+          }
+          if (length >= narrow) {
+            put(lane, left, left + length, length, i, 1);
+          } else if (run) {
+            run.right = left + length;
+            run.busy += length;
+            run.count += 1;
+          } else {
+            run = { left, right: left + length, busy: length, first: i, count: 1 };
+          }
+        }
+        if (run) put(lane, run.left, run.right, run.busy, run.first, run.count);
+      }
+      out.when = out.what;
+      return out;
+    });
+    return { found, drawn };
+  }
+
+  function describeBar(number, wanted) {
+    const bar = described.found[number];
+    const data = described.full[bar.kind].data;
+    const kind = described.kinds[bar.kind];
+    const where = "stage " + described.stages[bar.stage];
+    if (wanted === "what") {
+      if (bar.count > 1) return bar.count + " × " + kind + ", " + where;
+      const name = described.names[data.name[bar.first]];
+      return (name === kind ? kind : kind + " " + name) + ", " + where;
+    }
+    const span = "from " + seconds(bar.left) + " to " + seconds(bar.right);
+    return seconds(bar.busy) + (bar.count > 1 ? " in all, " : ", ") + span;
+  }
+
+  /* The last sample at or before a time. */
+  function sampleAt(data, time) {
+    let low = 0;
+    let high = data.start.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (data.start[middle] <= time) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+
+  function drawCurves({ plot, full, shown }) {
+    const { start: from, end: to } = plot.x_range;
+    // A curve has its first, lowest, highest and last point for each of so many columns.
+    const column = (4 * full.length * (to - from)) / Math.min(MOST_POINTS, 2 * plot.inner_width * full.length);
+    const xs = [];
+    const ys = [];
+    for (const { data } of full) {
+      const x = [];
+      const y = [];
+      let i = sampleAt(data, from);
+      while (i < data.start.length && data.start[i] <= to) {
+        const begin = data.start[i];
+        let low = i;
+        let high = i;
+        let next = i + 1;
+        while (next < data.start.length && data.start[next] < begin + column) {
+          if (data.bytes[next] < data.bytes[low]) low = next;
+          if (data.bytes[next] > data.bytes[high]) high = next;
+          next++;
+        }
+        if (x.length) {
+          x.push(begin);
+          y.push(y[y.length - 1]);
+        }
+        for (const k of [...new Set([i, Math.min(low, high), Math.max(low, high), next - 1])]) {
+          x.push(begin);
+          y.push(data.bytes[k]);
+        }
+        i = next;
+      }
+      if (x.length && i < data.start.length) {
+        x.push(to);
+        y.push(y[y.length - 1]);
+      }
+      xs.push(x);
+      ys.push(y);
+    }
+    shown.data = { ...shown.data, xs, ys };
+  }
+
+  const describeMemory = (data, time) => bytes(data.bytes[sampleAt(data, time)]) + " at " + seconds(time);
+
+  /* Light and dark: the page follows the system until its switch is used. */
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
+
+  function paint() {
+    const style = getComputedStyle(document.documentElement);
+    const ink = style.getPropertyValue("--ink").trim();
+    const line = style.getPropertyValue("--line").trim();
+    for (const doc of Bokeh.documents) {
+      for (const model of doc.all_models) {
+        if (model.type.endsWith("Axis")) {
+          model.setv({
+            axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: line,
+            major_tick_line_color: line, minor_tick_line_color: null,
+          });
+        } else if (model.type === "Grid" && model.grid_line_color !== null) {
+          model.grid_line_color = line;
+        } else if (model.type === "Legend") {
+          model.label_text_color = ink;
+        } else if (model.tags && model.tags.includes("ink")) {
+          model.text_color = { value: ink };
+        }
+      }
+    }
+    document.querySelectorAll("[data-switch]").forEach((button) => {
+      button.textContent = dark() ? "Light" : "Dark";
+    });
+  }
+
+  function switchTheme() {
+    document.documentElement.dataset.theme = dark() ? "light" : "dark";
+    paint();
+  }
+
+  /* The drawing and the table of the block and phase that are chosen. */
+  function showBlock(graph, colours) {
+    const plot = Bokeh.documents[0].get_model_by_name("block");
+    const widest = Math.max(1, ...graph.nodes.map((node) => Math.abs(node.column))) + 0.5; // at least three columns
+    const rows = Math.max(...graph.nodes.map((node) => node.row)) + 1;
+    const room = plot.inner_width / (2 * widest) - 12;
+    const size = Math.max(7, Math.min(12, room / 9));
+    const fit = (text) => {
+      const most = Math.max(3, Math.floor(room / (0.6 * size)));
+      return text.length > most ? text.slice(0, most - 1) + "…" : text;
+    };
+    const nodes = { x: [], y: [], colour: [], text: [], detail: [], width: [] };
+    const edges = { x0: [], y0: [], x1: [], y1: [] };
+    for (const node of graph.nodes) {
+      nodes.x.push(node.column);
+      nodes.y.push(node.row);
+      nodes.colour.push(colours[node.placed]);
+      nodes.text.push(fit(node.title) + "\n" + fit(node.placement));
+      nodes.detail.push(detail(node));
+      nodes.width.push(0.94);
+      for (const i of node.reads) {
+        const other = graph.nodes[i];
+        edges.x0.push(other.column);
+        edges.y0.push(other.row + 0.31);
+        edges.x1.push(node.column);
+        edges.y1.push(node.row - 0.31);
+      }
+    }
+    plot.height = 70 + 52 * rows;
+    plot.x_range.setv({ start: -widest, end: widest, reset_start: -widest, reset_end: widest });
+    plot.y_range.setv({ start: rows - 0.5, end: -0.5, reset_start: rows - 0.5, reset_end: -0.5 });
+    plot.renderers.find((each) => each.name === "labels").glyph.text_font_size = { value: size + "px" };
+    plot.renderers[0].data_source.data = edges;
+    plot.renderers[1].data_source.data = nodes;
+    table(document.querySelector("#states"), ["parameter", ...graph.axes], graph.states);
+    table(
+      document.querySelector("#instructions"),
+      ["#", "op", "name", "result on a device", "placement", "bytes", "time"],
+      graph.nodes.map((node, i) => [
+        i, node.title, node.name, node.shape, node.placement, bytes(node.bytes), seconds(node.seconds),
+      ]),
+    );
+  }
+
+  const escaped = (text) => {
+    const holder = document.createElement("span");
+    holder.textContent = text;
+    return holder.innerHTML;
+  };
+
+  const detail = (node) =>
+    [node.title, node.name, "[" + node.shape + "]  " + node.placement, bytes(node.bytes) + ", " + seconds(node.seconds)]
+      .concat(node.beside ? ["beside compute"] : [])
+      .map((text) => "<div>" + escaped(text) + "</div>")
+      .join("");
+
+  function table(holder, header, rows) {
+    const body = document.createElement("tbody");
+    for (const row of rows) {
+      const line = body.insertRow();
+      row.forEach((cell) => (line.insertCell().textContent = cell));
+    }
+    const head = document.createElement("thead");
+    const line = head.insertRow();
+    for (const title of header) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = title;
+      line.append(cell);
+    }
+    holder.replaceChildren(head, body);
+  }
+
+  /* Call now, and whenever a chart gets another width, once Bokeh has laid it out anew. */
+  function onWidth(name, show) {
+    const holder = document.querySelector(`[data-chart="${name}"]`);
+    let width = -1;
+    new ResizeObserver(() => {
+      if (holder.clientWidth === width) return;
+      width = holder.clientWidth;
+      requestAnimationFrame(() => requestAnimationFrame(show));
+    }).observe(holder);
+  }
+
+  function ready(bars, curves) {
+    const lanes = bars.full.map(lanesOf);
+    redraw = once(() => {
+      drawBars(bars, lanes);
+      drawCurves(curves);
+    });
+    document.querySelectorAll("[data-switch]").forEach((button) => {
+      button.hidden = false;
+      button.addEventListener("click", switchTheme);
+    });
+    system.addEventListener("change", paint);
+    paint();
+    if (matchMedia("(pointer: coarse)").matches) {
+      // A finger scrolls the page; who wants to pan a chart takes its tool.
+      for (const model of Bokeh.documents[0].all_models) if (model.type === "PanTool") model.active = false;
+    }
+    const choice = document.querySelector("#block-choice");
+    if (choice) {
+      const { graphs, colours } = JSON.parse(document.querySelector("#blocks").textContent);
+      const show = () => showBlock(graphs[Number(choice.value)], colours);
+      choice.addEventListener("change", show);
+      onWidth("block", show);
+    }
+    onWidth("timeline", redraw);
+    document.documentElement.dataset.ready = "";
+  }
+
+  return { redraw: () => redraw(), seconds, bytes, describeBar, describeMemory, ready };
+})();

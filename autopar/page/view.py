@@ -1,0 +1,99 @@
+"""Everything a page or a set of figures shows of a plan, prepared once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.page.bars import gantt, memory_curves
+from autopar.page.graph import block_graphs
+from autopar.page.records import (
+    BlockGraph,
+    Gantt,
+    MemoryCurve,
+    Progress,
+    Ranked,
+    ScalePoint,
+    StageShares,
+    Waterfall,
+)
+from autopar.page.shares import (
+    memory_shares,
+    memory_waterfall,
+    ranking,
+    scaling,
+    search_progress,
+    time_shares,
+    time_waterfall,
+)
+from autopar.plan import Plan
+from autopar.program.records import Program
+from autopar.simulate import Costs, Timeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What is shown of a plan.
+
+    Attributes:
+        plan: The plan.
+        timeline: Its simulated step, with the bars of a trace.
+        gantt: The step as bars.
+        memory: Memory over time by stage.
+        time_parts: Where the time of the busiest stage goes.
+        memory_parts: Where the memory of the fullest stage goes.
+        time_shares: Where the time of every stage goes.
+        memory_shares: Where the memory of every stage goes.
+        progress: How the search went; None for a plan that was not searched for.
+        ranking: The plan and its runners-up.
+        scaling: Plans for other numbers of devices, if there are any, with this one.
+        graphs: Distinct blocks as every device runs them.
+    """
+
+    plan: Plan
+    timeline: Timeline
+    gantt: Gantt
+    memory: tuple[MemoryCurve, ...]
+    time_parts: Waterfall
+    memory_parts: Waterfall
+    time_shares: StageShares
+    memory_shares: StageShares
+    progress: Progress | None
+    ranking: tuple[Ranked, ...]
+    scaling: tuple[ScalePoint, ...]
+    graphs: tuple[BlockGraph, ...]
+
+
+def prepare(
+    plan: Plan,
+    program: Program,
+    costs: Costs,
+    timeline: Timeline,
+    roles: Sequence[Mapping[str, str]],
+    others: Sequence[Plan] = (),
+) -> View:
+    """Return what is shown of a plan.
+
+    Args:
+        plan: The plan.
+        program: The plan lowered.
+        costs: What its instructions take.
+        timeline: The program simulated with `trace=True`.
+        roles: What each mesh axis does, in the field's words, by stage.
+        others: Plans of the same model for other numbers of devices.
+
+    Raises:
+        PlanError: If one of the others is of another model.
+    """
+    return View(
+        plan=plan,
+        timeline=timeline,
+        gantt=gantt(timeline, program.groups),
+        memory=memory_curves(timeline),
+        time_parts=time_waterfall(timeline, roles),
+        memory_parts=memory_waterfall(timeline),
+        time_shares=time_shares(timeline, roles),
+        memory_shares=memory_shares(timeline),
+        progress=search_progress(plan),
+        ranking=ranking(plan),
+        scaling=scaling(plan, others),
+        graphs=block_graphs(plan, program, costs),
+    )

@@ -1,0 +1,172 @@
+"""Who does the pieces of a search: this process, or others.
+
+A crew is handed pieces in order, as many at a time as it has workers, and hands back what came of them in any order. A
+worker that dies is replaced, and what it was doing is done again.
+"""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from autopar.errors import WorkerError
+from autopar.search.pieces import Finding, Piece, Workbench
+from autopar.search.space import Family
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.planner import Search
+
+MAX_DEATHS = 3
+"""Of workers at the same piece; a fourth would fare no better."""
+
+
+class Crew(ABC):
+    """Workers of a search, let go when the context ends."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def is_free(self) -> bool:
+        """Whether a worker has nothing to do."""
+
+    @abstractmethod
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        """Have a free worker do a piece.
+
+        Args:
+            number: Of the piece.
+            piece: What is to be done.
+            end: When it should be done, on the monotonic clock.
+        """
+
+    @abstractmethod
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        """Return what has come of pieces, by their numbers, as soon as there is something, else after `seconds`.
+
+        Raises:
+            WorkerError: If workers keep dying of a piece.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask the workers to end what they do with what they have."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the workers go, whatever they do."""
+
+
+class Alone(Crew):
+    """This process; a piece is done when it is started."""
+
+    def __init__(self, search: "Search") -> None:
+        self._bench = Workbench(search, portable=False)
+        self._done: list[tuple[int, Finding]] = []
+
+    @property
+    def is_free(self) -> bool:
+        """See `Crew.is_free`."""
+        return not self._done
+
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        """See `Crew.start`."""
+        self._done.append((number, self._bench.do(piece, end - time.monotonic())))
+
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        """See `Crew.wait`."""
+        done, self._done = self._done, []
+        return done
+
+    def stop(self) -> None:
+        """See `Crew.stop`: what is done has seen the same signal."""
+
+    def close(self) -> None:
+        """See `Crew.close`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """A piece being done.
+
+    Attributes:
+        number: Of the piece.
+        piece: The piece.
+        end: When it should be done, on the monotonic clock.
+        deaths: Of workers so far, at this piece.
+    """
+
+    number: int
+    piece: Piece
+    end: float
+    deaths: int = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return math.inf if math.isinf(self.end) else self.end - time.monotonic()
+
+
+class Team(Crew):
+    """Workers that are numbered, each in a process of its own; who worked on a configuration goes on, if it is free.
+
+    What was done on a configuration is kept here, so that any worker can go on.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._free = list(range(size))
+        self._orders: dict[int, Order] = {}
+        self._owners: dict[Family, int] = {}
+        self._states: dict[Family, bytes] = {}
+
+    @property
+    def is_free(self) -> bool:
+        """See `Crew.is_free`."""
+        return bool(self._free)
+
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        """See `Crew.start`."""
+        owner = self._owners.get(piece.configuration)
+        worker = owner if owner is not None and owner in self._free else self._free[0]
+        self._free.remove(worker)
+        self._give(worker, Order(number, piece, end))
+
+    def _give(self, worker: int, order: Order) -> None:
+        self._orders[worker] = order
+        configuration = order.piece.configuration
+        is_known = self._owners.get(configuration) == worker
+        self._owners[configuration] = worker
+        self._send(worker, order, None if is_known else self._states.get(configuration))
+
+    def _taken(self, worker: int, finding: Finding) -> tuple[int, Finding]:
+        """Take what a worker has found; it is free again."""
+        order = self._orders.pop(worker)
+        self._free.append(worker)
+        self._free.sort()
+        if finding.state is not None:
+            self._states[order.piece.configuration] = finding.state
+        return order.number, finding
+
+    def _dead(self, worker: int, why: str) -> None:
+        """Have the successor of a worker do what it was doing.
+
+        Raises:
+            WorkerError: If it is not the first that died of it.
+        """
+        order = self._orders[worker]
+        if order.deaths + 1 >= MAX_DEATHS:
+            raise WorkerError(
+                f"{MAX_DEATHS} processes of the search ended before their time at {order.piece.configuration[0]}: {why}",
+                hint="there may be too little memory for so many: use fewer --workers",
+            )
+        self._owners = {known: owner for known, owner in self._owners.items() if owner != worker}
+        self._give(worker, Order(order.number, order.piece, order.end, order.deaths + 1))
+
+    @abstractmethod
+    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
+        """Have a worker do an order; `state` is what others did on the configuration before."""

@@ -1,0 +1,154 @@
+"""The pieces a search is made of: what is to be done on one configuration, and what came of it.
+
+A piece depends on nothing but itself and what was done on its configuration before, so it can be done anywhere.
+"""
+
+import pickle
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from io import BytesIO
+from typing import IO, TYPE_CHECKING
+
+from autopar.search.attempt import Attempt
+from autopar.search.outcome import Candidate
+from autopar.search.space import Family
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.planner import Search
+
+SEARCH, TABLES = "search", "tables"
+"""What stands in a state for what every process has or can make."""
+
+
+class _Pickler(pickle.Pickler):
+    """Packs an attempt without its search and tables."""
+
+    def __init__(self, file: IO[bytes], attempt: Attempt) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._left_out = {id(attempt.search): SEARCH, id(attempt.tables): TABLES}
+
+    def persistent_id(self, obj: object) -> str | None:
+        """Return what stands for an object; None if it is packed."""
+        return self._left_out.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpacks an attempt on the same configuration as another one of this process."""
+
+    def __init__(self, file: IO[bytes], other: Attempt) -> None:
+        super().__init__(file)
+        self._here = {SEARCH: other.search, TABLES: other.tables}
+
+    def persistent_load(self, pid: str) -> object:
+        """Return what something stands for here."""
+        return self._here[pid]
+
+
+class Work(StrEnum):
+    """What is to be done: `BOUND` comes first."""
+
+    BOUND = "bound"
+    ADVANCE = "advance"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Something to be done on a configuration.
+
+    Attributes:
+        work: What.
+        configuration: On what: configurations that differ in the schedule only.
+        bound: No plan of the configuration has a lower objective, in seconds.
+        cutoff: Plans that take longer interest nobody, in seconds.
+        urgent: Whether no plan is known yet, so that any will do.
+    """
+
+    work: Work
+    configuration: Family
+    bound: float
+    cutoff: float
+    urgent: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finding:
+    """What came of a piece.
+
+    Attributes:
+        bound: No plan of the configuration has a lower objective, in seconds; infinity if it has none that fits.
+        best: Its best plan so far.
+        is_final: Whether nothing more can be done.
+        others: Plans of other signatures that were found on the way, the best of each.
+        cut: Placement problems that their clock has cut meanwhile.
+        state: All of what was done so far, for going on in another process; None if this one goes on.
+    """
+
+    bound: float
+    best: Candidate | None
+    cut: int
+    state: bytes | None = None
+    is_final: bool = True
+    others: tuple[Candidate, ...] = ()
+
+    @property
+    def plans(self) -> tuple[Candidate, ...]:
+        """All of its plans."""
+        return self.others if self.best is None else (self.best, *self.others)
+
+
+class Workbench:
+    """Does pieces, and keeps what was done on their configurations.
+
+    Args:
+        search: What they are pieces of.
+        portable: Whether others may go on with them.
+    """
+
+    def __init__(self, search: "Search", *, portable: bool) -> None:
+        self._search = search
+        self._portable = portable
+        self._attempts: dict[Family, Attempt] = {}
+
+    def do(self, piece: Piece, seconds: float, state: bytes | None = None) -> Finding:
+        """Return what comes of a piece.
+
+        Args:
+            piece: What is to be done.
+            seconds: Seconds left for it.
+            state: What was done before on its configuration, if that was elsewhere.
+        """
+        attempt = self._attempt(piece, time.monotonic() + seconds, state)
+        if attempt is None:
+            return Finding(float("inf"), None, 0)
+        before = attempt.cut
+        match piece.work:
+            case Work.BOUND:
+                bound = max(piece.bound, attempt.relaxed(piece.cutoff))
+                if piece.urgent:
+                    attempt.hurry()
+            case Work.ADVANCE:
+                bound = attempt.advance(piece.bound, piece.cutoff)
+        is_final = attempt.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
+        if not is_final:
+            self._attempts[piece.configuration] = attempt
+        return Finding(bound, attempt.best, attempt.cut - before, self._packed(attempt), is_final=is_final)
+
+    def _packed(self, attempt: Attempt) -> bytes | None:
+        if not self._portable:
+            return None
+        file = BytesIO()
+        _Pickler(file, attempt).dump(attempt)
+        return file.getvalue()
+
+    def _attempt(self, piece: Piece, end: float, state: bytes | None) -> Attempt | None:
+        """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
+        attempt = self._attempts.pop(piece.configuration, None)
+        if attempt is None or state is not None:
+            attempt = self._search.attempt(piece.configuration, end)
+            if attempt is not None and state is not None:
+                attempt = _Unpickler(BytesIO(state), attempt).load()
+                assert isinstance(attempt, Attempt), "states are of attempts"
+        if attempt is not None:
+            attempt.end, attempt.urgent = end, piece.urgent
+        return attempt

@@ -1,0 +1,145 @@
+"""A crew of processes on this machine.
+
+They are forked from a server that has imported this package once, not from the caller, which may have threads. Each
+gets the search (model, rules, costs) when it starts and discovers nothing again.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait as wait_for
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from autopar.search.crew import Order, Team
+from autopar.search.pieces import Finding, Piece, Workbench
+
+if TYPE_CHECKING:  # it knows this module
+    from ctypes import c_byte
+
+    from autopar.search.planner import Search
+
+_IMPORTED = ["autopar.search.planner", "autopar.solvers.auto", "autopar.workload", "autopar.task"]
+"""What the server imports before the first worker starts."""
+
+_bench: Workbench | None = None
+"""In a worker: where it works."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A pool of one process, so that one that dies takes nobody along."""
+
+    pool: ProcessPoolExecutor
+    pid: int
+    future: Future[Finding] | None = None
+
+
+class Processes(Team):
+    """Processes of this machine.
+
+    Args:
+        search: What is searched.
+        size: Number of processes.
+    """
+
+    def __init__(self, search: "Search", size: int) -> None:
+        super().__init__(size)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_IMPORTED)
+        self._stop = self._context.RawValue("b", 0)
+        self._search = pickle.dumps(search.portable())
+        starting = [self._hire() for _ in range(size)]
+        self._workers = [_Worker(pool, ready.result()) for pool, ready in starting]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Numbers of the processes."""
+        return tuple(worker.pid for worker in self._workers)
+
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        """See `Crew.wait`."""
+        futures = {worker.future: number for number, worker in enumerate(self._workers) if worker.future is not None}
+        found = []
+        for future in wait(futures, seconds, FIRST_COMPLETED).done:
+            number = futures[future]
+            self._workers[number].future = None
+            try:
+                finding = future.result()
+            except BrokenProcessPool as error:
+                self._workers[number].pool.shutdown()
+                pool, ready = self._hire()
+                self._workers[number] = _Worker(pool, ready.result())
+                self._dead(number, str(error))
+                continue
+            found.append(self._taken(number, finding))
+        return found
+
+    def stop(self) -> None:
+        """See `Crew.stop`."""
+        self._stop.value = 1
+
+    def close(self) -> None:
+        """See `Crew.close`."""
+        for worker in self._workers:
+            if worker.future is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+        for worker in self._workers:
+            worker.pool.shutdown(cancel_futures=True)
+
+    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
+        hired = self._workers[worker]
+        try:
+            hired.future = hired.pool.submit(_do, order.piece, order.left, state)
+        except BrokenProcessPool as error:  # it died while it had nothing to do
+            hired.future = Future()
+            hired.future.set_exception(error)
+
+    def _hire(self) -> "tuple[ProcessPoolExecutor, Future[int]]":
+        """Return a new worker, and its process number once it is ready."""
+        pool = ProcessPoolExecutor(1, self._context, _begin, (self._search, self._stop))
+        with _nameless():
+            return pool, pool.submit(os.getpid)
+
+
+@contextmanager
+def _nameless() -> Iterator[None]:
+    """Keep new processes from importing the caller's script: they need nothing of it, and it may not expect that."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _begin(search: bytes, stop: "c_byte") -> None:
+    """Prepare a worker."""
+    global _bench
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the caller decides
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    loaded: Search = pickle.loads(search)
+    _bench = Workbench(replace(loaded, should_stop=lambda: bool(stop.value)), portable=True)
+
+
+def _follow_parent() -> None:
+    """End with the process that started this one, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "workers are started by another process"
+    wait_for([parent.sentinel])
+    os._exit(1)
+
+
+def _do(piece: Piece, seconds: float, state: bytes | None) -> Finding:
+    """Do a piece, in a worker."""
+    assert _bench is not None, "a worker is prepared before its first piece"
+    return _bench.do(piece, seconds, state)

@@ -1,0 +1,128 @@
+"""A crew of Ray actors, on this machine or on a cluster.
+
+Ray starts an actor that died again, on another node if need be, and does what it was doing again; what was done on a
+configuration before goes along with its next piece. Every node needs this package, in the same version.
+"""
+
+import pickle
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from autopar.errors import WorkerError
+from autopar.search.crew import MAX_DEATHS, Order, Team
+from autopar.search.pieces import Finding, Piece, Workbench
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.planner import Search
+
+KNOCK_SECONDS = 5.0
+"""How long a cluster may take to accept a connection."""
+
+
+class Bench:
+    """A worker: an actor with a second thread, in which it hears that it is to stop."""
+
+    def __init__(self, search: bytes) -> None:
+        self._is_stopped = False
+        loaded: Search = pickle.loads(search)
+        self._bench = Workbench(replace(loaded, should_stop=lambda: self._is_stopped), portable=True)
+
+    def do(self, piece: Piece, seconds: float, state: bytes | None) -> Finding:
+        """Do a piece."""
+        return self._bench.do(piece, seconds, state)
+
+    def stop(self) -> None:
+        """Have what is being done end soon."""
+        self._is_stopped = True
+
+
+class RayCluster(Team):
+    """Ray actors.
+
+    Args:
+        search: What is searched.
+        size: Number of actors; None for as many as there are CPUs.
+        address: Of a running cluster; None for one on this machine, of so many CPUs.
+
+    Raises:
+        WorkerError: If the cluster cannot be reached.
+    """
+
+    def __init__(self, search: "Search", size: int | None, address: str | None) -> None:
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            _connect(size, address)
+        num_cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        size = size or num_cpus
+        if size > num_cpus:
+            raise WorkerError(f"{size} workers on a cluster of {num_cpus} CPUs", hint=f"--workers {num_cpus}")
+        super().__init__(size)
+        self._search = ray.put(pickle.dumps(search.portable()))  # held: an actor that is started again asks for it
+        actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1, max_concurrency=2)(Bench)
+        self.actors: list[Any] = [actor.remote(self._search) for _ in range(size)]
+        self._running: dict[Any, int] = {}
+
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        """See `Crew.wait`."""
+        if not self._running:
+            return []
+        done, _ = ray.wait(list(self._running), timeout=seconds)
+        found = []
+        for reference in done:
+            worker = self._running.pop(reference)
+            try:
+                finding = ray.get(reference)
+            except ray.exceptions.RayActorError as error:
+                where = self._orders[worker].piece.configuration
+                raise WorkerError(
+                    f"{MAX_DEATHS} processes of the search ended before their time at {where}: {error}",
+                    hint="see the logs of the Ray cluster, or use fewer --workers",
+                ) from error
+            found.append(self._taken(worker, finding))
+        return found
+
+    def stop(self) -> None:
+        """See `Crew.stop`."""
+        for actor in self.actors:
+            actor.stop.remote()
+
+    def close(self) -> None:
+        """See `Crew.close`."""
+        for actor in self.actors:
+            ray.kill(actor)
+        if self._ours:
+            ray.shutdown()
+
+    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
+        # An actor that was started again knows nothing of the configuration, so that what was done goes along always.
+        state = self._states.get(order.piece.configuration)
+        self._running[self.actors[worker].do.remote(order.piece, order.left, state)] = worker
+
+
+def _knock(address: str | None) -> None:
+    """Find out whether anybody listens at an address of the form HOST:PORT; Ray itself would try for minutes.
+
+    Raises:
+        OSError: If nobody does.
+    """
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
+
+
+def _connect(size: int | None, address: str | None) -> None:
+    """Connect to a cluster, or start one."""
+    try:
+        _knock(address)
+        if address is None:
+            ray.init(num_cpus=size, include_dashboard=False, log_to_driver=False, logging_level="error")
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise WorkerError(
+            f"no Ray cluster at {address!r}: {error}" if address else f"Ray cannot be started: {error}",
+            hint="start one with `ray start --head`, or leave --ray-address out",
+        ) from error

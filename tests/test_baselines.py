@@ -1,0 +1,144 @@
+"""The baselines: honest, exhaustive where they say so, and the same every time."""
+
+import math
+import time
+from functools import cache
+from itertools import islice
+
+import pytest
+
+from autopar.bench.baselines import BASELINES
+from autopar.bench.baselines.degree_space import DECISIONS, chunk_counts
+from autopar.bench.baselines.grid import grid
+from autopar.bench.baselines.megatron import megatron
+from autopar.bench.baselines.race import Race
+from autopar.bench.compare import baselines_of
+from autopar.degrees import Degrees
+from autopar.errors import JobError
+from autopar.progress import never, silent
+from autopar.task import Effort, Task, prepare
+
+DIMS = {"num_layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
+
+
+@cache
+def _task(name: str = "gpt2", gpus: int = 4, limit: float | None = None) -> Task:
+    dims = DIMS | ({"kv_heads": 2, "ffn": 128, "experts": 4} if name == "mixtral-8x7b" else {})
+    return prepare(f"zoo:{name}", gpus=gpus, cluster="a100", global_batch=8, dims=dims, memory_limit=limit)
+
+
+def _race(task: Task) -> Race:
+    return Race(task, "test", math.inf, silent, never)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_ends_in_a_verified_plan(name: str) -> None:
+    """Its figures are the simulator's, its history only gets better, and twice the same is found."""
+    first, second = (BASELINES[name].find(_task(), Effort(top_k=2), name, silent, never) for _ in range(2))
+
+    assert first.method == name
+    assert first.best is not None
+    assert first.termination == "exhausted"
+    assert first.plans == second.plans
+    assert [moment.objective for moment in first.history] == [moment.objective for moment in second.history]
+    assert sorted((m.objective for m in first.history), reverse=True) == [m.objective for m in first.history]
+    assert first.best.peak_bytes <= _task().job.memory_limit
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_that_is_stopped_says_so(name: str) -> None:
+    """Whatever it has by then is its result."""
+    result = BASELINES[name].find(_task(), Effort(), name, silent, lambda: True)
+
+    assert result.termination == "interrupted"
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("gpt2", 4), ("mixtral-8x7b", 4), ("gpt2", 1)])
+def test_the_space_holds_every_way_to_state_a_plan(name: str, gpus: int) -> None:
+    """No path ends before a plan, no plan comes twice, and all degrees occur that divide."""
+    space = _race(_task(name, gpus)).space
+
+    plans = [space.degrees(leaf) for leaf in space.leaves()]
+
+    assert len(set(plans)) == len(plans)
+    assert {plan.gpus for plan in plans} == {gpus}
+    degrees = {1, 2, 4} if gpus == 4 else {1}
+    assert {plan.tp for plan in plans} == {plan.pp for plan in plans} == {plan.cp for plan in plans} == degrees
+    assert {plan.ep for plan in plans} == (degrees if name == "mixtral-8x7b" else {1})
+    assert {plan.zero for plan in plans} == ({0, 1, 2, 3} if gpus > 1 else {0})
+    if gpus > 1:
+        assert {plan.schedule for plan in plans} == {"1f1b", "zb-h1", "zb-h2", "zb-v"}
+
+
+def test_decisions_that_lead_nowhere_are_no_options() -> None:
+    """Every beginning of a plan can be completed."""
+    space = _race(_task("gpt2", 4)).space
+
+    for leaf in islice(space.leaves(), 0, None, 97):
+        for length in range(len(DECISIONS)):
+            assert space.options({name: leaf[name] for name in DECISIONS[:length]})
+    assert chunk_counts(1) == []
+
+
+@pytest.mark.parametrize("limit", [None, 3.0e6])
+def test_the_grid_leaves_out_nothing_that_could_win(limit: float | None) -> None:
+    """Its best plan is the best of all plans, each priced; with little memory, too."""
+    task = _task("gpt2", 4, limit)
+    quick, whole = _race(task), _race(task)
+
+    grid(quick)
+    for leaf in whole.space.leaves():
+        whole.price(whole.space.degrees(leaf))
+
+    assert quick.best == whole.best < math.inf
+    assert len(quick.prices) + quick.skipped == len(whole.prices)
+    assert len(quick.prices) < len(whole.prices)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral-8x7b"])
+def test_floors_are_below_every_plan(name: str) -> None:
+    """In seconds, and in bytes with full recompute and without."""
+    race = _race(_task(name))
+
+    for leaf in islice(race.space.leaves(), 0, None, 61):
+        plan = race.space.degrees(leaf)
+        found = race.estimator.estimate([plan])
+        assert race.floor(plan) <= found.step_seconds[0] * (1 + 1e-9), plan
+        assert race.estimator.floor_bytes(plan) <= found.peak_bytes[0], plan
+
+
+def test_megatron_follows_its_rules() -> None:
+    """GPT-3 on 1,024 A100: a node of tensor parallelism, then pipelines; the distributed optimizer; interleaved."""
+    race = _race(prepare("zoo:gpt3-175b", gpus=1024, cluster="a100"))
+
+    megatron(race)
+
+    best = race.finalists()[0]
+    assert (best.tp, best.zero, best.sequence_parallel, best.cp) == (8, 1, True, 1)
+    assert best.pp > 1
+    assert best.interleave > 1
+
+
+def test_what_tactics_cannot_place_is_counted() -> None:
+    """Four heads are not dealt out to eight context-parallel devices, and such plans do not end the search."""
+    race = _race(_task())
+
+    price = race.price(Degrees(cp=64, global_batch=8))
+
+    assert not price.fits
+    assert race.refused == 1
+
+
+def test_time_is_over_for_a_race() -> None:
+    race = Race(_task(), "test", time.monotonic() - 1, silent, never)
+
+    grid(race)
+
+    assert race.stopped == "time limit"
+    assert not race.prices
+
+
+def test_names_of_baselines_are_checked() -> None:
+    assert baselines_of(("beam", "all")) == ("beam", *(name for name in BASELINES if name != "beam"))
+    with pytest.raises(JobError, match="no baseline 'gird'"):
+        baselines_of(("gird",))

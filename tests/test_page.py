@@ -1,0 +1,371 @@
+"""What a page shows of a plan, and the page itself, as far as that can be told without a browser."""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autopar
+from autopar import api
+from autopar.cli import main
+from autopar.degrees import Degrees
+from autopar.errors import JobError, PlanError
+from autopar.page import FORMATS, look, palette, write_figures, write_page
+from autopar.page.bars import gantt, memory_curves, row_edges
+from autopar.page.document import render
+from autopar.page.graph import COLUMNS, arrange, block_graphs
+from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
+from autopar.plan import Plan
+from autopar.program.records import Program
+from autopar.schedule import SCHEDULES
+from autopar.simulate import Row, simulate
+from tests.formulations import DIMS
+from tests.plans import two_stage_plan
+from tests.programs import ExactCosts, equal_stages, programs
+from tests.variants import staged
+from tests.views import view_of
+
+
+@given(program=programs())
+def test_every_bar_of_the_trace_is_in_the_timeline(program: Program) -> None:
+    """By stage and row; tasks, blocks and ops of the row of compute are three rows here."""
+    timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
+
+    shown = gantt(timeline, program.groups)
+
+    wanted: dict[tuple[int, str], float] = defaultdict(float)
+    for event in timeline.events:
+        row = ("tasks", "blocks", "ops")[event.depth] if event.row is Row.COMPUTE else str(event.row)
+        wanted[event.stage, row] += event.seconds
+    found: dict[tuple[int, str], float] = defaultdict(float)
+    for bars in shown.bars:
+        for stage, row, seconds in zip(bars.stage, bars.row, bars.seconds, strict=True):
+            if bars.kind != "critical path" and (bars.kind != "update" or shown.rows[row] != "tasks"):
+                found[int(stage), shown.rows[row]] += float(seconds)
+    assert found == pytest.approx({key: seconds for key, seconds in wanted.items() if seconds}, rel=1e-5)
+
+
+@given(program=programs())
+def test_bars_of_a_lane_are_in_order_and_apart(program: Program) -> None:
+    """What the page's script takes for granted, which finds them by bisection."""
+    timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
+
+    for bars in gantt(timeline, program.groups).bars:
+        lanes = list(zip(bars.stage.tolist(), bars.row.tolist(), bars.start.tolist(), strict=True))
+        assert lanes == sorted(lanes)
+        ends = bars.start + bars.seconds
+        same = (bars.stage[1:] == bars.stage[:-1]) & (bars.row[1:] == bars.row[:-1])
+        assert (bars.start[1:][same] >= ends[:-1][same] - 1e-5 * timeline.step_seconds).all()
+
+
+@given(program=programs())
+def test_critical_path_is_as_long_as_the_step(program: Program) -> None:
+    """On whatever stages it runs; where steps overlap it is that of the slowest group."""
+    timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
+
+    shown = gantt(timeline, program.groups)
+
+    if not SCHEDULES[program.schedule].steps_overlap:
+        path = [fsum(bars.seconds) for bars in shown.bars if bars.kind == "critical path"]
+        assert sum(path) == pytest.approx(timeline.step_seconds, rel=1e-5)
+
+
+@given(program=programs())
+def test_parts_add_up(program: Program) -> None:
+    """To the step, to the peak, and for every stage."""
+    timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
+
+    assert time_waterfall(timeline, [{}] * len(program.stages)).total == pytest.approx(timeline.step_seconds)
+    assert memory_waterfall(timeline).total == pytest.approx(timeline.peak_bytes)
+    for shares, whole in (
+        (time_shares(timeline, [{}] * len(program.stages)), [timeline.step_seconds] * len(timeline.stages)),
+        (memory_shares(timeline), [stage.memory.bytes for stage in timeline.stages]),
+    ):
+        sums = [fsum(values[i] for values in shares.values) for i in range(len(shares.stages))]
+        assert sums == pytest.approx(whole)
+
+
+@given(program=programs())
+def test_curves_of_memory_have_the_peaks(program: Program) -> None:
+    timeline = simulate(program, ExactCosts(latency=1.0), trace=True)
+
+    curves = memory_curves(timeline)
+
+    assert [curve.bytes.max() for curve in curves] == [stage.memory.bytes for stage in timeline.stages]
+    assert all((curve.start[1:] >= curve.start[:-1]).all() for curve in curves)
+
+
+def test_update_is_one_bar_beside_the_tasks() -> None:
+    """The trace has it only block by block."""
+    timeline = simulate(equal_stages(2, 2, "1f1b", blocks_per_stage=3), ExactCosts(), trace=True)
+    events = [event for event in timeline.events if event.name.startswith("update of block")]
+
+    shown = gantt(timeline, (0, 1))
+
+    updates = [bars for bars in shown.bars if bars.kind == "update"]
+    assert len(updates) == (1 if any(event.seconds for event in events) else 0)
+
+
+def test_rows_of_a_stage_fill_it_without_meeting() -> None:
+    """From the top; the row of tasks is the highest, and most of the stage where there are many."""
+    few, many = (view_of(equal_stages(count, 2, "1f1b")).gantt for count in (2, 20))
+
+    for shown in (few, many):
+        tops, bottoms = row_edges(shown)
+        assert tops[0] == 0.0
+        assert tops[1:] == bottoms[:-1]
+        assert bottoms[-1] < 1.0
+        assert max(bottom - top for top, bottom in zip(tops, bottoms, strict=True)) == bottoms[0]
+    assert row_edges(many)[1][0] > row_edges(few)[1][0]
+
+
+@st.composite
+def _reads(draw: st.DrawFn) -> list[list[int]]:
+    count = draw(st.integers(1, 40))
+    return [draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else [] for i in range(count)]
+
+
+@given(sources=_reads())
+def test_drawing_puts_everything_below_what_it_reads(sources: list[list[int]]) -> None:
+    """And nothing on top of anything else, and no more side by side than can be read."""
+    places = arrange(sources)
+
+    assert len(set(places)) == len(places)
+    for i, before in enumerate(sources):
+        assert all(places[j][1] < places[i][1] for j in before)
+    assert max(abs(column) for column, _ in places) <= (COLUMNS - 1) / 2
+
+
+@pytest.fixture(scope="module")
+def plan(cache_dir: Path) -> Plan:
+    """Return a training plan for two devices."""
+    return autopar.solve("zoo:mlp-xs", gpus=2, dims=DIMS["mlp-xs"], global_batch=8, cache_dir=cache_dir)
+
+
+def test_blocks_have_all_instructions_of_the_program(plan: Plan, cache_dir: Path) -> None:
+    """Once per distinct block and phase, with the collectives."""
+    program, costs, _ = api.lower_plan(plan, cache_dir=cache_dir)
+
+    graphs = block_graphs(plan, program, costs)
+
+    wanted = sorted(len(segment.instructions) for segment in program.segments if segment.instructions)
+    assert sorted(len(graph.nodes) for graph in graphs) == wanted
+    assert {node.over for graph in graphs for node in graph.nodes} - {""} <= {axis.name for axis in plan.mesh}
+    for graph in graphs:
+        assert all(source < i for i, node in enumerate(graph.nodes) for source in node.reads)
+        assert graph.states or graph.block
+    whole = {state.value for block in plan.blocks for state in block.states}
+    assert {name for graph in graphs for name, _ in graph.states} == whole
+
+
+def test_time_of_the_busiest_stage_is_that_of_the_plan(plan: Plan, cache_dir: Path) -> None:
+    """Page and terminal say the same, part by part."""
+    view = look(plan, cache_dir=cache_dir)
+
+    assert plan.simulated is not None, "plans of searches are simulated"
+    assert view.time_parts.parts == plan.simulated.parts
+    assert view.time_parts.total == pytest.approx(plan.simulated.step_seconds)
+
+
+def test_stages_with_their_own_meshes_are_told_apart(cache_dir: Path) -> None:
+    """Two devices data parallel, then two tensor parallel: a kind of block that both have is shown once per mesh."""
+    plans = [
+        autopar.predict("zoo:mlp-xs", degrees, dims=DIMS["mlp-xs"], cache_dir=cache_dir).plan
+        for degrees in (Degrees(dp=2, microbatch=2, global_batch=8), Degrees(tp=2, microbatch=4, global_batch=8))
+    ]
+    plan = staged(plans, "1f1b", (2,))
+
+    view = look(plan, cache_dir=cache_dir)
+
+    assert {graph.axes for graph in view.graphs} == {("dp",), ("tp",)}
+    assert len(view.gantt.stages) == 2
+    assert "</html>" in render(view)
+
+
+def test_search_without_history_is_its_end() -> None:
+    """A plan of an older file."""
+    progress = search_progress(two_stage_plan())
+
+    assert progress is not None
+    assert (progress.seconds, progress.objective, progress.bound) == ((3.5,), (0.98,), (0.97,))
+    assert search_progress(replace(two_stage_plan(), search=None)) is None
+
+
+def _for_gpus(gpus: int) -> Plan:
+    plan = two_stage_plan()
+    return replace(plan, job=replace(plan.job, gpus=gpus))
+
+
+def test_scaling_has_the_plans_by_devices() -> None:
+    """Throughput is batch over simulated step; without other plans there is nothing to show."""
+    points = scaling(_for_gpus(16), [_for_gpus(32), _for_gpus(8)])
+
+    assert [point.gpus for point in points] == [8, 16, 32]
+    assert points[0].throughput == 64.0
+    assert scaling(_for_gpus(16), []) == ()
+
+
+def test_plans_of_different_models_have_no_scaling() -> None:
+    """The message names both."""
+    other = replace(two_stage_plan(), model=replace(two_stage_plan().model, sha256="11", name="huge"))
+
+    with pytest.raises(PlanError, match=r"huge .* cannot be compared with one of tiny") as caught:
+        scaling(two_stage_plan(), [other])
+
+    assert "plans of one model" in caught.value.hint
+
+
+def test_colours_can_be_seen_on_both_backgrounds() -> None:
+    """Contrast of 3 for what is drawn, 4.5 for white letters on nodes (WCAG 2.2, 1.4.11 and 1.4.3)."""
+    drawn = [*palette.KINDS.values(), *palette.series(9), *palette.ordered(64), *palette.PLACED.values()]
+
+    assert min(palette.contrast(colour, ground) for colour in drawn for ground in (palette.LIGHT, palette.DARK)) >= 3
+    assert min(palette.contrast(colour, "#ffffff") for colour in palette.PLACED.values()) >= 4.5
+
+
+def _without_search(plan: Plan) -> Plan:
+    return replace(plan, search=None, alternatives=(), simulated=None)
+
+
+PAGES: dict[str, Any] = {
+    "pipeline": lambda: view_of(),
+    "one stage": lambda: view_of(equal_stages(1, 1, "1f1b")),
+    "inference": lambda: view_of(equal_stages(2, 4, "forward-only")),
+    "interleaved": lambda: view_of(equal_stages(4, 4, "interleaved", num_chunks=2)),
+    "zero bubble": lambda: view_of(equal_stages(4, 4, "zb-v", num_chunks=2)),
+    "without search": lambda: view_of(plan=_without_search(two_stage_plan())),
+    "scaling": lambda: view_of(others=[_for_gpus(16), _for_gpus(32)]),
+    "64 stages": lambda: view_of(equal_stages(64, 8, "1f1b", blocks_per_stage=2)),
+}
+"""Views of all kinds of plans."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_needs_nothing_but_itself(name: str) -> None:
+    """No address that a browser would load, every section reachable, one main heading."""
+    page = render(PAGES[name]())
+
+    outside = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?:https?:)?//""", outside) == []
+    assert re.findall(r"<script[^>]*\ssrc=|@import|<link(?! rel=\"icon\" href=\"data:)", outside + page[:2000]) == []
+    ids = set(re.findall(r'\bid="([\w-]+)"', outside))
+    assert set(re.findall(r'href="#([\w-]+)"', outside)) <= ids
+    assert set(re.findall(r'(?:aria-labelledby|\bfor)="([\w-]+)"', outside)) <= ids
+    assert len(re.findall(r"<h1>", outside)) == 1
+    assert ("Scaling</h2>" in page) == (name == "scaling")
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    """Ops and models are called what their makers like."""
+    name = "</script><script>alert(1)</script>"
+    plan = replace(two_stage_plan(), model=replace(two_stage_plan().model, name=name), summary=name)
+    view = view_of(plan=plan)
+    nodes = tuple(replace(node, name=name) for node in view.graphs[0].nodes)
+
+    page = render(
+        replace(view, graphs=(replace(view.graphs[0], nodes=nodes),), gantt=replace(view.gantt, names=(name,) * 99))
+    )
+
+    assert "<script>alert" not in page
+    blocks = re.search(r'<script type="application/json" id="blocks">(.*?)</script>', page, re.DOTALL)
+    assert blocks is not None
+    assert json.loads(blocks[1])["graphs"][0]["nodes"][0]["name"] == name
+
+
+def test_page_of_a_solved_plan_is_written_whole(plan: Plan, cache_dir: Path, tmp_path: Path) -> None:
+    """All of its ops are in it."""
+    view = look(plan, cache_dir=cache_dir)
+
+    write_page(view, tmp_path / "new" / "report.html")
+
+    page = (tmp_path / "new" / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.rstrip().endswith("</html>")
+    assert plan.summary.replace("'", "&#39;") in page
+    assert all(op.op in page for block in plan.blocks for op in block.ops)
+
+
+def test_commands_write_page_and_figures(
+    plan: Plan, cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the plan itself as another one, scaling is shown."""
+    pytest.importorskip("matplotlib")
+    path = str(tmp_path / "plan.json")
+    plan.save(path)
+    options = ["--cache-dir", str(cache_dir), "--with", path]
+
+    codes = (
+        main(["report", path, "-o", str(tmp_path / "page.html"), *options]),
+        main(["figures", path, "-o", str(tmp_path / "figures"), "--format", "svg", *options]),
+    )
+
+    assert codes == (0, 0)
+    assert "Scaling</h2>" in (tmp_path / "page.html").read_text()
+    assert {"timeline.svg", "scaling.svg"} <= {file.name for file in (tmp_path / "figures").iterdir()}
+    assert f"wrote {tmp_path / 'page.html'}" in capsys.readouterr().err
+
+
+def test_command_refuses_a_plan_of_another_model(
+    plan: Plan, tmp_path: Path, cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page, other = (tmp_path / name for name in ("plan.json", "page.html", "other.json"))
+    plan.save(path)
+    two_stage_plan().save(other)
+
+    code = main(["report", str(path), "-o", str(page), "--with", str(other), "--cache-dir", str(cache_dir)])
+
+    assert code == 2
+    assert "cannot be compared" in capsys.readouterr().err
+    assert not page.exists()
+
+
+_BEGINS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_figures_are_drawn_of_every_plan(name: str, tmp_path: Path) -> None:
+    """In every format."""
+    pytest.importorskip("matplotlib")
+    formats = FORMATS if name == "pipeline" else ("svg",)
+
+    paths = write_figures(PAGES[name](), tmp_path, formats)
+
+    assert {path.suffix for path in paths} == {f".{kind}" for kind in formats}
+    assert all(path.read_bytes().startswith(_BEGINS[path.suffix[1:]]) for path in paths)
+    names = {path.stem for path in paths}
+    assert {"timeline", "memory", "time_waterfall", "memory_waterfall"} <= names
+    assert ("scaling" in names) == (name == "scaling")
+    assert ("time_by_stage" in names) == (name != "one stage")
+
+
+def test_figures_of_a_plan_are_the_same_every_time(tmp_path: Path) -> None:
+    """Papers are kept under version control."""
+    pytest.importorskip("matplotlib")
+
+    one, other = (write_figures(view_of(), tmp_path / folder, FORMATS) for folder in ("one", "other"))
+
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_figures_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    with pytest.raises(JobError, match="not installed") as caught:
+        write_figures(view_of(), tmp_path)
+
+    assert caught.value.hint == 'pip install "autopar[figures]"'
+
+
+def test_figures_of_an_unknown_format_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="'gif'") as caught:
+        write_figures(view_of(), tmp_path, ["gif"])
+
+    assert "png, svg, pdf" in caught.value.hint

@@ -1,0 +1,235 @@
+"""The page in a browser: it loads without a word, draws, zooms, answers the mouse, and fits its window."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.page import write_page
+from autopar.page.bars import gantt, memory_curves
+from autopar.page.view import View
+from autopar.simulate import simulate
+from tests.browser import Page, browser_path, open_browser
+from tests.plans import two_stage_plan
+from tests.programs import ExactCosts, equal_stages
+from tests.views import view_of
+
+pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium, Debian's package chromium")
+
+PAINTED = """
+(() => {
+  const counts = {};
+  for (const holder of document.querySelectorAll("[data-chart]")) {
+    let painted = 0;
+    const walk = (node) => {
+      if (node.tagName === "CANVAS" && node.width && node.height) {
+        const { data } = node.getContext("2d").getImageData(0, 0, node.width, node.height);
+        for (let i = 3; i < data.length; i += 4) painted += data[i] > 0;
+      }
+      if (node.shadowRoot) walk(node.shadowRoot);
+      for (const child of node.children) walk(child);
+    };
+    walk(holder);
+    counts[holder.dataset.chart] = painted;
+  }
+  return counts;
+})()
+"""
+"""Pixels that are not empty, by chart."""
+
+TWO_FRAMES = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 0))))"
+MODEL = "Bokeh.documents[0].get_model_by_name"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    """Return a browser for all tests."""
+    program = browser_path()
+    assert program is not None, "tests are skipped without one"
+    with open_browser(program) as page:
+        yield page
+
+
+def _open(browser: Page, view: View, folder: Path, **window: Any) -> Page:
+    write_page(view, folder / "report.html")
+    browser.open((folder / "report.html").as_uri(), **window)
+    _wait(browser, "'ready' in document.documentElement.dataset")
+    _settle(browser)
+    return browser
+
+
+def _wait(page: Page, condition: str) -> None:
+    """Wait until something is so; the browser gives up when it takes too long."""
+    page.evaluate(
+        f"new Promise((done) => {{ const look = () => ({condition} ? done() : setTimeout(look, 20)); look(); }})"
+    )
+
+
+def _settle(page: Page) -> None:
+    """Wait until all frames that were asked for are drawn."""
+    for _ in range(3):
+        page.evaluate(TWO_FRAMES)
+    _wait(page, "Bokeh.documents[0].is_idle")
+
+
+def _range(page: Page, chart: str) -> tuple[float, float]:
+    start, end = page.evaluate(f"[{MODEL}('{chart}').x_range.start, {MODEL}('{chart}').x_range.end]")
+    return start, end
+
+
+def _shown(page: Page) -> int:
+    """Return how many bars the timeline draws, those that stand for several counted once."""
+    number = page.evaluate(
+        f"{MODEL}('timeline').renderers.map((each) => each.data_source.data.left.length - 1).reduce((a, b) => a + b)"
+    )
+    return int(number)
+
+
+def _zoom(page: Page, start: float, end: float) -> None:
+    page.evaluate(f"{MODEL}('timeline').x_range.setv({{start: {start}, end: {end}}})")
+    _settle(page)
+
+
+def _middle(page: Page, chart: str) -> tuple[float, float]:
+    """Return the middle of a chart, after scrolling to it."""
+    x, y = page.evaluate(
+        f"""(() => {{
+          const holder = document.querySelector('[data-chart="{chart}"]');
+          holder.scrollIntoView({{block: 'start'}});
+          const box = holder.getBoundingClientRect();
+          return [box.left + box.width / 2, box.top + 60];
+        }})()"""
+    )
+    return x, y
+
+
+def _turn_wheel(page: Page, delta: int, **event: int) -> None:
+    """Turn the wheel over the timeline."""
+    x, y = _middle(page, "timeline")
+    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=delta, **event)
+    _settle(page)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_page_draws_all_charts_and_asks_for_nothing(browser: Page, tmp_path: Path, width: int, dark: bool) -> None:
+    """No message in the console, no request but its own, nothing wider than the window."""
+    other = replace(two_stage_plan(), job=replace(two_stage_plan().job, gpus=16))
+
+    page = _open(browser, view_of(others=[other]), tmp_path, width=width, dark=dark)
+
+    assert page.messages == []
+    assert [address for address in page.requests if not address.startswith("data:")] == [
+        (tmp_path / "report.html").as_uri()
+    ]
+    painted = page.evaluate(PAINTED)
+    assert {"timeline", "memory", "time_parts", "memory_parts", "time_shares", "memory_shares", "block"} <= set(painted)
+    assert min(painted.values()) > 500, painted
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_wheel_with_ctrl_zooms_timeline_and_memory(browser: Page, tmp_path: Path) -> None:
+    """Around the pointer; without Ctrl the page scrolls."""
+    page = _open(browser, view_of(), tmp_path)
+    before = _range(page, "timeline")
+
+    _turn_wheel(page, 240)
+    untouched = _range(page, "timeline")
+    _turn_wheel(page, -240, modifiers=2)
+    _wait(page, f"{MODEL}('timeline').x_range.end < {before[1]}")
+    _settle(page)
+
+    assert untouched == before
+    start, end = _range(page, "timeline")
+    assert before[0] < start < end < before[1]
+    assert _range(page, "memory") == (start, end)
+    assert page.messages == []
+
+
+def test_pointing_at_a_bar_tells_what_it_is(browser: Page, tmp_path: Path) -> None:
+    """The first task of the first stage: a forward of 1 s in a step of 13.5 s."""
+    page = _open(browser, view_of(), tmp_path)
+    x, y = _middle(page, "timeline")
+    _zoom(page, 0.0, 1.0)
+
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + 3, y=y + 2)
+    _settle(page)
+
+    text = page.evaluate(
+        """(() => {
+          let found = '';
+          const walk = (node) => {
+            if (node.classList && node.classList.contains('bk-tooltip-row-value')) found += node.textContent + '|';
+            if (node.shadowRoot) walk(node.shadowRoot);
+            for (const child of node.children || []) walk(child);
+          };
+          walk(document.body);
+          return found;
+        })()"""
+    )
+    assert "forward F0, stage 0" in text
+    assert "1 s, from 0 s to 1 s" in text
+
+
+def test_a_hundred_thousand_bars_are_drawn_as_few_and_none_is_lost(browser: Page, tmp_path: Path) -> None:
+    """Whatever part is seen, a bounded number is drawn; close up each bar is there by itself."""
+    program = equal_stages(64, 512, "1f1b")
+    timeline = simulate(program, ExactCosts(latency=0.25), trace=True)
+    shown = gantt(timeline, program.groups)
+    assert len(shown) > 100_000
+    view = replace(view_of(), gantt=shown, memory=memory_curves(timeline))
+
+    page = _open(browser, view, tmp_path)
+
+    whole = _range(page, "timeline")
+    assert whole == (0.0, shown.seconds)
+    for power in range(12):
+        width = shown.seconds / 2**power
+        _zoom(page, 0.4 * (shown.seconds - width), 0.4 * (shown.seconds - width) + width)
+        assert 0 < _shown(page) <= 15_000
+    start, end = _range(page, "timeline")
+    seen = sum(
+        int(((bars.start <= end) & (bars.start + bars.seconds >= start) & (bars.seconds > 0)).sum())
+        for bars in shown.bars
+    )
+    assert _shown(page) == seen
+    assert page.messages == []
+
+
+def test_choosing_a_block_draws_it(browser: Page, tmp_path: Path) -> None:
+    """The drawing and both tables have the instructions of the chosen block and phase."""
+    view = view_of()
+    page = _open(browser, view, tmp_path)
+
+    for number, graph in enumerate(view.graphs):
+        page.evaluate(
+            f"""(() => {{
+              const choice = document.querySelector('#block-choice');
+              choice.value = '{number}';
+              choice.dispatchEvent(new Event('change'));
+            }})()"""
+        )
+        _settle(page)
+        assert page.evaluate(f"{MODEL}('block').renderers[1].data_source.data.x.length") == len(graph.nodes)
+        assert page.evaluate("document.querySelectorAll('#instructions tbody tr').length") == len(graph.nodes)
+        assert page.evaluate("document.querySelectorAll('#states tbody tr').length") == len(graph.states)
+    assert page.messages == []
+
+
+def test_switch_turns_light_to_dark(browser: Page, tmp_path: Path) -> None:
+    """The letters of the charts with the page."""
+    page = _open(browser, view_of(), tmp_path)
+    ink = f"{MODEL}('timeline').below[0].major_label_text_color"
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = (page.evaluate(ink), page.evaluate(paper))
+
+    page.evaluate("document.querySelector('[data-switch]').click()")
+    _settle(page)
+
+    dark = (page.evaluate(ink), page.evaluate(paper))
+    assert light[0] != dark[0]
+    assert (light[1], dark[1]) == ("rgb(255, 255, 255)", "rgb(20, 23, 28)")
+    assert page.evaluate("document.querySelector('[data-switch]').textContent") == "Light"

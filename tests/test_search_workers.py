@@ -1,0 +1,378 @@
+"""Who searches does not matter: the same plans and bound from this process, from several, and when some of them die."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autopar
+from autopar.errors import JobError, WorkerError
+from autopar.plan import Plan
+from autopar.search.crew import Alone, Crew
+from autopar.search.engine import Engine
+from autopar.search.outcome import Outcome
+from autopar.search.pieces import Finding, Piece, Work
+from autopar.search.planner import Search
+from autopar.search.processes import Processes
+from autopar.search.sweep import LAG, Series, horizon, sweep
+from autopar.task import Effort, Task, prepare
+from tests.formulations import DIMS
+
+GPT: dict[str, Any] = {"gpus": 4, "dims": DIMS["gpt2"] | {"num_layers": 2}, "global_batch": 8}
+
+
+@cache
+def _task() -> Task:
+    return prepare("zoo:gpt2", **GPT)
+
+
+@cache
+def _tight() -> Task:
+    """Return a job in which memory binds."""
+    return prepare("zoo:mlp-xs", gpus=2, dims=DIMS["mlp-xs"] | {"num_layers": 2}, global_batch=8, memory_limit=7.0e3)
+
+
+def _run(task: Task, hire: Callable[[Search], Crew] = Alone, *, keep: int = 3) -> Outcome:
+    return replace(task.search(Effort(top_k=keep)), hire=hire).run(task.space)
+
+
+def _answer(outcome: Outcome) -> tuple[object, ...]:
+    """Return all of an outcome but the clock."""
+    found = [(c.configuration, c.choice, c.split, c.objective) for c in outcome.candidates]
+    return found, outcome.bound, outcome.solved, outcome.pruned, outcome.stopped
+
+
+@pytest.mark.parametrize("job", [_task, _tight])
+def test_two_processes_find_what_one_finds(job: Callable[[], Task]) -> None:
+    """Candidates, choices, splits, bound and counts; with room, and where memory binds."""
+    task = job()
+
+    alone, together = _run(task), _run(task, lambda search: Processes(search, 2))
+
+    assert alone.candidates
+    assert alone.cut == together.cut == 0
+    assert _answer(together) == _answer(alone)
+
+
+def test_plans_of_several_processes_are_those_of_one() -> None:
+    """From the public function: everything that is written down but the times."""
+    alone = autopar.solve("zoo:gpt2", **GPT)
+    together = autopar.solve("zoo:gpt2", workers=3, **GPT)
+
+    assert _timeless(together) == _timeless(alone)
+
+
+def _timeless(plan: Plan) -> Plan:
+    """Return a plan without what the clock has to do with."""
+    assert plan.search is not None
+    return replace(plan, search=replace(plan.search, phases=(), history=()))
+
+
+class _Mortal(Processes):
+    """Processes one of which is killed when it has been given its third piece."""
+
+    deaths = 0
+    given = 0
+
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        """Start a piece, and kill who does it."""
+        super().start(number, piece, end)
+        self.given += 1
+        if self.given == 3:
+            self.deaths += 1
+            worker = next(worker for worker, order in self._orders.items() if order.number == number)
+            os.kill(self.pids[worker], signal.SIGKILL)
+
+
+def test_what_a_killed_worker_did_is_done_again() -> None:
+    """By its successor; nothing is lost, the answer is the same."""
+    task = _task()
+    crews: list[_Mortal] = []
+
+    def hire(search: Search) -> Crew:
+        crews.append(_Mortal(search, 2))
+        return crews[-1]
+
+    outcome = _run(task, hire)
+
+    assert crews[0].deaths == 1
+    assert _answer(outcome) == _answer(_run(task))
+
+
+class _Doomed(Processes):
+    """Processes that are killed at whatever they do."""
+
+    def _send(self, worker: int, order: Any, state: bytes | None) -> None:
+        super()._send(worker, order, state)
+        os.kill(self.pids[worker], signal.SIGKILL)
+
+
+def test_a_piece_that_kills_every_worker_is_an_error() -> None:
+    """It names the configuration; no process is left."""
+    task = _task()
+    crews: list[_Doomed] = []
+
+    def hire(search: Search) -> Crew:
+        crews.append(_Doomed(search, 1))
+        return crews[-1]
+
+    with pytest.raises(WorkerError, match=r"3 processes .* at pp=.* mesh"):
+        _run(task, hire)
+
+
+def test_workers_go_on_where_others_stopped() -> None:
+    """A configuration bounded in one process and worked on in another, from what the first found."""
+    task = _tight()
+    search = task.search(Effort())
+    configuration = min(task.space, key=lambda c: search.floor.seconds(c, task.job.global_batch))
+    bounding = Piece(Work.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
+
+    def improved(crew: Crew) -> Finding:
+        (first,) = _done(crew, 0, bounding)
+        piece = replace(bounding, work=Work.ADVANCE, bound=first.bound, urgent=False)
+        if isinstance(crew, Processes):  # its owner is busy with the same again, so that the other one takes it
+            crew.start(1, replace(bounding), time.monotonic() + 60)
+            crew.start(2, piece, time.monotonic() + 60)
+            return _until(crew, 2)
+        (second,) = _done(crew, 2, piece)
+        return second
+
+    with Alone(search) as alone, Processes(search, 2) as processes:
+        here, there = improved(alone), improved(processes)
+
+    assert here.best is not None
+    assert there.best is not None
+    assert there.bound == here.bound
+    assert (there.best.choice, there.best.split) == (here.best.choice, here.best.split)
+
+
+def _done(crew: Crew, number: int, piece: Piece) -> list[Finding]:
+    crew.start(number, piece, time.monotonic() + 60)
+    return [_until(crew, number)]
+
+
+def _until(crew: Crew, number: int) -> Finding:
+    while True:
+        for found, finding in crew.wait(1.0):
+            if found == number:
+                return finding
+
+
+def test_an_interruption_ends_all_workers_and_keeps_the_best() -> None:
+    """As soon as there is a plan; what was proven until then holds."""
+    task = _task()
+    complete = _run(task, keep=9)
+    seen = threading.Event()
+    search = task.search(
+        Effort(top_k=9),
+        should_stop=seen.is_set,
+        progress=lambda progress: seen.set() if progress.incumbent < float("inf") else None,
+    )
+    crews: list[Processes] = []
+
+    def hire(search: Search) -> Crew:
+        crews.append(Processes(search, 2))
+        return crews[-1]
+
+    outcome = replace(search, hire=hire).run(task.space)
+
+    assert outcome.stopped == "interrupted"
+    assert outcome.candidates
+    assert outcome.bound <= complete.best
+    assert outcome.solved + outcome.pruned < len(task.space)
+    for pid in crews[0].pids:
+        _await_end(pid)
+
+
+def _await_end(pid: int) -> None:
+    """Wait until a process is gone; it is no child of this one. Fails with the test's own time limit."""
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.01)
+
+
+SCRIPT = """
+import sys, autopar
+plan = autopar.solve("zoo:gpt2", gpus=4, dims={dims!r}, global_batch=8, workers=2)
+print(plan.summary)
+"""
+
+
+def test_a_script_without_a_guard_may_use_workers(tmp_path: Path) -> None:
+    """Workers do not import the caller's script, which would start the search again and again."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(dims=GPT["dims"]))
+
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)
+
+    assert done.stdout == autopar.solve("zoo:gpt2", **GPT).summary + "\n"
+
+
+def test_the_answer_does_not_depend_on_the_order_of_a_hash(tmp_path: Path) -> None:
+    """Two runs in processes of their own, with other seeds of Python's hashes."""
+    code = (
+        "import autopar, sys; from dataclasses import replace;"
+        f"plan = autopar.solve('zoo:gpt2', gpus=4, dims={GPT['dims']!r}, global_batch=8, seed=3);"
+        "plain = replace(plan, search=replace(plan.search, phases=(), history=()));"
+        "sys.stdout.buffer.write(plain.to_json())"
+    )
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "spark"}, "no engine 'spark'"),
+        ({"workers": 0}, "0 workers"),
+        ({"address": "auto"}, "a Ray address 'auto' for engine local"),
+    ],
+)
+def test_engines_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
+    """Before anything starts."""
+    with pytest.raises(JobError, match=message):
+        Engine(**arguments)
+
+
+def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install."""
+    monkeypatch.setattr("autopar.search.engine.find_spec", lambda name: None)
+
+    with pytest.raises(WorkerError, match="Ray is not installed") as caught:
+        autopar.solve("zoo:gpt2", engine="ray", **GPT)
+
+    assert "autopar[ray]" in caught.value.hint
+
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_ray_finds_what_one_process_finds() -> None:
+    """On a cluster started here; one of its actors is killed on the way and what it did is done again."""
+    import ray
+
+    from autopar.search.ray_cluster import RayCluster
+
+    class Mortal(RayCluster):
+        """Actors one of which is killed at its third piece."""
+
+        given = 0
+
+        def start(self, number: int, piece: Piece, end: float) -> None:
+            """Start a piece, and kill who does it."""
+            super().start(number, piece, end)
+            self.given += 1
+            if self.given == 3:
+                worker = next(worker for worker, order in self._orders.items() if order.number == number)
+                ray.kill(self.actors[worker], no_restart=False)
+
+    task = _task()
+
+    outcome = _run(task, lambda search: Mortal(search, 2, None))
+
+    assert _answer(outcome) == _answer(_run(task))
+    assert not ray.is_initialized()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_ray_cluster_that_is_not_there_is_named() -> None:
+    """One error, with the address."""
+    with pytest.raises(WorkerError, match=r"127\.0\.0\.1:1"):
+        autopar.solve("zoo:gpt2", engine="ray", ray_address="127.0.0.1:1", **GPT)
+
+
+class _Numbers(Series):
+    """Pieces whose outcome is a number, prepared from the numbers taken so far."""
+
+    def __init__(self, count: int) -> None:
+        self.taken: list[int] = []
+        self.seen: dict[int, int] = {}
+        self.count = count
+
+    def ends(self, index: int) -> bool:
+        """Never."""
+        return False
+
+    def piece(self, index: int) -> Piece:
+        """Remember how many were taken before."""
+        self.seen[index] = len(self.taken)
+        return Piece(Work.BOUND, (_task().space[0],), float(index), 0.0)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """Remember the order."""
+        self.taken.append(index)
+
+
+class _Backwards(Crew):
+    """Does as many pieces at a time as it is given, the last one first."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.waiting, self.most = size, [], 0  # type: ignore[var-annotated]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is room."""
+        return len(self.waiting) < self.size
+
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        """Put it on the pile."""
+        self.waiting.append(number)
+        self.most = max(self.most, len(self.waiting))
+
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        """Take one from the pile."""
+        return [(self.waiting.pop(), Finding(0.0, None, 0))] if self.waiting else []
+
+    def stop(self) -> None:
+        """Nothing is being done."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 16, 40])
+def test_pieces_see_what_they_are_to_see(size: int) -> None:
+    """Whatever the number of workers and the order they finish in, a piece is prepared at its horizon."""
+    series, crew = _Numbers(60), _Backwards(size)
+
+    sweep(crew, series, 60, lambda: 0.0, lambda: False, lambda finding: None)
+
+    assert series.taken == list(range(60))
+    assert series.seen == {index: horizon(index) for index in range(60)}
+    assert crew.most <= min(size, LAG + 1)
+
+
+def test_work_for_many_is_there_soon() -> None:
+    """Pieces that may be done at a time become more until there are `LAG` + 1."""
+    at_a_time = [1 + index - horizon(index) for index in range(40)]
+
+    assert at_a_time == sorted(at_a_time)
+    assert at_a_time[-1] == LAG + 1
+    assert at_a_time[0] == 1
