@@ -107,8 +107,8 @@ def test_reductions_hide_behind_what_is_left_of_the_last_pass() -> None:
 
 
 def test_traffic_of_every_microbatch_sets_the_pace() -> None:
-    """One group, 3 microbatches of 2 + 1 + 1 s with 6 s of traffic beside them."""
-    assert scheduled_step("zb-h2", 1, 3, [StageWork(2.0, 1.0, 1.0, traffic=6.0)]) == 18.0
+    """One group, 3 microbatches of 2 + 1 + 1 s with 6 s of traffic each, the first of which may run after 4 s."""
+    assert scheduled_step("zb-h2", 1, 3, [StageWork(2.0, 1.0, 1.0, traffic=((1.0, 6.0),))]) == 22.0
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama3-8b"])
@@ -136,7 +136,8 @@ def test_seconds_of_passes_are_those_of_the_program(model: str, cache_dir: Path)
 def test_steps_of_solved_plans_take_what_the_simulator_says(name: str, recompute: Recompute, cache_dir: Path) -> None:
     """Uneven stages (the head is dearer than a layer), messages, reductions and updates of a plan on 2 x 4 devices.
 
-    Reductions that wait for other traffic on their link make the difference, 6e-7 at most here.
+    Reductions that wait for other traffic on their link make the difference, and gathers that are taken to keep the
+    traffic of gradients from it: 1.3e-5 at most here.
     """
     num_chunks, count = 2 if name in CHUNKS else 1, 6
     execution, rules = Execution.of("gpt2", 4, count), model_rules("gpt2", cache_dir)
@@ -150,7 +151,7 @@ def test_steps_of_solved_plans_take_what_the_simulator_says(name: str, recompute
 
     seconds = scheduled_step(name, 2, count, works, _hops(program))
 
-    assert seconds == pytest.approx(simulate(program, COSTS).step_seconds, rel=1e-5)
+    assert seconds == pytest.approx(simulate(program, COSTS).step_seconds, rel=2e-5)
 
 
 def _hops(program: Program) -> tuple[float, float]:

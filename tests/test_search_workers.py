@@ -135,7 +135,7 @@ def test_workers_go_on_where_others_stopped() -> None:
     task = _tight()
     search = task.search(Effort())
     configuration = min(task.space, key=lambda c: search.floor.seconds(c, task.job.global_batch))
-    bounding = Piece(Work.BOUND, configuration, 0.0, float("inf"), urgent=True)
+    bounding = Piece(Work.BOUND, (configuration,), 0.0, float("inf"), urgent=True)
 
     def improved(crew: Crew) -> Finding:
         (first,) = _done(crew, 0, bounding)
@@ -323,7 +323,7 @@ class _Numbers(Series):
     def piece(self, index: int) -> Piece:
         """Remember how many were taken before."""
         self.seen[index] = len(self.taken)
-        return Piece(Work.BOUND, _task().space[0], float(index), 0.0)
+        return Piece(Work.BOUND, (_task().space[0],), float(index), 0.0)
 
     def take(self, index: int, finding: Finding | None) -> None:
         """Remember the order."""

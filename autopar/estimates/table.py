@@ -12,7 +12,7 @@ from autopar.cost import BUCKET_BYTES, CostModel, Overlap
 from autopar.degrees import Degrees
 from autopar.estimates.scaled import DATA_AXIS, Scaled
 from autopar.formulate.fold import Folded
-from autopar.formulate.scheduled import StageWork
+from autopar.formulate.scheduled import StageWork, beside
 from autopar.formulate.step import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
 from autopar.program.lower import LoweredKind, copies
@@ -297,13 +297,13 @@ def _groups(degrees: Degrees) -> tuple[int, ...]:
 def _work(blocks: FloatArray) -> StageWork:
     """Return what a stage takes whose blocks take (blocks, slots) seconds, the weight pass last."""
     weight = blocks[:, WEIGHT]
-    done, reduce = np.cumsum(weight[::-1]), blocks[::-1, Slot.REDUCE]  # the last block's weight pass is the first
+    done = np.cumsum(weight[::-1])  # the last block's weight pass is the first
     return StageWork(
         forward=float(blocks[:, Slot.FORWARD].sum()),
         backward=float(blocks[:, Slot.BACKWARD].sum()),
         weight=float(weight.sum()),
-        traffic=float(blocks[:, Slot.GRADIENT].sum()),
-        reduce=tuple((float(at), float(seconds)) for at, seconds in zip(done, reduce, strict=True) if seconds),
+        traffic=beside(done, blocks[::-1, Slot.GRADIENT]),
+        reduce=beside(done, blocks[::-1, Slot.REDUCE]),
         update=float(blocks[:, Slot.UPDATE].sum()),
     )
 

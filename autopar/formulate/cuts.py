@@ -59,8 +59,7 @@ def best_split(
     chain, num_stages = memory.chain, pipeline.num_stages
     if num_stages > len(chain):
         return None
-    alike = [tuple(i for i, own in enumerate(constraints.keeps) if own == keeps) for keeps in set(constraints.keeps)]
-    symbols = symbols_of(chain, [*special_blocks(memory), *alike])
+    symbols = symbols_for(memory, constraints)
     best: tuple[Split, StepTime] | None = None
     for longest in _lengths(len(chain), num_stages):
         found = windows(symbols, longest, num_stages == 1)
@@ -72,6 +71,12 @@ def best_split(
         return None
     split = _sorted(best[0], memory, pipeline, limit, constraints)
     return split, step_time(totals, chain, pipeline, split, hop)
+
+
+def symbols_for(memory: ChainBytes, constraints: Constraints) -> tuple[int, ...]:
+    """Return what each block is as far as its stage's seconds, bytes and recompute depend on it."""
+    alike = [tuple(i for i, own in enumerate(constraints.keeps) if own == keeps) for keeps in set(constraints.keeps)]
+    return symbols_of(memory.chain, [*special_blocks(memory), *alike])
 
 
 def _sorted(split: Split, memory: ChainBytes, pipeline: Pipeline, limit: float, constraints: Constraints) -> Split:
@@ -103,10 +108,13 @@ def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipe
     from autopar.formulate.kernel import evenest  # compiling is loaded when it is needed only
 
     blocks = np.asarray(seconds)[np.asarray(chain)]
-    if pipeline.num_stages == 1 or pipeline.num_microbatches == 1:
-        slowest = float(blocks.sum())
-    else:
+    slowest = float(blocks.sum())
+    if pipeline.num_chunks > 1:
+        slowest = max(slowest / pipeline.num_groups, float(blocks.max()))
+    elif pipeline.num_stages > 1:
         slowest = evenest(np.concatenate([[0.0], np.cumsum(blocks)]), pipeline.num_stages)
+    if not pipeline.fills:
+        return pipeline.num_microbatches * slowest
     return float(blocks.sum() + (pipeline.num_microbatches - 1) * slowest)
 
 

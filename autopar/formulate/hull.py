@@ -146,14 +146,10 @@ class _Rows:
 def flow_factors(pipeline: Pipeline) -> tuple[float, float]:
     """Return how often the seconds of all groups and those of the slowest count in a lower bound on the flow.
 
-    1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Interleaved with v chunks the pipeline fills v times as fast:
-    (sum_g t_g + (v - 1) max_g t_g) / v + (m - 1) max_g t_g. Where the backward is split nothing but its own work holds
-    up the slowest group: m max_g t_g.
+    1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Where the backward is split, or groups hold several stages, the first
+    of which may be short, nothing but its own work holds up the slowest group: m max_g t_g.
     """
-    schedule, chunks, microbatches = SCHEDULES[pipeline.schedule], pipeline.num_chunks, pipeline.num_microbatches
-    if schedule.splits or schedule.steps_overlap:
-        return 0.0, float(microbatches)
-    return 1.0 / chunks, (chunks - 1) / chunks + microbatches - 1
+    return (1.0, pipeline.num_microbatches - 1.0) if pipeline.fills else (0.0, float(pipeline.num_microbatches))
 
 
 def step_program(
@@ -202,7 +198,7 @@ class _Step:
 
     def program(self) -> StepProgram:
         pipeline, rows = self.pipeline, self.rows
-        groups = pipeline.num_stages // pipeline.num_chunks
+        groups = pipeline.num_groups
         self._groups(self._passes())
         rows.add({"pace": 1.0, "all": -1.0 / groups})
         if groups > 1:
@@ -329,7 +325,7 @@ class _Step:
 
     def _first_block(self) -> None:
         """Write that the first group waits for what its first block reduces and updates."""
-        if self.trains and not SCHEDULES[self.pipeline.schedule].steps_overlap:
+        if self.trains and self.pipeline.fills:
             first = self.tables.folded.chain[0]
             self.rows.add({"tail": 1.0}, self._prices(first, {Slot.REDUCE: 1.0, Slot.UPDATE: 1.0}))
 

@@ -48,7 +48,7 @@ class MeanBytes:
 
 def mean_bytes(tables: Tables, pipeline: Pipeline, limit: float, keeps: Sequence[Recompute]) -> MeanBytes:
     """Return the mean stage of a pipeline when kinds keep what their flavour of recompute says."""
-    flying = np.array([pipeline.in_flight(stage) for stage in range(pipeline.num_stages)], dtype=np.float64)
+    flying = np.array([pipeline.in_flight(group) for group in range(pipeline.num_groups)], dtype=np.float64)
     harmonic = float((1 / flying).sum())
     factors = np.zeros(len(tables.bytes))
     for index, item in enumerate(tables.bytes):
@@ -76,9 +76,9 @@ def least_bytes(
     totals = dict.fromkeys(Memory, 0.0)
     for item in tables.bytes:
         amounts = item.amounts if allowed is None else item.amounts[np.asarray(allowed[item.node])]
-        totals[item.memory] += float(amounts.min()) * kinds[item.kind].count / pipeline.num_stages
+        totals[item.memory] += float(amounts.min()) * kinds[item.kind].count / pipeline.num_groups
     # The fullest stage holds at least the mean of all stages, and every stage at least the least number of
     # microbatches.
-    least = min(pipeline.in_flight(stage) for stage in range(pipeline.num_stages))
+    least = min(pipeline.in_flight(group) for group in range(pipeline.num_groups))
     resident = sum(totals[memory] for memory in RESIDENT)
     return {flavour: resident + least * sum(totals[memory] for memory in KEPT[flavour]) for flavour in Recompute}

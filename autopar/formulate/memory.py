@@ -136,6 +136,16 @@ class ChainBytes:
             kept += holding.kept
         return kept, running
 
+    def put_off(self, start: int, stop: int) -> tuple[float, float]:
+        """Return what one microbatch leaves for its weight pass, and the fullest moment of that."""
+        state = self.walk.enter(self.chain[start])
+        late = weight = 0.0
+        for kind in self.chain[start:stop]:
+            holding, state = self.walk.advance(kind, Recompute.NONE, state)
+            weight = max(weight, late + holding.weight)
+            late += holding.late
+        return late, weight
+
     def always(self, start: int, stop: int) -> float:
         """Return the bytes that are there all the time."""
         copies = sum(shared.on(start, stop) for shared in self.shared)

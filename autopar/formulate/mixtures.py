@@ -31,6 +31,32 @@ STATES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Fixed:
+    """Bytes of windows whatever they recompute, (windows,) each; see `ChainBytes`.
+
+    Attributes:
+        resident: There all the time.
+        gathered: Gathered parameters.
+        reducing: Gradients under way to their reduction.
+        received: What arrives from the neighbouring stages.
+        update: Fullest moment of the update.
+        least: What no longer window has less of.
+    """
+
+    resident: FloatArray
+    gathered: FloatArray
+    reducing: FloatArray
+    received: FloatArray
+    update: FloatArray
+    least: FloatArray
+
+    @property
+    def beside(self) -> FloatArray:
+        """What is there beside any pass."""
+        return self.gathered + self.reducing + self.received
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Mixtures:
     """The mixtures of each window, those of one flavour first; (windows, mixtures) arrays.
 
@@ -38,19 +64,19 @@ class Mixtures:
         seconds: t_s of `autopar.formulate.step`; infinity where there is no mixture.
         tails: tail_s.
         slow: slow_s.
+        again: Seconds that run again.
         kept: Bytes that one microbatch leaves behind.
-        running: Fullest moment of a pass with what is there meanwhile, no other microbatch counted.
-        resident: (windows,) bytes that are there all the time.
-        update: (windows,) fullest moment of the update.
+        running: Fullest moment of a forward or a backward, no other microbatch counted.
+        fixed: What depends on the window alone.
     """
 
     seconds: FloatArray
     tails: FloatArray
     slow: FloatArray
+    again: FloatArray
     kept: FloatArray
     running: FloatArray
-    resident: FloatArray
-    update: FloatArray
+    fixed: "Fixed"
     _windows: Windows
     _flavours: tuple[Recompute, ...]
     _source: IntArray
@@ -58,8 +84,8 @@ class Mixtures:
 
     def peaks(self, in_flight: int) -> FloatArray:
         """Return the peak bytes of each mixture with so many microbatches in flight, the running one counted."""
-        passes = (in_flight - 1) * self.kept + self.running
-        return np.asarray(self.resident[:, None] + np.maximum(passes, self.update[:, None]))
+        passes = (in_flight - 1) * self.kept + self.running + self.fixed.beside[:, None]
+        return np.asarray(self.fixed.resident[:, None] + np.maximum(passes, self.fixed.update[:, None]))
 
     def flavours(self, window: int, mixture: int) -> tuple[Recompute, ...]:
         """Return what each block of a window recomputes."""
@@ -96,8 +122,8 @@ def mixtures(
             others may do the same.
     """
     sums = _Sums(found, totals[np.asarray(memory.chain)])
-    resident, beside, update, least = _fixed(found, memory)
-    room = limit - least
+    fixed = _fixed(found, memory)
+    room = limit - fixed.least
     last = np.asarray(memory.chain)[found.stop - 1]
     again = np.array([rerun_seconds(totals, flavour) for flavour in memory.flavours]).T[last]
     once = gather_seconds(totals, Recompute.NONE)
@@ -111,7 +137,10 @@ def mixtures(
     whole = _uniform(found, memory, again, gathers, reduced - spent, closed)
     each, source, flavour = np.zeros((len(last), 0, 5)), np.zeros((len(last), 0), int), np.zeros((len(last), 0), int)
     waiting = least_in_flight - 1
-    if len(memory.flavours) > 1 and (waiting * whole[:, 0, 2] + whole[:, 0, 3] + beside + resident > limit).any():
+    if (
+        len(memory.flavours) > 1
+        and (waiting * whole[:, 0, 2] + whole[:, 0, 3] + fixed.beside + fixed.resident > limit).any()
+    ):
         from autopar.formulate.kernel import frontiers  # compiling is loaded when it is needed only
 
         held = _holdings(found, memory)
@@ -132,10 +161,10 @@ def mixtures(
         seconds=stage_seconds(passes, gradient, parameters, overlap),
         tails=left + overlap.share * sums.of(Slot.REDUCE)[:, None] + sums.of(Slot.UPDATE)[:, None],
         slow=(overlap.slowdown - 1) * (reduced[:, None] - late_reductions),
+        again=rows[..., 0],
         kept=rows[..., 2],
-        running=rows[..., 3] + beside[:, None],
-        resident=resident,
-        update=update,
+        running=rows[..., 3],
+        fixed=fixed,
         _windows=found,
         _flavours=memory.flavours,
         _source=source,
@@ -157,11 +186,7 @@ class _Sums:
         return np.asarray(sums[self._found.stop] - sums[self._found.start])
 
 
-def _fixed(found: Windows, memory: ChainBytes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return what windows hold all the time, what is there beside passes, and the update; see `ChainBytes`.
-
-    At last the part of the first two that grows with every block.
-    """
+def _fixed(found: Windows, memory: ChainBytes) -> Fixed:
     chain = np.asarray(memory.chain)
     own = _Sums(found, chain).all(memory.resident[chain]) + memory.buffers
     resident = own.copy()
@@ -181,7 +206,7 @@ def _fixed(found: Windows, memory: ChainBytes) -> tuple[FloatArray, FloatArray, 
         update[window] = max(update[window], update[before])
     received = np.where(found.start > 0, memory.arriving[first], 0.0)
     received = received + np.where(found.stop < len(chain), memory.returning[last], 0.0)
-    return resident, pairs + reducing + received, update, own + pairs + reducing
+    return Fixed(resident, pairs, reducing, received, update, own + pairs + reducing)
 
 
 def _uniform(

@@ -34,16 +34,16 @@ class StageWork:
         forward: A forward of one microbatch.
         backward: A backward; of the inputs only if the schedule splits it. What is computed again is part of it.
         weight: A weight pass; 0 if the backward is not split.
-        traffic: Gradient traffic of one microbatch, beside compute.
-        reduce: Gradient traffic once per step: per block, in the order of the last pass, the moment in that pass from
-            which on it may run, and its seconds.
+        traffic: Gradient traffic of one microbatch, beside compute, gathers on the same link included: per block, in
+            the order of the last pass, the moment in that pass from which on it may run, and its seconds.
+        reduce: The same of gradient traffic once per step, after the last microbatch.
         update: The optimizer.
     """
 
     forward: float
     backward: float
     weight: float = 0.0
-    traffic: float = 0.0
+    traffic: tuple[tuple[float, float], ...] = ()
     reduce: tuple[tuple[float, float], ...] = ()
     update: float = 0.0
 
@@ -69,22 +69,32 @@ def scheduled_step(
     """
     schedule, count = SCHEDULES[name], len(stages)
     passes = np.array([[stage.forward, stage.backward, stage.weight] for stage in stages], dtype=np.float64)
-    # gradient traffic of a microbatch that outlasts its passes holds up the last of them
-    last = len(schedule.passes) - 1
-    passes[:, last] += np.maximum(0.0, np.array([stage.traffic for stage in stages]) - passes.sum(axis=1))
     there, back = hops
     timing = time_tasks(schedule, num_groups, num_microbatches, passes, np.full(count, there), np.full(count, back))
     longest = 0.0
     for group, chunks in enumerate(chunks_of(schedule.groups(num_groups, count // num_groups))):
         done = float(timing.ends[group])
-        free = 0.0
-        starts = [(float(timing.last_starts[stage]), stages[stage]) for stage in chunks]
-        queue = ((start + ready, seconds) for start, stage in starts for ready, seconds in stage.reduce)
-        for ready, seconds in sorted(queue):
-            free = max(free, ready) + seconds
-        end = max(done, free) + fsum(stages[stage].update for stage in chunks)
+        jobs = [(timing.closing[stage], stages[stage].traffic) for stage in chunks]
+        jobs += [(timing.last_starts[stage, None], stages[stage].reduce) for stage in chunks]
+        end = max(done, _queued(jobs)) + fsum(stages[stage].update for stage in chunks)
         longest = max(longest, end - (float(timing.begins[group]) if schedule.steps_overlap else 0.0))
     return longest
+
+
+def _queued(jobs: Sequence[tuple[FloatArray, Sequence[tuple[float, float]]]]) -> float:
+    """Return when all traffic of a group is over, first in, first out.
+
+    Args:
+        jobs: Starts of passes, and moments in such a pass from which on traffic may run with its seconds.
+    """
+    parts = [(starts, np.array(traffic)) for starts, traffic in jobs if traffic]
+    if not parts:
+        return 0.0
+    ready = np.concatenate([(starts[:, None] + traffic[:, 0]).ravel() for starts, traffic in parts])
+    seconds = np.concatenate([np.tile(traffic[:, 1], len(starts)) for starts, traffic in parts])
+    order = np.argsort(ready, kind="stable")
+    left = np.cumsum(seconds[order][::-1])[::-1]
+    return float((ready[order] + left).max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,37 +166,57 @@ def stage_works(
         splits: Whether the schedule splits the backward.
         links: Time of blocks on the host link, if any stage offloads.
     """
-    chain, kinds = np.asarray(tables.folded.chain), tables.block_seconds(choice)
-    each = pass_seconds(tables, choice, splits=splits)
+    each, kinds = pass_seconds(tables, choice, splits=splits), tables.block_seconds(choice)
     if links is not None:  # what is fetched runs beside the backward as it is, split or not
         whole = kinds.copy()
         whole[:, Slot.BACKWARD] = each[:, 1]
         hosts = [Slot.OFFLOAD, Slot.FETCH, Slot.STATE]
         kinds[:, hosts] = with_host(whole, links, Overlap.of(tables.costs.stack))[:, hosts]
-    passes, totals = each[chain], kinds[chain]
+    return works_of(each, kinds, tables.folded.chain, split, splits=splits)
+
+
+def works_of(
+    passes: FloatArray, totals: FloatArray, chain: Sequence[int], split: Split, *, splits: bool
+) -> tuple[StageWork, ...]:
+    """Return what the stages of a split take.
+
+    Args:
+        passes: (kinds, 3) seconds of one instance, `pass_seconds`.
+        totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
+        chain: Kind of every block.
+        split: Blocks to stages.
+        splits: Whether the schedule splits the backward.
+    """
+    passes, totals = passes[np.asarray(chain)], totals[np.asarray(chain)]
     again = {recompute: rerun_seconds(totals, recompute) for recompute in Recompute}
     reruns = np.array([again[recompute][block] for block, recompute in enumerate(split.flavours)])
     offloads = np.array([recompute is Recompute.OFFLOAD for recompute in split.flavours])
     passes[:, 0] += np.where(offloads, totals[:, Slot.OFFLOAD], 0.0)
     updates = totals[:, Slot.UPDATE] + np.where(split.hosted, totals[:, Slot.STATE], 0.0)
+    gathers = totals[:, Slot.FORWARD_GATHER] + totals[:, Slot.BACKWARD_GATHER]
+    traffic = np.where(totals[:, Slot.GRADIENT] > 0, totals[:, Slot.GRADIENT] + gathers, 0.0)
     works = []
     for start, stop in split.ranges:
         rerun = reruns[start:stop]
         forward, backward, weight = passes[start:stop].T
         last = weight if splits else backward + rerun
         done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
-        reduce = totals[start:stop, Slot.REDUCE][::-1]
         works.append(
             StageWork(
                 forward=fsum(forward),
                 backward=fsum(backward + rerun),
                 weight=fsum(weight),
-                traffic=fsum(totals[start:stop, Slot.GRADIENT]),
-                reduce=tuple((float(at), float(seconds)) for at, seconds in zip(done, reduce, strict=True) if seconds),
+                traffic=beside(done, traffic[start:stop][::-1]),
+                reduce=beside(done, totals[start:stop, Slot.REDUCE][::-1]),
                 update=fsum(updates[start:stop]),
             )
         )
     return tuple(works)
+
+
+def beside(moments: FloatArray, seconds: FloatArray) -> tuple[tuple[float, float], ...]:
+    """Return traffic of blocks as `StageWork` has it: from these moments of a pass on, for so many seconds."""
+    return tuple((at, own) for at, own in zip(moments.tolist(), seconds.tolist(), strict=True) if own)
 
 
 class _Half:

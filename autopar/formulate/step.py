@@ -42,6 +42,7 @@ from autopar.formulate.tables import Slot
 from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
+from autopar.schedule.holding import moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Pipeline:
         fixed: Seconds added to every step.
         num_chunks: Stages per group of devices; above 1 they are interleaved.
         turns: By what share of itself a pass is longer where a device holds several stages.
+        others: Pipelines that differ in the schedule, for which bounds have to hold, too.
     """
 
     num_stages: int
@@ -65,6 +67,26 @@ class Pipeline:
     fixed: float = 0.0
     num_chunks: int = 1
     turns: float = 0.0
+    others: tuple["Pipeline", ...] = ()
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of devices."""
+        return self.num_stages // self.num_chunks
+
+    @property
+    def fills(self) -> bool:
+        """Whether a step takes a pass through all groups before the last one is busy, whatever the stages.
+
+        Not so where steps overlap, nor where groups hold several stages, the first of which may be short.
+        """
+        own = self.num_chunks == 1 and not SCHEDULES[self.schedule].steps_overlap
+        return own and all(other.fills for other in self.others)
+
+    @property
+    def rounds(self) -> int:
+        """How often a step takes at least the mean of what all groups take for a microbatch."""
+        return self.num_microbatches + (self.num_groups - 1 if self.fills else 0)
 
     def hops(self, hop: float) -> float:
         """Return the seconds of all hops of one microbatch, at `hop` seconds each."""
@@ -78,9 +100,16 @@ class Pipeline:
         first, last = np.triu_indices(len(stages))
         return float(((sums[last + 1] - sums[first] + 2 * (last - first) * hop) / (last - first + 1)).max())
 
-    def in_flight(self, stage: int) -> int:
-        """Return the microbatches whose activations a stage holds at its fullest."""
-        return SCHEDULES[self.schedule].in_flight(stage, self.num_stages, self.num_microbatches)
+    def in_flight(self, group: int) -> int:
+        """Return of how many microbatches a group holds all that its stages keep, at some moment at least."""
+        return min(self._in_flight(group), *(other.in_flight(group) for other in self.others), self.num_microbatches)
+
+    def _in_flight(self, group: int) -> int:
+        schedule, groups = SCHEDULES[self.schedule], self.num_groups
+        if not schedule.splits and self.num_chunks == 1:
+            return schedule.in_flight(group, groups, self.num_microbatches)
+        rows = moments(schedule, group, groups, self.num_microbatches, self.num_chunks).reshape(-1, self.num_chunks, 5)
+        return int((rows[..., 0] + rows[..., 2] + rows[..., 3]).min(axis=1).max())
 
 
 @dataclass(frozen=True, slots=True)

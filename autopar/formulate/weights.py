@@ -15,6 +15,7 @@ from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import AGAIN, Decision, Memory, Slot, Tables
 from autopar.problem import Limit, Problem, Usage
 from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,11 @@ def weights(
             bound but prefers gradients that are reduced as soon as they are there.
     """
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
-    num_stages, num_microbatches = pipeline.num_stages, pipeline.num_microbatches
-    flow = counts + (num_microbatches - 1) * (counts / num_stages if slowest is None else np.asarray(slowest))
+    num_stages, num_microbatches = pipeline.num_groups, pipeline.num_microbatches
+    flow = counts * pipeline.rounds / num_stages
+    if slowest is not None:
+        assert pipeline.fills, "what is on the slowest stage is known where groups have one"
+        flow = counts + (num_microbatches - 1) * np.asarray(slowest)
     share = counts / num_stages
     flavours = [recompute] * len(counts) if isinstance(recompute, Recompute) else recompute
     full = np.array([flavour is Recompute.FULL for flavour in flavours], dtype=np.float64)
@@ -79,20 +83,21 @@ def weights(
         factors[:, Slot.GRADIENT] += hidden * share
         if early:
             factors[:, Slot.REDUCE] = share
-    _share_passes(factors, overlap if bounding else Overlap(share=1.0))
+    splits = SCHEDULES[pipeline.schedule].splits  # what would hide collectives is put off
+    _share_passes(factors, overlap if bounding else Overlap(share=1.0), splits=splits)
     if bounding and not early and num_stages == 1:
         factors[:, Slot.REDUCE] = (hidden * (1 - overlap.share) + overlap.share) * share
     return Weights(factors, bounding and traffic is not None and not early)
 
 
-def _share_passes(factors: FloatArray, overlap: Overlap) -> None:
+def _share_passes(factors: FloatArray, overlap: Overlap, *, splits: bool = False) -> None:
     """Give the other slots of a pass their part of its weight; hidden as far as anything could hide it."""
     factors[:, Slot.SELECTIVE_WAIT] = factors[:, Slot.SELECTIVE]
     factors[:, Slot.SELECTIVE_GATHER] = factors[:, Slot.SELECTIVE] * overlap.price(LEAST_GATHER)
     factors[:, Slot.FORWARD_WAIT] = factors[:, Slot.FORWARD]
     factors[:, Slot.FORWARD_GATHER] = factors[:, Slot.FORWARD] * overlap.price(LEAST_GATHER)
     factors[:, Slot.BACKWARD_WEIGHT] = factors[:, Slot.BACKWARD]
-    factors[:, Slot.BACKWARD_WAIT] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_WAIT)
+    factors[:, Slot.BACKWARD_WAIT] = factors[:, Slot.BACKWARD] * (1.0 if splits else overlap.price(LEAST_WAIT))
     factors[:, Slot.BACKWARD_GATHER] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_GATHER)
 
 

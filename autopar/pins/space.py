@@ -138,11 +138,9 @@ def _is_possible(configuration: Configuration) -> bool:
     stages, count = configuration.num_stages, configuration.num_microbatches
     orders = stages > 1 and count > 1
     plain = configuration.schedule in ("1f1b", "forward-only")
-    return (orders or plain) and not SCHEDULES[configuration.schedule].problem(stages, count, _chunks(configuration))[0]
-
-
-def _chunks(configuration: Configuration) -> int:
-    return getattr(configuration, "num_chunks", 1)
+    return (orders or plain) and not SCHEDULES[configuration.schedule].problem(stages, count, configuration.num_chunks)[
+        0
+    ]
 
 
 def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, forbidden: bool) -> bool:
@@ -162,12 +160,12 @@ def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, f
     if choices.schedule:
         checks.append(configuration.schedule in choices.schedule)
     if choices.chunks:
-        checks.append(_chunks(configuration) in choices.chunks)
+        checks.append(configuration.num_chunks in choices.chunks)
     for name in choices.within_node:
         inside = [widest_tier(axis, frame.cluster) == 0 for axis in mesh.axes if axis.name == name]
         checks.append(all(inside) if not forbidden else any(inside))
     if choices.boundaries:
-        total = configuration.num_stages * _chunks(configuration)
+        total = configuration.num_stages * configuration.num_chunks
         starts = _starts(choices.boundaries, frame.num_blocks, forbidden=forbidden)
         checks.append((total > len(starts) + 1) if forbidden else total <= len(starts) + 1)
     return any(checks) if forbidden else all(checks)
@@ -191,7 +189,7 @@ def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> N
     stages = sorted({configuration.num_stages for configuration in space})
     _check("stages", pin.stages, stages, f"{frame.gpus} GPUs and {frame.num_blocks} blocks")
     _check("schedule", pin.schedule, sorted({c.schedule for c in space}), "this job")
-    _check("chunks", pin.chunks, sorted({_chunks(c) for c in space}), "this job")
+    _check("chunks", pin.chunks, sorted({c.num_chunks for c in space}), "this job")
     batch = frame.global_batch
     if frame.fixed_batch is not None:
         why = f"the model works on {frame.fixed_batch} samples at a time"

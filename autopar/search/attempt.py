@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
+from autopar.formulate.grouped import best_grouped, grouped_time
 from autopar.formulate.hull import step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import ChainBytes
-from autopar.formulate.options import local_sizes
 from autopar.formulate.recipes import recipes, restrict
-from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import Decision, FloatArray, Slot, Tables
+from autopar.formulate.scheduled import pass_seconds
+from autopar.formulate.step import Split
+from autopar.formulate.tables import FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
@@ -66,41 +67,40 @@ OVERTIME_SECONDS = 30.0
 
 
 class Attempt:
-    """Work on one configuration.
+    """Work on one pipeline degree, mesh and number of microbatches, under any schedule.
 
     Attributes:
+        family: The configurations: they differ in the schedule only, which is decided once placements are known.
         best: The best plan so far; None before the first.
+        cutoff: Plans that take longer interest nobody.
         end: When to end, on the monotonic clock.
         urgent: Whether any plan will do, so that the end waits for it, but not for long.
         cut: Placement problems that their clock has cut.
         exhausted: Whether nothing here raises the bound further.
     """
 
-    def __init__(
-        self, search: "Search", configuration: Configuration, tables: Tables, pipeline: Pipeline, end: float
-    ) -> None:
-        self.search, self.configuration, self.tables, self.pipeline, self.end = (
-            search,
-            configuration,
-            tables,
-            pipeline,
-            end,
-        )
+    def __init__(self, search: "Search", family: Sequence[Configuration], tables: Tables, end: float) -> None:
+        self.search, self.family, self.tables, self.end = search, tuple(family), tables, end
+        self.configuration = family[0]
+        pipelines = [configuration.pipeline(search.costs.stack) for configuration in family]
+        self.pipeline = pipelines[0]
+        self.bounding = replace(self.pipeline, others=tuple(pipelines[1:]))
         self.best: Candidate | None = None
         self.urgent = False
         self.cut = 0
         self.exhausted = False
+        self.cutoff = math.inf
         self.hull: Hull | None = None
         self._first = 0.0
         self._advanced = False
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
         self._flavours = constraints.flavours()
-        least = least_bytes(tables, pipeline)
+        least = least_bytes(tables, self.bounding)
         self.least_bytes = {flavour: least[flavour] for flavour in self._flavours}
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
-        self._weighed: tuple[Choice, ChainBytes] | None = None
+        self._weighed: tuple[Choice, dict[bool, ChainBytes]] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Return what was found, for another process; it has search and tables of its own."""
@@ -108,6 +108,7 @@ class Attempt:
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
+        self.cutoff = cutoff
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
         if self.hull is None:
@@ -130,13 +131,13 @@ class Attempt:
         bound = max(solution.bound, self._launched()) + fixed
         if solution.choice is None or bound >= cutoff:
             return bound
-        self.relaxed_choice = solution.choice
-        self._consider(solution.choice)
+        self.relaxed_choice = choice = solution.choice
+        self._consider(choice)
         program = step_program(
-            self.tables, self.pipeline, self.search.memory_limit, flavours=self._flavours, fastest=self.fastest
+            self.tables, self.bounding, self.search.memory_limit, flavours=self._flavours, fastest=self.fastest
         )
         self.hull = Hull(self.tables, program, self._priced)
-        self.hull.add(solution.choice)
+        self.hull.add(choice)
         return bound
 
     def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
@@ -165,8 +166,7 @@ class Attempt:
         """Return the bound that sees the host only: it launches the kernels of every block, whatever the choice."""
         counts = np.array([kind.count for kind in self.tables.folded.kinds])
         microbatch = float(counts @ self.tables.host_seconds.sum(axis=1))
-        stages = self.pipeline.num_stages
-        return microbatch * (self.pipeline.num_microbatches + stages - 1) / stages
+        return microbatch * self.bounding.rounds / self.bounding.num_groups
 
     def _undivided(self, totals: FloatArray) -> float:
         """Return the bound that sees that blocks are not divided between stages: each kind at its own least time."""
@@ -178,10 +178,10 @@ class Attempt:
             solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
             host = float(self.tables.host_seconds[kind].sum())
             least[kind] = max(0.0, host, solution.bound)
-        return least_flow(least, self.tables.folded.chain, self.pipeline)
+        return least_flow(least, self.tables.folded.chain, self.bounding)
 
     def improve(self, bound: float, cutoff: float) -> float:
-        """Work on the configuration until its bound is above the cutoff or nothing raises it, and return the bound."""
+        """Work until the bound is above the cutoff or nothing raises it, and return the bound."""
         while not self.exhausted and bound < cutoff and not self._stopped():
             bound = self.advance(bound, cutoff)
         return bound
@@ -212,6 +212,8 @@ class Attempt:
     def _fit(self, bound: float, cutoff: float) -> None:
         """Solve the placement problem under the memory of every stage, by flavour of recompute."""
         assert self.relaxed_choice is not None, "found before"
+        if not self.pipeline.fills:
+            return  # what a stage holds is no number of microbatches
         for recompute, least in self.least_bytes.items():
             if recompute is Recompute.SELECTIVE and not any(self.tables.selective):
                 continue
@@ -263,7 +265,7 @@ class Attempt:
         weighting = weights(self.tables, self.pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False)
         instance = problem(self.tables, weighting, name=str(self.configuration))
         for recipe in known:
-            if min(least_bytes(self.tables, self.pipeline, recipe.allowed).values()) > self.search.memory_limit:
+            if min(least_bytes(self.tables, self.bounding, recipe.allowed).values()) > self.search.memory_limit:
                 continue
             solution = self._run(restrict(instance, recipe))
             if solution.choice is not None:
@@ -282,7 +284,7 @@ class Attempt:
     ) -> Solution:
         weighting = weights(
             self.tables,
-            self.pipeline,
+            self.bounding if bounding else self.pipeline,
             recompute=recompute,
             hidden=hidden,
             bounding=bounding,
@@ -327,29 +329,42 @@ class Attempt:
         if choice in self._considered or not np.isfinite(totals).all():
             return
         self._considered.add(choice)
-        per_block = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
-        if self.best is not None and least_flow(per_block, chain, self.pipeline) >= self.best.objective:
-            return
-        memory = self._bytes(choice)
-        limit, hop = self.search.memory_limit, self._hop(choice)
-        found = best_split(totals, memory, self.pipeline, limit, hop, self.search.constraints)
-        if found is not None and (self.best is None or found[1].seconds < self.best.objective):
-            self.best = Candidate(self.configuration, self.tables, choice, found[0], found[1])
+        hop, limit = self._hop(choice), self.search.memory_limit
+        known: dict[bool, FloatArray] = {}
+        for configuration in self.family:
+            pipeline = configuration.pipeline(self.search.costs.stack)
+            splits = SCHEDULES[pipeline.schedule].splits
+            if splits not in known:
+                known[splits] = pass_seconds(self.tables, choice, splits=splits)
+            passes = known[splits]
+            best = min(self.cutoff, self.best.objective if self.best is not None else math.inf)
+            if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best:
+                continue
+            rest = self._bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
+            found = best_split(totals, *rest) if pipeline.fills else best_grouped(passes, totals, *rest)
+            if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
+                found = found[0], grouped_time(passes, totals, chain, pipeline, found[0], hop)
+            if found is not None and (self.best is None or found[1].seconds < self.best.objective):
+                self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
 
     def _excess(self, choice: Choice, split: Split) -> float:
         """Return the bytes by which the fullest stage of a split is over the limit."""
-        memory = self._bytes(choice)
+        memory = self._bytes(choice, splits=False)
         stages = enumerate(zip(split.ranges, split.recompute, strict=True))
         peaks = [memory.peak(*blocks, self.pipeline.in_flight(stage), flavours) for stage, (blocks, flavours) in stages]
         return max(peaks) - self.search.memory_limit
 
-    def _bytes(self, choice: Choice) -> ChainBytes:
+    def _bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
         """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
         if self._weighed is None or self._weighed[0] != choice:
+            self._weighed = choice, {}
+        known = self._weighed[1]
+        if splits not in known:
             folded, trains = self.tables.folded, SCHEDULES[self.pipeline.schedule].trains
-            lowered = lower_blocks(assemble_blocks(self.tables, choice), folded, self.tables.resharder)
-            self._weighed = choice, chain_bytes(lowered, folded, trains=trains)
-        return self._weighed[1]
+            blocks = assemble_blocks(self.tables, choice)
+            lowered = lower_blocks(blocks, folded, self.tables.resharder, splits=splits)
+            known[splits] = chain_bytes(lowered, folded, trains=trains)
+        return known[splits]
 
     def _even(self, choice: Choice, recompute: Recompute) -> Split | None:
         """Return the split that would be best without memory limits; None if there is none."""
@@ -360,24 +375,20 @@ class Attempt:
         return None if found is None else Split.uniform(found[0].ranges, tuple(recompute for _ in found[0].ranges))
 
     def _hop(self, choice: Choice) -> float:
-        """Return the mean seconds of handing one microbatch to the next stage: the largest boundary value counts."""
-        if self.pipeline.num_stages == 1:
+        """Return the mean seconds of handing one microbatch to the next stage, or back, over all places to cut."""
+        groups, chain = self.pipeline.num_groups, self.tables.folded.chain
+        if groups == 1:
             return 0.0
-        mesh = self.configuration.mesh
-        largest = 0.0
-        for node, strategy in zip(self.tables.nodes, choice, strict=True):
-            if node.decision is Decision.BOUNDARY and node.value is not None and node.placements is not None:
-                largest = max(
-                    largest,
-                    boundary_bytes(self.tables, node.value.name, node.value.shape, int(node.placements[strategy])),
-                )
+        memory, size = self._bytes(choice, splits=False), self.configuration.mesh.size
+        sent = [memory.arriving[kind] for kind in chain[1:]]
+        if SCHEDULES[self.pipeline.schedule].trains:
+            sent += [memory.returning[kind] for kind in chain[:-1]]
         costs = self.search.costs
-        boundaries = range(0, (self.pipeline.num_stages - 1) * mesh.size, mesh.size)
-        tiers = Counter(costs.cluster.boundary_tier(start, mesh.size) for start in boundaries)
-        return math.fsum(count * costs.send_seconds(largest, tier) for tier, count in tiers.items()) / len(boundaries)
-
-
-def boundary_bytes(tables: Tables, name: str, shape: tuple[int, ...], placement: int) -> float:
-    """Return the bytes one device hands to the next stage for a value at a placement number."""
-    elements = float(local_sizes(shape, np.array([placement]), tables.mesh)[0])
-    return elements * tables.costs.policy.element_bytes(tables.folded.graph.values[name])
+        tiers = Counter(costs.cluster.boundary_tier(start, size) for start in range(0, (groups - 1) * size, size))
+        amounts = Counter(sent)
+        seconds = (
+            many * count * costs.send_seconds(amount, tier)
+            for amount, many in amounts.items()
+            for tier, count in tiers.items()
+        )
+        return math.fsum(seconds) / (len(sent) * (groups - 1))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from autopar.errors import WorkerError
 from autopar.search.pieces import Finding, Piece, Workbench
-from autopar.search.space import Configuration
+from autopar.search.space import Family
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -121,8 +121,8 @@ class Team(Crew):
     def __init__(self, size: int) -> None:
         self._free = list(range(size))
         self._orders: dict[int, Order] = {}
-        self._owners: dict[Configuration, int] = {}
-        self._states: dict[Configuration, bytes] = {}
+        self._owners: dict[Family, int] = {}
+        self._states: dict[Family, bytes] = {}
 
     @property
     def is_free(self) -> bool:
@@ -161,7 +161,8 @@ class Team(Crew):
         order = self._orders[worker]
         if order.deaths + 1 >= MAX_DEATHS:
             raise WorkerError(
-                f"{MAX_DEATHS} processes of the search ended before their time at {order.piece.configuration}: {why}",
+                f"{MAX_DEATHS} processes of the search ended before their time at "
+                f"{order.piece.configuration[0]}: {why}",
                 hint="there may be too little memory for so many: use fewer --workers",
             )
         self._owners = {known: owner for known, owner in self._owners.items() if owner != worker}

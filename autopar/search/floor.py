@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, CostModel, is_view, op_bytes
+from autopar.cost import ALONE, DEFAULT, CostModel, is_view, op_bytes
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
 from autopar.formulate.tables import element_bytes
@@ -56,8 +56,7 @@ class Floor:
             devices *= np.where((lengths % axis.size == 0).any(axis=1), axis.size, 1)
         per_op = self.launches + np.maximum(compute, memory) / devices
         microbatch = float(self.counts @ per_op)
-        stages = configuration.num_stages
-        return microbatch * (configuration.num_microbatches + stages - 1) / stages
+        return microbatch * configuration.pipeline(DEFAULT).rounds / configuration.num_stages
 
     def bytes(self, configuration: Configuration) -> float:
         """Return a lower bound on what the fullest device of any plan holds of parameters, gradients and optimizer."""

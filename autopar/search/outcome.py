@@ -9,6 +9,7 @@ from autopar.formulate.tables import Tables
 from autopar.plan import BlockPlan, StagePlan
 from autopar.problem import Choice
 from autopar.recompute import format_recompute
+from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.history import History
 from autopar.search.roles import AxisRole, roles_of_axes
@@ -90,9 +91,10 @@ def draft_of(candidate: Candidate) -> Draft:
     """Return what the plan of a candidate is written from."""
     configuration, split = candidate.configuration, candidate.split
     devices = configuration.mesh.size
+    groups = SCHEDULES[configuration.schedule].groups(configuration.num_stages, configuration.num_chunks)
     stages = tuple(
-        StagePlan(blocks, (index * devices, (index + 1) * devices), format_recompute(recompute))
-        for index, (blocks, recompute) in enumerate(zip(split.ranges, split.recompute, strict=True))
+        StagePlan(blocks, (group * devices, (group + 1) * devices), format_recompute(recompute))
+        for group, blocks, recompute in zip(groups, split.ranges, split.recompute, strict=True)
     )
     blocks = assemble_blocks(candidate.tables, candidate.choice)
     roles = roles_of_axes(configuration.mesh.axes, blocks, candidate.tables.folded)

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 from autopar.search.attempt import Attempt
 from autopar.search.outcome import Candidate
-from autopar.search.space import Configuration
+from autopar.search.space import Family
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -58,7 +58,7 @@ class Piece:
 
     Attributes:
         work: What.
-        configuration: On what.
+        configuration: On what: configurations that differ in the schedule only.
         bound: No plan of the configuration has a lower objective, in seconds.
         cutoff: Plans that take longer interest nobody, in seconds.
         urgent: Whether no plan is known yet, so that any will do.
@@ -66,7 +66,7 @@ class Piece:
     """
 
     work: Work
-    configuration: Configuration
+    configuration: Family
     bound: float
     cutoff: float
     urgent: bool = False
@@ -110,7 +110,7 @@ class Workbench:
     def __init__(self, search: "Search", *, portable: bool) -> None:
         self._search = search
         self._portable = portable
-        self._attempts: dict[Configuration, Attempt] = {}
+        self._attempts: dict[Family, Attempt] = {}
 
     def do(self, piece: Piece, seconds: float, state: bytes | None = None) -> Finding:
         """Return what comes of a piece.

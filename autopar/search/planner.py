@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autopar.cost import CostModel, Overlap
+from autopar.cost import CostModel
 from autopar.discover import Rules
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
-from autopar.formulate.step import Pipeline
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.attempt import OVERTIME_SECONDS, Attempt
@@ -31,7 +30,7 @@ from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
 from autopar.search.pieces import Finding, Piece, Work
-from autopar.search.space import Configuration, first_tries, undominated
+from autopar.search.space import Configuration, Family, families, first_tries
 from autopar.search.sweep import Series, sweep
 from autopar.solvers import Solver
 
@@ -97,17 +96,16 @@ class Search:
         Raises:
             WorkerError: If processes of the search keep dying.
         """
-        listed, space = len(space), undominated(space)
-        outcome = Outcome(pruned=listed - len(space), history=History(self.before))
+        outcome = Outcome(history=History(self.before))
         roomy = [configuration for configuration in space if self.floor.bytes(configuration) <= self.memory_limit]
         outcome.pruned += len(space) - len(roomy)
-        space = roomy
+        known = families(roomy)
         clock = _Clock(self, outcome)
         with self.hire(self) as crew:
-            beginning = _Beginning(self, outcome, space)
+            beginning = _Beginning(self, outcome, known)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
-            bounding = _Bounding(self, outcome, space)
-            sweep(crew, bounding, len(space), clock.end, clock.stops, clock.heard)
+            bounding = _Bounding(self, outcome, known)
+            sweep(crew, bounding, len(known), clock.end, clock.stops, clock.heard)
             advancing = _Advancing(self, outcome, bounding)
             sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
         best = outcome.best
@@ -120,21 +118,11 @@ class Search:
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
         return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone)
 
-    def attempt(self, configuration: Configuration, end: float) -> Attempt | None:
-        """Return the work on a configuration; None if it cannot keep to the constraints."""
-        samples = self.global_batch // configuration.num_microbatches
-        folded = self.folded(samples)
-        tables = self.constraints.tables(folded, self.rules(folded), configuration.mesh, self.costs)
-        if tables is None:
-            return None
-        pipeline = Pipeline(
-            configuration.num_stages,
-            configuration.num_microbatches,
-            configuration.schedule,
-            Overlap.of(self.costs.stack),
-            self.costs.stack["step_seconds"],
-        )
-        return Attempt(self, configuration, tables, pipeline, end)
+    def attempt(self, family: Family, end: float) -> Attempt | None:
+        """Return the work on configurations that differ in the schedule; None if constraints exclude them."""
+        folded = self.folded(self.global_batch // family[0].num_microbatches)
+        tables = self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
+        return None if tables is None else Attempt(self, family, tables, end)
 
     def tell(self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str) -> None:
         """Tell what is known, and take it down."""
@@ -188,9 +176,11 @@ class _Beginning(Series):
         count: How many tries there may be.
     """
 
-    def __init__(self, search: Search, outcome: Outcome, space: list[Configuration]) -> None:
+    def __init__(self, search: Search, outcome: Outcome, space: list[Family]) -> None:
         self._search, self._outcome = search, outcome
-        self._tries = first_tries(space, search.global_batch, search.floor.bytes)
+        family_of = {family[0]: family for family in space}
+        tries = first_tries([*family_of], search.global_batch, search.floor.bytes)
+        self._tries = [family_of[first] for first in tries]
         self.count = len(self._tries)
         self._best, self._worse = math.inf, 0
 
@@ -209,7 +199,7 @@ class _Beginning(Series):
         if finding.best is not None:
             self._worse = 0 if finding.best.objective < self._best else self._worse + 1
             self._best = min(self._best, finding.best.objective)
-        self._search.tell(self._outcome, "begin", index + 1, self.count, 0.0, str(self._tries[index]))
+        self._search.tell(self._outcome, "begin", index + 1, self.count, 0.0, str(self._tries[index][0]))
 
 
 class _Bounding(Series):
@@ -220,13 +210,14 @@ class _Bounding(Series):
         closed: The least bound of the others.
     """
 
-    def __init__(self, search: Search, outcome: Outcome, space: list[Configuration]) -> None:
+    def __init__(self, search: Search, outcome: Outcome, space: list[Family]) -> None:
         self.pending: list[tuple[float, int]] = []
         self.closed = math.inf
         self.space = space
         self._search, self._outcome = search, outcome
         fixed = search.costs.stack["step_seconds"]
-        self._floors = sorted((search.floor.seconds(c, search.global_batch) + fixed, i) for i, c in enumerate(space))
+        least_of = [min(search.floor.seconds(c, search.global_batch) for c in family) + fixed for family in space]
+        self._floors = sorted((least, number) for number, least in enumerate(least_of))
         self._cutoffs: dict[int, float] = {}
         self._left = set(range(len(space)))
         self._failures = 0
@@ -242,7 +233,7 @@ class _Bounding(Series):
         if least < self._search.threshold(self._outcome):
             return False
         self.closed = min(self.closed, least)
-        self._outcome.pruned += len(self._floors) - index
+        self._outcome.pruned += sum(len(self.space[number]) for _, number in self._floors[index:])
         self._left -= set(range(index, len(self._floors)))
         return True
 
@@ -263,11 +254,11 @@ class _Bounding(Series):
         self._outcome.take(finding, self._search.keep)
         if finding.bound >= self._cutoffs[index]:
             self.closed = min(self.closed, finding.bound)
-            self._outcome.pruned += 1
+            self._outcome.pruned += len(self.space[number])
         else:
             self.pending.append((finding.bound, number))
         lowest = min([least, self.closed, *(bound for bound, _ in self.pending)])
-        self._search.tell(self._outcome, "bound", index + 1, len(self._floors), lowest, str(self.space[number]))
+        self._search.tell(self._outcome, "bound", index + 1, len(self._floors), lowest, str(self.space[number][0]))
 
 
 class _Advancing(Series):
@@ -313,8 +304,8 @@ class _Advancing(Series):
         self._outcome.take(finding, self._search.keep)
         if not finding.is_final:
             heapq.heappush(self._open, (self._bounds[number], number))
-        self._outcome.solved = len(self._worked - self._busy)
-        detail = str(self._space[number])
+        self._outcome.solved = sum(len(self._space[other]) for other in self._worked - self._busy)
+        detail = str(self._space[number][0])
         self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
 
     def _drop(self) -> None:
@@ -323,7 +314,7 @@ class _Advancing(Series):
             bound, number = self._open[0]
             if self._is_rival(bound) or (number not in self._worked and bound < self._search.threshold(self._outcome)):
                 return
-            self._outcome.pruned += number not in self._worked
+            self._outcome.pruned += len(self._space[number]) * (number not in self._worked)
             heapq.heappop(self._open)
 
     def _is_rival(self, bound: float) -> bool:

@@ -2,11 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from autopar.cost import Overlap, Stack
 from autopar.errors import JobError
+from autopar.formulate.step import Pipeline
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.sharding import Mesh
+
+CHUNKS = (2, 4, 8)
+"""Stages per group of devices that are tried where they are interleaved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +23,42 @@ class Configuration:
         mesh: Devices of one stage.
         num_microbatches: Microbatches per step.
         schedule: Order of microbatches.
+        num_chunks: Stages per group of devices, which take turns on it.
     """
 
     num_stages: int
     mesh: Mesh
     num_microbatches: int
     schedule: str
+    num_chunks: int = 1
 
     def __str__(self) -> str:
-        return f"pp={self.num_stages} mesh {self.mesh} {self.num_microbatches} microbatches {self.schedule}"
+        turns = f" v={self.num_chunks}" if self.num_chunks > 1 else ""
+        return f"pp={self.num_stages} mesh {self.mesh} {self.num_microbatches} microbatches {self.schedule}{turns}"
+
+    def pipeline(self, stack: Stack) -> Pipeline:
+        """Return how a step is cut in time under a software stack."""
+        return Pipeline(
+            self.num_stages * self.num_chunks,
+            self.num_microbatches,
+            self.schedule,
+            Overlap.of(stack),
+            stack["step_seconds"],
+            self.num_chunks,
+            stack["interleave_overhead"],
+        )
+
+
+Family = tuple[Configuration, ...]
+"""Configurations that differ in the schedule only."""
+
+
+def families(space: Sequence[Configuration]) -> list[Family]:
+    """Return the configurations that differ in the schedule only, together: placements are looked for once for all."""
+    found: dict[tuple[int, Mesh, int], list[Configuration]] = {}
+    for each in space:
+        found.setdefault((each.num_stages, each.mesh, each.num_microbatches), []).append(each)
+    return [tuple(family) for family in found.values()]
 
 
 def divisors(number: int) -> list[int]:
@@ -65,7 +97,9 @@ def configurations(
 
     Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the
     divisors of the global batch, thinned to about one per factor of two. Every schedule is listed where it makes a
-    difference; with one stage or one microbatch there is nothing to order.
+    difference; with one stage or one microbatch there is nothing to order. Interleaved stages need a whole number of
+    rounds, and those schedules whose bubble is small only where microbatches fill the pipeline are listed from as many
+    microbatches as stages on.
 
     Args:
         gpus: Number of devices.
@@ -89,23 +123,13 @@ def configurations(
     else:
         counts = _microbatch_counts(global_batch)
     return [
-        Configuration(num_stages, mesh, count, schedule)
+        Configuration(num_stages, mesh, count, schedule, chunks)
         for num_stages in divisors(gpus)
         if num_stages <= num_blocks
         for mesh in meshes(gpus // num_stages, devices_per_node)
         for count in counts
-        for schedule in _schedules(mode, num_stages, count)
+        for schedule, chunks in _schedules(mode, num_stages, count, num_blocks)
     ]
-
-
-def undominated(space: list[Configuration]) -> list[Configuration]:
-    """Return the configurations that no other one makes superfluous.
-
-    GPipe takes as long as 1F1B for equal stages and splits, and holds at least as many microbatches in flight, so that
-    whatever fits under GPipe fits under 1F1B.
-    """
-    listed = set(space)
-    return [c for c in space if not (c.schedule == "gpipe" and replace(c, schedule="1f1b") in listed)]
 
 
 def first_tries(
@@ -141,10 +165,22 @@ def first_tries(
     return [best[stages] for stages in sorted(best)]
 
 
-def _schedules(mode: str, num_stages: int, num_microbatches: int) -> tuple[str, ...]:
+def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: int) -> Iterator[tuple[str, int]]:
+    """Yield the schedules that make a difference, and their stages per group of devices."""
     if mode == "infer":
-        return ("forward-only",)
-    return ("1f1b", "gpipe") if num_stages > 1 and num_microbatches > 1 else ("1f1b",)
+        yield "forward-only", 1
+        return
+    yield "1f1b", 1
+    if num_stages == 1 or num_microbatches == 1:
+        return
+    yield "gpipe", 1
+    if num_microbatches < num_stages:
+        return
+    yield from (("zb-h1", 1), ("zb-h2", 1))
+    if 2 * num_stages <= num_blocks:
+        yield "zb-v", 2
+    if num_microbatches % num_stages == 0:
+        yield from (("interleaved", chunks) for chunks in CHUNKS if chunks * num_stages <= num_blocks)
 
 
 def _microbatch_counts(global_batch: int) -> list[int]:
@@ -161,13 +197,13 @@ def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVI
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
     grids = ["×".join(map(str, shape)) for shape in sorted({configuration.mesh.shape for configuration in space})]
-    schedules = sorted({configuration.schedule for configuration in space})
-    if len(schedules) > 1:
-        schedules[-1] += " (as slow as 1f1b and holds no less: excluded by that)"
+    chunks = sorted({c.num_chunks for c in space if c.schedule == "interleaved"})
+    turns = f" (v = {', '.join(map(str, chunks))})"
+    names = sorted({c.schedule + (turns if c.schedule == "interleaved" else "") for c in space})
     *others, last = map(str, flavours)
     recompute = f"{', '.join(others)} or {last} per block" if others else f"{last}"
     return (
-        f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(schedules)}",
+        f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(names)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
         f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
         "equal blocks are sharded alike; values keep one placement between blocks",

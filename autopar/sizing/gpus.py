@@ -354,7 +354,7 @@ class Finder:
 def _too_large(search: Search, configuration: Configuration, end: float) -> bool:
     if time.monotonic() > end:
         return False
-    attempt = search.attempt(configuration, end)
+    attempt = search.attempt((configuration,), end)
     return attempt is None or min(attempt.least_bytes.values()) > search.memory_limit
 
 

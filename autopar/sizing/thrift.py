@@ -70,7 +70,7 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
         if time.monotonic() > end and attempts:
             complete = False
             break
-        attempt = search.attempt(configuration, end)
+        attempt = search.attempt((configuration,), end)
         if attempt is not None:
             attempts.append((min(attempt.least_bytes.values()), number, attempt))
     attempts.sort(key=lambda entry: entry[:2])
@@ -90,8 +90,10 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
 def _thrifty(space: list[Configuration], batch: int) -> list[Configuration]:
     """Return the configurations with small microbatches: the smallest, and one sample per device of a stage.
 
-    A microbatch of fewer samples than devices may be harder to split.
+    A microbatch of fewer samples than devices may be harder to split. Schedules that trade memory for time are left
+    out, unless there are no others.
     """
+    space = [own for own in space if own.num_chunks == 1 and not SCHEDULES[own.schedule].splits] or space
     most = Counter[tuple[object, ...]]()
     each: dict[tuple[object, ...], int] = {}
     for own in space:

@@ -140,7 +140,7 @@ def complete(
     )
     configuration = Configuration(flow.num_stages, topology.mesh, flow.num_microbatches, flow.schedule)
     end = time.monotonic() + limit
-    attempt = _Collecting(search, configuration, tables, flow, end)
+    attempt = _Collecting(search, [configuration], tables, end)
     for hidden in HIDDEN:
         weighting = weights(tables, flow, recompute=Recompute.NONE, hidden=hidden, bounding=False, traffic=None)
         left = max(0.1, min(PLACEMENT_SECONDS, end - time.monotonic()))

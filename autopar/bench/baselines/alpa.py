@@ -17,10 +17,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import Overlap
 from autopar.discover import Strategy
 from autopar.formulate.options import encode
-from autopar.formulate.step import Pipeline, Split
+from autopar.formulate.step import Split
 from autopar.formulate.tables import Decision, Tables, build_tables
 from autopar.formulate.weights import StageMix, problem, stage_mixes, weights
 from autopar.ir.graph import Op, Value
@@ -33,7 +32,7 @@ from autopar.search.history import History
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pieces import Finding
 from autopar.search.planner import Search
-from autopar.search.space import Configuration, undominated
+from autopar.search.space import Configuration
 from autopar.tactics.state import sharded_dim
 
 Mask = NDArray[np.bool_]
@@ -110,7 +109,8 @@ class _Stage(Attempt):
 
 def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     """Return the best candidate of every configuration, best first; nothing is proven."""
-    listed, space = len(space), undominated(space)
+    listed = len(space)
+    space = [found for found in space if found.schedule in ("1f1b", "forward-only")]  # what its pipelines run
     outcome = Outcome(bound=0.0, pruned=listed - len(space), history=History(search.before))
     end = time.monotonic() + search.time_limit
     space.sort(key=lambda configuration: search.floor.seconds(configuration, search.global_batch))
@@ -129,14 +129,10 @@ def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
 def _best(search: Search, configuration: Configuration, end: float) -> Candidate | None:
     """Return the best plan of a configuration, if one fits."""
     folded = search.folded(search.global_batch // configuration.num_microbatches)
-    overlap, fixed = Overlap.of(search.costs.stack), search.costs.stack["step_seconds"]
-    pipeline = Pipeline(
-        configuration.num_stages, configuration.num_microbatches, configuration.schedule, overlap, fixed
-    )
     axes = _Axes(len(configuration.mesh.axes))
     for last in (axis == axes.num_axes - 1 for axis in range(axes.num_axes)):
         tables = build_tables(folded, search.rules(folded), configuration.mesh, search.costs, axes)
-        stage = _Stage(search, configuration, tables, pipeline, end)
+        stage = _Stage(search, [configuration], tables, end)
         choice = stage.choose(bounded=False)
         if choice is None:
             return None

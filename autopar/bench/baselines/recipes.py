@@ -8,36 +8,31 @@ import math
 import time
 
 from autopar.formulate.recipes import BatchDims, recipes
-from autopar.formulate.step import Pipeline
-from autopar.formulate.tables import build_tables
 from autopar.progress import Progress
-from autopar.search.attempt import Attempt
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
 from autopar.search.planner import Search
-from autopar.search.space import Configuration, undominated
+from autopar.search.space import Configuration, families
 
 
 def recipe_search(search: Search, space: list[Configuration], dims: BatchDims) -> Outcome:
     """Return the candidates of all recipes in all configurations, best first; the bound is trivial."""
-    listed, space = len(space), undominated(space)
-    outcome = Outcome(bound=0.0, pruned=listed - len(space), history=History(search.before))
+    outcome = Outcome(bound=0.0, history=History(search.before))
     end = time.monotonic() + search.time_limit
-    for done, configuration in enumerate(space):
+    known = families(space)
+    for done, family in enumerate(known):
         if search.should_stop() or time.monotonic() > end:
             outcome.stopped = "interrupted" if search.should_stop() else "time limit"
             break
-        samples = search.global_batch // configuration.num_microbatches
-        folded = search.folded(samples)
-        tables = build_tables(folded, search.rules(folded), configuration.mesh, search.costs)
-        pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
-        attempt = Attempt(search, configuration, tables, pipeline, end)
-        attempt.follow(recipes(tables, dims))
-        outcome.solved += 1
+        outcome.solved += len(family)
+        attempt = search.attempt(family, end)
+        if attempt is None:
+            continue
+        attempt.follow(recipes(attempt.tables, dims))
         if attempt.best is not None:
             outcome.candidates.append(attempt.best)
             outcome.candidates.sort(key=lambda candidate: candidate.objective)
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.history.note(best, 0.0)
-        search.progress(Progress("recipes", done + 1, len(space), best, 0.0, str(configuration)))
+        search.progress(Progress("recipes", done + 1, len(known), best, 0.0, str(family[0])))
     return outcome

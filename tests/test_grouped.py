@@ -1,0 +1,70 @@
+"""Schedules without a closed form in the search: plans take and hold what the simulator says, and bounds are below."""
+
+from pathlib import Path
+
+import pytest
+
+from autopar.program.lower import lower
+from autopar.program.verify import verify_program
+from autopar.schedule import SCHEDULES
+from autopar.search.space import Configuration, configurations, describe
+from autopar.sharding import Mesh
+from autopar.simulate import simulate
+from tests.executions import COSTS, Execution, model_rules, solved_candidate, written
+
+CASES = [("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2)]
+COUNT = 4
+
+
+def _best(name: str, chunks: int, cache_dir: Path, limit: float = 1e12) -> tuple[float, float, float]:
+    """Return objective, simulated seconds, and bytes on the fullest device of the best plan on 2 x 4 devices."""
+    execution, rules = Execution.of("gpt2", 4, COUNT), model_rules("gpt2", cache_dir)
+    configuration = Configuration(2, Mesh.of(outer=2, inner=2), COUNT, name, chunks)
+    candidate = solved_candidate(execution.folded, rules, configuration, 4, limit)
+    plan = written(candidate, 4 * COUNT, True)
+    program = lower(plan, execution.folded, COSTS)
+    verify_program(program, execution.folded, rules)
+    timeline = simulate(program, COSTS)
+    assert len({stage.devices for stage in plan.stages}) == 2
+    assert len(plan.stages) == 2 * chunks
+    return candidate.objective, timeline.step_seconds, timeline.peak_bytes
+
+
+@pytest.mark.parametrize(("name", "chunks"), CASES)
+def test_plans_of_any_schedule_take_what_the_simulator_says(name: str, chunks: int, cache_dir: Path) -> None:
+    """Of a plan on 2 x 4 devices, up to reductions that wait for other traffic on their link."""
+    objective, simulated, _ = _best(name, chunks, cache_dir)
+
+    assert objective == pytest.approx(simulated, rel=1e-3 if SCHEDULES[name].splits or chunks > 1 else 1e-2)
+
+
+@pytest.mark.parametrize(("name", "chunks"), CASES)
+def test_plans_of_any_schedule_fit(name: str, chunks: int, cache_dir: Path) -> None:
+    """With as much memory as the best plan holds it is found; with less another one that fits, and takes longer.
+
+    The V has the embeddings and the head on one device, which leaves nothing to recompute here.
+    """
+    objective, _, most = _best(name, chunks, cache_dir)
+
+    again, _, peak = _best(name, chunks, cache_dir, most)
+    assert again == pytest.approx(objective, rel=1e-9)
+    assert peak <= most
+    if name != "zb-v":
+        tight, _, peak = _best(name, chunks, cache_dir, 0.98 * most)
+        assert peak <= 0.98 * most
+        assert tight > objective
+
+
+def test_the_space_lists_schedules_where_they_make_a_difference() -> None:
+    """Stages need blocks, interleaved ones whole rounds, bubbles as many microbatches; one stage needs no order."""
+    space = configurations(gpus=4, devices_per_node=8, num_blocks=9, global_batch=8, batch_of_model=None, mode="train")
+
+    found: dict[tuple[int, int], set[tuple[str, int]]] = {}
+    for c in space:
+        found.setdefault((c.num_stages, c.num_microbatches), set()).add((c.schedule, c.num_chunks))
+    usual = {("1f1b", 1), ("gpipe", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)}
+    assert found[1, 8] == found[2, 1] == {("1f1b", 1)}
+    assert found[4, 2] == {("1f1b", 1), ("gpipe", 1)}
+    assert found[2, 4] == usual | {("interleaved", 2), ("interleaved", 4)}
+    assert found[4, 4] == usual | {("interleaved", 2)}
+    assert "interleaved (v = 2, 4)" in describe(space)[0]
