@@ -30,7 +30,7 @@ from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
 from autopar.search.pieces import Finding, Piece, Work
-from autopar.search.space import Configuration, Family, families, first_tries
+from autopar.search.space import PLAIN, Configuration, Family, families, first_tries
 from autopar.search.sweep import Series, sweep
 from autopar.solvers import Solver
 
@@ -99,18 +99,23 @@ class Search:
         outcome = Outcome(history=History(self.before))
         roomy = [configuration for configuration in space if self.floor.bytes(configuration) <= self.memory_limit]
         outcome.pruned += len(space) - len(roomy)
-        known = families(roomy)
+        waves = _waves(families(roomy))
+        floors = [min(self.least(family) for family in wave) for wave in waves]
+        lowest = math.inf
         clock = _Clock(self, outcome)
         with self.hire(self) as crew:
-            beginning = _Beginning(self, outcome, known)
+            beginning = _Beginning(self, outcome, waves[0] if waves else [])
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
-            bounding = _Bounding(self, outcome, known)
-            sweep(crew, bounding, len(known), clock.end, clock.stops, clock.heard)
-            advancing = _Advancing(self, outcome, bounding)
-            sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+            for number, wave in enumerate(waves):
+                elsewhere = min([lowest, *floors[number + 1 :]])
+                bounding = _Bounding(self, outcome, wave, elsewhere, rivals=number > 0)
+                sweep(crew, bounding, len(wave), clock.end, clock.stops, clock.heard)
+                advancing = _Advancing(self, outcome, bounding)
+                sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+                lowest = min(lowest, advancing.own)
         best = outcome.best
-        outcome.bound = min(best, advancing.lowest)
-        outcome.complete = advancing.lowest
+        outcome.bound = min(best, lowest)
+        outcome.complete = lowest
         outcome.history.note(best, outcome.bound)
         return outcome
 
@@ -123,6 +128,11 @@ class Search:
         folded = self.folded(self.global_batch // family[0].num_microbatches)
         tables = self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
         return None if tables is None else Attempt(self, family, tables, end)
+
+    def least(self, family: Family) -> float:
+        """Return the floor of a family, in seconds."""
+        fixed = self.costs.stack["step_seconds"]
+        return min(self.floor.seconds(configuration, self.global_batch) for configuration in family) + fixed
 
     def tell(self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str) -> None:
         """Tell what is known, and take it down."""
@@ -137,6 +147,16 @@ class Search:
         if len(distinct) < self.keep:
             return ENOUGH * best
         return min(KEEP_WITHIN * best, distinct[self.keep - 1].objective)
+
+
+def _waves(known: list[Family]) -> list[list[Family]]:
+    """Return the families with plain schedules, and the others, which are worked on when the best of those is known.
+
+    Fewer of the others can be excluded by their floors and bounds, which assume that their bubble is filled.
+    """
+    plain = [family for family in known if family[0].schedule in PLAIN]
+    others = [family for family in known if family[0].schedule not in PLAIN]
+    return [wave for wave in (plain, others) if wave]
 
 
 class _Clock:
@@ -208,19 +228,27 @@ class _Bounding(Series):
     Attributes:
         pending: Bound and number of the configurations that could be of interest.
         closed: The least bound of the others.
+        elsewhere: The least bound of configurations that are not worked on now.
+        rivals: Whether only what could be better than the best plan is of interest, and no runner-up.
     """
 
-    def __init__(self, search: Search, outcome: Outcome, space: list[Family]) -> None:
+    def __init__(
+        self, search: Search, outcome: Outcome, space: list[Family], elsewhere: float, *, rivals: bool
+    ) -> None:
         self.pending: list[tuple[float, int]] = []
         self.closed = math.inf
-        self.space = space
+        self.space, self.elsewhere, self.rivals = space, elsewhere, rivals
         self._search, self._outcome = search, outcome
-        fixed = search.costs.stack["step_seconds"]
-        least_of = [min(search.floor.seconds(c, search.global_batch) for c in family) + fixed for family in space]
-        self._floors = sorted((least, number) for number, least in enumerate(least_of))
+        self._floors = sorted((search.least(family), number) for number, family in enumerate(space))
         self._cutoffs: dict[int, float] = {}
         self._left = set(range(len(space)))
         self._failures = 0
+
+    def threshold(self) -> float:
+        """Return the step time above which a configuration is of no interest."""
+        if self.rivals and self._outcome.candidates:
+            return self._outcome.best * (1 - OPTIMALITY_TOLERANCE)
+        return self._search.threshold(self._outcome)
 
     @property
     def unseen(self) -> float:
@@ -230,7 +258,7 @@ class _Bounding(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`: floors ascend, so that all after one too slow are at least as slow."""
         least = self._floors[index][0]
-        if least < self._search.threshold(self._outcome):
+        if least < self.threshold():
             return False
         self.closed = min(self.closed, least)
         self._outcome.pruned += sum(len(self.space[number]) for _, number in self._floors[index:])
@@ -240,7 +268,7 @@ class _Bounding(Series):
     def piece(self, index: int) -> Piece:
         """See `Series.piece`."""
         least, number = self._floors[index]
-        self._cutoffs[index] = self._search.threshold(self._outcome)
+        self._cutoffs[index] = self.threshold()
         hasty = self._outcome.best / FAR if self._failures < HURRIES else 0.0
         urgent = not self._outcome.candidates
         return Piece(Work.BOUND, self.space[number], least, self._cutoffs[index], urgent=urgent, hasty=hasty)
@@ -257,7 +285,7 @@ class _Bounding(Series):
             self._outcome.pruned += len(self.space[number])
         else:
             self.pending.append((finding.bound, number))
-        lowest = min([least, self.closed, *(bound for bound, _ in self.pending)])
+        lowest = min([least, self.closed, self.elsewhere, *(bound for bound, _ in self.pending)])
         self._search.tell(self._outcome, "bound", index + 1, len(self._floors), lowest, str(self.space[number][0]))
 
 
@@ -266,6 +294,7 @@ class _Advancing(Series):
 
     def __init__(self, search: Search, outcome: Outcome, bounding: _Bounding) -> None:
         self._search, self._outcome, self._space = search, outcome, bounding.space
+        self._threshold, self._elsewhere, self._solved = bounding.threshold, bounding.elsewhere, outcome.solved
         self._others = min(bounding.closed, bounding.unseen)
         self._bounds = {number: bound for bound, number in bounding.pending}
         self._open = sorted(bounding.pending)
@@ -274,9 +303,14 @@ class _Advancing(Series):
         self._worked: set[int] = set()
 
     @property
+    def own(self) -> float:
+        """No plan of these configurations has a lower objective, in seconds."""
+        return min([self._others, *self._bounds.values()])
+
+    @property
     def lowest(self) -> float:
         """No plan of the space has a lower objective, in seconds."""
-        return min([self._others, *self._bounds.values()])
+        return min(self.own, self._elsewhere)
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
@@ -291,7 +325,7 @@ class _Advancing(Series):
         self._chosen[index] = number
         self._busy.add(number)
         self._worked.add(number)
-        cutoff = self._outcome.best if self._is_rival(bound) else self._search.threshold(self._outcome)
+        cutoff = self._outcome.best if self._is_rival(bound) else self._threshold()
         return Piece(Work.ADVANCE, self._space[number], bound, cutoff, urgent=not self._outcome.candidates)
 
     def take(self, index: int, finding: Finding | None) -> None:
@@ -304,7 +338,8 @@ class _Advancing(Series):
         self._outcome.take(finding, self._search.keep)
         if not finding.is_final:
             heapq.heappush(self._open, (self._bounds[number], number))
-        self._outcome.solved = sum(len(self._space[other]) for other in self._worked - self._busy)
+        own = sum(len(self._space[other]) for other in self._worked - self._busy)
+        self._outcome.solved = self._solved + own
         detail = str(self._space[number][0])
         self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
 
@@ -312,7 +347,7 @@ class _Advancing(Series):
         """Let go of the configurations that cannot give what is wanted."""
         while self._open:
             bound, number = self._open[0]
-            if self._is_rival(bound) or (number not in self._worked and bound < self._search.threshold(self._outcome)):
+            if self._is_rival(bound) or (number not in self._worked and bound < self._threshold()):
                 return
             self._outcome.pruned += len(self._space[number]) * (number not in self._worked)
             heapq.heappop(self._open)

@@ -10,6 +10,9 @@ from autopar.formulate.step import Pipeline
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.sharding import Mesh
 
+PLAIN = frozenset({"1f1b", "gpipe", "forward-only"})
+"""Schedules in which a pass goes through all groups of devices before the last one is busy."""
+
 CHUNKS = (2, 4, 8)
 """Stages per group of devices that are tried where they are interleaved."""
 
@@ -54,10 +57,14 @@ Family = tuple[Configuration, ...]
 
 
 def families(space: Sequence[Configuration]) -> list[Family]:
-    """Return the configurations that differ in the schedule only, together: placements are looked for once for all."""
-    found: dict[tuple[int, Mesh, int], list[Configuration]] = {}
+    """Return the configurations that differ in the schedule only, together: placements are looked for once for all.
+
+    Those with plain schedules are a family of their own, whose bound is tighter than that of the others.
+    """
+    found: dict[tuple[int, Mesh, int, bool], list[Configuration]] = {}
     for each in space:
-        found.setdefault((each.num_stages, each.mesh, each.num_microbatches), []).append(each)
+        key = (each.num_stages, each.mesh, each.num_microbatches, each.schedule in PLAIN)
+        found.setdefault(key, []).append(each)
     return [tuple(family) for family in found.values()]
 
 
