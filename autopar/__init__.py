@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from autopar.pins import Choices, Pins
     from autopar.plan import Plan
     from autopar.prediction import predict
+    from autopar.scenarios import whatif
     from autopar.sizing.gpus import find_gpus
     from autopar.torch_export import from_torch
 
@@ -31,6 +32,7 @@ __all__ = [
     "show_progress",
     "simulate_plan",
     "solve",
+    "whatif",
 ]
 
 # Names are loaded when they are first used, so that `import autopar` stays light.
@@ -48,6 +50,7 @@ _HOMES = {
     "Choices": "autopar.pins",
     "Pins": "autopar.pins",
     "Plan": "autopar.plan",
+    "whatif": "autopar.scenarios",
 }
 
 

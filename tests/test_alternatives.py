@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.alternatives import Weighing, weigh
+from autopar.alternatives import TensorView, Weighing, view_tensor, weigh
 from autopar.alternatives.again import task_of
 from autopar.alternatives.decisions import decisions, pinned_to
 from autopar.api import plan_task
@@ -15,7 +15,7 @@ from autopar.cli import main
 from autopar.errors import PlanError
 from autopar.pins import Choices, Pins, broken
 from autopar.plan import Plan
-from autopar.report.alternatives import format_weighing
+from autopar.report.alternatives import format_tensor, format_weighing
 from autopar.sizing.planning import find_plan
 from autopar.sizing.thrift import thriftiest
 from autopar.task import Effort, pinned, prepare
@@ -152,3 +152,84 @@ def test_options_that_exclude_each_other_are_refused(
 
     assert main(["explain", str(tmp_path / "plan.json"), *options]) == 2
     assert "error: " in capsys.readouterr().err
+
+
+# One tensor.
+
+
+@cache
+def _sharded() -> Plan:
+    """A plan with collectives on its parameters: ZeRO 3 on one stage."""
+    task = prepare("zoo:mlp-xs", gpus=4, global_batch=8, dims=DIMS["mlp-xs"])
+    return plan_task(pinned(task, Pins(Choices(stages=(1,), dp=(4,), zero=(3,)))), Effort(top_k=1))
+
+
+def _weight(plan: Plan) -> str:
+    return next(state.value for block in plan.blocks for state in block.states if "S" in state.placement)
+
+
+@cache
+def _view() -> TensorView:
+    return view_tensor(_sharded(), _weight(_sharded()), time_limit=LONG)
+
+
+def test_tensor_is_shown_where_it_is_stored_read_and_gathered() -> None:
+    """A parameter that is stored split is gathered for each use, and its bytes there are those of the whole."""
+    view = _view()
+
+    assert any(text.startswith("S") for text in view.placements)
+    forward = [use for use in view.uses if use.phase == "forward"]
+    assert forward
+    assert all(use.role == "read" and set(use.placements) == {"R"} and use.shape == view.shape for use in forward)
+    gathers = [move for move in view.moves if move.kind == "all_gather"]
+    assert gathers
+    assert all(move.seconds > 0 and move.times > 0 and move.bytes > 0 for move in gathers)
+
+
+def test_other_placements_are_solved_one_axis_at_a_time() -> None:
+    """Each value once; for a tensor that is split, also what not splitting it costs."""
+    view = _view()
+
+    solved = [own for own in view.alternatives if own.simulated is not None]
+    assert len({own.value for own in view.alternatives}) == len(view.alternatives)
+    assert solved
+    assert any("not split" in own.value for own in solved)
+    assert "not split" in format_tensor(view)
+
+
+def test_equal_tensors_and_ops_have_one_view() -> None:
+    """An op stands for what it makes; a tensor of any of several equal blocks for that of their representative."""
+    plan = _sharded()
+    op = next(own for block in plan.blocks for own in block.ops if own.outputs[0])
+
+    view = view_tensor(plan, op.op, time_limit=1e-3)
+
+    assert view.asked == op.op
+    assert any(use.role == "made" and use.op == op.op for use in view.uses)
+    assert {own.outcome for own in view.alternatives} <= {"not looked at", "not possible"}
+
+
+def test_unknown_tensor_is_refused_with_the_nearest_name() -> None:
+    name = _weight(_sharded())
+
+    with pytest.raises(PlanError) as caught:
+        view_tensor(_sharded(), name + "x")
+
+    assert name in caught.value.hint
+
+
+def test_command_prints_a_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As text within 80 columns, and as JSON."""
+    _sharded().save(tmp_path / "plan.json")
+    name = _weight(_sharded())
+    command = ["explain", str(tmp_path / "plan.json"), "--op", name, "--no-cache", "--time-limit", "30"]
+
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+
+    assert "Collectives on it" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert data["tensor"] == name
+    assert [move["kind"] for move in data["moves"]] == [move.kind for move in _view().moves]

@@ -5,6 +5,7 @@ equal share of what time is left.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -14,6 +15,7 @@ from autopar.alternatives.again import task_of
 from autopar.alternatives.decisions import Decision, Value, decisions, pinned_to
 from autopar.alternatives.records import Alternative, Limit, Weighing
 from autopar.errors import PinError, PlanError
+from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.sizing.planning import find_plan, quick
@@ -61,11 +63,24 @@ def weigh(
     task = task_of(plan, model=model, cache_dir=cache_dir, progress=progress)
     folded = task.workload.folded(plan.microbatch)
     free = pinned(task, NO_PINS).space if task.pins else task.space
-    return _Scale(task, plan, time_limit, progress, should_stop).weigh(decisions(plan, folded, free))
+    return Scale(task, plan, time_limit, progress, should_stop).weigh(decisions(plan, folded, free))
 
 
 @dataclass(slots=True, eq=False)
-class _Scale:
+class Scale:
+    """Solves a job again with other pins, each with its share of the time that is left.
+
+    Attributes:
+        task: The job.
+        plan: Its plan.
+        time_limit: Seconds for all.
+        progress: Told which one is looked at.
+        should_stop: Polled.
+        begun: When the clock was started.
+        total: How many are to be looked at.
+        done: How many were.
+    """
+
     task: Task
     plan: Plan
     time_limit: float
@@ -75,12 +90,16 @@ class _Scale:
     total: int = 0
     done: int = 0
 
+    def begin(self, total: int) -> None:
+        """Start the clock for so many questions."""
+        self.begun, self.total = time.monotonic(), total
+
     def weigh(self, own: tuple[Decision, ...]) -> Weighing:
+        """Return what other values of decisions cost, and what limits the plan."""
         assert self.plan.simulated is not None, "checked by the caller"
-        self.begun = time.monotonic()
         search = self.plan.search
         finished = search is not None and search.termination in ("optimal", "exhausted")
-        self.total = 1 + (not finished) + sum(len(decision.others) for decision in own)
+        self.begin(1 + (not finished) + sum(len(decision.others) for decision in own))
         again = None if finished else self._solved("job", "as it is", self.task)
         limit = self._limit()
         found: dict[tuple[str, str], Alternative] = {}
@@ -113,14 +132,22 @@ class _Scale:
         return Limit(simulated.stages[stage].peak / limit, stage, MORE * limit, more, parts)
 
     def _alternative(self, decision: Decision, value: Value) -> Alternative:
+        return self.pinned(decision.name, value.text, pinned_to(self.task.pins, value))
+
+    def pinned(
+        self, decision: str, value: str, pins: Pins, holds: Callable[[Plan], bool] = lambda _: True
+    ) -> Alternative:
+        """Return the best plan under other pins, or why there is none; `holds` tells whether a plan is as asked."""
         try:
-            task = pinned(self.task, pinned_to(self.task.pins, value))
+            task = pinned(self.task, pins)
         except PinError as error:
             self.done += 1
-            return Alternative(decision.name, value.text, "not possible", str(error.args[0]))
-        return self._solved(decision.name, value.text, task)
+            return Alternative(decision, value, "not possible", str(error.args[0]))
+        return self._solved(decision, value, task, holds)
 
-    def _solved(self, decision: str, value: str, task: Task) -> Alternative:
+    def _solved(
+        self, decision: str, value: str, task: Task, holds: Callable[[Plan], bool] = lambda _: True
+    ) -> Alternative:
         """Return the best plan of a task, or why there is none."""
         self.progress(Progress("alternatives", self.done, self.total, detail=f"{decision} {value}"))
         share = self._left() / max(1, self.total - self.done)
@@ -133,6 +160,8 @@ class _Scale:
         except PinError as error:
             return Alternative(decision, value, "none found", str(error.args[0]))
         outcome = found.outcome
+        if found.plan is not None and not holds(found.plan):
+            return Alternative(decision, value, "not possible", "no rule of its ops keeps it so", complete=True)
         if found.plan is not None:
             bound = min(outcome.bound, found.plan.objective)
             return Alternative(

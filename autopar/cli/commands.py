@@ -42,6 +42,7 @@ from autopar.cli.scheduling import schedules
 from autopar.cli.selecting import select
 from autopar.cli.sizing import question, sizing_options
 from autopar.cli.validating import calibrate, validate
+from autopar.cli.whatif import whatif
 from autopar.display import show_progress
 from autopar.errors import InfeasibleError
 from autopar.units import format_bytes
@@ -83,6 +84,7 @@ def app(context: click.Context, job: Path | None) -> None:
 app.add_command(completion)
 app.add_command(doctor)
 app.add_command(explain)
+app.add_command(whatif)
 app.add_command(select)
 app.add_command(partition)
 app.add_command(diff)

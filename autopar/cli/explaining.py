@@ -1,7 +1,7 @@
 """The command that explains a plan."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,7 @@ SECONDS = 120.0
 @click.option("--tactics", is_flag=True, help="Print a schedule of tactics that makes the plan again, as YAML.")
 @click.option("--pins", is_flag=True, help="Print pins that leave this plan only, as YAML: edit and give to --pin.")
 @click.option("--alternatives", is_flag=True, help="Solve again with each decision changed, and print what it costs.")
+@click.option("--op", "name", metavar="NAME", help="One tensor or op: where it is, what moves it, other placements.")
 @click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
 @click.option(
     "--time-limit",
@@ -30,7 +31,7 @@ SECONDS = 120.0
     default=SECONDS,
     show_default=True,
     metavar="S",
-    help="Seconds for all alternatives together.",
+    help="Seconds for all that is solved again, together.",
 )
 @cache_options
 @json_option
@@ -40,6 +41,7 @@ def explain(
     tactics: bool,
     pins: bool,
     alternatives: bool,
+    name: str | None,
     model: str | None,
     time_limit: float,
     cache_dir: Path | None,
@@ -55,20 +57,20 @@ def explain(
     from autopar.plan import Plan
     from autopar.report import format_explain
 
-    asked = [
-        name for name, given in (("--tactics", tactics), ("--pins", pins), ("--alternatives", alternatives)) if given
-    ]
+    options = {"--tactics": tactics, "--pins": pins, "--alternatives": alternatives, "--op": name is not None}
+    asked = [option for option, given in options.items() if given]
     if len(asked) > 1:
         raise click.UsageError(f"{' and '.join(asked)}: ask one of them")
-    if as_json and not alternatives:
-        raise click.UsageError("--json belongs to --alternatives; plan.json has the rest")
+    solves = alternatives or name is not None
+    if as_json and not solves:
+        raise click.UsageError("--json belongs to --alternatives and --op; plan.json has the rest")
     plan = Plan.load(plan_file)
     if not asked:
         click.echo(format_explain(plan, ops=ops), nl=False)
         return ExitCode.DONE
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
-    if alternatives:
-        return _weigh(plan, model, cache, time_limit, as_json=as_json)
+    if solves:
+        return _solve_again(plan, name, model, cache, time_limit, as_json=as_json)
     if pins:
         from autopar.partitioning import read_pins
         from autopar.pins import format_pins
@@ -82,22 +84,24 @@ def explain(
     return ExitCode.DONE
 
 
-def _weigh(plan: "Plan", model: str | None, cache: Path | None, seconds: float, *, as_json: bool) -> int:
-    """Print what the alternatives to the plan's decisions cost."""
-    from autopar.alternatives import weigh
-    from autopar.report.alternatives import format_weighing
+def _solve_again(
+    plan: "Plan", name: str | None, model: str | None, cache: Path | None, seconds: float, *, as_json: bool
+) -> int:
+    """Print what the alternatives to the plan's decisions cost, or to the placement of one tensor."""
+    from autopar.alternatives import Weighing, view_tensor, weigh
+    from autopar.report.alternatives import format_tensor, format_weighing
 
     with Interruption() as interruption, show_progress() as progress:
-        found = weigh(
-            plan,
-            time_limit=seconds,
-            model=model,
-            cache_dir=cache,
-            progress=progress,
-            should_stop=interruption.requested,
-        )
+        request: dict[str, Any] = {
+            "time_limit": seconds,
+            "model": model,
+            "cache_dir": cache,
+            "progress": progress,
+            "should_stop": interruption.requested,
+        }
+        found = weigh(plan, **request) if name is None else view_tensor(plan, name, **request)
     if as_json:
         echo_json(found)
     else:
-        click.echo(format_weighing(found), nl=False)
-    return ExitCode.INTERRUPTED if found.stopped == "interrupted" else ExitCode.DONE
+        click.echo(format_weighing(found) if isinstance(found, Weighing) else format_tensor(found), nl=False)
+    return ExitCode.INTERRUPTED if interruption.requested() else ExitCode.DONE

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autopar.page.view import View
     from autopar.plan import Plan
 
-__all__ = ["FORMATS", "check_formats", "look", "write_figures", "write_page"]
+__all__ = ["FORMATS", "check_formats", "look", "write_figures", "write_page", "write_scaling"]
 
 FORMATS = ("png", "svg", "pdf")
 """What figures can be written as."""
@@ -103,5 +103,25 @@ def write_figures(view: "View", folder: str | Path, formats: Sequence[str] = ("p
     paths = []
     for name, kind, data in draw(view, formats):
         paths.append(Path(folder) / f"{name}.{kind}")
+        write_atomically(paths[-1], data)
+    return paths
+
+
+def write_scaling(plans: "Sequence[Plan]", folder: str | Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write the figure of throughput against devices, of two plans of one model or more; errors as of `write_figures`.
+
+    Args:
+        plans: The plans.
+        folder: Where to write it.
+        formats: Of `FORMATS`, one file each.
+    """
+    check_formats(formats)
+    from autopar.page.figures import draw_scaling
+    from autopar.page.shares import scaling
+    from autopar.plan import write_atomically
+
+    paths = []
+    for kind, data in draw_scaling(scaling(plans[0], plans[1:]), formats):
+        paths.append(Path(folder) / f"scaling.{kind}")
         write_atomically(paths[-1], data)
     return paths

@@ -55,9 +55,21 @@ def draw(view: View, formats: Sequence[str]) -> Iterator[tuple[str, str, bytes]]
             found["scaling"] = scaling_figure(view.scaling)
         for name, figure in found.items():
             for kind in formats:
-                data = io.BytesIO()
-                figure.savefig(data, format=kind, dpi=_DPI, metadata=_METADATA[kind])
-                yield name, kind, data.getvalue()
+                yield name, kind, _saved(figure, kind)
+
+
+def draw_scaling(points: Sequence[ScalePoint], formats: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield format and content of the figure of throughput against devices."""
+    with mpl.rc_context(_STYLE):
+        figure = scaling_figure(points)
+        for kind in formats:
+            yield kind, _saved(figure, kind)
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format=kind, dpi=_DPI, metadata=_METADATA[kind])
+    return data.getvalue()
 
 
 def _new(height: float) -> tuple[Figure, Axes]:

@@ -1,9 +1,10 @@
 """What the alternatives to a plan cost, as text."""
 
 from autopar.alternatives.records import Alternative, Weighing
+from autopar.alternatives.tensor import TensorView
 from autopar.plan import Simulated
 from autopar.report.parts import changed_parts, time_parts
-from autopar.report.text import format_change, format_entries, format_items, format_share, heading
+from autopar.report.text import format_change, format_entries, format_items, format_share, format_table, heading
 from autopar.units import format_bytes, format_seconds
 
 BINDING = 0.005
@@ -30,7 +31,10 @@ def format_weighing(weighing: Weighing) -> str:
 
 
 def _told(name: str, value: str, other: Alternative, simulated: Simulated) -> str:
-    change = f"{name} {value} -> {other.value}: "
+    return _ended_with(f"{name} {value} -> {other.value}: ", other, simulated)
+
+
+def _ended_with(change: str, other: Alternative, simulated: Simulated) -> str:
     match other.outcome:
         case "plan":
             return change + cost_of(other, simulated)
@@ -92,3 +96,39 @@ def _ended(weighing: Weighing) -> str:
             return f"{took}; interrupted"
         case _:
             return took
+
+
+def format_tensor(view: TensorView) -> str:
+    """Return where a tensor of a plan is, what moves it, and what other placements would cost."""
+    axes = [name for name, _ in view.axes]
+    stands = f", one of {view.equal} equal ones" if view.equal > 1 else ""
+    lines = format_entries(
+        [
+            ("tensor", f"{view.tensor}{stands}; {_shape(view.shape)} in a microbatch"),
+            ("mesh", ", ".join(f"{name} of {size} devices" for name, size in view.axes)),
+        ]
+    )
+    if view.placements:
+        placed = ", ".join(f"{own} over {name}" for own, name in zip(view.placements, axes, strict=True))
+        lines += format_entries([("placed", placed)])
+    rows = [(own.phase, own.role, own.kind, *own.placements, format_bytes(own.bytes), own.op) for own in view.uses]
+    lines += heading("Made and read, per device")
+    lines += format_table(("phase", "", "kind", *axes, "bytes", "op"), rows) if rows else ["nowhere"]
+    lines += heading("Collectives on it, each alone on its link")
+    moved = [
+        (
+            own.phase, own.kind, own.axis, own.change, format_bytes(own.bytes), format_seconds(own.seconds),
+            str(own.times), "beside compute" if own.overlaps else "",
+        )
+        for own in view.moves
+    ]  # fmt: skip
+    header = ("phase", "collective", "over", "change", "bytes", "each", "per step", "")
+    lines += format_table(header, moved) if moved else ["none"]
+    lines += heading("Other placements: solved again on the same stages, mesh and microbatches")
+    told = [_ended_with(f"{own.value}: ", own, view.simulated) for own in view.alternatives]
+    lines += format_items(told) if told else ["none that can be asked for apart"]
+    return "\n".join(lines) + "\n"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) if shape else "a scalar"

@@ -1,0 +1,99 @@
+"""One model on several clusters and numbers of GPUs: every cell is a plan of its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autopar
+from autopar.cli import main
+from autopar.errors import ClusterError, JobError
+from autopar.plan import Plan
+from autopar.report.whatif import format_whatif
+from tests.formulations import DIMS
+
+MLP: dict[str, Any] = {"global_batch": 8, "dims": DIMS["mlp-xs"]}
+SET = [word for name, size in DIMS["mlp-xs"].items() for word in ("--set", f"{name}={size}")]
+
+
+def test_cells_are_the_plans_of_solve_and_prices_follow() -> None:
+    """The step of each, and GPUs x hours x price over millions of samples."""
+    found = autopar.whatif("zoo:mlp-xs", gpus=[2, 4], clusters=["a100", "h100"], gpu_hour_price={"a100": 1.5}, **MLP)
+
+    assert [(cell.cluster, cell.gpus) for cell in found.cells] == [("a100", 2), ("a100", 4), ("h100", 2), ("h100", 4)]
+    for cell in found.cells:
+        plan = autopar.solve("zoo:mlp-xs", gpus=cell.gpus, cluster=cell.cluster, top_k=1, **MLP)
+        assert plan.simulated is not None
+        assert cell.step_seconds == pytest.approx(plan.simulated.step_seconds)
+        assert cell.items_per_second == pytest.approx(8 / plan.simulated.step_seconds)
+        price = cell.gpus * plan.simulated.step_seconds / 3600 * 1.5 / 8e-6
+        assert cell.price_per_million == (pytest.approx(price) if cell.cluster == "a100" else None)
+
+
+def test_cells_without_a_plan_say_why() -> None:
+    """Too little memory, GPUs that fill no nodes, and the rest of the table stands."""
+    found = autopar.whatif("zoo:mlp-xs", gpus=[2, 12], memory_limit=2e3, **MLP)
+    text = format_whatif(found)
+
+    assert [cell.outcome for cell in found.cells] == ["does not fit", "not possible"]
+    assert "too much" in found.cells[0].why
+    assert "do not fill nodes" in found.cells[1].why
+    assert "2 × h100: does not fit" in text
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        ({"gpus": [12]}, JobError, "do not fill nodes"),
+        ({"gpus": []}, JobError, "no number of GPUs"),
+        ({"gpus": [2], "clusters": ["h1000"]}, ClusterError, "h1000"),
+        ({"gpus": [2], "gpu_hour_price": {"a100": 1.0}}, JobError, "not asked for"),
+        ({"gpus": [2], "gpu_hour_price": -1.0}, JobError, "a price of -1"),
+    ],
+)
+def test_wrong_requests_are_refused(request_: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        autopar.whatif("zoo:mlp-xs", **request_, **MLP)
+
+
+def test_interrupted_it_keeps_what_it_has() -> None:
+    told: list[str] = []
+
+    found = autopar.whatif(
+        "zoo:mlp-xs",
+        gpus=[2, 4, 8],
+        progress=lambda step: told.append(step.detail),
+        should_stop=lambda: len(told) > 1,
+        **MLP,
+    )
+
+    assert found.stopped
+    assert found.cells[0].outcome == "plan"
+    assert found.cells[2].outcome == "not looked at"
+
+
+def test_command_writes_table_plans_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plans can be read again, and the JSON has the figures of the table."""
+    folder = tmp_path / "out"
+    command = ["whatif", "zoo:mlp-xs", *SET, "--gpus", "2,4", "--cluster", "a100", "--global-batch", "8"]
+
+    code = main([*command, "--gpu-hour-price", "a100=2", "--no-cache", "-o", str(folder)])
+
+    text = capsys.readouterr().out
+    assert code == 0
+    assert max(map(len, text.splitlines())) <= 80
+    assert (folder / "whatif.txt").read_text() == text
+    assert (folder / "scaling.svg").exists()
+    cells = json.loads((folder / "whatif.json").read_text())["cells"]
+    for gpus, cell in zip((2, 4), cells, strict=True):
+        plan = Plan.load(folder / f"a100-{gpus}.json")
+        assert plan.simulated is not None
+        assert cell["step_seconds"] == pytest.approx(plan.simulated.step_seconds)
+        assert cell["plan"] == plan.summary
+
+
+@pytest.mark.parametrize("options", [["--gpus", "2,x"], ["--gpus", "0"], ["--gpus", "2", "--gpu-hour-price", "h100=0"]])
+def test_malformed_numbers_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", "zoo:mlp-xs", *options]) == 2
+    assert "error: " in capsys.readouterr().err
