@@ -10,7 +10,7 @@ from autopar.cost import widest_tier
 from autopar.errors import PinError
 from autopar.pins.records import ROLES, Axes, Choices, Item, Pins
 from autopar.schedule import SCHEDULES
-from autopar.search.space import Configuration, meshes
+from autopar.search.space import PLAIN, Configuration, meshes
 from autopar.sharding import Mesh
 
 AXIS_NAMES = {1: ("inner",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
@@ -134,13 +134,17 @@ def _with_counts(space: Iterator[Configuration], pin: Choices, frame: Frame) -> 
 
 
 def _is_possible(configuration: Configuration) -> bool:
-    """Whether a schedule makes sense for its stages and microbatches."""
-    stages, count = configuration.num_stages, configuration.num_microbatches
-    orders = stages > 1 and count > 1
-    plain = configuration.schedule in ("1f1b", "forward-only")
-    return (orders or plain) and not SCHEDULES[configuration.schedule].problem(stages, count, configuration.num_chunks)[
-        0
-    ]
+    """Whether a schedule makes a difference for its stages and microbatches, as in the space without pins."""
+    stages, count, schedule = configuration.num_stages, configuration.num_microbatches, configuration.schedule
+    if schedule in ("1f1b", "forward-only"):
+        return True
+    fills = schedule in PLAIN or count >= stages  # the others keep groups busy only where microbatches fill them
+    return (
+        stages > 1
+        and count > 1
+        and fills
+        and not SCHEDULES[schedule].problem(stages, count, configuration.num_chunks)[0]
+    )
 
 
 def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, forbidden: bool) -> bool:

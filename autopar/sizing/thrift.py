@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from autopar.search.attempt import Attempt
 from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
 from autopar.search.planner import Search
-from autopar.search.space import Configuration
+from autopar.search.space import PLAIN, Configuration
 from autopar.simulate import simulate
 from autopar.simulate.ranges import chain_bytes
 from autopar.sizing.records import Held, Shortage
@@ -90,10 +90,11 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
 def _thrifty(space: list[Configuration], batch: int) -> list[Configuration]:
     """Return the configurations with small microbatches: the smallest, and one sample per device of a stage.
 
-    A microbatch of fewer samples than devices may be harder to split. Schedules that trade memory for time are left
-    out, unless there are no others.
+    A microbatch of fewer samples than devices may be harder to split. Schedules that trade memory for time hold at least
+    as much as 1F1B does, which stands for them.
     """
-    space = [own for own in space if own.num_chunks == 1 and not SCHEDULES[own.schedule].splits] or space
+    plain = (own if own.schedule in PLAIN else replace(own, schedule="1f1b", num_chunks=1) for own in space)
+    space = list(dict.fromkeys(plain))
     most = Counter[tuple[object, ...]]()
     each: dict[tuple[object, ...], int] = {}
     for own in space:
