@@ -90,8 +90,8 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
 def _thrifty(space: list[Configuration], batch: int) -> list[Configuration]:
     """Return the configurations with small microbatches: the smallest, and one sample per device of a stage.
 
-    A microbatch of fewer samples than devices may be harder to split. Schedules that trade memory for time hold at least
-    as much as 1F1B does, which stands for them.
+    A microbatch of fewer samples than devices may be harder to split. Schedules that trade memory for time hold at
+    least as much as 1F1B does, which stands for them.
     """
     plain = (own if own.schedule in PLAIN else replace(own, schedule="1f1b", num_chunks=1) for own in space)
     space = list(dict.fromkeys(plain))
