@@ -244,10 +244,10 @@ def test_what_is_pinned_and_what_is_forbidden_make_the_whole(key: str, value: ob
     assert best == pytest.approx(_free().objective, rel=MEMORY_GAP)
 
 
-def test_microbatches_that_the_space_does_not_list_are_searched_when_pinned() -> None:
-    """The space lists about one divisor per factor of two; a pin may ask for any."""
+def test_every_divisor_of_the_batch_can_be_pinned() -> None:
+    """The space lists them all."""
     task = prepare("zoo:mlp-xs", gpus=2, global_batch=18, dims=DIMS["mlp-xs"])
-    assert 3 not in {configuration.num_microbatches for configuration in task.space}
+    assert {configuration.num_microbatches for configuration in task.space} == {1, 2, 3, 6, 9, 18}
 
     found = pinned(task, pins_from({"pin": {"microbatches": 3}}))
 

@@ -64,8 +64,8 @@ def configurations(
     """Return the outer space of a job.
 
     Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the
-    divisors of the global batch, thinned to about one per factor of two. Every schedule is listed where it makes a
-    difference; with one stage or one microbatch there is nothing to order.
+    divisors of the global batch. Every schedule is listed where it makes a difference; with one stage or one microbatch
+    there is nothing to order.
 
     Args:
         gpus: Number of devices.
@@ -87,7 +87,7 @@ def configurations(
             )
         counts = [global_batch // batch_of_model]
     else:
-        counts = _microbatch_counts(global_batch)
+        counts = divisors(global_batch)
     return [
         Configuration(num_stages, mesh, count, schedule)
         for num_stages in divisors(gpus)
@@ -145,15 +145,6 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int) -> tuple[str, 
     if mode == "infer":
         return ("forward-only",)
     return ("1f1b", "gpipe") if num_stages > 1 and num_microbatches > 1 else ("1f1b",)
-
-
-def _microbatch_counts(global_batch: int) -> list[int]:
-    """Return the microbatch counts tried: divisors of the batch, thinned to about one per factor of two."""
-    kept: list[int] = []
-    for count in divisors(global_batch):
-        if not kept or count >= 2 * kept[-1] or count == global_batch:
-            kept.append(count)
-    return kept
 
 
 def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVICE) -> tuple[str, ...]:
