@@ -4,8 +4,10 @@
    plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Then
    those that may give one of the other plans wanted are, a piece each.
+3. Configurations on meshes of three axes are opened if the best plan on others is `WEAK` times as slow as their least
+   floor. Else there is little to gain, and they take twice as long as all others.
 
-Both are done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
+All is done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
 
 The reported bound is the least over all configurations, searched or not.
 """
@@ -20,6 +22,7 @@ from dataclasses import dataclass, replace
 from autopar.cost import CostModel, Overlap
 from autopar.discover import Rules
 from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.step import Pipeline
@@ -43,6 +46,9 @@ ENOUGH = 1.5
 
 TRIES_WORSE = 2
 """Numbers of stages in a row that give no better plan before the search for a first one ends."""
+
+WEAK = 1.15
+"""Meshes of three axes are opened if the best plan on others is at least this much slower than their least floor."""
 
 FAR, HURRIES = 1.25, 6
 """While the best plan is so much slower than a configuration's bound, a plan is looked for there before the other
@@ -97,24 +103,44 @@ class Search:
         Raises:
             WorkerError: If processes of the search keep dying.
         """
-        listed, space = len(space), undominated(space)
-        outcome = Outcome(pruned=listed - len(space), history=History(self.before))
-        roomy = [configuration for configuration in space if self.floor.bytes(configuration) <= self.memory_limit]
-        outcome.pruned += len(space) - len(roomy)
-        space = roomy
+        outcome = Outcome(history=History(self.before))
+        fewer = self._left([each for each in space if not is_data_major(each.mesh)], outcome)
+        more = [each for each in space if is_data_major(each.mesh)]
+        outcome.closed_floor = self._least(more)
         clock = _Clock(self, outcome)
         with self.hire(self) as crew:
-            beginning = _Beginning(self, outcome, space)
+            beginning = _Beginning(self, outcome, fewer)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
-            bounding = _Bounding(self, outcome, space)
-            sweep(crew, bounding, len(space), clock.end, clock.stops, clock.heard)
-            advancing = _Advancing(self, outcome, bounding)
-            sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+            lowest = self._search(crew, fewer, outcome, clock)
+            if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
+                outcome.closed_floor = math.inf
+                lowest = min(lowest, self._search(crew, self._left(more, outcome), outcome, clock))
+            else:
+                outcome.closed = tuple(more)
         best = outcome.best
-        outcome.bound = min(best, advancing.lowest)
-        outcome.complete = advancing.lowest
+        outcome.bound = min(best, lowest)
+        outcome.complete = lowest
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _search(self, crew: Crew, space: list[Configuration], outcome: Outcome, clock: "_Clock") -> float:
+        """Bound configurations and work on them; return the least of their bounds."""
+        bounding = _Bounding(self, outcome, space)
+        sweep(crew, bounding, len(space), clock.end, clock.stops, clock.heard)
+        advancing = _Advancing(self, outcome, bounding)
+        sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+        return advancing.lowest
+
+    def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
+        """Return the configurations that need to be looked at; the others count as excluded."""
+        left = [each for each in undominated(space) if self.floor.bytes(each) <= self.memory_limit]
+        outcome.pruned += len(space) - len(left)
+        return left
+
+    def _least(self, space: list[Configuration]) -> float:
+        """Return the least floor in seconds; infinity if there is none."""
+        fixed = self.costs.stack["step_seconds"]
+        return min((self.floor.seconds(each, self.global_batch) + fixed for each in space), default=math.inf)
 
     def portable(self) -> "Search":
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
@@ -138,6 +164,7 @@ class Search:
 
     def tell(self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str) -> None:
         """Tell what is known, and take it down."""
+        lowest = min(lowest, outcome.closed_floor)
         outcome.history.note(outcome.best, lowest)
         self.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))
 
@@ -281,6 +308,7 @@ class _Advancing(Series):
         self._chosen: dict[int, int] = {}
         self._busy: set[int] = set()
         self._worked: set[int] = set()
+        self._solved = outcome.solved
 
     @property
     def lowest(self) -> float:
@@ -313,7 +341,7 @@ class _Advancing(Series):
         self._outcome.take(finding, self._search.keep)
         if not finding.is_final:
             heapq.heappush(self._open, (self._bounds[number], number))
-        self._outcome.solved = len(self._worked - self._busy)
+        self._outcome.solved = self._solved + len(self._worked - self._busy)
         detail = str(self._space[number])
         self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
 

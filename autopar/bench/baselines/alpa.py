@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from autopar.cost import Overlap
 from autopar.discover import Strategy
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.options import encode
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Decision, Tables, build_tables
@@ -110,7 +111,7 @@ class _Stage(Attempt):
 
 def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     """Return the best candidate of every configuration, best first; nothing is proven."""
-    listed, space = len(space), undominated(space)
+    listed, space = len(space), [each for each in undominated(space) if not is_data_major(each.mesh)]
     outcome = Outcome(bound=0.0, pruned=listed - len(space), history=History(search.before))
     end = time.monotonic() + search.time_limit
     space.sort(key=lambda configuration: search.floor.seconds(configuration, search.global_batch))

@@ -9,7 +9,6 @@ import time
 
 from autopar.formulate.recipes import BatchDims, recipes
 from autopar.formulate.step import Pipeline
-from autopar.formulate.tables import build_tables
 from autopar.progress import Progress
 from autopar.search.attempt import Attempt
 from autopar.search.history import History
@@ -29,7 +28,9 @@ def recipe_search(search: Search, space: list[Configuration], dims: BatchDims) -
             break
         samples = search.global_batch // configuration.num_microbatches
         folded = search.folded(samples)
-        tables = build_tables(folded, search.rules(folded), configuration.mesh, search.costs)
+        tables = search.constraints.tables(folded, search.rules(folded), configuration.mesh, search.costs)
+        if tables is None:
+            continue
         pipeline = Pipeline(configuration.num_stages, configuration.num_microbatches, configuration.schedule)
         attempt = Attempt(search, configuration, tables, pipeline, end)
         attempt.follow(recipes(tables, dims))
