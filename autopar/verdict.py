@@ -17,7 +17,7 @@ from autopar.search.assemble import assemble
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
 from autopar.search.signature import Signature
-from autopar.search.space import describe
+from autopar.search.space import closed_words, describe
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
 
@@ -137,13 +137,19 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
 
 def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:
     proven = outcome.bound >= objective * (1 - OPTIMALITY_TOLERANCE)
+    closed = frozenset(outcome.closed)
+    space = [configuration for configuration in task.space if configuration not in closed]
     return SearchReport(
         solver=solver,
         termination=outcome.stopped or ("optimal" if proven else "exhausted"),
         objective=objective,
         bound=min(outcome.bound, objective),
-        space=(*describe(task.space, task.constraints.flavours()), *words(task.pins)),
-        configurations=len(task.space),
+        space=(
+            *describe(space, task.constraints.flavours()),
+            *closed_words(outcome.closed, outcome.closed_floor),
+            *words(task.pins),
+        ),
+        configurations=len(space),
         solved=outcome.solved,
         pruned=outcome.pruned,
         phases=times,

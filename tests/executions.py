@@ -15,10 +15,11 @@ from autopar.cost import CostModel
 from autopar.discover import Rules, discover
 from autopar.errors import ProgramError
 from autopar.execute import Executor, run_graph
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.selective import is_forward
 from autopar.formulate.step import Split, StepTime
-from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.tables import Tables
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Role
 from autopar.onnx import load
@@ -117,11 +118,19 @@ def random_choice(tables: Tables, rng: np.random.Generator) -> Choice:
 
 
 def random_plan(
-    folded: Folded, rules: Rules, configuration: Configuration, samples: int, seed: int, *, train: bool = True
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    seed: int,
+    *,
+    train: bool = True,
+    constraints: Constraints = FREE,
 ) -> Plan:
     """Return a plan with random placements, stage boundaries and recompute; two stages per group with "zb-v"."""
     rng = np.random.default_rng(seed)
-    tables = build_tables(folded, rules, configuration.mesh, COSTS)
+    tables = constraints.tables(folded, rules, configuration.mesh, COSTS)
+    assert tables is not None, "the mesh can do it"
     choice = random_choice(tables, rng)
     count, blocks = configuration.num_stages, folded.num_blocks
     cuts = [0, *sorted(rng.choice(np.arange(1, blocks), count - 1, replace=False).tolist()), blocks]

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
+from autopar.formulate.data_major import DataMajor, is_data_major
 from autopar.formulate.fold import Folded
+from autopar.formulate.recipes import BatchDims
 from autopar.formulate.tables import Restriction, Tables, build_tables
 from autopar.formulate.zero import LEVELS, keep_levels
 from autopar.recompute import ON_DEVICE, Recompute
@@ -33,12 +35,15 @@ class Constraints:
         zero: The levels of ZeRO that parameters may have.
         cuts: The blocks at which a stage may begin besides block 0; None for all.
         keeps: For each block what it may keep of its forward; empty for anything.
+        batch: Returns the batch dim of every value of a folded graph that has one: what a data-parallel major axis of
+            a mesh of three splits.
     """
 
     restrict: Restrict | None = None
     zero: frozenset[int] = LEVELS
     cuts: frozenset[int] | None = None
     keeps: tuple[frozenset[Recompute], ...] = ()
+    batch: Callable[[Folded], BatchDims] | None = None
 
     def tables(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables | None:
         """Return the decisions and prices that are left on a mesh; None if it cannot do what is asked."""
@@ -47,6 +52,8 @@ class Constraints:
             restriction = self.restrict(folded, rules, mesh)
             if restriction is None:
                 return None
+        if is_data_major(mesh) and self.batch is not None:
+            restriction = DataMajor.of(folded, self.batch(folded), restriction)
         tables = build_tables(folded, rules, mesh, costs, restriction)
         return tables if self.zero == LEVELS else keep_levels(tables, self.zero)
 

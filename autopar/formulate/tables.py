@@ -605,12 +605,14 @@ def build_tables(
     return _Builder(folded, rules, mesh, costs, restriction).build()
 
 
+@lru_cache(maxsize=32)
 def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
     """Return the bytes per element of every value in memory and on the wire.
 
     The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
     before and after the sum over microbatches. A gradient that passes between blocks as well (of a parameter that is
-    added to an activation of its shape) has that of activations, as in blocks that have no such parameter.
+    added to an activation of its shape) has that of activations, as in blocks that have no such parameter. Kept for the
+    meshes of one microbatch size: not to be changed.
     """
     resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
@@ -625,7 +627,7 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
     return resident, wire
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
     """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
     values = folded.graph.values
@@ -641,7 +643,7 @@ def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
     return seconds
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def covering_ops(folded: Folded) -> frozenset[str]:
     """Return the ops of the backward, by name, that only make the gradient of one parameter.
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autopar.discover import Rules
 from autopar.errors import PinError
-from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.constraints import Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.zero import LEVELS
 from autopar.pins.records import ROLES, BlockRecompute, Choices, Pins
@@ -40,7 +40,7 @@ def constrain(
         PinError: If a pin speaks of something that is not there, or nothing is left.
     """
     if not pins:
-        return list(space), FREE
+        return list(space), Constraints(batch=batch)
     for section, choices in (("pin", pins.pin), ("forbid", pins.forbid)):
         for key in ("zero", "recompute"):
             if getattr(choices, key) and not trains:
@@ -58,6 +58,7 @@ def constrain(
         zero=LEVELS & frozenset(pins.pin.zero or LEVELS) - frozenset(pins.forbid.zero),
         cuts=_cuts(pins, frame.num_blocks),
         keeps=_keeps(pins, graph) if trains else (),
+        batch=batch,
     )
     if not own.zero:
         raise PinError("pin zero and forbid zero leave no level", hint="levels are 0, 1, 2 and 3")

@@ -9,8 +9,7 @@ from autopar.cluster import Cluster
 from autopar.cost import widest_tier
 from autopar.errors import PinError
 from autopar.pins.records import ROLES, Axes, Choices, Item, Pins
-from autopar.schedule import SCHEDULES
-from autopar.search.space import PLAIN, Configuration, meshes
+from autopar.search.space import Configuration, meshes
 from autopar.sharding import Mesh
 
 AXIS_NAMES = {1: ("inner",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
@@ -37,7 +36,7 @@ class Frame:
 
 
 def pinned_space(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
-    """Return what pins leave of the space of a job, with the pinned meshes and microbatches it does not list.
+    """Return what pins leave of the space of a job, with the pinned meshes it does not list.
 
     Raises:
         PinError: If a pinned value cannot occur, or nothing is left.
@@ -65,7 +64,7 @@ def conflicting(pins: Pins, fails: Callable[[Pins], bool]) -> tuple[Item, ...]:
 
 
 def _filtered(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
-    listed = dict.fromkeys(_with_counts(_with_meshes(space, pins.pin, frame), pins.pin, frame))
+    listed = dict.fromkeys(_with_meshes(space, pins.pin, frame))
     return [
         configuration
         for configuration in listed
@@ -119,32 +118,6 @@ def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_no
             yield Mesh.of(**free, **pinned)
             if rest > 1 and len(free) == 1 and pinned:
                 yield Mesh.of(**pinned, **free)
-
-
-def _with_counts(space: Iterator[Configuration], pin: Choices, frame: Frame) -> Iterator[Configuration]:
-    """Yield the configurations of a space, and those with the microbatch counts that are pinned."""
-    counts = [*pin.microbatches, *(frame.global_batch // size for size in pin.microbatch_size)]
-    for configuration in space:
-        yield configuration
-        for count in counts:
-            if frame.fixed_batch is None and count and frame.global_batch % count == 0:
-                other = replace(configuration, num_microbatches=count)
-                if _is_possible(other):
-                    yield other
-
-
-def _is_possible(configuration: Configuration) -> bool:
-    """Whether a schedule makes a difference for its stages and microbatches, as in the space without pins."""
-    stages, count, schedule = configuration.num_stages, configuration.num_microbatches, configuration.schedule
-    if schedule in ("1f1b", "forward-only"):
-        return True
-    fills = schedule in PLAIN or count >= stages  # the others keep groups busy only where microbatches fill them
-    return (
-        stages > 1
-        and count > 1
-        and fills
-        and not SCHEDULES[schedule].problem(stages, count, configuration.num_chunks)[0]
-    )
 
 
 def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, forbidden: bool) -> bool:

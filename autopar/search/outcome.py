@@ -114,6 +114,8 @@ class Outcome:
         cut: Placement problems that their clock cut; without any, another run gives the same answer.
         history: What was known when.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
+        closed: Configurations on meshes of three axes that were not opened: they are not part of the space.
+        closed_floor: No plan of those that are not opened has a lower objective; infinity without any.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -124,6 +126,8 @@ class Outcome:
     cut: int = 0
     history: History = field(default_factory=History)
     stopped: str = ""
+    closed: tuple[Configuration, ...] = ()
+    closed_floor: float = math.inf
 
     @property
     def best(self) -> float:

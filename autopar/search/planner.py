@@ -4,8 +4,10 @@
    plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Then
    those that may give one of the other plans wanted are, a piece each.
+3. Configurations on meshes of three axes are opened if the best plan on others is `WEAK` times as slow as their least
+   floor. Else there is little to gain, and they take twice as long as all others.
 
-Both are done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
+All is done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
 
 The reported bound is the least over all configurations, searched or not.
 """
@@ -20,6 +22,7 @@ from dataclasses import dataclass, replace
 from autopar.cost import CostModel
 from autopar.discover import Rules
 from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
@@ -42,6 +45,9 @@ ENOUGH = 1.5
 
 TRIES_WORSE = 2
 """Numbers of stages in a row that give no better plan before the search for a first one ends."""
+
+WEAK = 1.15
+"""Meshes of three axes are opened if the best plan on others is at least this much slower than their least floor."""
 
 FAR, HURRIES = 1.25, 6
 """While the best plan is so much slower than a configuration's bound, a plan is looked for there before the other
@@ -97,27 +103,59 @@ class Search:
             WorkerError: If processes of the search keep dying.
         """
         outcome = Outcome(history=History(self.before))
-        roomy = [configuration for configuration in space if self.floor.bytes(configuration) <= self.memory_limit]
-        outcome.pruned += len(space) - len(roomy)
-        waves = _waves(families(roomy))
-        floors = [min(self.least(family) for family in wave) for wave in waves]
-        lowest = math.inf
+        fewer = self._left([each for each in space if not is_data_major(each.mesh)], outcome)
+        more = [each for each in space if is_data_major(each.mesh)]
+        outcome.closed_floor = self._least(more)
         clock = _Clock(self, outcome)
         with self.hire(self) as crew:
+            waves = _waves(families(fewer))
             beginning = _Beginning(self, outcome, waves[0] if waves else [])
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
-            for number, wave in enumerate(waves):
-                elsewhere = min([lowest, *floors[number + 1 :]])
-                bounding = _Bounding(self, outcome, wave, elsewhere, rivals=number > 0)
-                sweep(crew, bounding, len(wave), clock.end, clock.stops, clock.heard)
-                advancing = _Advancing(self, outcome, bounding)
-                sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
-                lowest = min(lowest, advancing.own)
+            lowest = self._search(crew, waves, outcome, clock)
+            if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
+                outcome.closed_floor = math.inf
+                opened = _waves(families(self._left(more, outcome)))
+                lowest = self._search(crew, opened, outcome, clock, lowest)
+            else:
+                outcome.closed = tuple(more)
         best = outcome.best
         outcome.bound = min(best, lowest)
         outcome.complete = lowest
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _search(
+        self, crew: Crew, waves: list[list[Family]], outcome: Outcome, clock: "_Clock", known: float = math.inf
+    ) -> float:
+        """Bound configurations and work on them, wave by wave; return the least of their bounds, and of what is known.
+
+        Args:
+            crew: Who does the work.
+            waves: The configurations.
+            outcome: Added to.
+            clock: When to stop.
+            known: The least bound of configurations that were worked on before.
+        """
+        floors = [min(self.least(family) for family in wave) for wave in waves]
+        lowest = known
+        for number, wave in enumerate(waves):
+            elsewhere = min([lowest, *floors[number + 1 :]])
+            bounding = _Bounding(self, outcome, wave, elsewhere, rivals=number > 0)
+            sweep(crew, bounding, len(wave), clock.end, clock.stops, clock.heard)
+            advancing = _Advancing(self, outcome, bounding)
+            sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+            lowest = min(lowest, advancing.own)
+        return lowest
+
+    def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
+        """Return the configurations that need to be looked at; the others count as excluded."""
+        left = [each for each in space if self.floor.bytes(each) <= self.memory_limit]
+        outcome.pruned += len(space) - len(left)
+        return left
+
+    def _least(self, space: list[Configuration]) -> float:
+        """Return the least floor in seconds; infinity if there is none."""
+        return min((self.least((each,)) for each in space), default=math.inf)
 
     def portable(self) -> "Search":
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
@@ -136,6 +174,7 @@ class Search:
 
     def tell(self, outcome: Outcome, phase: str, done: int, total: int, lowest: float, detail: str) -> None:
         """Tell what is known, and take it down."""
+        lowest = min(lowest, outcome.closed_floor)
         outcome.history.note(outcome.best, lowest)
         self.progress(Progress(phase, done, total, outcome.best, min(outcome.best, lowest), detail))
 

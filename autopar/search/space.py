@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 from autopar.cost import Overlap, Stack
 from autopar.errors import JobError
+from autopar.formulate.data_major import DATA_MAJOR, is_data_major
 from autopar.formulate.step import Pipeline
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.sharding import Mesh
+from autopar.units import format_seconds
+
+GROUP_NODES = 4
+"""Nodes that the two free axes of a mesh of three span at most."""
 
 PLAIN = frozenset({"1f1b", "gpipe", "forward-only"})
 """Schedules in which a pass goes through all groups of devices before the last one is busy."""
@@ -97,16 +102,33 @@ def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
         yield Mesh.of(outer=num_devices // inner, inner=inner)
 
 
+def data_major_meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
+    """Yield the meshes of three axes whose major one is data parallel (`autopar.formulate.data_major`).
+
+    The two minor axes are free and span a few nodes at most: what takes more devices than that is data parallel.
+
+    >>> [str(mesh) for mesh in data_major_meshes(16, 8)]
+    ['dp=4×outer=2×inner=2', 'dp=2×outer=4×inner=2', 'dp=2×outer=2×inner=4']
+    """
+    for inner in divisors(num_devices):
+        if not 1 < inner <= devices_per_node:
+            continue
+        for outer in divisors(num_devices // inner):
+            dp = num_devices // (inner * outer)
+            if outer > 1 and dp > 1 and inner * outer <= GROUP_NODES * devices_per_node:
+                yield Mesh.of(**dict(zip(DATA_MAJOR, (dp, outer, inner), strict=True)))
+
+
 def configurations(
     *, gpus: int, devices_per_node: int, num_blocks: int, global_batch: int, batch_of_model: int | None, mode: str
 ) -> list[Configuration]:
     """Return the outer space of a job.
 
     Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the
-    divisors of the global batch, thinned to about one per factor of two. Every schedule is listed where it makes a
-    difference; with one stage or one microbatch there is nothing to order. Interleaved stages need a whole number of
-    rounds, and those schedules whose bubble is small only where microbatches fill the pipeline are listed from as many
-    microbatches as stages on.
+    divisors of the global batch; on a mesh with a data-parallel axis those that leave it samples to split. Every
+    schedule is listed where it makes a difference; with one stage or one microbatch there is nothing to order.
+    Interleaved stages need a whole number of rounds, and those schedules whose bubble is small only where microbatches
+    fill the pipeline are listed from as many microbatches as stages on.
 
     Args:
         gpus: Number of devices.
@@ -128,13 +150,17 @@ def configurations(
             )
         counts = [global_batch // batch_of_model]
     else:
-        counts = _microbatch_counts(global_batch)
+        counts = divisors(global_batch)
     return [
         Configuration(num_stages, mesh, count, schedule, chunks)
         for num_stages in divisors(gpus)
         if num_stages <= num_blocks
-        for mesh in meshes(gpus // num_stages, devices_per_node)
+        for mesh in (
+            *meshes(gpus // num_stages, devices_per_node),
+            *data_major_meshes(gpus // num_stages, devices_per_node),
+        )
         for count in counts
+        if not is_data_major(mesh) or global_batch // count % mesh.axes[0].size == 0
         for schedule, chunks in _schedules(mode, num_stages, count, num_blocks)
     ]
 
@@ -161,7 +187,7 @@ def first_tries(
         *rows, inner = configuration.mesh.shape
         samples = global_batch / configuration.num_microbatches
         fewest = configuration.num_microbatches < configuration.num_stages
-        return (-inner, fewest, abs(math.log(samples / max(rows, default=1))))
+        return (-inner, fewest, abs(math.log(samples / math.prod(rows))))
 
     best: dict[int, Configuration] = {}
     for configuration, size in zip(space, sizes, strict=True):
@@ -190,29 +216,46 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: in
         yield from (("interleaved", chunks) for chunks in CHUNKS if chunks * num_stages <= num_blocks)
 
 
-def _microbatch_counts(global_batch: int) -> list[int]:
-    """Return the microbatch counts tried: divisors of the batch, thinned to about one per factor of two."""
-    kept: list[int] = []
-    for count in divisors(global_batch):
-        if not kept or count >= 2 * kept[-1] or count == global_batch:
-            kept.append(count)
-    return kept
-
-
 def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVICE) -> tuple[str, ...]:
     """Return the space in words, for the report; `flavours` are those of recompute that are left."""
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
-    grids = ["×".join(map(str, shape)) for shape in sorted({configuration.mesh.shape for configuration in space})]
     chunks = sorted({c.num_chunks for c in space if c.schedule == "interleaved"})
     turns = f" (v = {', '.join(map(str, chunks))})"
     names = sorted({c.schedule + (turns if c.schedule == "interleaved" else "") for c in space})
+    grids, data_major = (
+        [
+            "×".join(map(str, shape))
+            for shape in sorted({c.mesh.shape for c in space if is_data_major(c.mesh) == wanted})
+        ]
+        for wanted in (False, True)
+    )
     *others, last = map(str, flavours)
     recompute = f"{', '.join(others)} or {last} per block" if others else f"{last}"
     return (
         f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(names)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
+        *_data_major_words(data_major),
         f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
         "equal blocks are sharded alike; values keep one placement between blocks",
         "the terms of a value have one reduction, the shards of a dim one number of chunks",
+    )
+
+
+def closed_words(closed: Sequence[Configuration], floor: float) -> tuple[str, ...]:
+    """Return what is said of configurations on meshes of three axes that were not opened; `floor` in seconds."""
+    if not closed:
+        return ()
+    return (
+        f"not opened: {len(closed)} configurations on meshes of three axes whose major one is data parallel; no plan "
+        f"there is faster than {format_seconds(floor)}",
+    )
+
+
+def _data_major_words(grids: Sequence[str]) -> tuple[str, ...]:
+    if not grids:
+        return ()
+    return (
+        f"meshes of three axes whose major one is data parallel {', '.join(grids)}; every discovered sharding of every "
+        "op on the other two",
     )

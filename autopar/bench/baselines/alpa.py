@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.discover import Strategy
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.options import encode
 from autopar.formulate.step import Split
 from autopar.formulate.tables import Decision, Tables, build_tables
@@ -110,7 +111,8 @@ class _Stage(Attempt):
 def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     """Return the best candidate of every configuration, best first; nothing is proven."""
     listed = len(space)
-    space = [found for found in space if found.schedule in ("1f1b", "forward-only")]  # what its pipelines run
+    plain = [found for found in space if found.schedule in ("1f1b", "forward-only")]  # what its pipelines run
+    space = [found for found in plain if not is_data_major(found.mesh)]
     outcome = Outcome(bound=0.0, pruned=listed - len(space), history=History(search.before))
     end = time.monotonic() + search.time_limit
     space.sort(key=lambda configuration: search.floor.seconds(configuration, search.global_batch))

@@ -1,0 +1,193 @@
+"""Meshes of three axes whose major one is data parallel: what is listed, what the axis does, the law, and the bound."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autopar.api import plan_task
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.data_major import is_data_major
+from autopar.formulate.options import all_placements
+from autopar.formulate.recipes import batch_dims
+from autopar.formulate.step import Split, step_time
+from autopar.formulate.tables import Decision, Tables
+from autopar.formulate.weights import problem, weights
+from autopar.ir.graph import Phase
+from autopar.recompute import Recompute
+from autopar.search.attempt import Attempt
+from autopar.search.space import Configuration, configurations, describe
+from autopar.sharding import Mesh
+from autopar.task import Effort, Task, prepare
+from tests.executions import Execution, model_graph, model_rules, random_plan
+from tests.formulations import COSTS, optimum, random_choice, rules, splits, workload
+
+MESH = Mesh.of(dp=2, outer=2, inner=2)
+CLOSE = 3e-6
+"""Relative: placement problems are proven optimal to 1e-6 each."""
+
+
+def _found(name: str, mesh: Mesh, samples: int, mode: str = "train") -> Tables:
+    """Return the tables of a tiny model."""
+    own = workload(name, mode)
+    tables = Constraints(batch=own.batch_dims_of).tables(own.folded(samples), rules(name, mode), mesh, COSTS)
+    assert tables is not None
+    return tables
+
+
+def _space(gpus: int, batch: int = 64) -> list[Configuration]:
+    return configurations(
+        gpus=gpus, devices_per_node=8, num_blocks=4, global_batch=batch, batch_of_model=None, mode="train"
+    )
+
+
+@pytest.mark.parametrize("gpus", [1, 4, 8, 64, 96, 1024])
+def test_what_is_listed(gpus: int) -> None:
+    """Three axes from 8 devices on; inner within a node, both minor ones within four, and dp divides the samples."""
+    space = [each for each in _space(gpus) if len(each.mesh.axes) > 2]
+
+    assert bool(space) == (gpus >= 8)
+    for each in space:
+        dp, outer, inner = each.mesh.shape
+        assert is_data_major(each.mesh)
+        assert min(dp, outer, inner) > 1
+        assert each.mesh.size * each.num_stages == gpus
+        assert inner <= 8
+        assert outer * inner <= 32
+        assert (64 // each.num_microbatches) % dp == 0
+
+
+def test_a_batch_that_the_axis_does_not_divide_is_not_listed() -> None:
+    assert not any(is_data_major(each.mesh) for each in _space(8, batch=27))
+    assert {each.num_microbatches for each in _space(8, batch=54) if is_data_major(each.mesh)} == {1, 3, 9, 27}
+
+
+def test_the_declared_space_names_them() -> None:
+    words = "; ".join(describe(_space(16)))
+
+    assert "three axes whose major one is data parallel 2×2×2, 2×2×4, 2×4×2, 4×2×2;" in words
+    assert "three axes" not in "; ".join(describe(_space(4)))
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
+def test_the_major_axis_splits_the_batch_and_what_is_kept(name: str) -> None:
+    """Wherever an op of the passes has a batch it is split; parameters, sums and updates have all there is."""
+    found = _found(name, MESH, 8)
+    dims = workload(name).batch_dims(8)
+    shapes = {value: info.shape for value, info in found.folded.graph.values.items()}
+    split = 0
+    for node in found.nodes:
+        if node.decision is Decision.PARAMETER:
+            assert node.value is not None
+            shape = node.value.shape
+            assert set(node.outputs(0)) == set(all_placements(shape, (1,) * len(shape), MESH, partial=False))
+        elif node.decision is Decision.OP and node.options is not None:
+            op = found.folded.kinds[node.kind].ops[node.position]
+            names, numbers = (*op.inputs, *op.outputs), (*node.options.inputs, *node.options.outputs)
+            if op.phase is Phase.UPDATE:
+                continue
+            digits = {
+                v: set(n // (len(shapes[v]) + 2) ** 2)
+                for v, n in zip(names, numbers, strict=True)
+                if n is not None and v in dims
+            }
+            assert all(own <= {2 + dims[v]} or own == {0} for v, own in digits.items()), op.name
+            split += any(own == {2 + dims[v]} for v, own in digits.items())
+    assert split > len(found.nodes) / 4
+
+
+def test_the_minor_axes_are_as_free_as_on_their_own() -> None:
+    """An op of the passes has as many strategies as on two axes with its share of the samples."""
+    three, two = _found("llama3-8b", MESH, 8), _found("llama3-8b", Mesh.of(outer=2, inner=2), 4)
+    matrices = 0
+    for node, own in zip(three.nodes, two.nodes, strict=True):
+        assert node.name == own.name
+        op = None if node.options is None else three.folded.kinds[node.kind].ops[node.position]
+        if op is not None and op.kind == "MatMul" and op.phase is Phase.FORWARD:
+            matrices += 1
+            assert node.count == own.count
+            np.testing.assert_allclose(sorted(node.seconds), sorted(own.seconds))
+    assert matrices
+
+
+@pytest.mark.parametrize("name", ["mlp-xs", "llama3-8b", "mixtral-8x7b"])
+def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
+    """Lowered, verified, executed: loss, gradients and updates are those of the unpartitioned model."""
+    execution = Execution.of(name, 4, 2)
+    dims = batch_dims(model_graph(name, 4).values, model_graph(name, 8).values)
+    constraints = Constraints(batch=lambda folded: dims)
+    configuration = Configuration(1, MESH, 2, "1f1b")
+    for seed in range(2):
+        plan = random_plan(
+            execution.folded, model_rules(name, cache_dir), configuration, 4, seed, constraints=constraints
+        )
+        assert [axis.size for axis in plan.mesh] == [2, 2, 2]
+        execution.check(plan)
+
+
+@cache
+def _task() -> Task:
+    return prepare("zoo:mlp-xs", gpus=8, global_batch=8, dims={"num_layers": 2, "hidden": 16})
+
+
+@pytest.mark.parametrize("weak", [0.0, np.inf], ids=["opened", "closed"])
+def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every configuration solved on its own, and random choices under every split, against bound or floor."""
+    monkeypatch.setattr("autopar.search.planner.WEAK", weak)
+    task = _task()
+    search = task.search(Effort(top_k=1))
+    outcome = search.run(task.space)
+    three = [each for each in task.space if is_data_major(each.mesh)]
+    said = outcome.bound if weak == 0.0 else outcome.closed_floor
+    rng = np.random.default_rng(0)
+    best, tried = np.inf, 0
+    for configuration in three:
+        attempt = search.attempt((configuration,), np.inf)
+        assert attempt is not None
+        attempt.improve(attempt.relaxed(np.inf), np.inf)
+        assert attempt.best is not None
+        best = min(best, attempt.best.objective)
+        tried += _tried(attempt, configuration, said, rng)
+
+    assert tried > 10
+    assert said <= best * (1 + CLOSE)
+    assert outcome.closed == (() if weak == 0.0 else tuple(three))
+    assert outcome.solved + outcome.pruned == len(task.space) - len(outcome.closed)
+    if weak == 0.0:
+        assert outcome.candidates[0].objective <= best * (1 + CLOSE)
+    else:
+        assert not any(is_data_major(candidate.configuration.mesh) for candidate in outcome.candidates)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_the_report_says_whether_they_were_opened(opened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.search.planner.WEAK", 0.0 if opened else np.inf)
+    task = _task()
+
+    report = plan_task(task, Effort(top_k=1)).search
+
+    assert report is not None
+    words = "; ".join(report.space)
+    assert ("not opened: " in words) != opened
+    assert ("meshes of three axes whose major one is data parallel 2×2×2;" in words) == opened
+    assert report.configurations == sum(opened or not is_data_major(each.mesh) for each in task.space)
+    assert report.bound <= report.objective
+
+
+def _tried(attempt: Attempt, configuration: Configuration, bound: float, rng: np.random.Generator) -> int:
+    """Return how many plans were held against a bound."""
+    tables, pipeline = attempt.tables, attempt.pipeline
+    floor = attempt.search.floor.seconds(configuration, attempt.search.global_batch)
+    instance = problem(tables, weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True))
+    choice = optimum(instance)[1]
+    tried = 0
+    for _ in range(4):
+        for ranges in splits(len(tables.folded.chain), pipeline.num_stages):
+            split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
+            totals = tables.block_seconds(choice)
+            seconds = step_time(totals, tables.folded.chain, pipeline, split, hop=0.0).seconds
+            assert max(bound, floor) <= seconds * (1 + CLOSE)
+            tried += 1
+        choice = random_choice(instance, rng, near=choice)
+    return tried
