@@ -70,6 +70,7 @@ def test_no_alternative_beats_a_plan_proven_optimal() -> None:
             assert own.bound >= plan.search.bound * (1 - 1e-3)  # a bound is raised no further than it has to be
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said_where_nothing_fits() -> None:
     """Under a limit at which the job just fits, not every other value does."""
     tight = 1.02 * thriftiest(task_of(_plan())).bytes

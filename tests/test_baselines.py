@@ -80,7 +80,7 @@ def test_decisions_that_lead_nowhere_are_no_options() -> None:
     assert chunk_counts(1) == []
 
 
-@pytest.mark.parametrize("limit", [None, 3.0e6])
+@pytest.mark.parametrize("limit", [pytest.param(None, marks=pytest.mark.slow), 3.0e6])
 def test_the_grid_leaves_out_nothing_that_could_win(limit: float | None) -> None:
     """Its best plan is the best of all plans, each priced; with little memory, too."""
     task = _task("gpt2", 4, limit)

@@ -241,7 +241,7 @@ def test_the_last_line_is_the_choice_and_the_line_before_tells_what_it_is_worth(
     status, choice = out.splitlines()
     assert code == 0
     assert choice == "[1, 1]"
-    assert re.fullmatch(r"cost 2, bound 2, gap 0\.0000 %, optimal, \d+\.\d s of 60 s, [\d.]+ MB", status)
+    assert re.fullmatch(r"cost 2, bound 2, gap 0\.0000 %, optimal, \d+\.\d s of 60 s, [\d.]+ [MG]B", status)
     assert "presolve" in err
 
 
