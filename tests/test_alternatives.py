@@ -36,6 +36,7 @@ def _weighing() -> Weighing:
     return weigh(_plan(), time_limit=LONG)
 
 
+@pytest.mark.slow
 def test_every_alternative_is_the_best_plan_that_has_the_value() -> None:
     """It keeps to the pin when looked at, and solving with the pin gives the same step time."""
     plan, task = _plan(), task_of(_plan())

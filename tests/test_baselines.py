@@ -31,7 +31,9 @@ def _race(task: Task) -> Race:
     return Race(task, "test", math.inf, silent, never)
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("grid", "megatron") else pytest.param(name, marks=pytest.mark.slow) for name in BASELINES]
+)
 def test_every_baseline_ends_in_a_verified_plan(name: str) -> None:
     """Its figures are the simulator's, its history only gets better, and twice the same is found."""
     first, second = (BASELINES[name].find(_task(), Effort(top_k=2), name, silent, never) for _ in range(2))
