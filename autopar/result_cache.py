@@ -29,7 +29,7 @@ CACHE_VERSION = 1
 MAX_BYTES = 256_000_000
 """Of all files together; those not asked for longest go first. A plan of a large model takes about 1 MB."""
 FOLDER = "results"
-_ELSEWHERE = frozenset({"job", "workload", "rules", "costs", "phases"})
+_ELSEWHERE = frozenset({"job", "workload", "rules", "costs", "phases", "constraints"})
 """Fields of a task that follow from the other parts of its key, or decide nothing."""
 _PACKAGES = ("highspy", "numba", "numpy", "onnx", "ortools", "pulp")
 

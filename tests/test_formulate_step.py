@@ -14,7 +14,7 @@ from autopar.formulate.mean import least_bytes, mean_bytes
 from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray
 from autopar.formulate.step import Pipeline, Split, step_time
 from autopar.formulate.tables import Slot, build_tables
-from autopar.formulate.weights import busiest_share, kind_weights, problem, weights
+from autopar.formulate.weights import kind_weights, problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from tests.formulations import (
     COSTS,
@@ -304,11 +304,8 @@ PIPELINES = [Pipeline(1, 1, "1f1b"), Pipeline(1, 4, "1f1b"), Pipeline(2, 2, "1f1
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
 @pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
 @pytest.mark.parametrize("hidden", [0.0, 1.0])
-@pytest.mark.parametrize("busiest", [False, True])
 @pytest.mark.parametrize("traffic", [0.0, 0.6])
-def test_bounds_are_below_every_plan(
-    name: str, pipeline: Pipeline, hidden: float, busiest: bool, traffic: float
-) -> None:
+def test_bounds_are_below_every_plan(name: str, pipeline: Pipeline, hidden: float, traffic: float) -> None:
     """The bounding objective of a choice is at most the step time of that choice under any split and any recompute.
 
     So its optimum is at most the step time of any plan. Choices near the optimum are tried, where it is tightest.
@@ -316,8 +313,7 @@ def test_bounds_are_below_every_plan(
     found = tables(name)
     chain = found.folded.chain
     near = good_choice(name, "train")
-    share = busiest_share(found, found.block_seconds(near), pipeline.num_stages) if busiest else None
-    weighting = weights(found, pipeline, recompute=NONE, hidden=hidden, bounding=True, slowest=share, traffic=traffic)
+    weighting = weights(found, pipeline, recompute=NONE, hidden=hidden, bounding=True, traffic=traffic)
     instance = problem(found, weighting)
     rng = np.random.default_rng(0)
     least, best = optimum(instance)
@@ -483,16 +479,6 @@ def test_least_bytes_are_below_the_fullest_stage(pipeline: Pipeline) -> None:
                 fullest = max(stage_peak(memory, pipeline, split, stage) for stage in range(len(ranges)))
                 assert least <= fullest * (1 + TOLERANCE)
         choice = random_choice(instance, rng, near=choice)
-
-
-def test_most_expensive_kind_makes_a_stage_slow() -> None:
-    """Four equal blocks on three stages: one stage has two of them, more than the even share of 4/3."""
-    found = tables("gpt2")
-    totals = np.zeros((3, len(Slot)))
-    totals[1, Slot.FORWARD] = 1.0
-
-    assert busiest_share(found, totals, 3) == (0.0, 2.0, 0.0)
-    assert busiest_share(found, totals, 4) is None
 
 
 def test_no_weight_of_a_bound_is_negative() -> None:

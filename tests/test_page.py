@@ -328,7 +328,7 @@ def test_commands_write_page_and_figures(
     plan: Plan, cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the plan itself as another one, scaling is shown."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="figures need the extra `figures`")
     path = str(tmp_path / "plan.json")
     plan.save(path)
     options = ["--cache-dir", str(cache_dir), "--with", path]
@@ -364,7 +364,7 @@ _BEGINS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 @pytest.mark.parametrize("name", PAGES)
 def test_figures_are_drawn_of_every_plan(name: str, tmp_path: Path) -> None:
     """In every format."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="figures need the extra `figures`")
     formats = FORMATS if name == "pipeline" else ("svg",)
 
     paths = write_figures(PAGES[name](), tmp_path, formats)
@@ -379,7 +379,7 @@ def test_figures_are_drawn_of_every_plan(name: str, tmp_path: Path) -> None:
 
 def test_figures_of_a_plan_are_the_same_every_time(tmp_path: Path) -> None:
     """Papers are kept under version control."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="figures need the extra `figures`")
 
     one, other = (write_figures(view_of(), tmp_path / folder, FORMATS) for folder in ("one", "other"))
 

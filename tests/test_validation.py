@@ -187,7 +187,6 @@ def replace_seconds(row: Row, factor: float) -> Row:
     return msgspec.structs.replace(row, step_time_s=factor * row.step_time_s)
 
 
-@pytest.mark.filterwarnings("ignore:resource_tracker")  # other tests kill processes, that of multiprocessing among them
 def test_processes_predict_what_one_does(made: Path, cache_dir: Path) -> None:
     """The same rows, whoever predicts them; what cannot be predicted is among them."""
     rows = load_rows(made)[-8:]

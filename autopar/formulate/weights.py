@@ -33,7 +33,6 @@ def weights(
     recompute: Recompute | Sequence[Recompute],
     hidden: float,
     bounding: bool,
-    slowest: Sequence[float] | None = None,
     traffic: float | None = 0.0,
     early: bool = False,
 ) -> Weights:
@@ -47,8 +46,6 @@ def weights(
             a lower bound when there is one stage, the best one closes the gap (Lagrange).
         bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that
             make better plans.
-        slowest: Instances of each kind taken to be on the slowest stage; an even share of all if None. For a bound
-            every split must have a stage at least as slow (`busiest_share`).
         traffic: Multiplier in [0, 1] that shares the time of a stage between compute and the gradient traffic beside
             it, max(f + b, g) >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best one
             closes the gap. None prices both in full, which is no bound but keeps choices away from such traffic.
@@ -58,9 +55,6 @@ def weights(
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
     num_stages, num_microbatches = pipeline.num_groups, pipeline.num_microbatches
     flow = counts * pipeline.rounds / num_stages
-    if slowest is not None:
-        assert pipeline.fills, "what is on the slowest stage is known where groups have one"
-        flow = counts + (num_microbatches - 1) * np.asarray(slowest)
     share = counts / num_stages
     flavours = [recompute] * len(counts) if isinstance(recompute, Recompute) else recompute
     full = np.array([flavour is Recompute.FULL for flavour in flavours], dtype=np.float64)
@@ -108,24 +102,6 @@ def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
     factors[kind, Slot.GRADIENT] = traffic
     _share_passes(factors, Overlap.of(tables.costs.stack))
     return Weights(factors, True)
-
-
-def busiest_share(tables: Tables, totals: FloatArray, num_stages: int) -> tuple[float, ...] | None:
-    """Return instances per kind that some stage of every split outweighs in seconds, if more than an even share.
-
-    Whatever the split, one stage holds the most expensive block whole, and one holds at least ceil(n / p) of the n
-    instances of a kind.
-    """
-    counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
-    seconds = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
-    even = float(counts @ seconds) / num_stages
-    held = np.ceil(counts / num_stages)
-    most = int((held * seconds).argmax())
-    if held[most] * seconds[most] <= even * (1 + 1e-9):
-        return None
-    share = np.zeros(len(counts))
-    share[most] = held[most]
-    return tuple(float(s) for s in share)
 
 
 @dataclass(frozen=True, slots=True)
