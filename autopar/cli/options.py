@@ -203,8 +203,13 @@ def resolve_cache_dir(cache_dir: Path | None, *, no_cache: bool) -> Path | None:
     return prepare_folder(folder, hint="choose another one with --cache-dir, or use --no-cache")
 
 
-def echo_json(value: Any) -> None:
-    """Print a value as JSON."""
+def as_json_text(value: Any) -> str:
+    """Return a value as indented JSON."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+
+
+def echo_json(value: Any) -> None:
+    """Print a value as JSON."""
+    click.echo(as_json_text(value))

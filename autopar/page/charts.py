@@ -27,7 +27,8 @@ from bokeh.plotting import figure
 
 from autopar.page.bars import memory_top, row_edges
 from autopar.page.palette import KINDS, kind_colours, ordered, part_colours, series
-from autopar.page.records import Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
+from autopar.page.records import Alternatives, Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
+from autopar.report.text import format_change
 from autopar.units import format_bytes, format_seconds
 
 INK = "ink"
@@ -223,6 +224,30 @@ def progress_chart(progress: Progress) -> figure:
             )
         )
     _legend(plot)
+    return plot
+
+
+def alternatives_chart(found: Alternatives) -> figure:
+    """Return the step of the best plan with each other value of a decision, beside that of the plan."""
+    rows = [(f"{own.decision} \u2192 {own.value}", own.step) for own in found.weighed if own.step is not None]
+    source = ColumnDataSource(
+        {
+            "label": [label for label, _ in rows],
+            "step": [step for _, step in rows],
+            "text": [format_change(step, found.step) for _, step in rows],
+        }
+    )
+    end = _ROOM_FOR_TEXT / 1.2 * max(found.step, *(step for _, step in rows))
+    labels = [label for label, _ in rows][::-1]
+    plot = _still("alternatives", 80 + 24 * len(rows), y_range=labels, x_range=Range1d(0, end))
+    plot.xaxis.formatter = seconds_axis()
+    plot.ygrid.grid_line_color = None
+    plot.hbar(y="label", left=0, right="step", height=0.7, color=_SERIES_TWO[0], source=source)
+    plot.text(
+        x="step", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
+        tags=[INK],
+    )  # fmt: skip
+    _limit(plot, found.step, "height")
     return plot
 
 
