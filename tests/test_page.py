@@ -310,7 +310,7 @@ def test_alternatives_that_were_looked_at_are_shown() -> None:
     page = render(view)
 
     assert view.alternatives is not None
-    assert [(own.decision, own.value) for own in view.alternatives.weighed] == [
+    assert [(f"{own.name} {own.own}", own.value) for own in view.alternatives.weighed] == [
         ("pp 2", "4"), ("pp 2", "1"), ("tp 2", "4"),
     ]  # fmt: skip
     for text in (

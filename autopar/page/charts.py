@@ -36,6 +36,7 @@ INK = "ink"
 _MANY = 10  # curves above which a legend says less than their order
 _LEGEND_COLUMNS = 3
 _ROOM_FOR_TEXT = 1.6  # of a waterfall, so that figures stand beside its longest bar on a telephone, too
+_LONGEST = 3.0  # of bars of alternatives, in steps of the plan
 _PLAIN = "#7d8794"
 _SERIES_TWO = series(2)
 _BYTES_HERE = "return autopar.describeMemory(full[value].data, special_vars.x)"
@@ -228,16 +229,20 @@ def progress_chart(progress: Progress) -> figure:
 
 
 def alternatives_chart(found: Alternatives) -> figure:
-    """Return the step of the best plan with each other value of a decision, beside that of the plan."""
-    rows = [(f"{own.decision} \u2192 {own.value}", own.step) for own in found.weighed if own.step is not None]
+    """Return the step of the best plan with each other value of a decision, beside that of the plan.
+
+    Bars much longer than the plan's are cut off; what is written beside them is not.
+    """
+    rows = [(f"{own.name} \u2192 {own.value}", own.step) for own in found.weighed if own.step is not None]
+    most = _LONGEST * found.step
     source = ColumnDataSource(
         {
             "label": [label for label, _ in rows],
-            "step": [step for _, step in rows],
+            "step": [min(most, step) for _, step in rows],
             "text": [format_change(step, found.step) for _, step in rows],
         }
     )
-    end = _ROOM_FOR_TEXT / 1.2 * max(found.step, *(step for _, step in rows))
+    end = _ROOM_FOR_TEXT / 1.2 * min(most, max(found.step, *(step for _, step in rows)))
     labels = [label for label, _ in rows][::-1]
     plot = _still("alternatives", 80 + 24 * len(rows), y_range=labels, x_range=Range1d(0, end))
     plot.xaxis.formatter = seconds_axis()

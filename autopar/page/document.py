@@ -211,7 +211,7 @@ def _weighed_table(view: View) -> Table:
         return (), []
     rows: list[tuple[str, ...]] = [
         (
-            own.decision,
+            f"{own.name} {own.own}",
             own.value,
             "-" if own.step is None else format_seconds(own.step),
             "-" if own.step is None else format_change(own.step, found.step),

@@ -131,14 +131,16 @@ class Weighed:
     """What another value of a decision costs.
 
     Attributes:
-        decision: The decision and the plan's value.
+        name: The decision.
+        own: The plan's value.
         value: The other value.
         step: Seconds of a step of the best plan with it, simulated; None if there is none.
         outcome: Why there is none, or what it differs in.
         plan: The best plan in one line; "" if there is none.
     """
 
-    decision: str
+    name: str
+    own: str
     value: str
     step: float | None
     outcome: str

@@ -94,7 +94,7 @@ def alternatives(weighing: Weighing | None) -> Alternatives | None:
         weighing.simulated.step_seconds,
         tuple(limits(weighing)),
         tuple(
-            _weighed(f"{other.decision} {own[other.decision]}", other, weighing.simulated)
+            _weighed(own[other.decision], other, weighing.simulated)
             for other in weighing.alternatives
             if other.outcome != "not looked at"
         ),
@@ -102,13 +102,13 @@ def alternatives(weighing: Weighing | None) -> Alternatives | None:
     )
 
 
-def _weighed(decision: str, other: Alternative, simulated: Simulated) -> Weighed:
+def _weighed(own: str, other: Alternative, simulated: Simulated) -> Weighed:
     if other.simulated is None:
         told = other.outcome + (f": {other.why}" if other.why else "")
-        return Weighed(decision, other.value, None, told, "")
+        return Weighed(other.decision, own, other.value, None, told, "")
     told = ", ".join(changed_parts(simulated, other.simulated)) or "no part by more than 0.5 % of the step"
     cut = "" if other.complete else "; search cut off"
-    return Weighed(decision, other.value, other.simulated.step_seconds, told + cut, other.plan)
+    return Weighed(other.decision, own, other.value, other.simulated.step_seconds, told + cut, other.plan)
 
 
 def scaling(plan: Plan, others: Sequence[Plan]) -> tuple[ScalePoint, ...]:
