@@ -178,8 +178,11 @@ class Scale:
             return Alternative(decision, value, "not looked at")
         end = time.monotonic() + share
         alike = self._alike(task, share / 2) if share < 2 * self.took else None  # with more time it ends by itself
+        left = end - time.monotonic()
+        if alike is not None and left < LEAST_SECONDS and holds(alike):
+            return Alternative(decision, value, "plan", "", alike.summary, alike.simulated)
         try:
-            found = self._found(task, end - time.monotonic())
+            found = self._found(task, left)
         except PinError as error:
             if alike is None:
                 return Alternative(decision, value, "none found", str(error.args[0]))
