@@ -11,7 +11,7 @@ Bytes and seconds are those of the whole block on one device: what is worth it d
 divided alike, and all placements of a block share one answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
@@ -47,13 +47,20 @@ def selective_ops(folded: Folded, costs: CostModel) -> tuple[frozenset[int], ...
         costs: Seconds of ops, bytes they keep.
     """
     element_bytes = costs.policy.graph_read_bytes(folded.graph)
-    return tuple(_of_kind(folded, kind, costs, element_bytes) for kind in folded.kinds)
+    readers = folded.graph.consumers()
+    return tuple(_of_kind(folded, kind, costs, element_bytes, readers) for kind in folded.kinds)
 
 
-def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> frozenset[int]:
+def _of_kind(
+    folded: Folded,
+    kind: BlockKind,
+    costs: CostModel,
+    element_bytes: Mapping[str, float],
+    readers: Mapping[str, Sequence[Op]],
+) -> frozenset[int]:
     if not any(op.phase is Phase.BACKWARD for op in kind.ops):
         return frozenset()
-    search = _Search(folded, kind, costs, element_bytes)
+    search = _Search(folded, kind, costs, element_bytes, readers)
     chosen: set[int] = set()
     left = search.droppable()
     rate = search.rate_of_full()
@@ -69,13 +76,21 @@ def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: M
 class _Search:
     """One block, its forward ops as a graph."""
 
-    def __init__(self, folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        folded: Folded,
+        kind: BlockKind,
+        costs: CostModel,
+        element_bytes: Mapping[str, float],
+        readers: Mapping[str, Sequence[Op]],
+    ) -> None:
         graph = folded.graph
         self._kind, self._values, self._bytes = kind, graph.values, element_bytes
         self._forward = [position for position, op in enumerate(kind.ops) if is_forward(op)]
         self._maker = {name: position for position in self._forward for name in kind.ops[position].outputs if name}
         self._seconds, self._kept = {}, {}
-        parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
+        read = {name for position in self._forward for name in kind.ops[position].inputs}
+        parameters = {state.input for state in graph.states if state.role is Role.PARAMETER and state.input in read}
         self._products: set[int] = set()
         for position in self._forward:
             op = kind.ops[position]
@@ -95,7 +110,6 @@ class _Search:
         }
         self._saved_arrivals = {arrival.value for arrival in kind.arrivals if arrival.saved}
         self._arrivals = {arrival.value for arrival in kind.arrivals}
-        readers = graph.consumers()
         block = kind.ops[0].block
         self._leaving = {
             name for name in self._maker if any(reader.block != block for reader in readers.get(name, ()))

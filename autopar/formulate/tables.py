@@ -6,7 +6,7 @@ placement between two nodes. Every price is in seconds for one block instance an
 paid depends on the schedule, which only `step.py` knows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import lru_cache
@@ -15,13 +15,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
+from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Fused, Overlap, Resharder
 from autopar.cost.overlap import launched
 from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
-from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
+from autopar.formulate.options import Options, is_partial, local_sizes
 from autopar.formulate.selective import selective_ops
+from autopar.formulate.sharing import Sharing
 from autopar.ir.graph import Graph, Op, Phase, Role, Value
 from autopar.sharding import Mesh
 
@@ -261,14 +262,7 @@ class Tables:
     @property
     def host_seconds_again(self) -> FloatArray:
         """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
-        ranks = {name: len(value.shape) for name, value in self.folded.graph.values.items()}
-        seconds = np.zeros(len(self.folded.kinds))
-        for kind, positions in zip(self.folded.kinds, self.selective, strict=True):
-            fused = self.costs.fuse(kind.ops, ranks)
-            for op in (kind.ops[position] for position in positions):
-                rank = next((ranks[name] for name in op.inputs if name), 0)
-                seconds[kind.id] += self.costs.host_seconds(op, rank, fused.get(op.name, ALONE))
-        return seconds
+        return _host_seconds_again(self.folded, self.costs, self.selective)
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
         """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
@@ -305,6 +299,7 @@ class _Builder:
     ) -> None:
         self.folded, self.mesh, self.costs, self.restriction = folded, mesh, costs, restriction
         self.graph, self.meaning = folded.graph, meaning(folded, rules)
+        self.sharing = Sharing(folded.graph, mesh, costs, folded.free)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.bytes: list[Bytes] = []
@@ -314,13 +309,11 @@ class _Builder:
         self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
         self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
-        states = [state for state in self.graph.states if state.role is Role.PARAMETER]
-        self.read = self.resident | {name: self.wire[name] for state in states for name in (state.input, state.output)}
+        self.read = _read_bytes(self.graph, costs.policy)
         self.trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
         self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
-        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
-        self.fused = {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
+        self.fused = _fused_ops(folded, costs)
         self.selective = selective_ops(folded, costs)
 
     def build(self) -> Tables:
@@ -360,26 +353,30 @@ class _Builder:
         """Return what an op can do, as restricted; what no restricted axis can do with the others is free on all."""
         strategies = self.meaning.strategies(op)
         if self.restriction is not None:
-            allowed = self.restriction.of_op(kind, op, strategies)
-            choices = options(self.graph, op, strategies, self.mesh, self.folded.free, allowed)
+            choices = self.sharing.options(op, strategies, self.restriction.of_op(kind, op, strategies))
             if choices.count:
                 return choices
-        return options(self.graph, op, strategies, self.mesh, self.folded.free)
+        return self.sharing.options(op, strategies)
 
     def _placements(self, decision: Decision, kind: int, value: Value, *, partial: bool) -> IntArray:
         """Return the placement numbers of a value, as restricted; free on all axes if it can have none of them."""
         chunks = self.meaning.chunks(value.name)
         if self.restriction is not None:
             allowed = self.restriction.of_value(decision, kind, value)
-            numbers = all_placements(value.shape, chunks, self.mesh, partial=partial, allowed=allowed)
+            numbers = self.sharing.placements(value.shape, chunks, partial=partial, allowed=allowed)
             if len(numbers):
                 return numbers
-        return all_placements(value.shape, chunks, self.mesh, partial=partial)
+        return self.sharing.placements(value.shape, chunks, partial=partial)
 
     def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
         """Return the (S,) seconds of what devices run, rows from neighbours included."""
         sizes = self.resident if op.phase is Phase.UPDATE else self.read
         fused = self.fused.get(op.name, ALONE)
+        operands = tuple(size[name] for size in (sizes, self.wire) for name in (*op.inputs, *op.outputs) if name)
+        return self.sharing.seconds(op, choices, operands, fused, lambda: self._seconds(op, choices, sizes, fused))
+
+    def _seconds(self, op: Op, choices: Options, sizes: Mapping[str, float], fused: Fused) -> FloatArray:
+        """As `_op_seconds`, by the formulas."""
         seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, sizes, fused)
         for index in set(choices.local_kinds.tolist()) - {-1}:
             local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
@@ -408,7 +405,7 @@ class _Builder:
                 assert before is not None, state
                 assert after is not None, state
                 keep &= before == after
-        return choices if keep.all() else choices.select(keep)
+        return self.sharing.selected(choices, keep)
 
     def _op_bytes(self, kind: int, position: int, op: Op, choices: Options) -> None:
         node = self.op_node[kind, position]
@@ -419,7 +416,7 @@ class _Builder:
             assert local is not None, op.name
             for halos in choices.halos:
                 with_rows |= (halos.elements > 0) & (halos.input == index)
-            amounts = np.where(with_rows, local.prod(axis=1, dtype=np.float64) * self.resident[op.inputs[index]], 0.0)
+            amounts = np.where(with_rows, self.sharing.elements(local) * self.resident[op.inputs[index]], 0.0)
             self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))
         behind = self.costs.kept_bytes(op, choices.local_inputs, choices.local_outputs, self.resident)
         if behind.any() and self.trains:
@@ -429,7 +426,7 @@ class _Builder:
             local = choices.local_outputs[slot]
             if not name or local is None:
                 continue
-            amounts = local.prod(axis=1, dtype=np.float64) * self.resident[name]
+            amounts = self.sharing.elements(local) * self.resident[name]
             state = self.written.get(name)
             if state is not None or op.phase is Phase.UPDATE:
                 if state is not None and state.role in _STATE_MEMORY:
@@ -478,15 +475,7 @@ class _Builder:
 
         A value that several ops of a phase read goes through a copy that they share.
         """
-        groups: dict[tuple[Producer, int, Slot], list[tuple[Consumer, float]]] = {}
-        for use in self.folded.uses:
-            if use.crossing and use.producer.source is Source.OP:
-                continue
-            kind = self.folded.kinds[use.consumer.kind]
-            slot = _slot(kind.ops[use.consumer.position])
-            key = (use.producer, use.consumer.kind, slot)
-            groups.setdefault(key, []).append((use.consumer, use.count / kind.count))
-        for (producer, kind_id, slot), consumers in groups.items():
+        for (producer, kind_id, slot), consumers in _inner_uses(self.folded).items():
             if producer.source is Source.STATE:
                 node, value = self.parameter_node[producer], self._parameter_value(producer)
             else:
@@ -588,8 +577,8 @@ class _Builder:
                 return
             target = numbers
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
-        matrix = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
-        table = matrix[np.ix_(source, target)]
+        ways = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name))
+        table = self.sharing.prices(ways, source, target)
         self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
 
     def _parameter_value(self, producer: Producer) -> Value:
@@ -628,18 +617,57 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
 
 
 @lru_cache(maxsize=32)
+def _read_bytes(graph: Graph, policy: DtypePolicy) -> dict[str, float]:
+    """Return the bytes per element of every value as forward and backward read it; not to be changed."""
+    resident, wire = element_bytes(graph, policy)
+    states = [state for state in graph.states if state.role is Role.PARAMETER]
+    return resident | {name: wire[name] for state in states for name in (state.input, state.output)}
+
+
+@lru_cache(maxsize=32)
+def _fused_ops(folded: Folded, costs: CostModel) -> dict[str, Fused]:
+    """Return by name the ops that are not kernels of their own; not to be changed."""
+    ranks = {name: len(value.shape) for name, value in folded.graph.values.items()}
+    return {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
+
+
+@lru_cache(maxsize=32)
+def _inner_uses(folded: Folded) -> Mapping[tuple[Producer, int, Slot], list[tuple[Consumer, float]]]:
+    """Return who uses what inside blocks, and how often, by what it is, the kind of block and the pass."""
+    groups: dict[tuple[Producer, int, Slot], list[tuple[Consumer, float]]] = {}
+    for use in folded.uses:
+        if use.crossing and use.producer.source is Source.OP:
+            continue
+        kind = folded.kinds[use.consumer.kind]
+        slot = _slot(kind.ops[use.consumer.position])
+        key = (use.producer, use.consumer.kind, slot)
+        groups.setdefault(key, []).append((use.consumer, use.count / kind.count))
+    return groups
+
+
+@lru_cache(maxsize=32)
 def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
     """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
-    values = folded.graph.values
-    ranks = {name: len(value.shape) for name, value in values.items()}
+    values, fused = folded.graph.values, _fused_ops(folded, costs)
     seconds = np.zeros((len(folded.kinds), 2))
     for kind in folded.kinds:
-        fused = costs.fuse(kind.ops, ranks)
         for op in kind.ops:
             if op.phase is not Phase.UPDATE:
-                rank = next((ranks[name] for name in op.inputs if name), 0)
+                rank = next((len(values[name].shape) for name in op.inputs if name), 0)
                 column = int(op.phase is Phase.BACKWARD)
                 seconds[kind.id, column] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
+
+
+@lru_cache(maxsize=32)
+def _host_seconds_again(folded: Folded, costs: CostModel, selective: tuple[frozenset[int], ...]) -> FloatArray:
+    """Return the seconds in which the host launches the kernels of some forward ops of each kind, (kinds,)."""
+    values, fused = folded.graph.values, _fused_ops(folded, costs)
+    seconds = np.zeros(len(folded.kinds))
+    for kind, positions in zip(folded.kinds, selective, strict=True):
+        for op in (kind.ops[position] for position in positions):
+            rank = next((len(values[name].shape) for name in op.inputs if name), 0)
+            seconds[kind.id] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
     return seconds
 
 
