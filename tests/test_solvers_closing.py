@@ -12,6 +12,7 @@ from autopar.problem import Problem, Termination
 from autopar.solvers import auto, closing
 from autopar.solvers.base import Budget
 from autopar.solvers.field import prepare
+from autopar.solvers.relaxation import WINDOW
 from tests.checks import check_solution, choices, close
 from tests.strategies import problems
 
@@ -22,7 +23,7 @@ def _budget(problem: Problem) -> Budget:
     return Budget(problem, math.inf, None, math.inf, 1e-6, None)
 
 
-@given(problem=problems(limited=False), rounds=st.sampled_from([closing.WINDOW, closing.ROUNDS]))
+@given(problem=problems(limited=False), rounds=st.sampled_from([WINDOW, closing.ROUNDS]))
 @settings(max_examples=60)
 def test_what_is_kept_holds_an_optimum(problem: Problem, rounds: int) -> None:
     """The bound is below the optimum, a closed choice is one, and else labels of an optimal choice are left."""
@@ -50,7 +51,7 @@ def test_what_is_kept_holds_an_optimum(problem: Problem, rounds: int) -> None:
 def test_auto_is_exact_where_messages_do_not_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few sweeps only, the linear program finds the optimum among the labels that are left."""
     monkeypatch.setattr(auto, "MAX_ENTRIES", 4)
-    monkeypatch.setattr(closing, "ROUNDS", closing.WINDOW)
+    monkeypatch.setattr(closing, "ROUNDS", WINDOW)
 
     @settings(max_examples=60)
     @given(problem=problems())
