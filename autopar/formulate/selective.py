@@ -11,7 +11,7 @@ Bytes and seconds are those of the whole block on one device: what is worth it d
 divided alike, and all placements of a block share one answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
@@ -47,20 +47,13 @@ def selective_ops(folded: Folded, costs: CostModel) -> tuple[frozenset[int], ...
         costs: Seconds of ops, bytes they keep.
     """
     element_bytes = costs.policy.graph_read_bytes(folded.graph)
-    readers = folded.graph.consumers()
-    return tuple(_of_kind(folded, kind, costs, element_bytes, readers) for kind in folded.kinds)
+    return tuple(_of_kind(folded, kind, costs, element_bytes) for kind in folded.kinds)
 
 
-def _of_kind(
-    folded: Folded,
-    kind: BlockKind,
-    costs: CostModel,
-    element_bytes: Mapping[str, float],
-    readers: Mapping[str, Sequence[Op]],
-) -> frozenset[int]:
+def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> frozenset[int]:
     if not any(op.phase is Phase.BACKWARD for op in kind.ops):
         return frozenset()
-    search = _Search(folded, kind, costs, element_bytes, readers)
+    search = _Search(folded, kind, costs, element_bytes)
     chosen: set[int] = set()
     left = search.droppable()
     rate = search.rate_of_full()
@@ -76,14 +69,7 @@ def _of_kind(
 class _Search:
     """One block, its forward ops as a graph."""
 
-    def __init__(
-        self,
-        folded: Folded,
-        kind: BlockKind,
-        costs: CostModel,
-        element_bytes: Mapping[str, float],
-        readers: Mapping[str, Sequence[Op]],
-    ) -> None:
+    def __init__(self, folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> None:
         graph = folded.graph
         self._kind, self._values, self._bytes = kind, graph.values, element_bytes
         self._forward = [position for position, op in enumerate(kind.ops) if is_forward(op)]
@@ -112,7 +98,7 @@ class _Search:
         self._arrivals = {arrival.value for arrival in kind.arrivals}
         block = kind.ops[0].block
         self._leaving = {
-            name for name in self._maker if any(reader.block != block for reader in readers.get(name, ()))
+            name for name in self._maker if any(reader.block != block for reader in folded.readers.get(name, ()))
         } | set(graph.outputs)
 
     def seconds_of(self, ops: frozenset[int]) -> float:

@@ -605,14 +605,16 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
     """
     resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
-    makers, readers = graph.producers(), graph.consumers()
+    summing = [(op, output) for op in graph.ops for output in op.outputs if output in sums]
+    ends: dict[str, set[int]] = {name: set() for op, _ in summing for name in op.inputs}  # blocks that use it
     for op in graph.ops:
-        for output in op.outputs:
-            if output in sums:
-                for name in op.inputs:
-                    ends = [*readers[name], *([makers[name]] if name in makers else [])]
-                    if name != sums[output] and all(end.block == op.block for end in ends):
-                        resident[name] = wire[name] = policy.gradient_wire
+        for name in (*op.inputs, *op.outputs):
+            if name in ends:
+                ends[name].add(op.block)
+    for op, output in summing:
+        for name in op.inputs:
+            if name != sums[output] and ends[name] == {op.block}:
+                resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
 
 
@@ -679,7 +681,7 @@ def covering_ops(folded: Folded) -> frozenset[str]:
     collectives run beside it.
     """
     sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
-    readers = folded.graph.consumers()
+    readers = folded.readers
     found = []
     for kind in folded.kinds:
         reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block
