@@ -154,8 +154,13 @@ def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> No
 
 def _fits(branch: Branch, own: Attempt) -> bool:
     """Whether the mesh has the axes that a branch speaks of."""
-    axes = {Levels: lambda b: b.axes, Keeping: lambda b: ()}.get(type(branch), lambda b: (b.axis,))(branch)
-    return all(axis < len(own.tables.mesh.axes) for axis in axes)
+    match branch:
+        case Keeping():
+            return True
+        case Levels():
+            return max(branch.axes) < len(own.tables.mesh.axes)
+        case _:
+            return branch.axis < len(own.tables.mesh.axes)
 
 
 def _noisy(instance: Problem, share: float, rng: np.random.Generator) -> Problem:

@@ -140,8 +140,9 @@ def apply(branches: tuple[Branch, ...], tables: Tables, constraints: Constraints
     if narrowed is None:
         return None
     for branch in branches:
-        for axis in branch.axes if isinstance(branch, Levels) else ():
-            narrowed = keep_levels(narrowed, branch.levels, axis)
+        if isinstance(branch, Levels):
+            for axis in branch.axes:
+                narrowed = keep_levels(narrowed, branch.levels, axis)
     return narrowed, constraints
 
 
