@@ -24,6 +24,7 @@ from autopar.search.engine import HERE, Engine
 from autopar.search.floor import floor
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
+from autopar.search.submeshes import Unequal, unequal
 from autopar.workload import Workload, default_batch, open_workload
 
 NO_PINS = Pins()
@@ -115,7 +116,23 @@ class Task:
             hire=engine.hire,
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
             constraints=self.constraints,
+            unequal=self.unequal,
+            floors=tuple(
+                floor(small, large, samples, self.costs.on(range(first, first + 1))) for first in self._group_starts
+            ),
         )
+
+    @property
+    def unequal(self) -> Unequal | None:
+        """The stages with meshes of their own that the job may have; None if none."""
+        num_blocks = self.workload.folded(_extreme_samples(self.space, self.job.global_batch)[0]).num_blocks
+        return unequal(self.space, self.costs.cluster, self.job.gpus, num_blocks)
+
+    @property
+    def _group_starts(self) -> tuple[int, ...]:
+        """First device of each group of equal nodes."""
+        groups = self.costs.cluster.groups
+        return tuple(sum(group.devices for group in groups[:number]) for number in range(max(1, len(groups))))
 
     def rules_of(self, folded: Folded) -> Rules:
         """Return the rules of a graph of the job's; see `rules_for`."""

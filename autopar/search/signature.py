@@ -28,6 +28,7 @@ class Signature:
         num_microbatches: Microbatches per step.
         recompute: What most of the layers keep of their forward.
         offload: What lies in host memory in some stage.
+        others: Degrees of the further meshes that stages have, if they differ in them.
     """
 
     degrees: tuple[tuple[str, int, int], ...]
@@ -36,10 +37,15 @@ class Signature:
     num_microbatches: int
     recompute: str
     offload: tuple[str, ...] = ()
+    others: tuple[tuple[tuple[str, int, int], ...], ...] = ()
 
 
 def signature(
-    configuration: Configuration, stages: Sequence[StagePlan], blocks: Sequence[BlockPlan], roles: Sequence[AxisRole]
+    configuration: Configuration,
+    stages: Sequence[StagePlan],
+    blocks: Sequence[BlockPlan],
+    roles: Sequence[AxisRole],
+    others: Sequence[Sequence[AxisRole]] = (),
 ) -> Signature:
     """Return the signature of a plan of a configuration.
 
@@ -48,22 +54,28 @@ def signature(
         stages: The stages.
         blocks: Placements per distinct block.
         roles: What the mesh axes do.
+        others: What those of further meshes do.
     """
-    found = [
-        (role.role, role.zero if role.role in LEVELLED else 0, role.axis.size) for role in roles if role.axis.size > 1
-    ]
-    degrees = tuple(
-        (*kind, prod(size for name, zero, size in found if (name, zero) == kind))
-        for kind in sorted({(name, zero) for name, zero, _ in found})
-    )
     ordered = configuration.num_stages > 1 and configuration.num_microbatches > 1
     return Signature(
-        degrees,
+        _degrees(roles),
         configuration.num_stages,
         configuration.schedule if ordered else "",
         configuration.num_microbatches,
         _recompute(stages, blocks),
         tuple(sorted({stage.offload for stage in stages if stage.offload})),
+        tuple(map(_degrees, others)),
+    )
+
+
+def _degrees(roles: Sequence[AxisRole]) -> tuple[tuple[str, int, int], ...]:
+    """Return role, ZeRO level and degree of what axes do."""
+    found = [
+        (role.role, role.zero if role.role in LEVELLED else 0, role.axis.size) for role in roles if role.axis.size > 1
+    ]
+    return tuple(
+        (*kind, prod(size for name, zero, size in found if (name, zero) == kind))
+        for kind in sorted({(name, zero) for name, zero, _ in found})
     )
 
 
