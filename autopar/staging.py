@@ -18,6 +18,7 @@ how many microbatches are in flight.
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,9 +116,7 @@ class Staging:
         seconds, lead, slow, tails = (
             np.array([table[place] for place in where]) for table in (self.seconds, self.lead, self.slow, self.tails)
         )
-        ahead, back = (
-            np.array([self.hop(one, other) for one, other in zip(route, route[1:], strict=False)]).reshape(-1, 2).T
-        )
+        ahead, back = np.array([self.hop(one, other) for one, other in pairwise(route)]).reshape(-1, 2).T
         backward = seconds - lead
         flow = float(seconds.sum() + ahead.sum() + back.sum())
         ends = [

@@ -172,10 +172,10 @@ def _step(
             own, lead = problem.seconds[where] + problem.slow[where], problem.lead[where]
             tail = problem.tails[where]
             leg = Leg(block, stop, device, option, column)
+            pairs: list[tuple[float, float, tuple[int, int] | None]] = []
             if level == 0:
-                pairs = [(own, own + tail, None)]
+                pairs.append((own, own + tail, None))
             else:
-                pairs = []
                 ends = (problem.ends[option], problem.ends, problem.classes[stop], after)
                 ahead, back = problem.ahead[ends], problem.back[ends]
                 for other in range(len(problem.sizes)):

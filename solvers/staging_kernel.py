@@ -129,7 +129,17 @@ def suffixes(
     """Return the pairs (R, W) of pipelines that end the chain.
 
     Args:
-        at: As in `Staging`, like all up to `back`.
+        at: Ranges, as in `Staging.at`.
+        sizes: Devices of options.
+        starts: Where they may start.
+        seconds: t of stages.
+        lead: Their t - b.
+        slow: What hiding their reductions costs.
+        tails: What follows their last backward.
+        ends: How options hold what is handed over.
+        classes: What is handed to each block.
+        ahead: Seconds of handing on.
+        back: Seconds of handing back.
         least: What earlier stages take at least, from `reach`.
         leads: The same of t - b.
         cap: Seconds of the slowest stage.

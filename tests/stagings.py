@@ -14,11 +14,12 @@ def random_staging(seed: int) -> Staging:
     rng = np.random.default_rng(seed)
     num_blocks, num_devices = int(rng.integers(1, 6)), int(rng.integers(1, 7))
     num_options, columns = int(rng.integers(1, 5)), int(rng.integers(1, 3))
-    levels = int(rng.integers(1, min(num_blocks, num_devices) + 1))
+    levels = int(rng.integers((min(num_blocks, num_devices) + 1) // 2, min(num_blocks, num_devices) + 1))
     chain = tuple(int(kind) for kind in rng.integers(0, 3, num_blocks))
     at = windows(tuple(range(num_blocks)) if rng.random() < 0.5 else chain, num_blocks, False).at
     ranges = int(at.max()) + 1
-    sizes = rng.integers(1, max(2, num_devices), num_options)
+    sizes = rng.integers(1, max(2, min(4, num_devices)), num_options)
+    sizes[0] = 1 + num_devices // (levels + 1)
     each = rng.uniform(0.5, 2.0, (num_options, 3))
     work = np.zeros((num_options, ranges))
     for start, row in enumerate(at):
@@ -30,7 +31,7 @@ def random_staging(seed: int) -> Staging:
     if rng.random() < 0.5:
         seconds = np.ceil(4 * seconds) / 4  # ties
     lead = seconds * rng.uniform(0.2, 0.6, shape)
-    seconds = np.where(rng.random(shape) < 0.1, np.inf, seconds)
+    seconds = np.where(rng.random(shape) < 0.05, np.inf, seconds)
     num_ends, classes = int(rng.integers(1, 4)), rng.integers(0, 2, num_blocks)
     hops = rng.uniform(0.0, float(rng.choice([0.0, 0.3])) + 1e-9, (2, num_ends, num_ends, 2, num_devices))
     return Staging(
@@ -45,7 +46,7 @@ def random_staging(seed: int) -> Staging:
         classes=classes,
         ahead=hops[0],
         back=hops[1],
-        counts=frozenset(int(count) for count in rng.integers(1, levels + 1, 3)),
+        counts=frozenset(int(count) for count in rng.integers(1, levels + 1, levels)),
         follow=float(rng.choice([0.0, 1.0, 7.0])),
         fixed=float(rng.choice([0.0, 0.5])),
     )

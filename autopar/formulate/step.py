@@ -45,7 +45,6 @@ from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.holding import moments
 
-
 Hop: TypeAlias = float | FloatArray
 """Seconds of handing one microbatch on, and of handing it back: one number for all, or (stages - 1, 2) of both ways."""
 

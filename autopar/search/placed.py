@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.formulate.hull import step_program
+from autopar.formulate.mean import mean_bytes
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
@@ -26,7 +27,13 @@ Solve = Callable[[Problem, float], Solution]
 FREE_STEPS, PRICED_STEPS = 3, 4
 """Prices that are tried for more choices, without and with a price on memory."""
 
-MOST_CHOICES = 6
+ROOMY = 0.3
+"""Share of the limit up to which a mean stage leaves enough room for all others."""
+
+RATIOS = (0.1, 1.0, 10.0)
+"""Price of all bytes of a mean stage over its time, where memory may bind."""
+
+MOST_CHOICES = 8
 """Choices of a mesh."""
 
 SHARE = 0.02
@@ -82,7 +89,7 @@ def least_seconds(tables: Tables, solve: Solve, rough: FloatArray) -> FloatArray
     for kind in np.flatnonzero(rough >= SHARE).tolist():
         solution = solve(problem(tables, kind_weights(tables, kind, 0.0)), math.inf)
         least[kind] = max(least[kind], solution.bound)
-    return np.maximum(0.0, least)
+    return np.asarray(np.maximum(0.0, least))
 
 
 def rough_shares(tables: Tables) -> FloatArray:
@@ -118,8 +125,8 @@ def pareto_choices(
     """
     found: dict[Choice, None] = {}
     hull = Hull(tables, step_program(tables, pipeline, limit, flavours=flavours, fastest=fastest), solve)
-    plain = weights(tables, pipeline, recompute=fastest, hidden=1.0, bounding=False)
-    first = solve(problem(tables, plain), math.inf)
+    instance = problem(tables, weights(tables, pipeline, recompute=fastest, hidden=1.0, bounding=False))
+    first = solve(instance, math.inf)
     if first.choice is None:
         return []
     found[first.choice] = None
@@ -128,6 +135,18 @@ def pareto_choices(
         for _ in range(steps):
             if stopped() or not hull.step(math.inf, lambda choice: found.setdefault(choice), memory=memory):
                 break
+    for flavour in dict.fromkeys((flavours[0], flavours[-1])):
+        # A stage may have to hold more than the mean one, by which the hull prices memory.
+        mean = mean_bytes(tables, pipeline, limit, [flavour] * len(tables.folded.kinds))
+        used = mean.excess(tables, first.choice) + mean.limit
+        if used < ROOMY * limit:
+            continue
+        for ratio in RATIOS:
+            if not stopped():
+                price = ratio * first.cost / max(used, 1.0)
+                choice = solve(mean.priced(instance, tables, price), math.inf).choice
+                if choice is not None:
+                    found[choice] = None
     return [choice for choice in found if np.isfinite(tables.block_seconds(choice)).all()]
 
 

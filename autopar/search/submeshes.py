@@ -5,7 +5,6 @@ number divides that of all nodes or is 2^i or 3 2^i. It lies in one group of equ
 anywhere in it, stages of whole nodes with a node.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from autopar.search.space import PLAIN, Configuration, divisors, meshes
 from autopar.sharding import Mesh
 
 MOST_SUBMESHES = 16
-"""Meshes that are worked on; of more, those are left out whose sizes are furthest from those of the best equal stages."""
+"""Meshes that are worked on; of more, those are left out whose sizes are furthest from the best equal stages'."""
 
 MOST_STAGES = 16
 """Of a pipeline with unequal stages."""
@@ -106,7 +105,7 @@ def submeshes(cluster: Cluster, gpus: int) -> Iterator[Submesh]:
 def nearest(found: Sequence[Submesh], size: float) -> tuple[Submesh, ...]:
     """Return `MOST_SUBMESHES` of the meshes at most, those nearest to a size; all meshes of a size or none."""
     kept: list[Submesh] = []
-    for own in sorted({each.mesh.size for each in found}, key=lambda own: abs(math.log(own / size))):
+    for own in sorted({each.mesh.size for each in found}, key=lambda own: (max(own / size, size / own), own)):
         more = [each for each in found if each.mesh.size == own]
         if kept and len(kept) + len(more) > MOST_SUBMESHES:
             break

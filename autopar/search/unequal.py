@@ -1,29 +1,30 @@
 """The search over pipelines whose stages have meshes and placements of their own.
 
-1. Per number of microbatches, what a block takes at least on each mesh makes a staging problem (`autopar.staging`) whose
-   optimum is a lower bound on all such pipelines: no hand-overs, no tails, parameters alone in memory. Numbers of
-   microbatches that cannot be better than what is known end here.
+1. Per number of microbatches, what a block takes at least on each mesh makes a staging problem (`autopar.staging`), the
+   optimum of which is a lower bound on all such pipelines: hand-overs and tails are free. Numbers of microbatches that
+   cannot be better than what is known end here.
 2. For the others, choices of placements on every mesh, from the fastest to those that hold least, make the staging
    problem proper; its best route is a candidate.
 
-It is opened if the best plan on equal stages is `WEAK` times as slow as a floor under all unequal ones, and if equal
-stages are something the best plans have, or devices differ: else there is little to gain.
+It is opened if the best plan on equal stages is `WEAK` times as slow as a floor under all unequal ones, or slower than
+that if devices differ: else there is little to gain.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autopar.cluster import Cluster
 from autopar.formulate.memory import KEPT, RESIDENT
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Tables
 from autopar.formulate.windows import symbols_of, windows
 from autopar.plan import BlockPlan, StagePlan, Variant
-from autopar.problem import Problem, Solution
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.attempt import PLACEMENT_SECONDS
@@ -37,6 +38,7 @@ from autopar.search.space import Configuration
 from autopar.search.submeshes import Submesh, Unequal, nearest
 from autopar.solvers import staging as dynamic
 from autopar.staging import FloatArray, Route, Staging
+from autopar.units import format_seconds
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -44,11 +46,8 @@ if TYPE_CHECKING:  # it knows this module
 WEAK = 1.15
 """Unequal stages are opened if the best plan on equal ones is at least this much slower than a floor under them."""
 
-NEAR_BEST = 1.05
-"""Equal pipelines this much slower than the best plan say that pipelines are worth while."""
-
-MOST_COUNTS = 3
-"""Numbers of microbatches that are worked on: those of the best pipelines, or of the least floors without any."""
+MOST_COUNTS = 4
+"""Numbers of microbatches that are worked on: those of the least floors."""
 
 
 @dataclass(slots=True)
@@ -69,7 +68,29 @@ class UnequalSpace:
     floor: float = math.inf
     bound: float = math.inf
     submeshes: tuple[Submesh, ...] = ()
-    why: str = ""
+
+    def words(self, best: float) -> tuple[str, ...]:
+        """Return in words what was looked for and what was not, given the best objective in seconds."""
+        space, found = self.space, []
+        stages = f"pipelines of {_range(space.stages)} stages with meshes of their own"
+        if self.opened:
+            grids = dict.fromkeys("×".join(map(str, submesh.mesh.shape)) for submesh in self.submeshes)
+            found.append(
+                f"{stages}, {', '.join(grids)}; {', '.join(map(str, self.opened))} microbatches; {space.schedule}"
+            )
+        if math.isfinite(self.floor):
+            rest = [count for count in space.microbatches if count not in self.opened]
+            lead = "excluded by their bound" if self.floor >= best else "not opened"
+            found.append(
+                f"{lead}: {stages}, of {', '.join(map(str, space.sizes))} devices, and {', '.join(map(str, rest))} "
+                f"microbatches; no plan there is faster than {format_seconds(self.floor)}"
+            )
+        return tuple(found)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    return f"{first}" if first == last else f"{first} to {last}" if last - first < len(numbers) else str(list(numbers))
 
 
 def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool], end: Callable[[], float]) -> float:
@@ -86,8 +107,8 @@ def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool]
         return math.inf
     found = UnequalSpace(space)
     outcome.unequal = found
-    floors = {count: _floor(search, space, count) for count in space.microbatches}
-    opened = [] if stops() else _worth_while(search, space, outcome, floors)
+    floors = {count: least_unequal(search, space, count) for count in space.microbatches}
+    opened = [] if stops() else _worth_while(search.costs.cluster, outcome.best, floors)
     found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
     if not opened:
         return math.inf
@@ -99,7 +120,7 @@ def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool]
     for count in sorted(opened, key=lambda count: floors[count]):
         if stops():
             break
-        work = _Count(search, found.submeshes, space, count, stops, end)
+        work = UnequalAttempt(search, found.submeshes, space, count, stops, end)
         bounds[count] = max(bounds[count], work.run(outcome))
         found.bound = min(bounds[other] for other in opened)
         lowest = min(outcome.closed_floor, found.bound)
@@ -107,7 +128,7 @@ def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool]
     return found.bound
 
 
-def _floor(search: "Search", space: Unequal, count: int) -> float:
+def least_unequal(search: "Search", space: Unequal, count: int) -> float:
     """Return a lower bound on the step seconds of all unequal stages with so many microbatches.
 
     A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: every op adds its
@@ -121,21 +142,24 @@ def _floor(search: "Search", space: Unequal, count: int) -> float:
     return float(search.floors[0].counts @ least) + search.costs.stack["step_seconds"]
 
 
-def _worth_while(search: "Search", space: Unequal, outcome: Outcome, floors: dict[int, float]) -> list[int]:
-    """Return the numbers of microbatches to look at."""
-    best = outcome.best
-    if not outcome.candidates or search.costs.cluster.groups:
-        below = sorted((count for count in space.microbatches if floors[count] < best), key=lambda count: floors[count])
-        return below[:MOST_COUNTS]
-    if best < WEAK * min(floors.values()):
-        return []
-    near = [each for each in outcome.candidates if each.objective <= NEAR_BEST * best]
-    counts = dict.fromkeys(each.configuration.num_microbatches for each in near if each.configuration.num_stages > 1)
-    return [count for count in counts if count in floors][:MOST_COUNTS]
+def _worth_while(cluster: Cluster, best: float, floors: Mapping[int, float]) -> list[int]:
+    """Return the numbers of microbatches to look at: those with the least floors, if there is something to gain."""
+    weak = 1.0 if cluster.groups else WEAK
+    below = sorted((floor, count) for count, floor in floors.items() if best >= weak * floor)
+    return [count for _, count in below[:MOST_COUNTS]]
 
 
-class _Count:
-    """Unequal stages with one number of microbatches."""
+class UnequalAttempt:
+    """Work on unequal stages with one number of microbatches.
+
+    Args:
+        search: What it is part of.
+        submeshes: The meshes that stages may have.
+        space: What else is declared.
+        count: The number of microbatches.
+        stops: Whether to stop now.
+        end: Returns when to end, on the monotonic clock.
+    """
 
     def __init__(
         self,
@@ -162,14 +186,24 @@ class _Count:
         """Return a lower bound on all plans, and add the best one to what was found."""
         if not self._tables:
             return math.inf
-        relaxed = self._relaxed()
-        bound = dynamic.solve(relaxed, self._search.threshold(outcome)).bound
-        if self._stops() or bound >= self._search.threshold(outcome):
+        relaxed = self.relaxed()
+        bound = dynamic.solve(relaxed, outcome.best).bound
+        if self._stops() or bound >= outcome.best * (1 - OPTIMALITY_TOLERANCE):
             return bound
+        options = self.options()
+        if options is None or self._stops():
+            return bound
+        found = dynamic.solve(options.staging, self._search.threshold(outcome))
+        if found.route:
+            outcome.take(Finding(bound, self.candidate(options, found.route), self._cut), self._search.keep)
+        return bound
+
+    def options(self) -> Options | None:
+        """Return what stages can be chosen from; None if there is nothing."""
         placed = self._placed()
-        if not placed or self._stops():
-            return bound
-        options = options_of(
+        if not placed:
+            return None
+        return options_of(
             placed,
             self._pipeline(self._stages),
             frozenset(self._space.stages),
@@ -178,10 +212,6 @@ class _Count:
             self._search.memory_limit,
             self._search.constraints,
         )
-        found = dynamic.solve(options.staging, self._search.threshold(outcome))
-        if found.route:
-            outcome.take(Finding(bound, self._candidate(options, found.route), self._cut), self._search.keep)
-        return bound
 
     def _pipeline(self, num_stages: int) -> Pipeline:
         mesh = next(iter(self._tables)).mesh
@@ -197,7 +227,7 @@ class _Count:
         self._cut += time.monotonic() - began >= left
         return solution
 
-    def _relaxed(self) -> Staging:
+    def relaxed(self) -> Staging:
         """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""
         folded, chain, limit = self._folded, np.asarray(self._folded.chain), self._search.memory_limit
         found = windows(symbols_of(self._folded.chain, []), len(chain), from_first=False)
@@ -246,7 +276,7 @@ class _Count:
             found += undominated(each)[:MOST_CHOICES]
         return found
 
-    def _candidate(self, options: Options, route: Route) -> Candidate:
+    def candidate(self, options: Options, route: Route) -> Candidate:
         """Return the plan of a route before it is written down."""
         used = distinct_legs(route)
         first, flavours = options.placed[used[0]], options.flavours(route)
