@@ -146,6 +146,7 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
         space=(
             *describe(space, task.constraints.flavours()),
             *closed_words(outcome.closed, outcome.closed_floor),
+            *(outcome.unequal.words(objective) if outcome.unequal else ()),
             *words(task.pins),
         ),
         configurations=len(space),
