@@ -17,11 +17,12 @@ from autopar.pins import Choices, Pins
 from autopar.plan import Plan
 from autopar.search.floor import floor
 from autopar.search.legs import Options
-from autopar.search.outcome import Outcome
+from autopar.search.outcome import Candidate, Outcome
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
 from autopar.search.submeshes import nearest, submeshes, unequal
 from autopar.search.unequal import UnequalAttempt, least_unequal
+from autopar.simulate import simulate
 from autopar.solvers import staging as dynamic
 from autopar.staging import Leg, Route
 from tests.executions import COSTS, Execution, model_rules, written
@@ -203,6 +204,13 @@ def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
     assert draft is not None
     assert len({stage.devices[1] - stage.devices[0] for stage in draft.stages}) > 1
     assert any("stages with meshes of their own" in line for line in found.unequal.words(found.best))
+    assert _simulated(search, found.candidates[0]) < 0.9 * _simulated(search, equal.candidates[0])
+
+
+def _simulated(search: Search, candidate: Candidate) -> float:
+    """Return the step seconds of a candidate's plan in the simulator."""
+    program = _execution().program(written(candidate, search.global_batch, True))
+    return simulate(program, search.costs).step_seconds
 
 
 def test_memory_limits_count(cache_dir: Path) -> None:
@@ -238,6 +246,7 @@ def _solve(cache_dir: Path, **arguments: object) -> Plan:
     return plan
 
 
+@pytest.mark.slow  # two whole searches of a model of real size on 16 devices
 def test_different_nodes_get_different_stages(cache_dir: Path) -> None:
     """On A100 and V100 a stage on each beats one mesh of both, at the pace of the slower, in the simulator."""
     plan = _solve(

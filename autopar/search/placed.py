@@ -10,8 +10,8 @@ from autopar.formulate.hull import step_program
 from autopar.formulate.mean import mean_bytes
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.step import Pipeline
-from autopar.formulate.tables import Slot, Tables
-from autopar.formulate.weights import kind_weights, problem, weights
+from autopar.formulate.tables import IntArray, Slot, Tables
+from autopar.formulate.weights import Weights, kind_weights, problem, weights
 from autopar.plan import BlockPlan
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import LoweredKind, lower_blocks
@@ -35,6 +35,9 @@ RATIOS = (0.1, 1.0, 10.0)
 
 MOST_CHOICES = 8
 """Choices of a mesh."""
+
+ELSEWHERE = 1e-3
+"""Blocks that a kind counts as where a stage has none."""
 
 SHARE = 0.02
 """Kinds of blocks that take less than this of the model's time count as free in a bound."""
@@ -148,6 +151,18 @@ def pareto_choices(
                 if choice is not None:
                     found[choice] = None
     return [choice for choice in found if np.isfinite(tables.block_seconds(choice)).all()]
+
+
+def range_choice(tables: Tables, pipeline: Pipeline, counts: IntArray, solve: Solve) -> Choice | None:
+    """Return the fastest choice for a stage with so many blocks of each kind, (kinds,); None if there is none.
+
+    Other blocks count so little that they are placed well, and decide nothing.
+    """
+    flavours = [Recompute.NONE] * len(counts)
+    plain = weights(tables, pipeline, recompute=flavours, hidden=1.0, bounding=False)
+    held = np.maximum(counts, ELSEWHERE) / np.array([kind.count for kind in tables.folded.kinds])
+    choice = solve(problem(tables, Weights(plain.factors * held[:, None], False)), math.inf).choice
+    return choice if choice is not None and np.isfinite(tables.block_seconds(choice)).all() else None
 
 
 def undominated(placed: Sequence[Placed]) -> list[Placed]:

@@ -4,7 +4,8 @@
    optimum of which is a lower bound on all such pipelines: hand-overs and tails are free. Numbers of microbatches that
    cannot be better than what is known end here.
 2. For the others, choices of placements on every mesh, from the fastest to those that hold least, make the staging
-   problem proper; its best route is a candidate.
+   problem proper; its best route is a candidate. Choices that are best for the blocks of its stages are added, and the
+   problem is solved again, until that gives no better route.
 
 It is opened if the best plan on equal stages is `WEAK` times as slow as a floor under all unequal ones, or slower than
 that if devices differ: else there is little to gain.
@@ -31,7 +32,15 @@ from autopar.search.attempt import PLACEMENT_SECONDS
 from autopar.search.legs import Options, distinct_legs, options_of, start_places
 from autopar.search.outcome import Candidate, Draft, Outcome
 from autopar.search.pieces import Finding
-from autopar.search.placed import MOST_CHOICES, Placed, least_seconds, pareto_choices, rough_shares, undominated
+from autopar.search.placed import (
+    MOST_CHOICES,
+    Placed,
+    least_seconds,
+    pareto_choices,
+    range_choice,
+    rough_shares,
+    undominated,
+)
 from autopar.search.roles import roles_of_axes
 from autopar.search.signature import signature
 from autopar.search.space import Configuration
@@ -48,6 +57,10 @@ WEAK = 1.15
 
 MOST_COUNTS = 4
 """Numbers of microbatches that are worked on: those of the least floors."""
+
+
+ROUNDS = 4
+"""Times a staging problem is solved, each time with choices for the stages that were found the last time."""
 
 
 @dataclass(slots=True)
@@ -122,6 +135,8 @@ def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool]
             break
         work = UnequalAttempt(search, found.submeshes, space, count, stops, end)
         bounds[count] = max(bounds[count], work.run(outcome))
+        outcome.solved += bounds[count] < outcome.best
+        outcome.pruned += bounds[count] >= outcome.best
         found.bound = min(bounds[other] for other in opened)
         lowest = min(outcome.closed_floor, found.bound)
         search.tell(outcome, "stages", opened.index(count) + 1, len(opened), lowest, f"{count} microbatches")
@@ -190,19 +205,28 @@ class UnequalAttempt:
         bound = dynamic.solve(relaxed, outcome.best).bound
         if self._stops() or bound >= outcome.best * (1 - OPTIMALITY_TOLERANCE):
             return bound
-        options = self.options()
-        if options is None or self._stops():
-            return bound
-        found = dynamic.solve(options.staging, self._search.threshold(outcome))
-        if found.route:
+        placed, cutoff = self._placed(), self._search.threshold(outcome)
+        for _ in range(ROUNDS):
+            if not placed or self._stops():
+                break
+            options = self._options(placed)
+            found = dynamic.solve(options.staging, cutoff)
+            if not found.route:
+                break
+            cutoff = found.seconds
             outcome.take(Finding(bound, self.candidate(options, found.route), self._cut), self._search.keep)
+            self._cut = 0
+            placed = self._with_own(options, found.route)
+            if len(placed) == len(options.placed):
+                break
         return bound
 
     def options(self) -> Options | None:
-        """Return what stages can be chosen from; None if there is nothing."""
+        """Return what stages can be chosen from at first; None if there is nothing."""
         placed = self._placed()
-        if not placed:
-            return None
+        return self._options(placed) if placed else None
+
+    def _options(self, placed: Sequence[Placed]) -> Options:
         return options_of(
             placed,
             self._pipeline(self._stages),
@@ -212,6 +236,18 @@ class UnequalAttempt:
             self._search.memory_limit,
             self._search.constraints,
         )
+
+    def _with_own(self, options: Options, route: Route) -> list[Placed]:
+        """Return the options, and on the mesh of each stage of a route the best choice for its blocks alone."""
+        found = list(options.placed)
+        for leg in route:
+            submesh = options.placed[leg.option].submesh
+            tables = self._tables[submesh]
+            counts = np.bincount(self._folded.chain[leg.start : leg.stop], minlength=len(self._folded.kinds))
+            choice = range_choice(tables, self._pipeline(len(route)), counts, self._solve)
+            if choice is not None and all((own.submesh, own.choice) != (submesh, choice) for own in found):
+                found.append(Placed.of(submesh, tables, choice, trains=self._trains))
+        return found
 
     def _pipeline(self, num_stages: int) -> Pipeline:
         mesh = next(iter(self._tables)).mesh
