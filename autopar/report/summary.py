@@ -262,7 +262,7 @@ def _search(search: SearchReport) -> list[str]:
     left = search.configurations - search.solved - search.pruned
     counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
     if search.cut:
-        counts += f"; {search.cut} placement problems cut by their clock"
+        counts += f"; {search.cut} placement problems cut by their limit"
     return [
         *heading("Space searched"),
         *format_items(search.space),

@@ -246,10 +246,14 @@ class Finder:
     # What is known of a number.
 
     def _task(self, number: int) -> Task | str:
-        """Return the job on a number of GPUs, or why there is none."""
+        """Return the job on a number of GPUs, with equal stages, or why there is none.
+
+        What is proven of a number is proven of equal stages.
+        """
         if number not in self._tasks:
             try:
-                self._tasks[number] = resized(self.base, gpus=number)
+                task = replace(resized(self.base, gpus=number), unequal=None)
+                self._tasks[number] = task if task.space else f"no equal stages of {number} GPUs keep to the pins"
             except (JobError, ClusterError, PinError) as error:
                 self._tasks[number] = str(error.args[0])
         return self._tasks[number]
