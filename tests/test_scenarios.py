@@ -43,6 +43,7 @@ def test_prices_are_those_of_the_clusters_unless_given(tmp_path: Path) -> None:
     given = autopar.whatif("zoo:mlp-xs", gpus=[2], clusters=[str(file)], gpu_hour_price=5.0, **MLP).cells[0]
 
     assert own.step_seconds is not None
+    assert own.price_per_million is not None
     assert own.price_per_million == pytest.approx(2 * own.step_seconds / 3600 * 2.5 / 8e-6)
     assert given.price_per_million == pytest.approx(2 * own.price_per_million)
     assert own.plan is not None
