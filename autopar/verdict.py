@@ -146,9 +146,10 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
         space=(
             *describe(space, task.constraints.flavours()),
             *closed_words(outcome.closed, outcome.closed_floor),
+            *(outcome.unequal.words(objective) if outcome.unequal else ()),
             *words(task.pins),
         ),
-        configurations=len(space),
+        configurations=len(space) + (len(outcome.unequal.opened) if outcome.unequal else 0),
         solved=outcome.solved,
         pruned=outcome.pruned,
         phases=times,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables
-from autopar.plan import BlockPlan, StagePlan
+from autopar.plan import BlockPlan, StagePlan, Variant
 from autopar.problem import Choice
 from autopar.recompute import format_recompute
 from autopar.schedule import SCHEDULES
@@ -19,6 +19,7 @@ from autopar.search.space import Configuration, Family
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.pieces import Finding
+    from autopar.search.unequal import UnequalSpace
 
 KEEP = 8
 """Candidates kept per plan wanted: the simulator ranks some of them, and some do not fit when simulated."""
@@ -33,12 +34,16 @@ class Draft:
         blocks: Placements per distinct block.
         roles: What the mesh axes do.
         signature: What tells the plan from others.
+        variants: Further meshes with placements of their own, if stages differ in them.
+        variant_roles: What the axes of each of those do.
     """
 
     stages: tuple[StagePlan, ...]
     blocks: tuple[BlockPlan, ...]
     roles: tuple[AxisRole, ...]
     signature: Signature
+    variants: tuple[Variant, ...] = ()
+    variant_roles: tuple[tuple[AxisRole, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +145,7 @@ class Outcome:
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
         closed: Configurations on meshes of three axes that were not opened: they are not part of the space.
         closed_floor: No plan of those that are not opened has a lower objective; infinity without any.
+        unequal: What became of the stages with meshes of their own; None if the job has none.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -154,6 +160,7 @@ class Outcome:
     closed_floor: float = math.inf
     work: float = 0.0
     standings: dict[Family, Standing] = field(default_factory=dict)
+    unequal: "UnequalSpace | None" = None
 
     @property
     def best(self) -> float:

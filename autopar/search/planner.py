@@ -36,7 +36,9 @@ from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families, first_tries
+from autopar.search.submeshes import Unequal
 from autopar.search.sweep import Series, sweep
+from autopar.search.unequal import search_unequal
 from autopar.solvers import Solver
 
 KEEP_WITHIN = 1.05
@@ -75,6 +77,8 @@ class Search:
         batch_dims: For solvers that follow recipes: the batch dim of every value.
         constraints: What else plans have to keep to.
         hire: Returns who does the work.
+        unequal: Stages with meshes of their own; None if there are none.
+        floors: Floor under step times on each group of equal nodes.
     """
 
     folded: Callable[[int], Folded]
@@ -94,6 +98,8 @@ class Search:
     batch_dims: BatchDims | None = None
     constraints: Constraints = FREE
     hire: Callable[["Search"], Crew] = Alone
+    unequal: Unequal | None = None
+    floors: tuple[Floor, ...] = ()
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound.
@@ -118,6 +124,7 @@ class Search:
                 waves += opened
             else:
                 outcome.closed = tuple(more)
+            lowest = min(lowest, search_unequal(self, outcome, clock.stops, clock.end))
             outcome.complete = lowest
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]

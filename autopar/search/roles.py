@@ -4,7 +4,7 @@ The solver decides op by op what a mesh axis does; the word says what it does to
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
 parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
 sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
-this but splits some of the parameters is tensor parallel in part of the model.
+this but splits some of the parameters, or another dim of most activations, is tensor parallel in part of the model.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -74,7 +74,9 @@ class AxisTallies:
             return "sp"
         if self.activations.most(self.activations.spatial):
             return "spatial"
-        return "tp" if self.used.split > _SOME * self.used.total else "idle"
+        # A stage may have products with parameters of others alone, split where these are copied.
+        inside = self.activations.split - self.activations.first - self.activations.second - self.activations.spatial
+        return "tp" if self.used.split > _SOME * self.used.total or self.activations.most(inside) else "idle"
 
     @property
     def zero(self) -> int:

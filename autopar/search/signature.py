@@ -36,6 +36,7 @@ class Signature:
         num_microbatches: Microbatches per step.
         recompute: What the layer that recomputes least does.
         offload: What lies in host memory in some stage.
+        others: Degrees of the further meshes that stages have, if they differ in them.
     """
 
     degrees: tuple[tuple[str, int, int], ...]
@@ -44,6 +45,7 @@ class Signature:
     num_microbatches: int
     recompute: str
     offload: tuple[str, ...] = ()
+    others: tuple[tuple[tuple[str, int, int], ...], ...] = ()
 
     def is_akin_to(self, faster: "Signature") -> bool:
         """Whether a plan of this signature differs from a faster one in nothing that a user cares about."""
@@ -63,7 +65,11 @@ def distinct(found: Iterable[T], signature_of: Callable[[T], Signature]) -> list
 
 
 def signature(
-    configuration: Configuration, stages: Sequence[StagePlan], blocks: Sequence[BlockPlan], roles: Sequence[AxisRole]
+    configuration: Configuration,
+    stages: Sequence[StagePlan],
+    blocks: Sequence[BlockPlan],
+    roles: Sequence[AxisRole],
+    others: Sequence[Sequence[AxisRole]] = (),
 ) -> Signature:
     """Return the signature of a plan of a configuration.
 
@@ -72,23 +78,29 @@ def signature(
         stages: The stages.
         blocks: Placements per distinct block.
         roles: What the mesh axes do.
+        others: What those of further meshes do.
     """
-    by_name: dict[str, list[AxisRole]] = {}
-    for role in roles:
-        if role.axis.size > 1:
-            by_name.setdefault(_word(role), []).append(role)
-    degrees = tuple(
-        (name, max(_level(role) for role in own), prod(role.axis.size for role in own))
-        for name, own in sorted(by_name.items())
-    )
     ordered = configuration.num_stages > 1 and configuration.num_microbatches > 1
     return Signature(
-        degrees,
+        _degrees(roles),
         configuration.num_stages,
         configuration.schedule if ordered else "",
         configuration.num_microbatches,
         _least(stages, blocks),
         tuple(sorted({stage.offload for stage in stages if stage.offload})),
+        tuple(map(_degrees, others)),
+    )
+
+
+def _degrees(roles: Sequence[AxisRole]) -> tuple[tuple[str, int, int], ...]:
+    """Return role, ZeRO level and degree of what axes do."""
+    by_name: dict[str, list[AxisRole]] = {}
+    for role in roles:
+        if role.axis.size > 1:
+            by_name.setdefault(_word(role), []).append(role)
+    return tuple(
+        (name, max(_level(role) for role in own), prod(role.axis.size for role in own))
+        for name, own in sorted(by_name.items())
     )
 
 
