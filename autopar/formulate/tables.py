@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Fused, Overlap, Resharder
+from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import launched
 from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
@@ -38,7 +39,7 @@ class Slot(IntEnum):
     `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
     parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
     beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
-    recomputes selectively. The last three are what the host link adds to whole passes: where what a block saves lies in
+    recomputes selectively. Three are what the host link adds to whole passes: where what a block saves lies in
     host memory, `OFFLOAD` to its forward and `FETCH` to its backward; where the optimizer's state does, `STATE` to its
     update. They are known of lowered blocks only, and 0 in tables (`autopar.formulate.offload` fills them in).
     """
@@ -59,6 +60,11 @@ class Slot(IntEnum):
     OFFLOAD = 13
     FETCH = 14
     STATE = 15
+    GRADIENT_OUTSIDE = 16
+    REDUCE_OUTSIDE = 17
+    FORWARD_OUTSIDE = 18
+    BACKWARD_OUTSIDE = 19
+    SELECTIVE_OUTSIDE = 20
 
 
 AGAIN = {
@@ -67,6 +73,18 @@ AGAIN = {
     Slot.FORWARD_GATHER: Slot.SELECTIVE_GATHER,
 }
 """Slots of the forward, and what they are where it runs again in part."""
+
+OUTSIDE = {
+    Slot.GRADIENT: Slot.GRADIENT_OUTSIDE,
+    Slot.REDUCE: Slot.REDUCE_OUTSIDE,
+    Slot.FORWARD_WAIT: Slot.FORWARD_OUTSIDE,
+    Slot.FORWARD_GATHER: Slot.FORWARD_OUTSIDE,
+    Slot.BACKWARD_WAIT: Slot.BACKWARD_OUTSIDE,
+    Slot.BACKWARD_GATHER: Slot.BACKWARD_OUTSIDE,
+    Slot.SELECTIVE_WAIT: Slot.SELECTIVE_OUTSIDE,
+    Slot.SELECTIVE_GATHER: Slot.SELECTIVE_OUTSIDE,
+}
+"""Slots of collectives, and where the part of them is told that leaves nodes."""
 
 
 class Memory(StrEnum):
@@ -159,6 +177,7 @@ class Edge:
         share: Times per instance of the kind.
         value: Name of the value.
         consumer: Input slot of the consuming op; -1 if the consumer is no op.
+        outside: What of the seconds leaves nodes; None if nothing ever does.
     """
 
     first: int
@@ -169,6 +188,31 @@ class Edge:
     share: float
     value: str
     consumer: int
+    outside: "Outside | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outside:
+    """The seconds of a change of placement that links between nodes are busy.
+
+    Attributes:
+        seconds: (placements, placements) from one to another.
+        source: (S of first) placement numbers.
+        target: (S of second) placement numbers.
+    """
+
+    seconds: FloatArray
+    source: IntArray
+    target: IntArray
+
+    def at(self, first: int, second: int) -> float:
+        """Return the seconds under two strategies."""
+        return float(self.seconds[self.source[first], self.target[second]])
+
+    @property
+    def table(self) -> FloatArray:
+        """(S of first, S of second) seconds."""
+        return self.seconds[np.ix_(self.source, self.target)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,13 +315,20 @@ class Tables:
             totals[node.kind, node.slot] += node.share * node.seconds[strategy]
         for edge in self.edges:
             if edge.share:
-                totals[edge.kind, edge.slot] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+                first, second = choice[edge.first], choice[edge.second]
+                totals[edge.kind, edge.slot] += edge.share * edge.table[first, second]
+                if edge.outside is not None and edge.slot in OUTSIDE:
+                    totals[edge.kind, OUTSIDE[edge.slot]] += edge.share * edge.outside.at(first, second)
         for index in self.again_nodes:
             node = self.nodes[index]
             totals[node.kind, AGAIN[node.slot]] += node.share * node.seconds[choice[index]]
         for index in self.again_edges:
             edge = self.edges[index]
-            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+            first, second = choice[edge.first], choice[edge.second]
+            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[first, second]
+            if edge.outside is not None:
+                again = OUTSIDE[AGAIN[edge.slot]]
+                totals[edge.kind, again] += edge.share * edge.outside.at(first, second)
         return totals
 
 
@@ -307,6 +358,7 @@ class _Builder:
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
         self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
+        self.leaves_nodes = any(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
         self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
         self.read = _read_bytes(self.graph, costs.policy)
@@ -579,7 +631,8 @@ class _Builder:
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
         ways = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name))
         table = self.sharing.prices(ways, source, target)
-        self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
+        outside = Outside(ways.outside, source, target) if self.leaves_nodes else None
+        self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer, outside))
 
     def _parameter_value(self, producer: Producer) -> Value:
         value = self.nodes[self.parameter_node[producer]].value
