@@ -11,9 +11,10 @@ from enum import StrEnum
 import numpy as np
 
 from autopar.cost import Bucketed, Resharder
+from autopar.formulate.facts import element_bytes
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.options import local_sizes
-from autopar.formulate.tables import Decision, Edge, IntArray, Slot, Tables, element_bytes
+from autopar.formulate.tables import Decision, Edge, IntArray, Slot, Tables
 
 
 class BufferUse(StrEnum):

@@ -15,9 +15,9 @@ import numpy as np
 
 from autopar.cost import Bucketed, CostModel, DtypePolicy, Move, Resharder
 from autopar.errors import PlanError
+from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.split import weight_ops
-from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import OFFLOADS, BlockPlan, OpPlacement, Plan, StagePlan, Variant, check_variants
 from autopar.program.again import run_again
