@@ -18,7 +18,9 @@ NAMES = ("gpt2", "mixtral-8x7b")
 
 def _same(first: tuple[IntArray | None, ...], second: tuple[IntArray | None, ...]) -> bool:
     pairs = zip_longest(first, second)
-    return all(one is other or (one is not None and np.array_equal(one, other)) for one, other in pairs)
+    return all(
+        one is other or (one is not None and other is not None and np.array_equal(one, other)) for one, other in pairs
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,8 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, Bucketed, CostModel, Fused, Resharder
+from autopar.cost import ALONE, CostModel, Fused, Resharder
 from autopar.cost.collectives import leaves_node
+from autopar.cost.reshard import bucketed
 from autopar.discover import Rules, Strategy
 from autopar.formulate.facts import covering_ops, element_bytes, fused_ops, read_bytes
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
@@ -65,7 +66,7 @@ class _Builder:
         self.boundaries: list[Boundary] = []
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
-        self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
+        self.resharder, self.bucketed = Resharder(mesh, costs), bucketed(mesh, costs)
         self.leaves_nodes = any(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
         self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
