@@ -8,12 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.cost import Overlap, Stack
+from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.mean import least_bytes, mean_bytes
 from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray
 from autopar.formulate.step import Pipeline, Split, step_time
-from autopar.formulate.tables import Slot, build_tables
+from autopar.formulate.tables import Slot
 from autopar.formulate.weights import kind_weights, problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from tests.formulations import (
