@@ -14,9 +14,9 @@ from autopar.api import plan_task
 from autopar.cli import main
 from autopar.cluster import load_cluster
 from autopar.errors import InfeasibleError, JobError, PinError
+from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import build_tables
 from autopar.formulate.thrift import least_split, state_bytes
 from autopar.pins import pins_from
 from autopar.recompute import ON_DEVICE
