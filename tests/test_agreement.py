@@ -9,10 +9,11 @@ import pytest
 
 from autopar.cluster.presets import PRESETS
 from autopar.cost import CostModel
+from autopar.formulate.building import build_tables
 from autopar.formulate.links import backward_links, gradient_links, reduce_links
 from autopar.formulate.mean import mean_bytes
 from autopar.formulate.step import Pipeline, Split, StepTime, step_time
-from autopar.formulate.tables import Slot, Tables, build_tables
+from autopar.formulate.tables import Slot, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.program.lower import lower
 from autopar.recompute import Recompute

@@ -34,6 +34,7 @@ of blocks, which makes the best choice of strategies a `Problem`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -48,6 +49,9 @@ from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.holding import moments
+
+Hop: TypeAlias = float | FloatArray
+"""Seconds of handing one microbatch on, and of handing it back: one number for all, or (stages - 1, 2) of both ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +97,20 @@ class Pipeline:
         """How often a step takes at least the mean of what all groups take for a microbatch."""
         return self.num_microbatches + (self.num_groups - 1 if self.fills else 0)
 
-    def hops(self, hop: float) -> float:
-        """Return the seconds of all hops of one microbatch, at `hop` seconds each."""
-        return (2 if SCHEDULES[self.schedule].trains else 1) * (self.num_stages - 1) * hop
+    def hops(self, hop: Hop) -> float:
+        """Return the seconds of all hops of one microbatch; `hop` as of `step_time`."""
+        if isinstance(hop, float | int):
+            return (2 if SCHEDULES[self.schedule].trains else 1) * (self.num_stages - 1) * hop
+        return float(hop.sum())
 
-    def pace(self, stages: FloatArray, hop: float) -> float:
-        """Return the seconds from one microbatch to the next, given those of each group of devices."""
-        if self.schedule != "1f1b" or not hop:
+    def pace(self, stages: FloatArray, hop: Hop) -> float:
+        """Return the seconds from one microbatch to the next, given those of each group; `hop` as of `step_time`."""
+        if self.schedule != "1f1b" or not np.any(hop):
             return float(stages.max())
         sums = np.concatenate([[0.0], np.cumsum(stages)])
         first, last = np.triu_indices(len(stages))
-        return float(((sums[last + 1] - sums[first] + 2 * (last - first) * hop) / (last - first + 1)).max())
+        trips = np.arange(len(stages)) * 2 * hop if isinstance(hop, float | int) else _before(hop.sum(axis=1))
+        return float(((sums[last + 1] - sums[first] + trips[last] - trips[first]) / (last - first + 1)).max())
 
     def in_flight(self, group: int) -> int:
         """Return of how many microbatches a group holds all that its stages keep, at some moment at least."""
@@ -205,7 +212,7 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
     )
 
 
-def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float) -> StepTime:
+def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: Hop) -> StepTime:
     """Return the step time of blocks split into stages.
 
     Args:
@@ -213,12 +220,13 @@ def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, spli
         chain: Kind of every block.
         pipeline: Stages, microbatches, schedule.
         split: Blocks to stages.
-        hop: Seconds of sending one microbatch's boundary from a stage to the next.
+        hop: Seconds of sending one microbatch's boundary from a stage to the next, and of sending it back: for all
+            stages, or (stages - 1, 2) of both ways.
     """
     return time_of(stage_times(totals, chain, split, pipeline.overlap), pipeline, hop)
 
 
-def time_of(stages: StageTimes, pipeline: Pipeline, hop: float) -> StepTime:
+def time_of(stages: StageTimes, pipeline: Pipeline, hop: Hop) -> StepTime:
     """Return the step time of stages; `hop` as of `step_time`."""
     overlap, chunks = pipeline.overlap, pipeline.num_chunks
     backward = stages.backward
@@ -238,7 +246,8 @@ def time_of(stages: StageTimes, pipeline: Pipeline, hop: float) -> StepTime:
     first = slice(0, len(groups))
     once = (overlap.share * stages.reduced + stages.update).reshape(chunks, -1).sum(axis=0)
     tail = left[first] + once
-    earlier = np.concatenate([[0.0], np.cumsum(backward[first])[:-1]]) + hop * np.arange(len(groups))
+    hops = hop * np.arange(len(groups)) if isinstance(hop, float | int) else _before(hop[:, 1])
+    earlier = _before(backward[first])[:-1] + hops
     ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[first][::-1])[::-1] + tail + pipeline.fixed
     slowest = int(ends.argmax())
     return StepTime(float(ends[slowest]), flow, float(tail[slowest]), stage)
@@ -247,6 +256,11 @@ def time_of(stages: StageTimes, pipeline: Pipeline, hop: float) -> StepTime:
 def busiest_link(gradient: FloatArray, waited: FloatArray) -> FloatArray:
     """Return n_s from (2, ...) seconds of gradient traffic of a microbatch, and of what it waits for on these links."""
     return np.asarray(np.where(gradient > 0, gradient + waited, 0.0).max(axis=0))
+
+
+def _before(each: FloatArray) -> FloatArray:
+    """Return the sums of what is before each, and of all."""
+    return np.concatenate([[0.0], np.cumsum(each)])
 
 
 def stage_seconds(passes: FloatArray, gradient: FloatArray, busiest: FloatArray, overlap: Overlap) -> FloatArray:
