@@ -23,7 +23,7 @@ from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import ChainBytes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import pass_seconds
-from autopar.formulate.step import Split
+from autopar.formulate.step import Split, step_time
 from autopar.formulate.tables import FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
@@ -32,6 +32,7 @@ from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.hull import Hull
+from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.simulate.ranges import chain_bytes
@@ -221,7 +222,23 @@ class Attempt:
         if near or not more or self.hull.steps >= MOST_STEPS:
             self.exhausted = True
             self._fit(bound, cutoff)
+            if self.best is not None and bound * (1 + NEAR) < self.best.objective < cutoff:
+                self._look_nearby()
         return bound
+
+    def _look_nearby(self) -> None:
+        """Look for better plans of one stage near the best one."""
+        if self.best is None or self.hull is None or self.pipeline.num_stages > 1:
+            return
+        split, chain = self.best.split, self.tables.folded.chain
+
+        def seconds(choice: Choice) -> float:
+            return step_time(self.tables.block_seconds(choice), chain, self.pipeline, split, 0.0).seconds
+
+        instance, constant = self.hull.priced()
+        near = Neighbourhood(self.tables, instance)
+        for choice in descend(self.best.choice, near, constant, seconds, self._stopped):
+            self._consider(choice)
 
     def _fit(self, bound: float, cutoff: float) -> None:
         """Solve the placement problem under the memory of every stage, by flavour of recompute."""
