@@ -19,6 +19,7 @@ import autopar
 from autopar.errors import JobError, WorkerError
 from autopar.plan import Plan
 from autopar.search import pieces
+from autopar.search.attempt import Attempt
 from autopar.search.crew import Alone, Crew
 from autopar.search.engine import Engine
 from autopar.search.outcome import Outcome
@@ -70,8 +71,13 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     task, packed = _task(), []
     kept = _run(task)
     pack = pieces._pack
+
+    def note(attempt: Attempt) -> bytes:
+        packed.append(attempt)
+        return pack(attempt)
+
     monkeypatch.setattr(pieces, "KEPT_NODES", 0)
-    monkeypatch.setattr(pieces, "_pack", lambda attempt: packed.append(attempt) or pack(attempt))
+    monkeypatch.setattr(pieces, "_pack", note)
 
     anew = _run(task)
 
