@@ -180,6 +180,7 @@ def prepare(
     machine = job_machine(gpus, whole)
     software, policy = stack if isinstance(stack, Stack) else load_stack(stack), load_policy(precision)
     check_request(gpus, machine, global_batch, memory_limit)
+    wanted = NO_PINS if pins is None else pins if isinstance(pins, Pins) else load_pins(pins)
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
@@ -190,7 +191,7 @@ def prepare(
     limit = memory_limit or default_limit(machine)
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software), precision)
     task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)
-    return pinned(task, NO_PINS if pins is None else pins if isinstance(pins, Pins) else load_pins(pins))
+    return pinned(task, wanted)
 
 
 def pinned(task: Task, pins: Pins) -> Task:

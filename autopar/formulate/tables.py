@@ -7,22 +7,19 @@ paid depends on the schedule, which only `step.py` knows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
+from autopar.cost import CostModel, Overlap, Resharder
 from autopar.cost.overlap import launched
-from autopar.discover import Rules, Strategy
-from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
-from autopar.formulate.meaning import Meaning, meaning
-from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
-from autopar.formulate.selective import selective_ops
-from autopar.ir.graph import Graph, Op, Phase, Role, Value
+from autopar.formulate.facts import host_seconds, host_seconds_again
+from autopar.formulate.fold import Folded, Producer
+from autopar.formulate.meaning import Meaning
+from autopar.formulate.options import Options
+from autopar.ir.graph import Value
 from autopar.sharding import Mesh
 
 FloatArray = NDArray[np.float64]
@@ -37,7 +34,7 @@ class Slot(IntEnum):
     `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
     parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
     beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
-    recomputes selectively. The last three are what the host link adds to whole passes: where what a block saves lies in
+    recomputes selectively. Three are what the host link adds to whole passes: where what a block saves lies in
     host memory, `OFFLOAD` to its forward and `FETCH` to its backward; where the optimizer's state does, `STATE` to its
     update. They are known of lowered blocks only, and 0 in tables (`autopar.formulate.offload` fills them in).
     """
@@ -58,6 +55,11 @@ class Slot(IntEnum):
     OFFLOAD = 13
     FETCH = 14
     STATE = 15
+    GRADIENT_OUTSIDE = 16
+    REDUCE_OUTSIDE = 17
+    FORWARD_OUTSIDE = 18
+    BACKWARD_OUTSIDE = 19
+    SELECTIVE_OUTSIDE = 20
 
 
 AGAIN = {
@@ -66,6 +68,18 @@ AGAIN = {
     Slot.FORWARD_GATHER: Slot.SELECTIVE_GATHER,
 }
 """Slots of the forward, and what they are where it runs again in part."""
+
+OUTSIDE = {
+    Slot.GRADIENT: Slot.GRADIENT_OUTSIDE,
+    Slot.REDUCE: Slot.REDUCE_OUTSIDE,
+    Slot.FORWARD_WAIT: Slot.FORWARD_OUTSIDE,
+    Slot.FORWARD_GATHER: Slot.FORWARD_OUTSIDE,
+    Slot.BACKWARD_WAIT: Slot.BACKWARD_OUTSIDE,
+    Slot.BACKWARD_GATHER: Slot.BACKWARD_OUTSIDE,
+    Slot.SELECTIVE_WAIT: Slot.SELECTIVE_OUTSIDE,
+    Slot.SELECTIVE_GATHER: Slot.SELECTIVE_OUTSIDE,
+}
+"""Slots of collectives, and where the part of them is told that leaves nodes."""
 
 
 class Memory(StrEnum):
@@ -93,13 +107,6 @@ class Decision(IntEnum):
     PARAMETER = 1
     BOUNDARY = 2
     COPY = 3
-
-
-_WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
-_GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHER}
-"""Slot of the reshards before the ops of a pass: of a parameter, or of what was computed."""
-
-_STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +165,7 @@ class Edge:
         share: Times per instance of the kind.
         value: Name of the value.
         consumer: Input slot of the consuming op; -1 if the consumer is no op.
+        outside: What of the seconds leaves nodes; None if nothing ever does.
     """
 
     first: int
@@ -168,6 +176,31 @@ class Edge:
     share: float
     value: str
     consumer: int
+    outside: "Outside | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outside:
+    """The seconds of a change of placement that links between nodes are busy.
+
+    Attributes:
+        seconds: (placements, placements) from one to another.
+        source: (S of first) placement numbers.
+        target: (S of second) placement numbers.
+    """
+
+    seconds: FloatArray
+    source: IntArray
+    target: IntArray
+
+    def at(self, first: int, second: int) -> float:
+        """Return the seconds under two strategies."""
+        return float(self.seconds[self.source[first], self.target[second]])
+
+    @property
+    def table(self) -> FloatArray:
+        """(S of first, S of second) seconds."""
+        return self.seconds[np.ix_(self.source, self.target)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -261,14 +294,7 @@ class Tables:
     @property
     def host_seconds_again(self) -> FloatArray:
         """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
-        ranks = {name: len(value.shape) for name, value in self.folded.graph.values.items()}
-        seconds = np.zeros(len(self.folded.kinds))
-        for kind, positions in zip(self.folded.kinds, self.selective, strict=True):
-            fused = self.costs.fuse(kind.ops, ranks)
-            for op in (kind.ops[position] for position in positions):
-                rank = next((ranks[name] for name in op.inputs if name), 0)
-                seconds[kind.id] += self.costs.host_seconds(op, rank, fused.get(op.name, ALONE))
-        return seconds
+        return host_seconds_again(self.folded, self.costs, self.selective)
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
         """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
@@ -277,405 +303,18 @@ class Tables:
             totals[node.kind, node.slot] += node.share * node.seconds[strategy]
         for edge in self.edges:
             if edge.share:
-                totals[edge.kind, edge.slot] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+                first, second = choice[edge.first], choice[edge.second]
+                totals[edge.kind, edge.slot] += edge.share * edge.table[first, second]
+                if edge.outside is not None and edge.slot in OUTSIDE:
+                    totals[edge.kind, OUTSIDE[edge.slot]] += edge.share * edge.outside.at(first, second)
         for index in self.again_nodes:
             node = self.nodes[index]
             totals[node.kind, AGAIN[node.slot]] += node.share * node.seconds[choice[index]]
         for index in self.again_edges:
             edge = self.edges[index]
-            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+            first, second = choice[edge.first], choice[edge.second]
+            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[first, second]
+            if edge.outside is not None:
+                again = OUTSIDE[AGAIN[edge.slot]]
+                totals[edge.kind, again] += edge.share * edge.outside.at(first, second)
         return totals
-
-
-class Restriction(Protocol):
-    """What each mesh axis may do, asked for decision by decision; masks are over what one axis could do."""
-
-    def of_op(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> Sequence[NDArray[np.bool_]]:
-        """Return by axis which of an op's strategies on one axis it may take; none if the op is free on that axis."""
-
-    def of_value(self, decision: Decision, kind: int, value: Value) -> Sequence[NDArray[np.bool_]]:
-        """Return by axis which codes of a placement a value may have; none if it is free on that axis."""
-
-
-class _Builder:
-    """Collects nodes and edges of one folded graph."""
-
-    def __init__(
-        self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, restriction: Restriction | None = None
-    ) -> None:
-        self.folded, self.mesh, self.costs, self.restriction = folded, mesh, costs, restriction
-        self.graph, self.meaning = folded.graph, meaning(folded, rules)
-        self.nodes: list[Node] = []
-        self.edges: list[Edge] = []
-        self.bytes: list[Bytes] = []
-        self.boundaries: list[Boundary] = []
-        self.op_node: dict[tuple[int, int], int] = {}
-        self.parameter_node: dict[Producer, int] = {}
-        self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
-        self.covering_ops = covering_ops(folded)
-        self.resident, self.wire = element_bytes(self.graph, costs.policy)
-        states = [state for state in self.graph.states if state.role is Role.PARAMETER]
-        self.read = self.resident | {name: self.wire[name] for state in states for name in (state.input, state.output)}
-        self.trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
-        self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
-        self.written = {state.output: state for state in self.graph.states if state.output != state.input}
-        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
-        self.fused = {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
-        self.selective = selective_ops(folded, costs)
-
-    def build(self) -> Tables:
-        for kind in self.folded.kinds:
-            for position, op in enumerate(kind.ops):
-                self._add_op(kind.id, position, op)
-        for parameter in self.folded.parameters:
-            self._add_parameter(parameter.producer, parameter.value, parameter.count)
-        self._connect_inside()
-        self._connect_between()
-        self._close_step()
-        return Tables(
-            self.folded, self.meaning, self.mesh, self.costs, self.resharder,
-            tuple(self.nodes), tuple(self.edges), tuple(self.bytes), tuple(self.boundaries),
-            self.selective, *self._again(),
-        )  # fmt: skip
-
-    def _again(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the nodes and the edges that are paid again under selective recompute."""
-        nodes = {self.op_node[kind, position] for kind, ops in enumerate(self.selective) for position in ops}
-        read = {edge.first for edge in self.edges if edge.second in nodes}
-        copies = {index for index in read if self.nodes[index].decision is Decision.COPY}
-        edges = (index for index, edge in enumerate(self.edges) if edge.second in nodes or edge.second in copies)
-        return tuple(sorted(nodes)), tuple(edges)
-
-    # Nodes.
-
-    def _add_op(self, kind: int, position: int, op: Op) -> None:
-        choices = self._in_place(op, self._options(kind, op))
-        slot = Slot.BACKWARD_WEIGHT if op.name in self.covering_ops else _slot(op)
-        seconds = self._op_seconds(op, choices)
-        self.op_node[kind, position] = len(self.nodes)
-        self.nodes.append(Node(Decision.OP, kind, op.name, slot, seconds, 1.0, position, choices, None, None))
-        self._op_bytes(kind, position, op, choices)
-
-    def _options(self, kind: int, op: Op) -> Options:
-        """Return what an op can do, as restricted; what no restricted axis can do with the others is free on all."""
-        strategies = self.meaning.strategies(op)
-        if self.restriction is not None:
-            allowed = self.restriction.of_op(kind, op, strategies)
-            choices = options(self.graph, op, strategies, self.mesh, self.folded.free, allowed)
-            if choices.count:
-                return choices
-        return options(self.graph, op, strategies, self.mesh, self.folded.free)
-
-    def _placements(self, decision: Decision, kind: int, value: Value, *, partial: bool) -> IntArray:
-        """Return the placement numbers of a value, as restricted; free on all axes if it can have none of them."""
-        chunks = self.meaning.chunks(value.name)
-        if self.restriction is not None:
-            allowed = self.restriction.of_value(decision, kind, value)
-            numbers = all_placements(value.shape, chunks, self.mesh, partial=partial, allowed=allowed)
-            if len(numbers):
-                return numbers
-        return all_placements(value.shape, chunks, self.mesh, partial=partial)
-
-    def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
-        """Return the (S,) seconds of what devices run, rows from neighbours included."""
-        sizes = self.resident if op.phase is Phase.UPDATE else self.read
-        fused = self.fused.get(op.name, ALONE)
-        seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, sizes, fused)
-        for index in set(choices.local_kinds.tolist()) - {-1}:
-            local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
-            assert local is not None
-            part = choices.select(rows)
-            other = replace(op, kind=local.kind)
-            seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, sizes, fused)
-        for halos in choices.halos:
-            nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
-            seconds += self.costs.exchange_seconds(nbytes, self.mesh.axes[halos.axis])
-        return seconds
-
-    def _in_place(self, op: Op, choices: Options) -> Options:
-        """Keep the strategies that can stand: sums and moments never move, and results of inference are reduced.
-
-        The loss of a training step may stay a partial sum: nobody waits for it.
-        """
-        keep = np.ones(choices.count, dtype=bool)
-        for slot, name in enumerate(op.outputs):
-            numbers = choices.outputs[slot]
-            if name in self.results and numbers is not None:
-                keep &= ~is_partial(numbers, len(self.graph.values[name].shape), len(self.mesh.axes))
-            state = self.written.get(name)
-            if state is not None and state.role in (Role.GRADIENT, Role.MOMENT):
-                before, after = choices.inputs[op.inputs.index(state.input)], choices.outputs[slot]
-                assert before is not None, state
-                assert after is not None, state
-                keep &= before == after
-        return choices if keep.all() else choices.select(keep)
-
-    def _op_bytes(self, kind: int, position: int, op: Op, choices: Options) -> None:
-        node = self.op_node[kind, position]
-        block = self.folded.kinds[kind]
-        for index in dict.fromkeys(halos.input for halos in choices.halos):
-            # With rows of its neighbours around it a block is another value, which lives while the op runs.
-            local, with_rows = choices.local_inputs[index], np.zeros(choices.count, dtype=bool)
-            assert local is not None, op.name
-            for halos in choices.halos:
-                with_rows |= (halos.elements > 0) & (halos.input == index)
-            amounts = np.where(with_rows, local.prod(axis=1, dtype=np.float64) * self.resident[op.inputs[index]], 0.0)
-            self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))
-        behind = self.costs.kept_bytes(op, choices.local_inputs, choices.local_outputs, self.resident)
-        if behind.any() and self.trains:
-            memory = Memory.DROPPED if position in self.selective[kind] else Memory.SAVED
-            self.bytes.append(Bytes(node, kind, memory, behind))
-        for slot, name in enumerate(op.outputs):
-            local = choices.local_outputs[slot]
-            if not name or local is None:
-                continue
-            amounts = local.prod(axis=1, dtype=np.float64) * self.resident[name]
-            state = self.written.get(name)
-            if state is not None or op.phase is Phase.UPDATE:
-                if state is not None and state.role in _STATE_MEMORY:
-                    self.bytes.append(Bytes(node, kind, _STATE_MEMORY[state.role], amounts))
-                continue
-            if block.saved[position][slot]:
-                memory = Memory.DROPPED if position in self.selective[kind] else Memory.SAVED
-                self.bytes.append(Bytes(node, kind, memory, amounts))
-            elif block.last_use[position][slot] > position:
-                self.bytes.append(
-                    Bytes(node, kind, Memory.TRANSIENT, amounts, position, block.last_use[position][slot])
-                )
-
-    def _add_parameter(self, producer: Producer, value: Value, count: int) -> None:
-        numbers = self._placements(Decision.PARAMETER, producer.kind, value, partial=False)
-        share = count / self.folded.kinds[producer.kind].count
-        self.parameter_node[producer] = len(self.nodes)
-        amounts = share * local_sizes(value.shape, numbers, self.mesh) * self.resident[value.name]
-        self.bytes.append(Bytes(len(self.nodes), producer.kind, Memory.PARAMETERS, amounts))
-        self.nodes.append(
-            Node(
-                Decision.PARAMETER,
-                producer.kind,
-                value.name,
-                Slot.UPDATE,
-                np.zeros(len(numbers)),
-                share,
-                -1,
-                None,
-                numbers,
-                value,
-            )
-        )
-
-    def _add_value(
-        self, decision: Decision, kind: int, name: str, value: Value, slot: Slot, *, partial: bool = False
-    ) -> int:
-        numbers = self._placements(decision, kind, value, partial=partial)
-        self.nodes.append(Node(decision, kind, name, slot, np.zeros(len(numbers)), 1.0, -1, None, numbers, value))
-        return len(self.nodes) - 1
-
-    # Edges.
-
-    def _connect_inside(self) -> None:
-        """Connect ops with the ops and parameters of their own block.
-
-        A value that several ops of a phase read goes through a copy that they share.
-        """
-        groups: dict[tuple[Producer, int, Slot], list[tuple[Consumer, float]]] = {}
-        for use in self.folded.uses:
-            if use.crossing and use.producer.source is Source.OP:
-                continue
-            kind = self.folded.kinds[use.consumer.kind]
-            slot = _slot(kind.ops[use.consumer.position])
-            key = (use.producer, use.consumer.kind, slot)
-            groups.setdefault(key, []).append((use.consumer, use.count / kind.count))
-        for (producer, kind_id, slot), consumers in groups.items():
-            if producer.source is Source.STATE:
-                node, value = self.parameter_node[producer], self._parameter_value(producer)
-            else:
-                node = self.op_node[producer.kind, producer.position]
-                op = self.folded.kinds[producer.kind].ops[producer.position]
-                value = self.graph.values[op.outputs[producer.slot]]
-            self._fan_out(node, producer.slot, value, kind_id, slot, consumers)
-
-    def _connect_between(self) -> None:
-        """Give every value that passes between blocks one placement wherever it crosses: blocks fit together."""
-        groups = boundary_groups(self.folded)
-        for number, (producers, arrivals) in enumerate(groups):
-            first = producers[0]
-            op = self.folded.kinds[first.kind].ops[first.position]
-            value = self.graph.values[op.outputs[first.slot]]
-            node = self._add_value(Decision.BOUNDARY, first.kind, f"boundary{number}:{value.name}", value, _slot(op))
-            self.boundaries.append(Boundary(node, tuple(producers)))
-            for producer in producers:
-                kind = self.folded.kinds[producer.kind]
-                slot = _WAIT[_slot(kind.ops[producer.position])]
-                source = self.op_node[producer.kind, producer.position]
-                self._price(source, producer.slot, node, None, value, producer.kind, slot, 1.0, -1)
-            for kind_id, arrival in arrivals:
-                if arrival.saved:
-                    sizes = local_sizes(value.shape, self.nodes[node].outputs(0), self.mesh)
-                    memory = Memory.HANDED if self._is_saved(arrival) else Memory.ARRIVED
-                    self.bytes.append(Bytes(node, kind_id, memory, sizes * self.resident[value.name]))
-                by_slot: dict[Slot, list[tuple[Consumer, float]]] = {}
-                for consumer in arrival.uses:
-                    slot = _slot(self.folded.kinds[kind_id].ops[consumer.position])
-                    by_slot.setdefault(slot, []).append((consumer, 1.0))
-                for slot, consumers in by_slot.items():
-                    self._fan_out(node, 0, self.graph.values[arrival.value], kind_id, slot, consumers)
-
-    def _is_saved(self, arrival: Arrival) -> bool:
-        """Whether the blocks that a value comes from save it themselves."""
-        makers = (producer for producer, _ in arrival.producers)
-        return all(self.folded.kinds[made.kind].saved[made.position][made.slot] for made in makers)
-
-    def _fan_out(
-        self, node: int, output: int, value: Value, kind: int, slot: Slot, consumers: Sequence[tuple[Consumer, float]]
-    ) -> None:
-        source = node
-        waiting = _GATHER if self.nodes[node].decision is Decision.PARAMETER else _WAIT
-        if len(consumers) > 1:
-            name = f"{value.name}@{kind}/{slot.name.lower()}"
-            # Between blocks nothing is partial, and nothing becomes partial again.
-            partial = self.nodes[node].decision is Decision.OP and self.meaning.reduction(value.name) is not None
-            copy = self._add_value(Decision.COPY, kind, name, value, slot, partial=partial)
-            share = max(share for _, share in consumers)
-            self._price(node, output, copy, None, value, kind, waiting.get(slot, slot), share, -1)
-            source, output = copy, 0
-        for consumer, share in consumers:
-            target = self.op_node[consumer.kind, consumer.position]
-            op = self.folded.kinds[consumer.kind].ops[consumer.position]
-            paid = waiting.get(slot, slot)
-            if any(name in self.written and self.written[name].role is Role.GRADIENT for name in op.outputs):
-                paid = Slot.GRADIENT
-            elif op.phase is Phase.UPDATE:
-                paid = Slot.REDUCE
-            self._price(source, output, target, consumer.slot, value, kind, paid, share, consumer.slot)
-
-    def _close_step(self) -> None:
-        """Connect new parameters with old: who owns a shard of the update sends it to who stores the parameter."""
-        for state in self.graph.states:
-            if state.role is not Role.PARAMETER or state.output == state.input:
-                continue
-            new = self.folded.by_value.get(state.output)
-            old = self.folded.by_value.get(state.input)
-            if new is None or old is None or old not in self.parameter_node:
-                continue
-            if self.nodes[self.parameter_node[old]].name != state.input:
-                continue  # not the representative
-            value = self.graph.values[state.input]
-            share = self.nodes[self.parameter_node[old]].share
-            source = self.op_node[new.kind, new.position]
-            self._price(source, new.slot, self.parameter_node[old], None, value, old.kind, Slot.UPDATE, share, -1)
-
-    def _price(
-        self,
-        first: int,
-        output: int,
-        second: int,
-        input_slot: int | None,
-        value: Value,
-        kind: int,
-        slot: Slot,
-        share: float,
-        consumer: int,
-    ) -> None:
-        source = self.nodes[first].outputs(output)
-        if input_slot is None:
-            target = self.nodes[second].outputs(0)
-        else:
-            chosen = self.nodes[second].options
-            assert chosen is not None
-            numbers = chosen.inputs[input_slot]
-            if numbers is None:
-                return
-            target = numbers
-        resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
-        matrix = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
-        table = matrix[np.ix_(source, target)]
-        self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
-
-    def _parameter_value(self, producer: Producer) -> Value:
-        value = self.nodes[self.parameter_node[producer]].value
-        assert value is not None
-        return value
-
-
-def build_tables(
-    folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel, restriction: Restriction | None = None
-) -> Tables:
-    """Return the decisions and prices of a folded graph on a mesh, all of them or as restricted."""
-    return _Builder(folded, rules, mesh, costs, restriction).build()
-
-
-@lru_cache(maxsize=32)
-def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the bytes per element of every value in memory and on the wire.
-
-    The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
-    before and after the sum over microbatches. A gradient that passes between blocks as well (of a parameter that is
-    added to an activation of its shape) has that of activations, as in blocks that have no such parameter. Kept for the
-    meshes of one microbatch size: not to be changed.
-    """
-    resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
-    sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
-    makers, readers = graph.producers(), graph.consumers()
-    for op in graph.ops:
-        for output in op.outputs:
-            if output in sums:
-                for name in op.inputs:
-                    ends = [*readers[name], *([makers[name]] if name in makers else [])]
-                    if name != sums[output] and all(end.block == op.block for end in ends):
-                        resident[name] = wire[name] = policy.gradient_wire
-    return resident, wire
-
-
-@lru_cache(maxsize=32)
-def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
-    """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
-    values = folded.graph.values
-    ranks = {name: len(value.shape) for name, value in values.items()}
-    seconds = np.zeros((len(folded.kinds), 2))
-    for kind in folded.kinds:
-        fused = costs.fuse(kind.ops, ranks)
-        for op in kind.ops:
-            if op.phase is not Phase.UPDATE:
-                rank = next((ranks[name] for name in op.inputs if name), 0)
-                column = int(op.phase is Phase.BACKWARD)
-                seconds[kind.id, column] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
-    return seconds
-
-
-@lru_cache(maxsize=32)
-def covering_ops(folded: Folded) -> frozenset[str]:
-    """Return the ops of the backward, by name, that only make the gradient of one parameter.
-
-    What they make ends in exactly one sum of gradients and leaves the block nowhere else. Nothing waits for it, so that
-    collectives run beside it.
-    """
-    sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
-    readers = folded.graph.consumers()
-    found = []
-    for kind in folded.kinds:
-        reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block
-        for op in reversed(kind.ops):
-            if op.phase is not Phase.BACKWARD:
-                continue
-            ends: frozenset[str] = frozenset()
-            for name in filter(None, op.outputs):
-                users = readers.get(name, [])
-                if name in sums:
-                    reached[name] = frozenset({name})
-                elif any(user.block != op.block for user in users):
-                    reached[name] = frozenset({name, ""})
-                else:
-                    uses = (reached.get(made, {made, ""}) for user in users for made in user.outputs if made)
-                    reached[name] = frozenset().union(*uses)
-                ends |= reached[name]
-            if len(ends) == 1 and ends <= sums:
-                found.append(op.name)
-    return frozenset(found)
-
-
-def _slot(op: Op) -> Slot:
-    """Return when an op, and what feeds it, is paid."""
-    if op.phase is Phase.UPDATE:
-        return Slot.UPDATE
-    return Slot.BACKWARD if op.phase is Phase.BACKWARD else Slot.FORWARD
