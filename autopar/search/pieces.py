@@ -10,8 +10,10 @@ from enum import StrEnum
 from io import BytesIO
 from typing import IO, TYPE_CHECKING
 
+from autopar.problem import Choice
 from autopar.search.attempt import Attempt
 from autopar.search.outcome import Candidate
+from autopar.search.pace import NO_HINT, UNKNOWN, Hint, Pace
 from autopar.search.space import Family
 
 if TYPE_CHECKING:  # it knows this module
@@ -63,6 +65,7 @@ class Piece:
         cutoff: Plans that take longer interest nobody, in seconds.
         urgent: Whether no plan is known yet, so that any will do.
         hasty: Bound below which a plan is looked for as well, in seconds.
+        hint: What is known of the same microbatches under other schedules.
     """
 
     work: Work
@@ -71,6 +74,7 @@ class Piece:
     cutoff: float
     urgent: bool = False
     hasty: float = 0.0
+    hint: Hint = NO_HINT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +96,9 @@ class Finding:
     state: bytes | None = None
     is_final: bool = True
     others: tuple[Candidate, ...] = ()
+    pace: Pace = UNKNOWN
+    unlimited: float = 0.0
+    choices: tuple[Choice, ...] = ()
 
     @property
     def plans(self) -> tuple[Candidate, ...]:
@@ -134,7 +141,16 @@ class Workbench:
         is_final = attempt.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
         if not is_final:
             self._attempts[piece.configuration] = attempt
-        return Finding(bound, attempt.best, attempt.cut - before, self._packed(attempt), is_final=is_final)
+        return Finding(
+            bound,
+            attempt.best,
+            attempt.cut - before,
+            self._packed(attempt),
+            is_final=is_final,
+            pace=attempt.pace,
+            unlimited=attempt.unlimited,
+            choices=attempt.choices,
+        )
 
     def _packed(self, attempt: Attempt) -> bytes | None:
         if not self._portable:
@@ -152,5 +168,5 @@ class Workbench:
                 attempt = _Unpickler(BytesIO(state), attempt).load()
                 assert isinstance(attempt, Attempt), "states are of attempts"
         if attempt is not None:
-            attempt.end, attempt.urgent = end, piece.urgent
+            attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
         return attempt
