@@ -6,59 +6,33 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autopar.cli.codes import ExitCode
-from autopar.cli.completion import complete_model
 from autopar.cli.files import prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.options import (
+    as_json_text,
     cache_options,
-    comma_separated,
     echo_json,
+    folder_option,
+    global_batch_option,
     json_option,
     memory_limit_option,
+    model_argument,
     model_options,
-    positive_number,
     precision_option,
     resolve_cache_dir,
-    solver_name,
+    solver_option,
     stack_option,
+    time_limit_option,
 )
+from autopar.cli.values import comma_separated, price_by_cluster, whole_numbers
 from autopar.display import show_progress
 
 if TYPE_CHECKING:
     from autopar.scenarios import WhatIf
 
 
-def whole_numbers(text: str | tuple[int, ...]) -> tuple[int, ...]:
-    """Return whole numbers from 1 on, written with commas between them.
-
-    Raises:
-        click.BadParameter: If one is none.
-    """
-    if isinstance(text, tuple):
-        return text
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        if not (part.isdecimal() and int(part) > 0):
-            raise click.BadParameter(f"{part!r} is not a whole number above 0; e.g. 32,64,128")
-    if not parts:
-        raise click.BadParameter("no number; e.g. 32,64,128")
-    return tuple(int(part) for part in parts)
-
-
-def price_by_cluster(text: str) -> float | dict[str, float]:
-    """Return one price, or prices by cluster, written `NAME=X,NAME=X`.
-
-    Raises:
-        click.BadParameter: If one is not a number above 0.
-    """
-    if "=" not in text:
-        return positive_number(text)
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    return {name.strip(): positive_number(price.strip()) for name, _, price in pairs}
-
-
 @click.command()
-@click.argument("model", shell_complete=complete_model)
+@model_argument
 @click.option("--gpus", type=whole_numbers, required=True, metavar="N,...", help="Numbers of devices.")
 @click.option(
     "--cluster",
@@ -72,27 +46,14 @@ def price_by_cluster(text: str) -> float | dict[str, float]:
 @click.option(
     "--gpu-hour-price", type=price_by_cluster, metavar="X|NAME=X,...", help="Price of a GPU for an hour, by cluster."
 )
-@click.option("--global-batch", type=click.IntRange(min=1), metavar="B", help="Samples per step; default: the model's.")
+@global_batch_option
 @memory_limit_option
 @stack_option
 @precision_option
 @model_options
-@click.option("--solver", type=solver_name, default="auto", show_default=True, metavar="NAME", help="Solver.")
-@click.option(
-    "--time-limit",
-    type=positive_number,
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds for the search of each plan.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write the table, all plans, and a figure of scaling there.",
-)
+@solver_option
+@time_limit_option("Seconds for the search of each plan.", 60.0)
+@folder_option("Write the table, all plans, and a figure of scaling there.")
 @cache_options
 @json_option
 def whatif(
@@ -101,7 +62,7 @@ def whatif(
     """Plan MODEL on several clusters and numbers of GPUs.
 
     Prints a table of step time, throughput, memory and price, and the best plan of each. Ctrl-C ends it with what was
-    found so far. Plans in DIR are called CLUSTER-GPUS.json: `autopar report` shows one, --with others.
+    found so far. DIR gets the plans, as CLUSTER-GPUS.json, and report.html: the fastest plan, and all in a table.
     """
     if output is not None:
         prepare_folder(output)
@@ -112,7 +73,7 @@ def whatif(
     with Interruption() as interruption, show_progress() as progress:
         found = ask(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
     if output is not None:
-        _write(found, output)
+        _write(found, output, cache)
     if as_json:
         echo_json(found.to_mapping())
     else:
@@ -122,18 +83,16 @@ def whatif(
     return ExitCode.DONE if found.plans else ExitCode.INFEASIBLE
 
 
-def _write(found: "WhatIf", folder: Path) -> None:
+def _write(found: "WhatIf", folder: Path, cache: Path | None) -> None:
     import importlib.util
 
-    import msgspec
-
-    from autopar.page import write_scaling
+    from autopar.page import look, write_page, write_scaling
     from autopar.plan import write_atomically
     from autopar.report.whatif import format_whatif
 
     written = ["whatif.txt", "whatif.json"]
     write_atomically(folder / "whatif.txt", format_whatif(found).encode())
-    write_atomically(folder / "whatif.json", msgspec.json.format(msgspec.json.encode(found.to_mapping()), indent=1))
+    write_atomically(folder / "whatif.json", as_json_text(found.to_mapping()).encode())
     for cell in found.cells:
         if cell.plan is not None:
             name = f"{Path(cell.cluster).stem}-{cell.gpus}.json"
@@ -141,4 +100,10 @@ def _write(found: "WhatIf", folder: Path) -> None:
             written.append(name)
     if len(found.plans) > 1 and importlib.util.find_spec("matplotlib") is not None:
         written += [path.name for path in write_scaling(found.plans, folder, ("png", "svg"))]
+    if found.plans:
+        fastest = max((cell for cell in found.cells if cell.plan), key=lambda cell: cell.items_per_second or 0.0).plan
+        assert fastest is not None, "it was chosen among those with a plan"
+        others = [plan for plan in found.plans if plan is not fastest]
+        write_page(look(fastest, others=others, whatif=found, cache_dir=cache), folder / "report.html")
+        written.append("report.html")
     click.echo(f"wrote {', '.join(written)} into {folder}", err=True)

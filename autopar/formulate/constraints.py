@@ -75,9 +75,10 @@ class Constraints:
             found[kind] = min(found[kind], own, key=order.index)
         return tuple(found)
 
-    def flavours(self) -> tuple[Recompute, ...]:
-        """Return the flavours that some block may have, from fastest to slowest."""
-        return tuple(flavour for flavour in ON_DEVICE if not self.keeps or any(flavour in own for own in self.keeps))
+    def flavours(self, blocks: Sequence[int] | None = None) -> tuple[Recompute, ...]:
+        """Return the flavours that some of the blocks may have, or any block at all, from fastest to slowest."""
+        keeps = self.keeps if blocks is None or not self.keeps else [self.keeps[block] for block in blocks]
+        return tuple(flavour for flavour in ON_DEVICE if not keeps or any(flavour in own for own in keeps))
 
 
 FREE = Constraints()

@@ -6,6 +6,7 @@ from autopar.pins.files import format_pins, load_pins, pins_from
 from autopar.pins.reading import pins_of
 from autopar.pins.records import BlockRecompute, Choices, Item, Pins
 from autopar.pins.space import Frame
+from autopar.pins.unequal import unequal_left
 
 __all__ = [
     "BlockRecompute",
@@ -19,4 +20,5 @@ __all__ = [
     "load_pins",
     "pins_from",
     "pins_of",
+    "unequal_left",
 ]

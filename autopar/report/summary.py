@@ -5,7 +5,7 @@ from itertools import cycle
 from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
-from autopar.plan import Job, ModelInfo, Plan, SearchReport, Simulated
+from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.ranking import ranking
 from autopar.report.text import (
@@ -17,6 +17,7 @@ from autopar.report.text import (
     heading,
 )
 from autopar.schedule import SCHEDULES
+from autopar.sizing.goals import price_per_million
 from autopar.units import format_bytes, format_count, format_seconds, parse_quantity
 
 WHY_STOPPED: Mapping[str, str] = {
@@ -94,6 +95,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
             ("throughput", _throughput(plan, step)),
             ("MFU", f"{100 * simulated.mfu:.1f} %"),
             ("memory", _fullest(plan, simulated)),
+            *_price(plan, simulated),
             *assumptions(plan),
         ]
     search = plan.search
@@ -105,6 +107,8 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
         ]
         if plan.alternatives:
             entries.append(("runner-up", why_lost(plan, plan.alternatives[0])))
+        if plan.rival is not None:
+            entries.append((plan.rival.method, rival_words(plan.rival, plan)))
         if search.history:
             entries.append(("on the way", _history(search)))
         if search.cached:
@@ -125,6 +129,16 @@ def _throughput(plan: Plan, step: float) -> str:
     return f"{format_count(samples)} samples/s{tokens}"
 
 
+def _price(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
+    """Return what a million tokens, or samples, and an hour cost, if the cluster says."""
+    hour = cluster_from_dict(plan.job.cluster).hour_price(plan.job.gpus)
+    if hour is None:
+        return []
+    unit, each = ("tokens", plan.model.tokens) if plan.model.tokens else ("samples", 1)
+    million = price_per_million(hour, simulated.step_seconds, plan.job.global_batch * each)
+    return [("price", f"{million:.4g} per million {unit}, {hour:.4g} an hour")]
+
+
 def _fullest(plan: Plan, simulated: Simulated) -> str:
     number, fullest = max(enumerate(simulated.stages), key=lambda entry: entry[1].peak)
     where = f"stage {number} of {len(simulated.stages)}, the fullest: " if len(simulated.stages) > 1 else ""
@@ -132,6 +146,17 @@ def _fullest(plan: Plan, simulated: Simulated) -> str:
     return (
         f"{where}{format_bytes(fullest.peak)} per device, {share} of the limit of {format_bytes(plan.job.memory_limit)}"
     )
+
+
+def rival_words(rival: Rival, plan: Plan) -> str:
+    """Return what another way to search came to, against a plan, and how it was obtained."""
+    part = f"{rival.tried:,} of" if rival.stopped else "all"
+    order = ", nearest to this one first," if rival.stopped else ""
+    told = f"{part} {rival.plans:,} plans by degrees ({rival.space}){order} priced in {format_seconds(rival.seconds)}"
+    if rival.step_seconds is None:
+        return f"no plan that fits; {told}"
+    against = format_change(rival.step_seconds, plan.simulated.step_seconds) if plan.simulated is not None else "-"
+    return f"{rival.summary}: {format_seconds(rival.step_seconds)} ({against}); {told}"
 
 
 def _history(search: SearchReport) -> str:
@@ -237,7 +262,7 @@ def _search(search: SearchReport) -> list[str]:
     left = search.configurations - search.solved - search.pruned
     counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
     if search.cut:
-        counts += f"; {search.cut} placement problems cut by their clock"
+        counts += f"; {search.cut} placement problems cut by their limit"
     return [
         *heading("Space searched"),
         *format_items(search.space),

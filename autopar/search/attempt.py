@@ -30,15 +30,21 @@ from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.hull import Hull
 from autopar.search.outcome import Candidate
-from autopar.search.pace import NO_HINT, UNKNOWN, Pace
+from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
 from autopar.search.space import Configuration
 from autopar.search.weighing import Weighing
+from autopar.solvers.base import Work
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
 
+PLACEMENT_WORK = 8e9
+"""Units of work one placement problem may take, about a nanosecond each; most take a hundredth of it.
+
+A limit of work, unlike one of time, cuts the same problems at the same point on every machine, however busy it is."""
+
 PLACEMENT_SECONDS = 8.0
-"""Longest time one placement problem may take; most take a fraction of a second."""
+"""The same for solvers that do not count their work."""
 
 HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
@@ -73,7 +79,8 @@ class Attempt:
         cutoff: Plans that take longer interest nobody.
         end: When to end, on the monotonic clock.
         urgent: Whether any plan will do, so that the end waits for it, but not for long.
-        cut: Placement problems that their clock has cut.
+        cut: Placement problems that their limit of work or time has cut.
+        work: Units of work of all placement problems so far.
         exhausted: Whether nothing here raises the bound further.
         pace: What a microbatch takes at least, whatever memory it takes.
         unlimited: Lower bound on every plan, whatever memory it takes; 0 if unknown.
@@ -89,6 +96,7 @@ class Attempt:
         self.best: Candidate | None = None
         self.urgent = False
         self.cut = 0
+        self.work = 0.0
         self.exhausted = False
         self.pace, self.hint = UNKNOWN, NO_HINT
         self.unlimited = 0.0
@@ -135,7 +143,7 @@ class Attempt:
             return self._begun(bound, cutoff, found)
         hidden = 1.0 if self.pipeline.num_stages == 1 else 0.0
         solution = self._solve(hidden=hidden, recompute=self.fastest, bounding=True, cutoff=cutoff - fixed)
-        bound = max(solution.bound, self._launched()) + fixed
+        bound = max(solution.bound, launched(self.tables, self.bounding)) + fixed
         if self.pipeline.num_stages > 1:
             seconds = (bound - fixed) * self.bounding.num_groups / self.bounding.rounds
             self.pace = Pace(seconds, hint.pace.blocks or (0.0,) * len(self.tables.folded.chain))
@@ -147,8 +155,14 @@ class Attempt:
             return bound
         self.relaxed_choice = choice
         self._consider(choice)
+        folded = self.tables.folded
+        main = max(folded.kinds, key=lambda kind: kind.count)
         program = step_program(
-            self.tables, self.bounding, self.search.memory_limit, flavours=self._flavours, fastest=self.fastest
+            self.tables,
+            self.bounding,
+            self.search.memory_limit,
+            flavours=self.search.constraints.flavours(main.instances),
+            fastest=self.fastest,
         )
         self.hull = Hull(self.tables, program, self._priced)
         for known in (choice, *self.hint.choices):
@@ -182,12 +196,6 @@ class Attempt:
 
     def _priced(self, instance: Problem, cutoff: float) -> Solution:
         return self._run(self._with_recipes(instance), None, cutoff)
-
-    def _launched(self) -> float:
-        """Return the bound that sees the host only: it launches the kernels of every block, whatever the choice."""
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        microbatch = float(counts @ self.tables.host_seconds.sum(axis=1))
-        return microbatch * self.bounding.rounds / self.bounding.num_groups
 
     def _undivided(self) -> float:
         """Return the bound that sees that blocks are not divided between stages: each kind at its own least time."""
@@ -266,7 +274,7 @@ class Attempt:
                     break
                 self._consider(solution.choice)
                 # The problem does not see all bytes, such as those of collectives on the way: leave room for them.
-                excess = self._excess(solution.choice, split)
+                excess = self.weighing.peak(solution.choice, split) - self.search.memory_limit
                 if excess <= 0:
                     break
                 limit -= excess
@@ -285,6 +293,11 @@ class Attempt:
         for _ in range(HURRIED_STEPS):
             if self.best is not None or self._stopped() or not self.hull.step(math.inf, self._consider, memory=True):
                 break
+
+    def begin_with(self, choices: Sequence[Choice]) -> None:
+        """Consider choices that are known before."""
+        for choice in choices:
+            self._consider(choice)
 
     def follow(self, known: Sequence[Recipe]) -> None:
         """Consider the best completion of each recipe, except of those whose every completion is too large."""
@@ -335,18 +348,21 @@ class Attempt:
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
     ) -> Solution:
-        began = time.monotonic()
-        left = max(0.1, min(PLACEMENT_SECONDS, self._deadline() - began))
-        solution = self.search.solver.solve(
+        solver, work = self.search.solver, Work(PLACEMENT_WORK)
+        began, left = time.monotonic(), self._deadline() - time.monotonic()
+        clock = max(0.1, left if solver.counts else min(PLACEMENT_SECONDS, left))
+        solution = solver.solve(
             instance,
-            time_limit=left,
+            time_limit=clock,
             start=start,
             cutoff=cutoff,
             gap=gap,
             should_stop=self.search.should_stop,
             seed=self.search.seed,
+            work=work,
         )
-        self.cut += time.monotonic() - began >= left
+        self.work += work.done
+        self.cut += work.left == 0.0 or time.monotonic() - began >= clock
         return solution
 
     def _consider(self, choice: Choice) -> None:
@@ -372,13 +388,6 @@ class Attempt:
                 found = found[0], grouped_time(passes, totals, chain, pipeline, found[0], hop)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
                 self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
-
-    def _excess(self, choice: Choice, split: Split) -> float:
-        """Return the bytes by which the fullest stage of a split is over the limit."""
-        memory = self.weighing.bytes(choice, splits=False)
-        stages = enumerate(zip(split.ranges, split.recompute, strict=True))
-        peaks = [memory.peak(*blocks, self.pipeline.in_flight(stage), flavours) for stage, (blocks, flavours) in stages]
-        return max(peaks) - self.search.memory_limit
 
     def _even(self, choice: Choice, recompute: Recompute) -> Split | None:
         """Return the split that would be best without memory limits; None if there is none."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.attempt import OVERTIME_SECONDS
 from autopar.search.carried import Carried
-from autopar.search.outcome import Outcome
+from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Family, first_tries
 from autopar.search.sweep import Series
@@ -85,6 +85,7 @@ class Beginning(Series):
         assert finding is not None, "every try is made"
         self._carried.learn(self._tries[index], finding)
         self._outcome.take(finding, self._search.keep)
+        self._outcome.note(self._tries[index], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
         if finding.best is not None:
             self._worse = 0 if finding.best.objective < self._best else self._worse + 1
             self._best = min(self._best, finding.best.objective)
@@ -167,12 +168,14 @@ class Bounding(Series):
         least, number = self._floors[index]
         self._left.discard(index)
         if finding is None:
+            self._outcome.note(self.space[number], self._needless[index], Stage.NEW)
             self.closed = min(self.closed, self._needless[index])
             self._outcome.pruned += len(self.space[number])
             return
         self._carried.learn(self.space[number], finding)
         self._failures += finding.best is None and finding.bound * FAR < self._outcome.best
         self._outcome.take(finding, self._search.keep)
+        self._outcome.note(self.space[number], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
         if finding.bound >= self._cutoffs[index]:
             self.closed = min(self.closed, finding.bound)
             self._outcome.pruned += len(self.space[number])
@@ -183,11 +186,11 @@ class Bounding(Series):
 
 
 class Advancing(Series):
-    """Works on the configuration with the lowest bound that nobody works on, until none can give what is wanted."""
+    """Works on the configuration with the lowest bound that nobody works on, until none can have the best plan."""
 
     def __init__(self, search: "Search", outcome: Outcome, bounding: Bounding) -> None:
         self._search, self._outcome, self._space = search, outcome, bounding.space
-        self._threshold, self._elsewhere, self._solved = bounding.threshold, bounding.elsewhere, outcome.solved
+        self._elsewhere, self._solved = bounding.elsewhere, outcome.solved
         self._others = min(bounding.closed, bounding.unseen)
         self._bounds = {number: bound for bound, number in bounding.pending}
         self._open = sorted(bounding.pending)
@@ -218,7 +221,7 @@ class Advancing(Series):
         self._chosen[index] = number
         self._busy.add(number)
         self._worked.add(number)
-        cutoff = self._outcome.best if self._is_rival(bound) else self._threshold()
+        cutoff = self._outcome.best
         return Piece(Work.ADVANCE, self._space[number], bound, cutoff, urgent=not self._outcome.candidates)
 
     def take(self, index: int, finding: Finding | None) -> None:
@@ -229,6 +232,8 @@ class Advancing(Series):
         self._busy.discard(number)
         self._bounds[number] = max(finding.bound, self._bounds[number])
         self._outcome.take(finding, self._search.keep)
+        stage = Stage.DONE if finding.is_final else Stage.OPEN
+        self._outcome.note(self._space[number], self._bounds[number], stage)
         if not finding.is_final:
             heapq.heappush(self._open, (self._bounds[number], number))
         own = sum(len(self._space[other]) for other in self._worked - self._busy)
@@ -237,10 +242,10 @@ class Advancing(Series):
         self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
 
     def _drop(self) -> None:
-        """Let go of the configurations that cannot give what is wanted."""
+        """Let go of the configurations that cannot have the best plan."""
         while self._open:
             bound, number = self._open[0]
-            if self._is_rival(bound) or (number not in self._worked and bound < self._threshold()):
+            if self._is_rival(bound):
                 return
             self._outcome.pruned += len(self._space[number]) * (number not in self._worked)
             heapq.heappop(self._open)

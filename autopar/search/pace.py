@@ -3,8 +3,11 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from autopar.formulate.cuts import least_flow
 from autopar.formulate.step import Pipeline
+from autopar.formulate.tables import Tables
 from autopar.problem import Choice
 
 
@@ -62,6 +65,13 @@ class Hint:
 
 NO_HINT = Hint(UNKNOWN, ())
 """Nobody was there before."""
+
+
+def launched(tables: Tables, pipeline: Pipeline) -> float:
+    """Return the least seconds of a step that see the host only: it launches the kernels of every block."""
+    counts = np.array([kind.count for kind in tables.folded.kinds])
+    microbatch = float(counts @ tables.host_seconds.sum(axis=1))
+    return microbatch * pipeline.rounds / pipeline.num_groups
 
 
 def _with_turns(pipeline: Pipeline) -> float:

@@ -2,10 +2,10 @@
 
 1. Configurations are bounded in the order of their floors (`floor.py`), without memory limits, which also finds most
    plans that fit anyway (`attempt.py`).
-2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Then
-   those that may give one of the other plans wanted are, a piece each.
+2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
 3. Configurations on meshes of three axes are opened if the best plan on others is `WEAK` times as slow as their least
    floor. Else there is little to gain, and they take twice as long as all others.
+4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 
 All is done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
 
@@ -23,6 +23,7 @@ from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
+from autopar.formulate.tables import Tables
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.schedule import SCHEDULES
@@ -33,15 +34,15 @@ from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
+from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
+from autopar.search.submeshes import Unequal
 from autopar.search.sweep import sweep
+from autopar.search.unequal import search_unequal
 from autopar.solvers import Solver
 
 KEEP_WITHIN = 1.05
-"""Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
-
-ENOUGH = 1.5
-"""As long as fewer distinct plans than wanted are known, a plan this much slower than the best will do."""
+"""Configurations that are not excluded up to this factor of the best plan are bounded further, for the runners-up."""
 
 WEAK = 1.15
 """Meshes of three axes are opened if the best plan on others is at least this much slower than their least floor."""
@@ -69,6 +70,8 @@ class Search:
         batch_dims: For solvers that follow recipes: the batch dim of every value.
         constraints: What else plans have to keep to.
         hire: Returns who does the work.
+        unequal: Stages with meshes of their own; None if there are none.
+        floors: Floor under step times on each group of equal nodes.
     """
 
     folded: Callable[[int], Folded]
@@ -88,6 +91,8 @@ class Search:
     batch_dims: BatchDims | None = None
     constraints: Constraints = FREE
     hire: Callable[["Search"], Crew] = Alone
+    unequal: Unequal | None = None
+    floors: tuple[Floor, ...] = ()
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound.
@@ -110,13 +115,26 @@ class Search:
                 outcome.closed_floor = math.inf
                 opened = _waves(families(self._left(more, outcome)))
                 lowest = self._search(crew, opened, outcome, clock, carried, lowest)
+                waves += opened
             else:
                 outcome.closed = tuple(more)
+            lowest = min(lowest, search_unequal(self, outcome, clock.stops, clock.end))
+            outcome.complete = lowest
+            if self.keep > 1 and not outcome.stopped and outcome.candidates:
+                known = [family for wave in waves for family in wave]
+                outcome.complete = self._runners_up(crew, known, outcome, clock, lowest)
         best = outcome.best
         outcome.bound = min(best, lowest)
-        outcome.complete = lowest
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _runners_up(self, crew: Crew, known: list[Family], outcome: Outcome, clock: Clock, lowest: float) -> float:
+        """Look for the best of the plans akin to no better one; return up to where none is missing."""
+        others = RunnersUp(self, outcome, known, lowest)
+        sweep(crew, others, sys.maxsize, clock.end, clock.stops, clock.heard)
+        if outcome.stopped == "time limit":
+            outcome.stopped = ""  # the space was searched
+        return others.complete
 
     def _search(
         self,
@@ -162,10 +180,14 @@ class Search:
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
         return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone)
 
+    def tables(self, family: Family) -> Tables | None:
+        """Return the decisions of configurations that differ in the schedule; None if constraints exclude them."""
+        folded = self.folded(self.global_batch // family[0].num_microbatches)
+        return self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
+
     def attempt(self, family: Family, end: float) -> Attempt | None:
         """Return the work on configurations that differ in the schedule; None if constraints exclude them."""
-        folded = self.folded(self.global_batch // family[0].num_microbatches)
-        tables = self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
+        tables = self.tables(family)
         return None if tables is None else Attempt(self, family, tables, end)
 
     def least(self, family: Family) -> float:
@@ -183,10 +205,9 @@ class Search:
         """Return the step time above which a configuration interests nobody."""
         if not outcome.candidates:
             return math.inf
-        best, distinct = outcome.best, outcome.distinct()
-        if len(distinct) < self.keep:
-            return ENOUGH * best
-        return min(KEEP_WITHIN * best, distinct[self.keep - 1].objective)
+        distinct = outcome.distinct()
+        last = distinct[self.keep - 1].objective if len(distinct) >= self.keep else math.inf
+        return min(KEEP_WITHIN * outcome.best, last)
 
 
 def _waves(known: list[Family]) -> list[list[Family]]:

@@ -221,6 +221,12 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: in
 
 def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVICE) -> tuple[str, ...]:
     """Return the space in words, for the report; `flavours` are those of recompute that are left."""
+    alike = (
+        "equal blocks are sharded alike; values keep one placement between blocks",
+        "the terms of a value have one reduction, the shards of a dim one number of chunks",
+    )
+    if not space:
+        return alike
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
     chunks = sorted({c.num_chunks for c in space if c.schedule == "interleaved"})
@@ -240,8 +246,7 @@ def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVI
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
         *_data_major_words(data_major),
         f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
-        "equal blocks are sharded alike; values keep one placement between blocks",
-        "the terms of a value have one reduction, the shards of a dim one number of chunks",
+        *alike,
     )
 
 

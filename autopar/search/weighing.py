@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 from autopar.formulate.memory import ChainBytes
-from autopar.formulate.step import Pipeline
+from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
 from autopar.program.lower import lower_blocks
@@ -41,6 +41,14 @@ class Weighing:
             lowered = lower_blocks(blocks, folded, self._tables.resharder, splits=splits)
             known[splits] = chain_bytes(lowered, folded, trains=trains)
         return known[splits]
+
+    def peak(self, choice: Choice, split: Split) -> float:
+        """Return the bytes of the fullest stage of a split, each holding what it has in flight."""
+        memory, stages = self.bytes(choice, splits=False), zip(split.ranges, split.recompute, strict=True)
+        return max(
+            memory.peak(*blocks, self._pipeline.in_flight(stage), flavours)
+            for stage, (blocks, flavours) in enumerate(stages)
+        )
 
     def hop(self, choice: Choice) -> float:
         """Return the mean seconds of handing one microbatch to the next stage, or back, over all places to cut."""

@@ -50,18 +50,19 @@ class Hope:
             self.lost = self._found.bytes > limit * (1.0 if self._found.complete else SURE)
         return self.lost
 
-    def rescue(self, outcome: Outcome, *, late: bool = False) -> None:
+    def rescue(self, outcome: Outcome, *, late: bool = False, end: float = math.inf) -> None:
         """Add the thriftiest plan to an outcome without any, if it fits: looking for time may miss what just fits.
 
         Args:
             outcome: Of a search.
             late: Whether to do so even if the search was stopped.
+            end: When to stop looking, on the monotonic clock.
         """
         if self.lost:
             outcome.stopped = ""
         if outcome.candidates or (outcome.stopped and not late):
             return
         limit = self._task.job.memory_limit
-        found = self._found or thriftiest(self._task, enough=limit)
+        found = self._found or thriftiest(self._task, enough=limit, end=end)
         if found.candidate is not None and found.bytes <= limit:
             outcome.take(Finding(found.candidate.objective, found.candidate, 0), 1)

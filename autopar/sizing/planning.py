@@ -1,5 +1,7 @@
 """The best plan of a task, or none: what questions about size are answered with."""
 
+import math
+import time
 from dataclasses import dataclass, replace
 
 from autopar.errors import InfeasibleError, InterruptedSearchError
@@ -36,7 +38,7 @@ def find_plan(
     with clock("search"):
         hope = Hope(task, progress, should_stop)
         outcome = task.search(effort, progress=hope.progress, should_stop=hope.should_stop).run(task.space)
-        hope.rescue(outcome, late=True)
+        hope.rescue(outcome, late=True, end=time.monotonic() + (effort.time_limit or math.inf))
     try:
         return Found(conclude(outcome, task, effort.solver, effort.top_k, clock), outcome)
     except (InfeasibleError, InterruptedSearchError):
