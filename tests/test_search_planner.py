@@ -10,11 +10,12 @@ import pytest
 from autopar.api import plan_task
 from autopar.bench.baselines.recipes import recipe_search
 from autopar.errors import InterruptedSearchError
+from autopar.formulate.building import build_tables
 from autopar.formulate.grouped import grouped_time
 from autopar.formulate.memory import RESIDENT
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, step_time
-from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.tables import Tables
 from autopar.formulate.weights import problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, DEFAULT, CostModel, is_view, op_bytes
+from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
-from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Phase, Role
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh

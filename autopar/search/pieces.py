@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # it knows this module
 SEARCH, TABLES = "search", "tables"
 """What stands in a state for what every process has or can make."""
 
+KEPT_NODES = 50_000
+"""Decisions in the tables of attempts that wait: about a dozen of a model without repeated blocks, hundreds else."""
+
 
 class _Pickler(pickle.Pickler):
     """Packs an attempt without its search and tables."""
@@ -130,6 +133,8 @@ class Workbench:
         self._search = search
         self._portable = portable
         self._attempts: dict[Cell, Attempt] = {}
+        self._states: dict[Cell, bytes] = {}
+        """Of attempts that have waited long: their tables are written again when they are gone on with."""
         self._tables: tuple[tuple[Mesh, int], Tables | None] | None = None
         """Of the last mesh and number of microbatches that branches were asked for: more of these follow."""
 
@@ -154,7 +159,7 @@ class Workbench:
                 bound = attempt.advance(piece.bound, piece.cutoff)
         is_final = attempt.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
         if not is_final:
-            self._attempts[piece.on] = attempt
+            self._keep(piece.on, attempt)
         return Finding(
             bound,
             attempt.best,
@@ -178,16 +183,21 @@ class Workbench:
             return None
         return Attempt(replace(self._search, constraints=left[1]), piece.configuration, left[0], end)
 
+    def _keep(self, on: Cell, attempt: Attempt) -> None:
+        """Keep an attempt to go on with, and of those that have waited longest no more than what was found."""
+        self._attempts[on] = attempt
+        while len(self._attempts) > 1 and sum(len(own.tables.nodes) for own in self._attempts.values()) > KEPT_NODES:
+            oldest = next(iter(self._attempts))
+            self._states[oldest] = _pack(self._attempts.pop(oldest))
+
     def _packed(self, attempt: Attempt) -> bytes | None:
-        if not self._portable:
-            return None
-        file = BytesIO()
-        _Pickler(file, attempt).dump(attempt)
-        return file.getvalue()
+        return _pack(attempt) if self._portable else None
 
     def _attempt(self, piece: Piece, end: float, state: bytes | None) -> Attempt | None:
         """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
         attempt = self._attempts.pop(piece.on, None)
+        kept = self._states.pop(piece.on, None)
+        state = kept if state is None else state
         if attempt is None or state is not None:
             attempt = self._begun(piece, end)
             if attempt is not None and state is None:
@@ -198,3 +208,10 @@ class Workbench:
         if attempt is not None:
             attempt.end, attempt.urgent = end, piece.urgent
         return attempt
+
+
+def _pack(attempt: Attempt) -> bytes:
+    """Return what was found on a configuration."""
+    file = BytesIO()
+    _Pickler(file, attempt).dump(attempt)
+    return file.getvalue()

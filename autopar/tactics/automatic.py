@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from autopar import solvers
 from autopar.cost import CostModel
 from autopar.discover import Rules, Strategy
+from autopar.formulate.building import build_tables
 from autopar.formulate.options import encode
 from autopar.formulate.step import Pipeline as Flow
-from autopar.formulate.tables import Decision, Tables, build_tables
+from autopar.formulate.tables import Decision, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Op, Value
 from autopar.problem import Choice

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.discover import Strategy
+from autopar.formulate.building import build_tables
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.options import encode
 from autopar.formulate.step import Split
-from autopar.formulate.tables import Decision, Tables, build_tables
+from autopar.formulate.tables import Decision, Tables
 from autopar.formulate.weights import StageMix, problem, stage_mixes, weights
 from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
