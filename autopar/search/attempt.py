@@ -29,23 +29,15 @@ from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solut
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.hull import Hull
+from autopar.search.limits import solve_limited
 from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
 from autopar.search.space import Configuration
 from autopar.search.weighing import Weighing
-from autopar.solvers.base import Work
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
-
-PLACEMENT_WORK = 8e9
-"""Units of work one placement problem may take, about a nanosecond each; most take a hundredth of it.
-
-A limit of work, unlike one of time, cuts the same problems at the same point on every machine, however busy it is."""
-
-PLACEMENT_SECONDS = 8.0
-"""The same for solvers that do not count their work."""
 
 HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
@@ -365,22 +357,19 @@ class Attempt:
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
     ) -> Solution:
-        solver, work = self.search.solver, Work(PLACEMENT_WORK)
-        began, left = time.monotonic(), self._deadline() - time.monotonic()
-        clock = max(0.1, left if solver.counts else min(PLACEMENT_SECONDS, left))
-        solution = solver.solve(
+        found = solve_limited(
+            self.search.solver,
             instance,
-            time_limit=clock,
+            self._deadline(),
             start=start,
             cutoff=cutoff,
             gap=gap,
             should_stop=self.search.should_stop,
             seed=self.search.seed,
-            work=work,
         )
-        self.work += work.done
-        self.cut += work.left == 0.0 or time.monotonic() - began >= clock
-        return solution
+        self.work += found.work
+        self.cut += found.cut
+        return found.solution
 
     def _consider(self, choice: Choice) -> None:
         """Split the chain for a choice and keep the plan if it is the best of the configuration."""
