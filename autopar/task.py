@@ -115,7 +115,20 @@ class Task:
             hire=engine.hire,
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
             constraints=self.constraints,
+            host_room=self.host_room,
         )
+
+    @property
+    def opened(self) -> "Task":
+        """The task with all in its space that may lie in host memory."""
+        return replace(self, constraints=self.constraints.opened)
+
+    @property
+    def host_room(self) -> float:
+        """Bytes of host memory per device that may be taken: its share of its host's; none if that is unknown."""
+        clusters = [own.cluster for own in self.costs.cluster.groups] or [self.costs.cluster]
+        hosts = [cluster.host for cluster in clusters]
+        return min(own.usable / min(own.devices, self.job.gpus) if own is not None else 0.0 for own in hosts)
 
     def rules_of(self, folded: Folded) -> Rules:
         """Return the rules of a graph of the job's; see `rules_for`."""
@@ -186,7 +199,14 @@ def pinned(task: Task, pins: Pins) -> Task:
     blocks = workload.folded(fixed or job.global_batch).num_blocks
     frame = Frame(task.costs.cluster, job.gpus, job.global_batch, fixed, blocks)
     space, constraints = constrain(
-        space, pins, frame, workload.folded, task.rules_of, workload.batch_dims_of, trains=job.mode == "train"
+        space,
+        pins,
+        frame,
+        workload.folded,
+        task.rules_of,
+        workload.batch_dims_of,
+        trains=job.mode == "train",
+        host=task.costs.cluster.host is not None,
     )
     return replace(task, job=replace(job, pins=pins.to_mapping()), space=space, pins=pins, constraints=constraints)
 

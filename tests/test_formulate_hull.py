@@ -7,13 +7,17 @@ import pytest
 
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.formulate.hull import step_program
+from autopar.formulate.offload import with_host
 from autopar.formulate.scheduled import scheduled_step, stage_works
 from autopar.formulate.step import Pipeline, Split, stage_times, step_time, time_of
 from autopar.formulate.tables import Tables, build_tables
 from autopar.formulate.weights import problem, weights
 from autopar.problem import Choice, Problem, Solution
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.program.lower import lower_blocks
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
+from autopar.search.blocks import assemble_blocks
 from autopar.search.hull import Hull
+from autopar.simulate.offload import host_links
 from autopar.solvers import load
 from tests.formulations import COSTS, good_choice, lowered_bytes, random_choice, rules, splits, stage_peak, tables
 
@@ -138,6 +142,41 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
                 free.step(np.inf, lambda _: None, memory=False)
             raised += hull.bound > free.bound * (1 + TOLERANCE)
     assert raised or num_stages > 1, "limits matter"
+
+
+@pytest.mark.parametrize("speed", [1e8, 1e10])
+@pytest.mark.parametrize(("model", "num_stages"), [("mlp-xs", 1), ("mlp-xs", 2), ("mlp-xs", 3)])
+def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stages: int, speed: float) -> None:
+    """At the tightest limit a plan fits, on links of which copies take a part of a pass or several of them.
+
+    With one stage memory still matters: copies take time.
+    """
+    rng = np.random.default_rng(num_stages)
+    host = replace(COSTS.cluster.known_host(), to_host=speed, to_device=2 * speed, latency=0.0)
+    costs = CostModel(replace(COSTS.cluster, host=host), COSTS.policy, STACKS["plain"])
+    plain = tables(model)
+    found = build_tables(plain.folded, rules(model), plain.mesh, costs)
+    chain, pipeline = found.folded.chain, Pipeline(num_stages, 4, "1f1b")
+    choice = good_choice(model, "train")
+    memory = lowered_bytes(found, choice, BY_SECONDS)
+    lowered = lower_blocks(assemble_blocks(found, choice), found.folded, found.resharder)
+    seconds = with_host(found.block_seconds(choice), host_links(lowered, costs), Overlap())
+    ranges, bounds = splits(len(chain), num_stages), []
+    for number in rng.integers(len(ranges), size=2):
+        away = tuple(bool(own) for own in rng.integers(2, size=num_stages))
+        every = [BY_SECONDS[own] for own in rng.integers(4, size=len(chain))]
+        split = Split(ranges[number], tuple(tuple(every[a:b]) for a, b in ranges[number]), away)
+        limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
+        for bytes_ in (limit, np.inf):
+            program = step_program(found, pipeline, bytes_, flavours=BY_SECONDS, hosted=frozenset(Hosted))
+            hull = Hull(found, program, _solve)
+            hull.add(choice)
+            for _ in range(5):
+                hull.step(np.inf, lambda _: None, memory=np.isfinite(bytes_))
+            bounds.append(hull.bound)
+
+        assert bounds[-2] <= step_time(seconds, chain, pipeline, split, 0.0).seconds * (1 + TOLERANCE)
+    assert num_stages > 1 or max(bounds[0] / bounds[1], bounds[2] / bounds[3]) > 1 + TOLERANCE
 
 
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs", "mixtral-8x7b"])

@@ -180,8 +180,7 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
         chosen = np.array([flavour is recompute for flavour in flavours])
         again[chosen] = rerun_seconds(blocks[chosen], recompute)
         gathers[chosen] = gather_seconds(blocks[chosen], recompute)
-        if recompute is Recompute.OFFLOAD:
-            forward[chosen] += blocks[chosen, Slot.OFFLOAD]
+        forward[chosen] += copy_seconds(blocks[chosen], recompute)
     starts = np.array([start for start, _ in split.ranges])
     backward, reduced = blocks[:, Slot.BACKWARD] + again, (1 - overlap.share) * blocks[:, Slot.REDUCE]
     spent, due = np.cumsum(backward), np.cumsum(reduced)
@@ -256,6 +255,13 @@ def rerun_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
             return np.asarray(seconds[..., Slot.FORWARD])
         case Recompute.OFFLOAD:
             return np.asarray(seconds[..., Slot.FETCH])
+
+
+def copy_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
+    """Return what a forward waits for on its way to host memory, given (..., slots) seconds."""
+    if recompute is Recompute.OFFLOAD:
+        return np.asarray(seconds[..., Slot.OFFLOAD])
+    return np.zeros(seconds.shape[:-1])
 
 
 def gather_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:

@@ -20,7 +20,8 @@ from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.grouped import best_grouped, grouped_time
 from autopar.formulate.hull import step_program
 from autopar.formulate.mean import least_bytes
-from autopar.formulate.memory import ChainBytes
+from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
+from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Split
@@ -28,12 +29,13 @@ from autopar.formulate.tables import FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.program.lower import lower_blocks
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.hull import Hull
 from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
+from autopar.simulate.offload import host_links
 from autopar.simulate.ranges import chain_bytes
 
 if TYPE_CHECKING:  # it knows this module
@@ -96,11 +98,11 @@ class Attempt:
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
         self._flavours = constraints.flavours()
-        least = least_bytes(tables, self.bounding)
-        self.least_bytes = {flavour: least[flavour] for flavour in self._flavours}
+        self._host = search.host_room
+        self.least_bytes = self._least_bytes(offload=constraints.hosts_optimizer)
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
-        self._weighed: tuple[Choice, dict[bool, ChainBytes]] | None = None
+        self._weighed: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Return what was found, for another process; it has search and tables of its own."""
@@ -134,7 +136,12 @@ class Attempt:
         self.relaxed_choice = choice = solution.choice
         self._consider(choice)
         program = step_program(
-            self.tables, self.bounding, self.search.memory_limit, flavours=self._flavours, fastest=self.fastest
+            self.tables,
+            self.bounding,
+            self.search.memory_limit,
+            flavours=self._flavours,
+            fastest=self.fastest,
+            hosted=self.search.constraints.hosted,
         )
         self.hull = Hull(self.tables, program, self._priced)
         self.hull.add(choice)
@@ -211,16 +218,23 @@ class Attempt:
 
     def _fit(self, bound: float, cutoff: float) -> None:
         """Solve the placement problem under the memory of every stage, by flavour of recompute."""
-        assert self.relaxed_choice is not None, "found before"
         if not self.pipeline.fills:
             return  # what a stage holds is no number of microbatches
-        for recompute, least in self.least_bytes.items():
+        self._fit_with(bound, cutoff, offload=False)
+        offloads = self.best is None or any(self.best.split.offload)
+        if offloads and self.search.constraints.hosts_optimizer:
+            self._fit_with(bound, cutoff, offload=True)
+
+    def _fit_with(self, bound: float, cutoff: float, *, offload: bool) -> None:
+        """Solve the placement problem under the memory of every stage, the optimizer's state on the device or not."""
+        assert self.relaxed_choice is not None, "found before"
+        for recompute, least in self._least_bytes(offload=offload).items():
             if recompute is Recompute.SELECTIVE and not any(self.tables.selective):
                 continue
             near = self.best is not None and self.best.objective <= bound * (1 + MEMORY_GAP)
             if least > self.search.memory_limit or bound >= cutoff or near or self._stopped():
                 continue
-            split = self._even(self.relaxed_choice, recompute)
+            split = self._even(self.relaxed_choice, recompute, offload=offload)
             if split is None:
                 break
             mixes = stage_mixes(self.tables.folded.chain, self.pipeline, split, len(self.tables.folded.kinds))
@@ -265,7 +279,9 @@ class Attempt:
         weighting = weights(self.tables, self.pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False)
         instance = problem(self.tables, weighting, name=str(self.configuration))
         for recipe in known:
-            if min(least_bytes(self.tables, self.bounding, recipe.allowed).values()) > self.search.memory_limit:
+            resident = UNHOSTED if self.search.constraints.hosts_optimizer else RESIDENT
+            least = least_bytes(self.tables, self.bounding, recipe.allowed, resident=resident)
+            if min(least.values()) > self.search.memory_limit:
                 continue
             solution = self._run(restrict(instance, recipe))
             if solution.choice is not None:
@@ -341,21 +357,53 @@ class Attempt:
             if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best:
                 continue
             rest = self._bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
-            found = best_split(totals, *rest) if pipeline.fills else best_grouped(passes, totals, *rest)
+            seconds = self._copied(choice, totals, passes, splits=splits)
+            found = best_split(seconds, *rest) if pipeline.fills else best_grouped(passes, seconds, *rest)
             if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
-                found = found[0], grouped_time(passes, totals, chain, pipeline, found[0], hop)
+                found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
                 self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
+
+    def weighed(self, choice: Choice) -> tuple[ChainBytes, FloatArray]:
+        """Return what every range of blocks holds for a choice, and the seconds of blocks, (kinds, slots)."""
+        splits = SCHEDULES[self.pipeline.schedule].splits
+        totals, passes = self.tables.block_seconds(choice), pass_seconds(self.tables, choice, splits=splits)
+        return self._bytes(choice, splits=splits), self._copied(choice, totals, passes, splits=splits)
 
     def _excess(self, choice: Choice, split: Split) -> float:
         """Return the bytes by which the fullest stage of a split is over the limit."""
         memory = self._bytes(choice, splits=False)
-        stages = enumerate(zip(split.ranges, split.recompute, strict=True))
-        peaks = [memory.peak(*blocks, self.pipeline.in_flight(stage), flavours) for stage, (blocks, flavours) in stages]
+        away = split.offload or (False,) * len(split.ranges)
+        stages = enumerate(zip(split.ranges, split.recompute, away, strict=True))
+        peaks = [
+            memory.peak(*blocks, self.pipeline.in_flight(stage), flavours, offload=offload)
+            for stage, (blocks, flavours, offload) in stages
+        ]
         return max(peaks) - self.search.memory_limit
+
+    def _least_bytes(self, *, offload: bool) -> dict[Recompute, float]:
+        """Return what the fullest device holds at least, by what all blocks keep."""
+        resident = UNHOSTED if offload else RESIDENT
+        least = least_bytes(self.tables, self.bounding, resident=resident)
+        return {flavour: least[flavour] for flavour in self._flavours}
+
+    def _copied(self, choice: Choice, totals: FloatArray, passes: FloatArray, *, splits: bool) -> FloatArray:
+        """Return the seconds of blocks with those of copies to and from host memory, if anything may lie there."""
+        _, links = self._weigh(choice, splits=splits)
+        if links is None:
+            return totals
+        whole = totals.copy()
+        whole[:, Slot.BACKWARD] = passes[:, 1]  # what is fetched runs beside the backward as it is, split or not
+        found = with_host(whole, links, self.pipeline.overlap)
+        found[:, Slot.BACKWARD] = totals[:, Slot.BACKWARD]
+        return found
 
     def _bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
         """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
+        return self._weigh(choice, splits=splits)[0]
+
+    def _weigh(self, choice: Choice, *, splits: bool) -> tuple[ChainBytes, HostLinks | None]:
+        """Return the bytes of ranges of blocks, and the time of their copies if anything may lie in host memory."""
         if self._weighed is None or self._weighed[0] != choice:
             self._weighed = choice, {}
         known = self._weighed[1]
@@ -363,16 +411,21 @@ class Attempt:
             folded, trains = self.tables.folded, SCHEDULES[self.pipeline.schedule].trains
             blocks = assemble_blocks(self.tables, choice)
             lowered = lower_blocks(blocks, folded, self.tables.resharder, splits=splits)
-            known[splits] = chain_bytes(lowered, folded, trains=trains)
+            offloads = bool(self.search.constraints.hosted)
+            memory = chain_bytes(lowered, folded, trains=trains, flavours=self._flavours, host_room=self._host)
+            known[splits] = memory, host_links(lowered, self.tables.costs) if offloads else None
         return known[splits]
 
-    def _even(self, choice: Choice, recompute: Recompute) -> Split | None:
+    def _even(self, choice: Choice, recompute: Recompute, *, offload: bool) -> Split | None:
         """Return the split that would be best without memory limits; None if there is none."""
         totals = self.tables.block_seconds(choice)
         chain = self.tables.folded.chain
-        nothing = ChainBytes.nothing(chain, ON_DEVICE)
+        nothing = ChainBytes.nothing(chain, self._flavours)
         found = best_split(totals, nothing, self.pipeline, math.inf, 0.0, self.search.constraints)
-        return None if found is None else Split.uniform(found[0].ranges, tuple(recompute for _ in found[0].ranges))
+        if found is None:
+            return None
+        ranges = found[0].ranges
+        return Split.uniform(ranges, (recompute,) * len(ranges), (offload,) * len(ranges) if offload else ())
 
     def _hop(self, choice: Choice) -> float:
         """Return the mean seconds of handing one microbatch to the next stage, or back, over all places to cut."""

@@ -75,6 +75,7 @@ class Search:
         before: Seconds that have passed since the job was asked for.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
         constraints: What else plans have to keep to.
+        host_room: Bytes of host memory per device.
         hire: Returns who does the work.
     """
 
@@ -94,6 +95,7 @@ class Search:
     before: float = 0.0
     batch_dims: BatchDims | None = None
     constraints: Constraints = FREE
+    host_room: float = math.inf
     hire: Callable[["Search"], Crew] = Alone
 
     def run(self, space: list[Configuration]) -> Outcome:
@@ -102,7 +104,7 @@ class Search:
         Raises:
             WorkerError: If processes of the search keep dying.
         """
-        outcome = Outcome(history=History(self.before))
+        outcome = Outcome(history=History(self.before), hosted=self.constraints.hosted)
         fewer = self._left([each for each in space if not is_data_major(each.mesh)], outcome)
         more = [each for each in space if is_data_major(each.mesh)]
         outcome.closed_floor = self._least(more)
@@ -149,13 +151,17 @@ class Search:
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
         """Return the configurations that need to be looked at; the others count as excluded."""
-        left = [each for each in space if self.floor.bytes(each) <= self.memory_limit]
+        left = [each for each in space if self.least_bytes(each) <= self.memory_limit]
         outcome.pruned += len(space) - len(left)
         return left
 
     def _least(self, space: list[Configuration]) -> float:
         """Return the least floor in seconds; infinity if there is none."""
         return min((self.least((each,)) for each in space), default=math.inf)
+
+    def least_bytes(self, configuration: Configuration) -> float:
+        """Return what a device of a configuration holds at least, whatever the plan."""
+        return self.floor.bytes(configuration, offload=self.constraints.hosts_optimizer)
 
     def portable(self) -> "Search":
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
@@ -238,7 +244,7 @@ class _Beginning(Series):
     def __init__(self, search: Search, outcome: Outcome, space: list[Family]) -> None:
         self._search, self._outcome = search, outcome
         family_of = {family[0]: family for family in space}
-        tries = first_tries([*family_of], search.global_batch, search.floor.bytes)
+        tries = first_tries([*family_of], search.global_batch, search.least_bytes)
         self._tries = [family_of[first] for first in tries]
         self.count = len(self._tries)
         self._best, self._worse = math.inf, 0
