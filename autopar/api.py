@@ -1,6 +1,7 @@
 """The main path, on one screen: model -> training step -> rules -> search -> program -> simulation -> plan."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from autopar.cluster import Cluster
@@ -10,7 +11,7 @@ from autopar.errors import InfeasibleError, JobError
 from autopar.formulate.fold import Folded
 from autopar.iopddl import save
 from autopar.pins import Pins
-from autopar.plan import Plan
+from autopar.plan import Plan, Rival
 from autopar.problem import Problem
 from autopar.program.lower import lower
 from autopar.program.records import Program
@@ -51,6 +52,7 @@ def solve(
     engine: str = "local",
     ray_address: str | None = None,
     pins: str | Path | Pins | None = None,
+    rival: Callable[[Task, Plan], Rival] | None = None,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
 
@@ -81,6 +83,8 @@ def solve(
         engine: "local", or "ray" for processes of a Ray cluster.
         ray_address: Of a running cluster; None for one that is started on this machine.
         pins: What the plan has to keep to: a YAML file, or a record.
+        rival: Another way to search, `autopar.bench.usual_grid` or one like it, whose best stands beside the plan as
+            `Plan.rival`. It is not asked where there are pins, which it would not keep to.
 
     Raises:
         PinError: If a pin speaks of something that is not there, or nothing is left.
@@ -109,14 +113,26 @@ def solve(
         pins=pins,
     )
     cache = ResultCache(cache_dir, task, effort)
-    known = cache.answer() if dump_problem is None else None
-    if known is not None:
-        return known
-    plan = plan_task(task, effort, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew)
+    plan = cache.answer() if dump_problem is None else None
+    if plan is None:
+        plan = plan_task(
+            task, effort, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew
+        )
+        _keep(plan, cache, progress)
+    if rival is None or task.pins or should_stop():
+        return plan
+    beside = rival(task, plan)
+    if beside != plan.rival:
+        plan = replace(plan, rival=beside)
+        if beside.stopped != "interrupted":
+            _keep(plan, cache, progress)
+    return plan
+
+
+def _keep(plan: Plan, cache: ResultCache, progress: ProgressCallback) -> None:
     trouble = cache.keep(plan)
     if trouble:
         progress(Progress("cache", detail=trouble))
-    return plan
 
 
 def plan_task(

@@ -30,7 +30,7 @@ offloads the optimizer, which older readers would not see."""
 OFFLOADS = ("", "optimizer")
 """What a stage can keep in host memory between steps, by `StagePlan.offload`."""
 
-_OMITTED = ("variant", "variants", "offload", "host", "host_bytes")
+_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -382,6 +382,33 @@ class SearchReport:
         return max(0.0, 1.0 - self.bound / self.objective) if self.objective > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """What another way to search would have found, at the same costs and in the same simulator.
+
+    Attributes:
+        method: The way, in words.
+        space: What it searched, in words.
+        summary: Its best plan in one line; "" if none of its plans fits.
+        step_seconds: Of that plan, simulated; None without one.
+        peak_bytes: On the fullest device, simulated; None without one.
+        tried: Plans that were priced.
+        plans: Plans of its space.
+        stopped: "" if it ended by itself, else "time limit" or "interrupted".
+        seconds: How long it took.
+    """
+
+    method: str
+    space: str
+    summary: str
+    step_seconds: float | None
+    peak_bytes: float | None
+    tried: int
+    plans: int
+    stopped: str
+    seconds: float
+
+
 class Text(str):
     """Text that an interactive session shows as it is, not as a quoted string."""
 
@@ -431,6 +458,7 @@ class Plan:
         alternatives: Runners-up in order of simulated time.
         variants: Further meshes with placements of their own, for stages that have other numbers of devices or place
             the same kind of block differently. `StagePlan.variant` says which is whose; `variant_of` resolves it.
+        rival: What grid search would have found; None if nobody asked.
         version: Version of the format; the oldest that can say what the plan says.
     """
 
@@ -447,6 +475,7 @@ class Plan:
     search: SearchReport | None = None
     alternatives: tuple["Plan", ...] = field(default=())
     variants: tuple[Variant, ...] = ()
+    rival: Rival | None = None
     version: int = 1
 
     def __post_init__(self) -> None:
@@ -572,7 +601,7 @@ class Plan:
 
     def without_alternatives(self) -> "Plan":
         """Return the plan alone, as it stands in another plan's list of alternatives."""
-        return replace(self, alternatives=(), search=None)
+        return replace(self, alternatives=(), search=None, rival=None)
 
 
 def check_variants(plan: Plan) -> None:

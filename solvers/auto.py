@@ -2,8 +2,8 @@
 
 1. Forbidden strategies go, parallel edges merge (`field.prepare`), nodes that follow others are folded into them
 (`merge`).
-2. Without limits: nodes of degree <= 2 are eliminated; the core is eliminated as well if its tables stay small, else it
-is a linear program.
+2. Without limits: nodes of degree <= 2 are eliminated; the core is eliminated as well if its tables stay small. Else
+messages and trees mostly close the gap (`closing`); what they leave is eliminated or a linear program.
    If the choice fits, it is optimal.
 3. Limits: their prices are raised by cutting planes, each step being step 2 with priced use added to the costs; choices
 on the way are
@@ -22,6 +22,7 @@ import numpy as np
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.solvers import highs, lazy
 from autopar.solvers.base import EXACT, Budget, Solver
+from autopar.solvers.closing import close_in
 from autopar.solvers.components import settle, solve_apart
 from autopar.solvers.coordinate_descent import greedy
 from autopar.solvers.dominance import undominated
@@ -42,6 +43,8 @@ FIRST_STEP = 1e-4
 STEP_GROWTH = 3.0
 STEPS = 8
 """Steps before a choice is looked for anywhere."""
+LEAST_DROPPED = 0.1
+"""Share of the labels that have to go before messages are sent again among those that are left."""
 DEARER = (1.0, 1.02, 1.1, 1.5, 3.0)
 """Factors on the prices of the relaxation at which choices are sought until one fits."""
 
@@ -94,7 +97,7 @@ class _Search:
             self._budget.raise_bound(math.inf)
             return
         self._budget.raise_bound(self._field.lowest_cost(), EXACT)
-        relaxed = self._minimise(self._field)
+        relaxed = self._minimise(self._field, enough=self._budget.upper)
         if relaxed is None:
             self._improve(greedy(self._field.softened()))
             return
@@ -124,12 +127,40 @@ class _Search:
             descend(state, self._budget)
             self._offer(state.labels)
 
-    def _minimise(self, field: Field, *, rounded: bool = False) -> tuple[list[int], float] | None:
+    def _minimise(
+        self, field: Field, *, rounded: bool = False, enough: float = math.inf
+    ) -> tuple[list[int], float] | None:
         """Return a minimiser of `field` without limits and a bound on its minimum; None if the budget ran out.
 
-        If `rounded`, the choice may be a fractional one rounded, and forbidden.
+        If `rounded`, the choice may be a fractional one rounded, and forbidden. If the bound reaches `enough`, it may
+        be any.
         """
         reduced = eliminate(field)
+        if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:
+            return self._minimise_core(reduced, rounded=rounded)
+        closing = close_in(reduced.field, self._budget, enough)
+        if closing.closed:
+            return reduced.invert(closing.labels), closing.bound
+        if self._budget.spent():
+            return None
+        part = reduced.field.restrict(closing.kept)
+        if not part.propagate():
+            self._budget.raise_bound(math.inf)
+            return None
+        alive = [np.flatnonzero(np.isfinite(u)) for u in part.unary]
+        part = part.restrict(alive)
+        if sum(map(len, alive)) <= (1 - LEAST_DROPPED) * sum(map(len, reduced.field.unary)):
+            found = self._minimise(part, rounded=rounded)
+        else:
+            found = self._minimise_core(eliminate(part), rounded=rounded)
+        if found is None:
+            return None
+        kept = [own[left] for own, left in zip(closing.kept, alive, strict=True)]
+        labels = [int(own[label]) if len(own) else 0 for own, label in zip(kept, found[0], strict=True)]
+        return reduced.invert(labels), max(found[1], closing.bound)
+
+    def _minimise_core(self, reduced: Reduced, *, rounded: bool) -> tuple[list[int], float] | None:
+        """As `_minimise`, by elimination of all nodes if their tables stay small, else by a linear program."""
         core = reduced.field
         order = order_of(core, MAX_ENTRIES, MAX_WORK)
         if order is not None:

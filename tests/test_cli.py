@@ -79,7 +79,7 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
     code = main(["solve", "zoo:gpt2", *arguments.split(), *more.split()])
 
     (call,) = api.calls
-    del call["progress"], call["should_stop"]
+    del call["progress"], call["should_stop"], call["rival"]
     assert code == 0
     assert call == {
         "model": "zoo:gpt2",
@@ -104,6 +104,13 @@ def test_solve_passes_on_what_was_asked(api: Api) -> None:
         "engine": "local",
         "ray_address": None,
     }
+
+
+@pytest.mark.parametrize(("options", "asks"), [("", True), ("--grid 5", True), ("--grid 0", False)])
+def test_grid_search_is_asked_for_unless_it_gets_no_time(api: Api, options: str, asks: bool) -> None:
+    main(["solve", "zoo:gpt2", "--gpus", "8", *options.split()])
+
+    assert (api.calls[0]["rival"] is not None) == asks
 
 
 def test_solve_prints_the_report_on_standard_output(api: Api, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,15 @@ import click
 
 from autopar.cli.codes import ExitCode
 from autopar.cli.interruption import Interruption
-from autopar.cli.options import cache_options, echo_json, file_path, json_option, positive_number, resolve_cache_dir
+from autopar.cli.options import (
+    cache_options,
+    echo_json,
+    json_option,
+    moved_model_option,
+    plan_argument,
+    resolve_cache_dir,
+    time_limit_option,
+)
 from autopar.display import show_progress
 
 if TYPE_CHECKING:
@@ -18,21 +26,14 @@ SECONDS = 120.0
 
 
 @click.command()
-@click.argument("plan_file", metavar="PLAN", type=file_path())
+@plan_argument
 @click.option("--ops", is_flag=True, help="List the placements of every op too.")
 @click.option("--tactics", is_flag=True, help="Print a schedule of tactics that makes the plan again, as YAML.")
 @click.option("--pins", is_flag=True, help="Print pins that leave this plan only, as YAML: edit and give to --pin.")
 @click.option("--alternatives", is_flag=True, help="Solve again with each decision changed, and print what it costs.")
 @click.option("--op", "name", metavar="NAME", help="One tensor or op: where it is, what moves it, other placements.")
-@click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
-@click.option(
-    "--time-limit",
-    type=positive_number,
-    default=SECONDS,
-    show_default=True,
-    metavar="S",
-    help="Seconds for all that is solved again, together.",
-)
+@moved_model_option
+@time_limit_option("Seconds for all that is solved again, together.", SECONDS)
 @cache_options
 @json_option
 def explain(

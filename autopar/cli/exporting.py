@@ -5,27 +5,30 @@ from typing import Any
 
 import click
 
+from autopar.cli.answers import give_plan
 from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_file
 from autopar.cli.options import (
     cache_options,
-    file_path,
+    cluster_option,
     json_option,
     memory_limit_option,
-    positive_whole,
+    moved_model_option,
+    plan_argument,
     precision_option,
     resolve_cache_dir,
     stack_option,
 )
+from autopar.cli.values import file_path, positive_whole
 
 
 @click.command()
-@click.argument("plan_file", metavar="PLAN", type=file_path())
+@plan_argument
 @click.option("--to", "target", required=True, metavar="NAME", help="Framework; a wrong name lists them.")
 @click.option(
     "-o", "--output", type=file_path(), metavar="FILE|DIR", help="Where to write; text goes to standard output without."
 )
-@click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
+@moved_model_option
 @cache_options
 def export(
     plan_file: Path, target: str, output: Path | None, model: str | None, cache_dir: Path | None, no_cache: bool
@@ -60,7 +63,7 @@ def export(
 @click.option("--from", "framework", required=True, metavar="NAME", help="Framework; a wrong name lists them.")
 @click.option("--gpus", type=positive_whole(), metavar="N", help="Number of devices, if the file does not say.")
 @click.option("--model", help="The model, if the file does not state its sizes, or to use another one.")
-@click.option("--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file.")
+@cluster_option
 @stack_option
 @precision_option
 @memory_limit_option
@@ -107,9 +110,5 @@ def import_config(
         cache_dir=resolve_cache_dir(cache_dir, no_cache=no_cache),
         **request,
     )
-    if output is not None:
-        predicted.plan.save(output)
-        click.echo(f"wrote {output}", err=True)
-    text = predicted.plan.to_json().decode() if as_json else format_prediction(predicted.plan, predicted.timeline)
-    click.echo(text, nl=as_json)
+    give_plan(predicted.plan, format_prediction(predicted.plan, predicted.timeline), output, as_json=as_json)
     return ExitCode.DONE

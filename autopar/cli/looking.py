@@ -5,26 +5,31 @@ from pathlib import Path
 import click
 
 from autopar.cli.files import prepare_file, prepare_folder
-from autopar.cli.options import Command, cache_options, file_path, resolve_cache_dir
+from autopar.cli.options import (
+    cache_options,
+    folder_option,
+    moved_model_option,
+    other_stack_option,
+    plan_argument,
+    resolve_cache_dir,
+    together,
+)
+from autopar.cli.values import file_path
 
-
-def _shown_options(command: Command) -> Command:
-    """Add what page and figures have in common."""
-    for option in (
-        click.option("--model", help="Where the model is now, if it has moved since the plan was made."),
-        click.option("--stack", metavar="NAME|FILE", help="Another software stack than the one the plan was made for."),
-        click.option(
-            "--with",
-            "others",
-            multiple=True,
-            type=file_path(),
-            metavar="PLAN",
-            help="A plan of the model for another number of GPUs, for the chart of scaling. Repeatable.",
-        ),
-        click.argument("plan_file", metavar="PLAN", type=file_path()),
-    ):
-        command = option(command)
-    return command
+_shown_options = together(
+    plan_argument,
+    click.option(
+        "--with",
+        "others",
+        multiple=True,
+        type=file_path(),
+        metavar="PLAN",
+        help="A plan of the model for another number of GPUs, for the chart of scaling. Repeatable.",
+    ),
+    other_stack_option,
+    moved_model_option,
+)
+"""What page and figures have in common."""
 
 
 @click.command()
@@ -57,7 +62,7 @@ def report(
 
 @click.command()
 @_shown_options
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to write.")
+@folder_option("Where to write.", required=True)
 @click.option(
     "--format",
     "formats",

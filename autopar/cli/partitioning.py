@@ -1,60 +1,56 @@
 """The commands about plans made by hand: partition a model by tactics, compare two plans."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from autopar.cli.answers import give_plan
 from autopar.cli.codes import ExitCode
-from autopar.cli.completion import complete_model
 from autopar.cli.files import prepare_folder
 from autopar.cli.options import (
     cache_options,
-    file_path,
+    cluster_option,
+    folder_option,
+    global_batch_option,
     json_option,
     memory_limit_option,
+    model_argument,
     model_options,
-    positive_whole,
     resolve_cache_dir,
     stack_option,
+    training_options,
 )
+from autopar.cli.values import file_path, positive_whole
 
 
 @click.command()
-@click.argument("model", shell_complete=complete_model)
+@model_argument
 @click.option("--mesh", required=True, metavar="AXIS=SIZE,...", help="Devices of one stage, neighbours last.")
 @click.option(
     "--tactics", required=True, type=click.Path(path_type=Path), metavar="FILE", help="YAML file with the schedule."
 )
-@click.option("--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file.")
+@cluster_option
 @stack_option
-@click.option("--global-batch", type=positive_whole(), metavar="B", help="Samples per step; default: the model's own.")
+@global_batch_option
 @memory_limit_option
 @click.option(
     "--trips", type=positive_whole(), default=1, show_default=True, metavar="N", help="Trips of a loop around MODEL."
 )
-@click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step.")
-@click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer.")
+@training_options
 @model_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write plan.json there.")
+@folder_option("Write plan.json there.")
 @cache_options
 @json_option
 def partition(
     model: str,
     mesh: str,
     tactics: Path,
-    cluster: str,
-    stack: str,
-    global_batch: int | None,
-    memory_limit: float | None,
-    trips: int,
-    loss: str,
-    optimizer: str,
-    mode: str,
-    dims: dict[str, int],
     output: Path | None,
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
+    **request: Any,
 ) -> int:
     """Partition MODEL by a schedule of tactics.
 
@@ -67,26 +63,9 @@ def partition(
     from autopar.report.partitioning import format_partition
     from autopar.tactics.files import load_schedule
 
-    devices, schedule = as_mesh(mesh), load_schedule(tactics)
-    found = partition_steps(
-        model,
-        devices,
-        schedule,
-        cluster=cluster,
-        stack=stack,
-        mode=mode,
-        global_batch=global_batch,
-        dims=dims,
-        memory_limit=memory_limit,
-        trips=trips,
-        loss=loss,
-        optimizer=optimizer,
-        cache_dir=cache,
-    )
-    if output is not None:
-        found.plan.save(output / "plan.json")
-        click.echo(f"wrote plan.json into {output}", err=True)
-    click.echo(found.plan.to_json().decode() if as_json else format_partition(found), nl=as_json)
+    found = partition_steps(model, as_mesh(mesh), load_schedule(tactics), cache_dir=cache, **request)
+    file = output / "plan.json" if output is not None else None
+    give_plan(found.plan, format_partition(found), file, as_json=as_json)
     return ExitCode.DONE
 
 

@@ -1,25 +1,28 @@
 """The command that predicts a plan stated by degrees."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from autopar.cli.answers import give_plan
 from autopar.cli.codes import ExitCode
-from autopar.cli.completion import complete_model
 from autopar.cli.files import prepare_folder
 from autopar.cli.options import (
-    Command,
+    Option,
     cache_options,
+    cluster_option,
+    folder_option,
     json_option,
     memory_limit_option,
+    model_argument,
     model_options,
-    positive_whole,
     precision_option,
     resolve_cache_dir,
     stack_option,
+    training_options,
 )
+from autopar.cli.values import positive_whole
 
 
 def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -31,12 +34,12 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     return tuple(int(part) for part in parts)
 
 
-def _degree(name: str, text: str) -> Callable[[Command], Command]:
+def _degree(name: str, text: str) -> Option:
     return click.option(f"--{name}", type=positive_whole(), default=1, show_default=True, metavar="N", help=text)
 
 
 @click.command()
-@click.argument("model", shell_complete=complete_model)
+@model_argument
 @click.option("--gpus", type=positive_whole(), metavar="N", help="Number of devices, to check the degrees against.")
 @_degree("dp", "Data-parallel degree, expert groups included.")
 @_degree("tp", "Tensor-parallel degree.")
@@ -65,32 +68,23 @@ def _degree(name: str, text: str) -> Callable[[Command], Command]:
 @click.option(
     "--global-batch", type=positive_whole(), required=True, metavar="B", help="Samples per step, over all devices."
 )
-@click.option("--cluster", default="h100", show_default=True, metavar="NAME|FILE", help="Preset or YAML file.")
+@cluster_option
 @stack_option
 @precision_option
 @memory_limit_option
-@click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step.")
-@click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help="Optimizer.")
+@training_options
 @model_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write plan.json there.")
+@folder_option("Write plan.json there.")
 @cache_options
 @json_option
 def predict(
     model: str,
     gpus: int | None,
-    mode: str,
-    dims: dict[str, int],
-    cluster: str,
-    stack: str,
-    precision: str,
-    memory_limit: float | None,
-    loss: str,
-    optimizer: str,
     output: Path | None,
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
-    **stated: Any,
+    **request: Any,
 ) -> int:
     """Predict a plan that is stated by degrees.
 
@@ -100,33 +94,21 @@ def predict(
     if output is not None:
         prepare_folder(output)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    from dataclasses import fields
+
     from autopar import prediction
     from autopar.degrees import Degrees
     from autopar.errors import JobError
     from autopar.report.prediction import format_prediction
 
-    degrees = Degrees(**stated)
+    degrees = Degrees(**{field.name: request.pop(field.name) for field in fields(Degrees)})
     if gpus is not None and gpus != degrees.gpus:
         product = f"dp {degrees.dp} x cp {degrees.cp} x tp {degrees.tp} x pp {degrees.pp}"
         raise JobError(
             f"{product} are {degrees.gpus} devices, not {gpus}",
             hint=f"--gpus {degrees.gpus}, or other degrees",
         )
-    found = prediction.predict(
-        model,
-        degrees,
-        cluster=cluster,
-        stack=stack,
-        precision=precision,
-        mode=mode,
-        dims=dims,
-        memory_limit=memory_limit,
-        loss=loss,
-        optimizer=optimizer,
-        cache_dir=cache,
-    )
-    if output is not None:
-        found.plan.save(output / "plan.json")
-        click.echo(f"wrote plan.json into {output}", err=True)
-    click.echo(found.plan.to_json().decode() if as_json else format_prediction(found.plan, found.timeline), nl=as_json)
+    found = prediction.predict(model, degrees, cache_dir=cache, **request)
+    text = format_prediction(found.plan, found.timeline)
+    give_plan(found.plan, text, output / "plan.json" if output is not None else None, as_json=as_json)
     return ExitCode.DONE

@@ -3,7 +3,7 @@
 import click
 
 from autopar.cli.codes import ExitCode
-from autopar.cli.options import positive_whole
+from autopar.cli.values import positive_whole
 
 
 @click.command()

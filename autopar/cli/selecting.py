@@ -11,7 +11,8 @@ import click
 from autopar.cli.codes import ExitCode
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
-from autopar.cli.options import file_path, json_option, positive_number, solver_name
+from autopar.cli.options import json_option
+from autopar.cli.values import file_path, positive_number, solver_name
 from autopar.errors import InfeasibleError, InterruptedSearchError
 
 if TYPE_CHECKING:

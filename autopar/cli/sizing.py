@@ -4,41 +4,38 @@ from typing import Any
 
 import click
 
-from autopar.cli.options import Command, positive_number, positive_whole
+from autopar.cli.options import together
+from autopar.cli.values import positive_number, positive_whole
 
 QUESTIONS = ("find_min_gpus", "target_time", "budget", "per", "steps", "gpu_hour_price", "max_gpus")
 
 
-def sizing_options(function: Command) -> Command:
-    """Add the options that look for a number of GPUs in place of being told one."""
-    for option in reversed(
-        (
-            click.option("--find-min-gpus", is_flag=True, help="Find the fewest GPUs on which a plan fits."),
-            click.option(
-                "--target-time",
-                type=positive_number,
-                metavar="SECONDS",
-                help="Find the fewest GPUs whose simulated step takes at most this.",
-            ),
-            click.option(
-                "--budget", type=positive_number, metavar="X", help="Find the fastest plan that costs at most this."
-            ),
-            click.option(
-                "--per",
-                type=click.Choice(["step", "million", "run"]),
-                default="step",
-                show_default=True,
-                help="What the budget is for: a step, a million tokens, or --steps steps.",
-            ),
-            click.option("--steps", type=positive_whole(), metavar="N", help="Steps of a run."),
-            click.option("--gpu-hour-price", type=positive_number, metavar="X", help="Price of a GPU for an hour."),
-            click.option(
-                "--max-gpus", type=positive_whole(), metavar="N", help="Largest number looked at; default: 1024."
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+sizing_options = together(
+    click.option("--find-min-gpus", is_flag=True, help="Find the fewest GPUs on which a plan fits."),
+    click.option(
+        "--target-time",
+        type=positive_number,
+        metavar="SECONDS",
+        help="Find the fewest GPUs whose simulated step takes at most this.",
+    ),
+    click.option("--budget", type=positive_number, metavar="X", help="Find the fastest plan that costs at most this."),
+    click.option(
+        "--per",
+        type=click.Choice(["step", "million", "run"]),
+        default="step",
+        show_default=True,
+        help="What the budget is for: a step, a million tokens, or --steps steps.",
+    ),
+    click.option("--steps", type=positive_whole(), metavar="N", help="Steps of a run."),
+    click.option(
+        "--gpu-hour-price",
+        type=positive_number,
+        metavar="X",
+        help="Price of a GPU for an hour; default: the cluster file's.",
+    ),
+    click.option("--max-gpus", type=positive_whole(), metavar="N", help="Largest number looked at; default: 1024."),
+)
+"""Options that look for a number of GPUs in place of being told one."""
 
 
 def question(gpus: int | None, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -9,7 +9,8 @@ from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_file, prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
-from autopar.cli.options import cache_options, file_path, json_option, positive_whole, resolve_cache_dir
+from autopar.cli.options import cache_options, echo_json, folder_option, json_option, resolve_cache_dir
+from autopar.cli.values import file_path, positive_whole
 from autopar.display import show_progress
 
 
@@ -26,9 +27,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option(
     "--workers", type=positive_whole(), default=1, show_default=True, metavar="N", help="Processes that predict."
 )
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write the tables there, as .md and .json."
-)
+@folder_option("Write the tables there, as .md and .json.")
 @cache_options
 @json_option
 @click.pass_context
@@ -87,9 +86,7 @@ def validate(
         for path in write_pages(outcomes, conditions(command), output, micro):
             click.echo(f"wrote {path}", err=True)
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(to_dicts(outcomes)), indent=1))
+        echo_json(to_dicts(outcomes))
     else:
         click.echo(format_validation(outcomes, micro), nl=False)
     return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
@@ -136,9 +133,7 @@ def calibrate(
         write_atomically(output, format_stack(found.stack).encode())
         click.echo(f"wrote {output}", err=True)
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found.stack.to_dict()), indent=1))
+        echo_json(found.stack.to_dict())
     else:
         click.echo(format_calibration(found), nl=False)
     return ExitCode.DONE

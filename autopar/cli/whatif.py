@@ -6,59 +6,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autopar.cli.codes import ExitCode
-from autopar.cli.completion import complete_model
 from autopar.cli.files import prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.options import (
     cache_options,
-    comma_separated,
     echo_json,
+    folder_option,
+    global_batch_option,
     json_option,
     memory_limit_option,
+    model_argument,
     model_options,
-    positive_number,
     precision_option,
     resolve_cache_dir,
-    solver_name,
+    solver_option,
     stack_option,
+    time_limit_option,
 )
+from autopar.cli.values import comma_separated, price_by_cluster, whole_numbers
 from autopar.display import show_progress
 
 if TYPE_CHECKING:
     from autopar.scenarios import WhatIf
 
 
-def whole_numbers(text: str | tuple[int, ...]) -> tuple[int, ...]:
-    """Return whole numbers from 1 on, written with commas between them.
-
-    Raises:
-        click.BadParameter: If one is none.
-    """
-    if isinstance(text, tuple):
-        return text
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        if not (part.isdecimal() and int(part) > 0):
-            raise click.BadParameter(f"{part!r} is not a whole number above 0; e.g. 32,64,128")
-    if not parts:
-        raise click.BadParameter("no number; e.g. 32,64,128")
-    return tuple(int(part) for part in parts)
-
-
-def price_by_cluster(text: str) -> float | dict[str, float]:
-    """Return one price, or prices by cluster, written `NAME=X,NAME=X`.
-
-    Raises:
-        click.BadParameter: If one is not a number above 0.
-    """
-    if "=" not in text:
-        return positive_number(text)
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    return {name.strip(): positive_number(price.strip()) for name, _, price in pairs}
-
-
 @click.command()
-@click.argument("model", shell_complete=complete_model)
+@model_argument
 @click.option("--gpus", type=whole_numbers, required=True, metavar="N,...", help="Numbers of devices.")
 @click.option(
     "--cluster",
@@ -72,27 +45,14 @@ def price_by_cluster(text: str) -> float | dict[str, float]:
 @click.option(
     "--gpu-hour-price", type=price_by_cluster, metavar="X|NAME=X,...", help="Price of a GPU for an hour, by cluster."
 )
-@click.option("--global-batch", type=click.IntRange(min=1), metavar="B", help="Samples per step; default: the model's.")
+@global_batch_option
 @memory_limit_option
 @stack_option
 @precision_option
 @model_options
-@click.option("--solver", type=solver_name, default="auto", show_default=True, metavar="NAME", help="Solver.")
-@click.option(
-    "--time-limit",
-    type=positive_number,
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds for the search of each plan.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write the table, all plans, and a figure of scaling there.",
-)
+@solver_option
+@time_limit_option("Seconds for the search of each plan.", 60.0)
+@folder_option("Write the table, all plans, and a figure of scaling there.")
 @cache_options
 @json_option
 def whatif(

@@ -15,6 +15,7 @@ from autopar.schedule import SCHEDULES
 from autopar.tactics import Offload as OffloadTactic
 from autopar.tactics import Pipeline, Replicate, Shard, Tactic, schedule_from
 from autopar.tactics import Recompute as RecomputeTactic
+from autopar.tactics.files import read_yaml
 
 SECTIONS = ("pin", "forbid")
 _KEYS = tuple(own.name for own in fields(Choices))
@@ -26,19 +27,7 @@ def load_pins(path: str | Path) -> Pins:
     Raises:
         PinError: If the file cannot be read, is no YAML, or says what no pin can say.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise PinError(f"cannot read {str(path)!r}: {error.strerror}", hint="check the path") from None
-    except UnicodeDecodeError:
-        raise PinError(f"{str(path)!r} is not a text file", hint="give a YAML file; docs/pins.md has one") from None
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "it is no YAML"
-        raise PinError(f"{str(path)!r}{where}: {problem}", hint="docs/pins.md has an example") from None
+    content = read_yaml(path, PinError, "give a YAML file; docs/pins.md has an example")
     return pins_from(content, str(path))
 
 

@@ -5,7 +5,7 @@ from itertools import cycle
 from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
-from autopar.plan import Job, ModelInfo, Plan, SearchReport, Simulated
+from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.ranking import ranking
 from autopar.report.text import (
@@ -105,6 +105,8 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
         ]
         if plan.alternatives:
             entries.append(("runner-up", why_lost(plan, plan.alternatives[0])))
+        if plan.rival is not None:
+            entries.append((plan.rival.method, rival_words(plan.rival, plan)))
         if search.history:
             entries.append(("on the way", _history(search)))
         if search.cached:
@@ -132,6 +134,17 @@ def _fullest(plan: Plan, simulated: Simulated) -> str:
     return (
         f"{where}{format_bytes(fullest.peak)} per device, {share} of the limit of {format_bytes(plan.job.memory_limit)}"
     )
+
+
+def rival_words(rival: Rival, plan: Plan) -> str:
+    """Return what another way to search came to, against a plan, and how it was obtained."""
+    part = f"{rival.tried:,} of" if rival.stopped else "all"
+    order = ", nearest to this one first," if rival.stopped else ""
+    told = f"{part} {rival.plans:,} plans by degrees ({rival.space}){order} priced in {format_seconds(rival.seconds)}"
+    if rival.step_seconds is None:
+        return f"no plan that fits; {told}"
+    against = format_change(rival.step_seconds, plan.simulated.step_seconds) if plan.simulated is not None else "-"
+    return f"{rival.summary}: {format_seconds(rival.step_seconds)} ({against}); {told}"
 
 
 def _history(search: SearchReport) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from autopar.errors import TacticError
+from autopar.errors import AutoparError, TacticError
 from autopar.tactics.records import (
     Automatic,
     ContextParallel,
@@ -60,20 +60,33 @@ def load_schedule(path: str | Path) -> tuple[Tactic, ...]:
     Raises:
         TacticError: If the file cannot be read, is no YAML, or a tactic or a field of it is not what it should be.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise TacticError(f"cannot read {str(path)!r}: {error.strerror}", hint="check the path") from None
-    except UnicodeDecodeError:
-        raise TacticError(f"{str(path)!r} is not a text file", hint="give a YAML file with a list of tactics") from None
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "it is no YAML"
-        raise TacticError(f"{str(path)!r}{where}: {problem}", hint="give a list of tactics") from None
+    content = read_yaml(path, TacticError, "give a YAML file with a list of tactics")
     return schedule_from(content, str(path))
+
+
+def read_yaml(path: str | Path, error: type[AutoparError], example: str) -> object:
+    """Return what a YAML file holds.
+
+    Args:
+        path: The file.
+        error: What is raised if it cannot be read or is no YAML.
+        example: What to do then.
+
+    Raises:
+        AutoparError: An `error` that says where in the file.
+    """
+    try:
+        content: object = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise error(f"cannot read {str(path)!r}: {failure.strerror}", hint="check the path") from None
+    except UnicodeDecodeError:
+        raise error(f"{str(path)!r} is not a text file", hint=example) from None
+    except yaml.YAMLError as failure:
+        mark = getattr(failure, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(failure, "problem", None) or "it is no YAML"
+        raise error(f"{str(path)!r}{where}: {problem}", hint=example) from None
+    return content
 
 
 def schedule_from(content: object, where: str = "schedule") -> tuple[Tactic, ...]:

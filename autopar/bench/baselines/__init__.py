@@ -50,11 +50,12 @@ def by_degrees(
     name: str,
     progress: ProgressCallback,
     should_stop: StopCallback,
+    kind: type[Race] = Race,
 ) -> Result:
-    """Return what a method comes to that states plans by degrees."""
+    """Return what a method comes to that states plans by degrees, of the space of a kind of race."""
     clock = PhaseClock(progress, before=task.phases)
     limit = math.inf if effort.time_limit is None else effort.time_limit
-    race = Race(task, name, time.monotonic() + limit, progress, should_stop)
+    race = kind(task, name, time.monotonic() + limit, progress, should_stop)
     with clock("search"):
         method(race)
         stopped = race.stopped

@@ -1,0 +1,143 @@
+"""Grid search as people do it, in seconds: what it would have found, to stand beside a plan.
+
+The degrees that sweeps vary: data, tensor (within a node), pipeline and expert parallelism, samples per microbatch,
+stages per group, recompute. What sweeps settle beforehand: 1F1B, sequence parallelism wherever there is tensor
+parallelism, ZeRO 1 or 3, no context parallelism. Plans nearest to the one they stand beside are priced first, so that a
+sweep that is cut has seen those that are most likely to be as good. `autopar benchmark` sweeps the whole space of
+degrees.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from autopar.bench.baselines import by_degrees
+from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, Value
+from autopar.bench.baselines.race import Race
+from autopar.degrees import Degrees
+from autopar.plan import Plan, Rival
+from autopar.progress import ProgressCallback, StopCallback, never, silent
+from autopar.search.roles import roles_of_axes
+from autopar.task import Effort, Task
+
+SHARE = 0.1
+"""Time of the grid if nobody says, as a share of what its plan took."""
+LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
+"""That time is never less or more than this."""
+SWEPT = "1F1B, tensor parallelism within a node, ZeRO 1 or 3"
+"""The degrees in words."""
+
+_SCHEDULES = ("1f1b", "forward-only")
+_ZERO = (1, 3)
+
+
+class UsualSpace(DegreeSpace):
+    """The part of the space of degrees that people sweep."""
+
+    def options(self, partial: Partial) -> tuple[Value, ...]:
+        """Return the values the next decision can take; none if the decisions so far lead nowhere."""
+        found = super().options(partial)
+        match DECISIONS[len(partial)]:
+            case "tp":
+                return tuple(tp for tp in found if isinstance(tp, int) and tp <= self.node)
+            case "cp":
+                return tuple(cp for cp in found if cp == 1)
+            case "flow":
+                return tuple(flow for flow in found if isinstance(flow, tuple) and flow[0] in _SCHEDULES)
+            case "zero":
+                return tuple(level for level in found if level in _ZERO) or found[:1]
+            case "sequence_parallel":
+                return found[-1:]
+            case _:
+                return found
+
+
+class UsualRace(Race):
+    """Grid search at work on that part."""
+
+    @cached_property
+    def space(self) -> DegreeSpace:
+        """The plans by degrees that people sweep."""
+        whole = super().space
+        return UsualSpace(**{field.name: getattr(whole, field.name) for field in fields(whole)})
+
+
+@dataclass(slots=True, eq=False)
+class Sweep:
+    """Prices all plans of a race, those nearest to given degrees first.
+
+    Attributes:
+        center: Degrees by their names in `Degrees`.
+        total: How many plans there are; known once it has begun.
+    """
+
+    center: Mapping[str, int]
+    total: int = 0
+
+    def __call__(self, race: Race) -> None:
+        """Price plans until all are, or the race is stopped."""
+        plans = sorted((race.space.degrees(leaf) for leaf in race.space.leaves()), key=self.distance)
+        self.total = len(plans)
+        for plan in plans:
+            if race.stopped:
+                return
+            race.price(plan)
+
+    def distance(self, plan: Degrees) -> float:
+        """Return how far a plan is away: factors of two between its degrees and the given ones, added up."""
+        return sum(abs(math.log2(getattr(plan, name) / value)) for name, value in self.center.items())
+
+
+def usual_grid(
+    task: Task,
+    plan: Plan,
+    *,
+    seconds: float | None = None,
+    progress: ProgressCallback = silent,
+    should_stop: StopCallback = never,
+) -> Rival:
+    """Return what grid search over the usual degrees finds for the task of a plan.
+
+    Args:
+        task: The task, without pins.
+        plan: What was found for it.
+        seconds: For the grid; None for a tenth of what the plan took.
+        progress: Told of every better plan.
+        should_stop: Polled; once true the best so far is returned.
+    """
+    limit = seconds if seconds is not None else grid_seconds(plan)
+    effort = Effort(top_k=1, time_limit=limit)
+    sweep = Sweep(_degrees(plan, task))
+    found = by_degrees(sweep, task, effort, "grid", progress, should_stop, kind=UsualRace)
+    best = found.best
+    return Rival(
+        method="grid search",
+        space=SWEPT,
+        summary="" if best is None else best.summary,
+        step_seconds=None if best is None else best.step_seconds,
+        peak_bytes=None if best is None else best.peak_bytes,
+        tried=found.solved,
+        plans=sweep.total,
+        stopped=found.termination if found.termination in ("interrupted", "time limit") else "",
+        seconds=found.search_seconds,
+    )
+
+
+def _degrees(plan: Plan, task: Task) -> dict[str, int]:
+    """Return what degrees come nearest to a plan; of stages with meshes of their own, those of the first."""
+    roles = roles_of_axes(plan.mesh, plan.blocks, task.workload.folded(plan.microbatch))
+    data = math.prod(found.axis.size for found in roles if found.role in ("dp", "ep"))
+    groups = len({stage.devices for stage in plan.stages})
+    return {
+        "tp": math.prod(found.axis.size for found in roles if found.role == "tp"),
+        "pp": groups,
+        "interleave": len(plan.stages) // groups,
+        "microbatch": max(1, plan.microbatch // data),
+    }
+
+
+def grid_seconds(plan: Plan) -> float:
+    """Return the seconds a grid beside a plan may take if nobody says."""
+    took = sum(phase.seconds for phase in plan.search.phases) if plan.search is not None else 0.0
+    return min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * took))

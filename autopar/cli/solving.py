@@ -1,0 +1,129 @@
+"""The command that finds the best plan for a model on a cluster, or how many GPUs it takes."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autopar.cli.answers import infeasible_as_json, write_folder
+from autopar.cli.codes import ExitCode
+from autopar.cli.files import prepare_file, prepare_folder
+from autopar.cli.interruption import Interruption
+from autopar.cli.options import (
+    cache_options,
+    echo_json,
+    engine_options,
+    folder_option,
+    job_options,
+    json_option,
+    model_argument,
+    model_options,
+    resolve_cache_dir,
+    seed_option,
+    top_k_option,
+)
+from autopar.cli.sizing import question, sizing_options
+from autopar.cli.values import file_path
+from autopar.display import show_progress
+from autopar.progress import ProgressCallback, StopCallback
+
+if TYPE_CHECKING:
+    from autopar.plan import Plan, Rival
+    from autopar.task import Task
+
+
+@click.command()
+@model_argument
+@job_options(gpus_required=False)
+@sizing_options
+@model_options
+@top_k_option("How many plans to return.")
+@seed_option("Seed of what solvers draw at random.")
+@click.option(
+    "--pin", "pins", type=file_path(), metavar="FILE", help="What the plan has to keep to; docs/pins.md tells more."
+)
+@click.option(
+    "--grid",
+    "grid_seconds",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Seconds for the grid search whose best plan is told beside ours, 0 for none; default: a tenth of the search.",
+)
+@engine_options
+@click.option("--dump-problem", type=file_path(), metavar="FILE", help="Also write the placement problem, as JSON.")
+@folder_option("Write plan.json, report.txt, report.html and trace.json there.")
+@cache_options
+@json_option
+def solve(
+    model: str,
+    output: Path | None,
+    dump_problem: Path | None,
+    cache_dir: Path | None,
+    no_cache: bool,
+    as_json: bool,
+    grid_seconds: float | None,
+    **request: Any,
+) -> int:
+    """Plan how to run MODEL on a cluster.
+
+    Prints the best plan found, and a bound on how much better any other could be. Ctrl-C ends the search with the best
+    plan found so far.
+    """
+    asked = question(request["gpus"], request)
+    if output is not None:
+        prepare_folder(output)
+    if dump_problem is not None:
+        prepare_file(dump_problem)
+    cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    if asked is not None:
+        return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
+    from autopar import api
+    from autopar.report import format_report
+
+    with Interruption() as interruption, show_progress() as progress, infeasible_as_json(as_json):
+        plan = api.solve(
+            model,
+            cache_dir=cache,
+            dump_problem=dump_problem,
+            progress=progress,
+            should_stop=interruption.requested,
+            rival=None if grid_seconds == 0 else partial(_grid, grid_seconds, progress, interruption.requested),
+            **request,
+        )
+    if output is not None:
+        write_folder(plan, output, cache)
+    click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
+    interrupted = plan.search is not None and plan.search.termination == "interrupted"
+    return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
+
+
+def _grid(
+    seconds: float | None, progress: ProgressCallback, should_stop: StopCallback, task: "Task", plan: "Plan"
+) -> "Rival":
+    """Return what grid search finds beside a plan: what is known, unless there was less time for it than now."""
+    known = plan.rival
+    if known is not None and (not known.stopped or seconds is None or known.seconds >= seconds):
+        return known
+    from autopar.bench import usual_grid
+
+    return usual_grid(task, plan, seconds=seconds, progress=progress, should_stop=should_stop)
+
+
+def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dict[str, Any], *, as_json: bool) -> int:
+    """Answer how many GPUs a job takes, with the plan for them."""
+    from autopar.report.sizing import format_sizing
+    from autopar.sizing.gpus import find_gpus
+
+    del request["gpus"]
+    if request.pop("workers") is not None or request.pop("engine") != "local" or request.pop("ray_address"):
+        raise click.UsageError("numbers of GPUs are searched one after the other: leave out --workers and --engine")
+    with Interruption() as interruption, show_progress() as progress, infeasible_as_json(as_json):
+        found = find_gpus(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
+    if output is not None and found.plan is not None:
+        write_folder(found.plan, output, cache)
+    if as_json:
+        echo_json(found)
+    else:
+        click.echo(format_sizing(found), nl=False)
+    return ExitCode.INTERRUPTED if interruption.requested() else ExitCode.DONE

@@ -1,0 +1,112 @@
+"""Types of arguments: what is typed, as the value a command works with. All of it is checked before any work starts."""
+
+import math
+from pathlib import Path
+
+import click
+
+
+def positive_number(text: str) -> float:
+    """Return a finite number above 0.
+
+    Raises:
+        click.BadParameter: If the text is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number") from None
+    if not (math.isfinite(number) and number > 0):
+        raise click.BadParameter(f"{text} is not a finite number above 0")
+    return number
+
+
+def dim_binding(text: str) -> tuple[str, int]:
+    """Return name and size of a dim written as `DIM=VALUE`.
+
+    Raises:
+        click.BadParameter: If it is written otherwise, or the size is not positive.
+    """
+    name, separator, size = (part.strip() for part in text.partition("="))
+    if not (separator and name):
+        raise click.BadParameter(f"{text!r} is not of the form DIM=VALUE, e.g. batch=8")
+    if not (size.isdecimal() and int(size) > 0):
+        raise click.BadParameter(f"the size of dim {name!r} is {size!r}, not a whole number above 0")
+    return name, int(size)
+
+
+def solver_name(name: str) -> str:
+    """Return the name of a solver that is installed.
+
+    Raises:
+        click.BadParameter: If there is none of that name; the message lists those there are.
+    """
+    from autopar import solvers
+
+    available = solvers.available()
+    if name not in available:
+        why = "not installed" if name in solvers.names() else "unknown"
+        raise click.BadParameter(f"solver {name!r} is {why}; there are {', '.join(available)}")
+    return name
+
+
+def solver_names(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of solvers written with commas between them.
+
+    Raises:
+        click.BadParameter: If one is not installed.
+    """
+    if isinstance(text, tuple):  # click converts a default, too
+        return text
+    return tuple(solver_name(name.strip()) for name in text.split(",") if name.strip())
+
+
+def comma_separated(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return names written with commas between them; "none" for none."""
+    if isinstance(text, tuple):  # click converts a default, too
+        return text
+    return tuple(name.strip() for name in text.split(",") if name.strip() not in ("", "none"))
+
+
+def whole_numbers(text: str | tuple[int, ...]) -> tuple[int, ...]:
+    """Return whole numbers from 1 on, written with commas between them.
+
+    Raises:
+        click.BadParameter: If one is none.
+    """
+    if isinstance(text, tuple):
+        return text
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not (part.isdecimal() and int(part) > 0):
+            raise click.BadParameter(f"{part!r} is not a whole number above 0; e.g. 32,64,128")
+    if not parts:
+        raise click.BadParameter("no number; e.g. 32,64,128")
+    return tuple(int(part) for part in parts)
+
+
+def price_by_cluster(text: str) -> float | dict[str, float]:
+    """Return one price, or prices by cluster, written `NAME=X,NAME=X`.
+
+    Raises:
+        click.BadParameter: If one is not a number above 0.
+    """
+    if "=" not in text:
+        return positive_number(text)
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    return {name.strip(): positive_number(price.strip()) for name, _, price in pairs}
+
+
+def file_path() -> click.Path:
+    """Return the type of a file's path; whether it can be read or written is found out where that is done."""
+    return click.Path(path_type=Path)
+
+
+def positive_whole() -> click.IntRange:
+    """Return the type of a whole number from 1 on."""
+    return click.IntRange(min=1)
+
+
+def not_negative() -> click.IntRange:
+    """Return the type of a whole number from 0 on."""
+    return click.IntRange(min=0)
