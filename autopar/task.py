@@ -124,6 +124,11 @@ class Task:
         return replace(self, constraints=self.constraints.opened)
 
     @property
+    def on_device(self) -> "Task":
+        """The task in whose space nothing lies in host memory but what is pinned there."""
+        return replace(self, constraints=replace(self.constraints, reserve=frozenset()))
+
+    @property
     def host_room(self) -> float:
         """Bytes of host memory per device that may be taken: its share of its host's; none if that is unknown."""
         clusters = [own.cluster for own in self.costs.cluster.groups] or [self.costs.cluster]

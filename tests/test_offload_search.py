@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 
 from autopar.api import plan_task
+from autopar.bench.baselines import BASELINES
+from autopar.bench.baselines.race import Race
+from autopar.bench.records import Result
 from autopar.cluster import PRESETS
 from autopar.errors import InfeasibleError, PinError
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.pins import broken, pins_from
 from autopar.pins.reading import pins_of
 from autopar.plan import Plan
+from autopar.progress import never, silent
 from autopar.recompute import BY_SECONDS, Hosted, Recompute
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
+from autopar.sizing.records import Infeasibility
 from autopar.sizing.thrift import thriftiest
 from autopar.task import Effort, Task, pinned, prepare
 from tests.executions import COSTS, Execution, found_candidates, model_rules, written
@@ -134,7 +139,7 @@ def test_forbidding_host_memory_is_part_of_the_conflict() -> None:
         plan_task(_task(limit, forbid={"offload": ["activations", "optimizer"]}), Effort())
 
     report = caught.value.report
-    assert report is not None
+    assert isinstance(report, Infeasibility)
     assert "forbid offload: [activations, optimizer]" in report.conflict
     (way,) = (way for way in report.relaxations if "offload" in way.what)
     assert way.peak_bytes <= limit
@@ -155,3 +160,24 @@ def test_constraints_are_closed_unless_opened() -> None:
     assert Recompute.OFFLOAD not in FREE.flavours()
     assert Constraints(reserve=ALL).opened.flavours() == BY_SECONDS
     assert Constraints(reserve=ALL).opened.hosts_optimizer
+
+
+def test_grid_search_gets_what_the_space_has() -> None:
+    """Offload where it is pinned, and where nothing fits without; else none of its plans has any."""
+    effort = Effort(top_k=1, time_limit=60.0)
+
+    def offloads(task: Task) -> tuple[set[str], Result]:
+        space = Race(task, "grid", 0.0, silent, never).space
+        found = {str(value) for leaf in space.leaves() for name, value in leaf.items() if name == "offload"}
+        return found, BASELINES["grid"].find(task, effort, "grid", silent, never)
+
+    free, plain = offloads(_task())
+    pinned_, _ = offloads(_task(pin={"offload": ["none", "optimizer"]}))
+    assert free == {""}
+    assert pinned_ == {"", "optimizer"}
+
+    result, limit = plain, plain.plans[0].peak_bytes
+    while "offloaded" not in result.plans[0].summary:
+        limit /= 1.3
+        _, result = offloads(_task(limit))
+    assert result.plans[0].peak_bytes <= limit

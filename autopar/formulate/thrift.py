@@ -167,13 +167,17 @@ def _uniform(memory: ChainBytes, constraints: Constraints) -> tuple[tuple[Recomp
     return tuple(dict.fromkeys(found))
 
 
-def state_bytes(tables: Tables) -> float:
+def state_bytes(tables: Tables, resident: Sequence[Memory] = RESIDENT) -> float:
     """Return the bytes of parameters, sums of gradients and optimizer state at their smallest, on all devices together.
 
     Of the tables of one device it is what all devices of a job hold at least, whatever the plan.
+
+    Args:
+        tables: The decisions.
+        resident: What stays on the device through the step.
     """
     return sum(
         float(item.amounts.min()) * tables.folded.kinds[item.kind].count
         for item in tables.bytes
-        if item.memory in RESIDENT
+        if item.memory in resident
     )

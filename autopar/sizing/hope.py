@@ -55,7 +55,6 @@ def search_plans(
         late: Whether to take the thriftiest plan even if the search was stopped.
     """
     began, reserve = time.monotonic(), task.constraints.reserve
-    own = replace(task, constraints=replace(task.constraints, reserve=frozenset()))
 
     def tried(one: Task, effort: Effort) -> tuple[Search, Outcome]:
         hope = Hope(one, progress, should_stop)
@@ -66,7 +65,7 @@ def search_plans(
         hope.rescue(outcome, late=late)
         return search, outcome
 
-    search, outcome = tried(own, effort)
+    search, outcome = tried(task.on_device, effort)
     if not reserve:
         return outcome
     if outcome.candidates:
