@@ -276,8 +276,8 @@ def hosted_words(needed: Collection[Hosted], reserve: Collection[Hosted], floor:
         found.append(f"opened: {_offloads(needed)}, since no plan was found that fits without")
     if reserve:
         found.append(
-            f"not opened: {_offloads(reserve)}, since plans fit without; no plan with it is faster than "
-            f"{format_seconds(floor)}"
+            f"not opened: {_offloads(reserve)}, since plans fit without (a pin opens it); no plan with it is faster "
+            f"than {format_seconds(floor)}"
         )
     return tuple(found)
 
