@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autopar.cost import CostModel, Overlap, Stack
+from autopar.discover import discover
 from autopar.formulate.hull import step_program
 from autopar.formulate.offload import with_host
 from autopar.formulate.scheduled import scheduled_step, stage_works
@@ -17,8 +18,10 @@ from autopar.program.lower import lower_blocks
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.search.hull import Hull
+from autopar.sharding import Mesh
 from autopar.simulate.offload import host_links
 from autopar.solvers import load
+from autopar.workload import open_workload
 from tests.formulations import COSTS, good_choice, lowered_bytes, random_choice, rules, splits, stage_peak, tables
 
 TOLERANCE = 2e-6
@@ -177,6 +180,41 @@ def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stage
 
         assert bounds[-2] <= step_time(seconds, chain, pipeline, split, 0.0).seconds * (1 + TOLERANCE)
     assert num_stages > 1 or max(bounds[0] / bounds[1], bounds[2] / bounds[3]) > 1 + TOLERANCE
+
+
+@pytest.mark.parametrize(("flavour", "away", "speed"), [(Recompute.OFFLOAD, False, 1e8), (Recompute.NONE, True, 3e7)])
+def test_of_a_plan_on_a_slow_link_the_bound_sees_the_copies(
+    flavour: Recompute, away: bool, speed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long chains nearly all that lies on the host has to, at the tightest limit that such a plan fits.
+
+    So the bound is below the plan, but by no more than half of what its copies take.
+    """
+    monkeypatch.setattr("autopar.cost.overlap.STATE_BUCKET_BYTES", 16.0)  # small beside the state of a small model
+    monkeypatch.setattr("autopar.formulate.hull.SHORTAGE", 1e6)  # else memory is cheaper not to be there
+    host = replace(COSTS.cluster.known_host(), to_host=speed, to_device=speed, latency=0.0)
+    costs = CostModel(replace(COSTS.cluster, host=host), COSTS.policy, STACKS["plain"])
+    model = open_workload("zoo:mlp-xs", dims={"num_layers": 24, "hidden": 16})
+    found = build_tables(model.folded(64), discover(model.probe), Mesh.of(inner=1), costs)
+    chain, pipeline = found.folded.chain, Pipeline(1, 4, "1f1b")
+    solution = _solve(problem(found, weights(found, pipeline, recompute=NONE, hidden=1.0, bounding=True)), np.inf)
+    assert solution.choice is not None
+    memory = lowered_bytes(found, solution.choice, BY_SECONDS)
+    lowered = lower_blocks(assemble_blocks(found, solution.choice), found.folded, found.resharder)
+    seconds = with_host(found.block_seconds(solution.choice), host_links(lowered, costs), Overlap())
+    split = Split.uniform(((0, len(chain)),), (flavour,), (away,))
+    plan = step_time(seconds, chain, pipeline, split, 0.0).seconds
+    free = step_time(seconds, chain, pipeline, Split.uniform(split.ranges, (NONE,)), 0.0).seconds
+    hosted = ({Hosted.ACTIVATIONS} if flavour is Recompute.OFFLOAD else set()) | ({Hosted.OPTIMIZER} if away else set())
+    limit = stage_peak(memory, pipeline, split, 0)
+
+    hull = Hull(found, step_program(found, pipeline, limit, flavours=(flavour,), hosted=hosted), _solve)
+    hull.add(solution.choice)
+    for _ in range(8):
+        hull.step(np.inf, lambda _: None, memory=True)
+
+    assert plan > 2 * free
+    assert 0.5 * (free + plan) <= hull.bound <= plan * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs", "mixtral-8x7b"])

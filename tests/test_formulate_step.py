@@ -300,6 +300,30 @@ def test_the_best_split_with_host_memory_is_best(
         assert time.seconds == step_time(totals, memory.chain, pipeline, split, hop).seconds
 
 
+@pytest.mark.parametrize(("num_microbatches", "offload"), [(1, ()), (2, ()), (3, (True,))])
+def test_the_optimizer_leaves_if_that_saves_more_than_its_copies_take(
+    num_microbatches: int, offload: tuple[bool, ...]
+) -> None:
+    """One block of 3 + 2 s and 4 bytes saved, 5 of 10 bytes resident are the optimizer's, whose copies take 7 s.
+
+    12 bytes are too few for all of it: it recomputes in full, 3 s per microbatch, or the optimizer goes. What goes is
+    1 byte at a time on the device, all 5 of a small bucket: 5 bytes of buffers in the update.
+    """
+    totals = np.zeros((1, len(Slot)))
+    totals[0, [Slot.FORWARD, Slot.BACKWARD, Slot.STATE]] = 3.0, 2.0, 7.0
+    every = dict.fromkeys(Recompute, np.zeros(1))
+    kept = every | {NONE: np.array([4.0])}
+    memory = chain_of(BlockBytes(np.array([10.0]), kept, every, np.zeros(1), 0.0), (0,), (NONE, Recompute.FULL))
+    memory = replace(memory, state=np.array([5.0]))
+    constraints = Constraints(hosted=frozenset({Hosted.OPTIMIZER}))
+
+    found = best_split(totals, memory, Pipeline(1, num_microbatches, "1f1b"), 12.0, 0.0, constraints)
+
+    assert found is not None
+    assert found[0].offload == offload
+    assert found[1].seconds == num_microbatches * 5.0 + min(3.0 * num_microbatches, 7.0)
+
+
 @given(_hosting())
 @settings(max_examples=30)
 def test_what_fits_without_host_memory_is_no_faster_with_it(
