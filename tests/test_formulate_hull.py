@@ -182,13 +182,16 @@ def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stage
     assert num_stages > 1 or max(bounds[0] / bounds[1], bounds[2] / bounds[3]) > 1 + TOLERANCE
 
 
-@pytest.mark.parametrize(("flavour", "away", "speed"), [(Recompute.OFFLOAD, False, 1e8), (Recompute.NONE, True, 3e7)])
+@pytest.mark.parametrize(
+    ("flavour", "away", "speed", "seen"), [(Recompute.OFFLOAD, False, 1e8, 0.08), (Recompute.NONE, True, 3e7, 0.5)]
+)
 def test_of_a_plan_on_a_slow_link_the_bound_sees_the_copies(
-    flavour: Recompute, away: bool, speed: float, monkeypatch: pytest.MonkeyPatch
+    flavour: Recompute, away: bool, speed: float, seen: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of long chains nearly all that lies on the host has to, at the tightest limit that such a plan fits.
+    """Of long chains most of what lies on the host has to, at the tightest limit that such a plan fits.
 
-    So the bound is below the plan, but by no more than half of what its copies take.
+    So the bound is below the plan and sees part of what its copies take. Of activations that is little: each block
+    copies what arrives although the one before does, too, and as much as two blocks save is under way.
     """
     monkeypatch.setattr("autopar.cost.overlap.STATE_BUCKET_BYTES", 16.0)  # small beside the state of a small model
     monkeypatch.setattr("autopar.formulate.hull.SHORTAGE", 1e6)  # else memory is cheaper not to be there
@@ -214,7 +217,7 @@ def test_of_a_plan_on_a_slow_link_the_bound_sees_the_copies(
         hull.step(np.inf, lambda _: None, memory=True)
 
     assert plan > 2 * free
-    assert 0.5 * (free + plan) <= hull.bound <= plan * (1 + TOLERANCE)
+    assert free + seen * (plan - free) <= hull.bound <= plan * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs", "mixtral-8x7b"])
