@@ -357,8 +357,8 @@ class SearchReport:
         pruned: How many were excluded by their bound.
         phases: Where the time went.
         history: What was known when; seconds ascend, objectives never rise, bounds never fall.
-        complete: No plan of another signature than those returned has a lower objective, in seconds; 0 if unknown.
-        cut: Placement problems that were cut by their clock; without any, every complete search gives the same answer.
+        complete: No plan that is not akin to one of the best few has a lower objective, in seconds; 0 if unknown.
+        cut: Placement problems that were cut by their limit of work, or of time.
         cached: Whether the answer was found before and kept; all else is of the search that found it.
     """
 

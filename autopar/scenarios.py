@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.cluster import load_cluster
+from autopar.cluster import Cluster, load_cluster
 from autopar.errors import ClusterError, JobError
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
-from autopar.sizing.goals import SECONDS_PER_HOUR
+from autopar.sizing.goals import price_per_million
 from autopar.sizing.planning import find_plan
 from autopar.sizing.thrift import shortage, thriftiest
 from autopar.task import Effort, Task, prepare
@@ -62,7 +62,7 @@ class Cell:
         """Price of a million tokens, or samples; None without a plan or a price."""
         if self.step_seconds is None or self.gpu_hour_price is None:
             return None
-        return self.gpus * self.step_seconds * self.gpu_hour_price / SECONDS_PER_HOUR / self.items * 1e6
+        return price_per_million(self.gpus * self.gpu_hour_price, self.step_seconds, self.items)
 
     @property
     def peak_bytes(self) -> float | None:
@@ -139,7 +139,7 @@ def whatif(
         model: Path of an ONNX file, or `zoo:NAME`.
         gpus: Numbers of devices.
         clusters: Preset names or YAML files.
-        gpu_hour_price: Price of a GPU for an hour, of all clusters or by cluster.
+        gpu_hour_price: Price of a GPU for an hour, of all clusters or by cluster; None for what clusters say.
         time_limit: Seconds for the search of each plan.
         solver: Solver of the placement problems.
         cache_dir: Where discovered rules and plans are kept between runs; None to keep nothing.
@@ -172,13 +172,19 @@ def whatif(
                 refused = refused or error
                 cells.append(Cell(name, number, "not possible", str(error.args[0])))
                 continue
-            cell = _cell(name, task, effort, prices.get(name), cache_dir, should_stop)
+            cell = _cell(name, task, effort, prices.get(name, _own_price(machine, number)), cache_dir, should_stop)
             if cell.plan is not None and cell.plan.model.tokens:
                 unit = "token"
             cells.append(cell)
     if refused is not None and all(cell.outcome == "not possible" for cell in cells):
         raise refused
     return WhatIf(str(model), unit, tuple(cells), should_stop())
+
+
+def _own_price(machine: Cluster, gpus: int) -> float | None:
+    """Return the price of a GPU for an hour that a cluster states, of different ones on average."""
+    price = machine.hour_price(gpus)
+    return None if price is None else price / gpus
 
 
 def _prices(price: float | Mapping[str, float] | None, clusters: Sequence[str]) -> Mapping[str, float]:

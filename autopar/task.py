@@ -3,7 +3,7 @@
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from autopar.errors import JobError
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims, batch_dims
-from autopar.pins import Frame, Pins, constrain, load_pins
+from autopar.pins import Frame, Pins, constrain, load_pins, unequal_left
 from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -24,6 +24,7 @@ from autopar.search.engine import HERE, Engine
 from autopar.search.floor import floor
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
+from autopar.search.submeshes import Unequal, unequal
 from autopar.workload import Workload, default_batch, open_workload
 
 NO_PINS = Pins()
@@ -73,6 +74,7 @@ class Task:
         cluster: What the job gets its devices from.
         pins: What was pinned or forbidden.
         constraints: What that leaves inside a configuration.
+        unequal: Pipelines whose stages have meshes of their own; None if there are none.
     """
 
     job: Job
@@ -84,6 +86,7 @@ class Task:
     cluster: Cluster
     pins: Pins = NO_PINS
     constraints: Constraints = FREE
+    unequal: Unequal | None = None
 
     def search(
         self,
@@ -95,7 +98,7 @@ class Task:
         engine: Engine = HERE,
     ) -> Search:
         """Return the search of the space, to be done where the engine says."""
-        samples = _extreme_samples(self.space, self.job.global_batch)
+        samples = _extreme_samples(self._counts, self.job.global_batch)
         small, large = (self.workload.folded(number) for number in samples)
         return Search(
             folded=self.workload.folded,
@@ -116,7 +119,23 @@ class Task:
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
             constraints=self.constraints,
             host_room=self.host_room,
+            unequal=self.unequal,
+            floors=tuple(
+                floor(small, large, samples, self.costs.on(range(first, first + 1))) for first in self._group_starts
+            ),
         )
+
+    @property
+    def _counts(self) -> set[int]:
+        """The numbers of microbatches of the space."""
+        others = () if self.unequal is None else self.unequal.microbatches
+        return {*(configuration.num_microbatches for configuration in self.space), *others}
+
+    @property
+    def _group_starts(self) -> tuple[int, ...]:
+        """First device of each group of equal nodes."""
+        groups = self.costs.cluster.groups
+        return tuple(sum(group.devices for group in groups[:number]) for number in range(max(1, len(groups))))
 
     @property
     def opened(self) -> "Task":
@@ -147,7 +166,7 @@ class Task:
         """
         fixed = self.workload.fixed_batch
         if fixed is None:
-            largest = _extreme_samples(self.space, self.job.global_batch)[1]
+            largest = _extreme_samples(self._counts, self.job.global_batch)[1]
             return batch_dims(self.workload.folded(largest).graph.values, self.workload.probe.values)
         values = self.workload.folded(fixed).graph.values
         return {name: value.shape.index(fixed) for name, value in values.items() if fixed in value.shape}
@@ -179,6 +198,7 @@ def prepare(
     machine = job_machine(gpus, whole)
     software, policy = stack if isinstance(stack, Stack) else load_stack(stack), load_policy(precision)
     check_request(gpus, machine, global_batch, memory_limit)
+    wanted = NO_PINS if pins is None else pins if isinstance(pins, Pins) else load_pins(pins)
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
@@ -189,7 +209,7 @@ def prepare(
     limit = memory_limit or default_limit(machine)
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software), precision)
     task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)
-    return pinned(task, NO_PINS if pins is None else pins if isinstance(pins, Pins) else load_pins(pins))
+    return pinned(task, wanted)
 
 
 def pinned(task: Task, pins: Pins) -> Task:
@@ -202,7 +222,8 @@ def pinned(task: Task, pins: Pins) -> Task:
     fixed = workload.fixed_batch
     space = _space(workload, task.costs.cluster, job.gpus, job.global_batch)
     blocks = workload.folded(fixed or job.global_batch).num_blocks
-    frame = Frame(task.costs.cluster, job.gpus, job.global_batch, fixed, blocks)
+    left = unequal_left(unequal(space, task.costs.cluster, job.gpus, blocks), pins, job.global_batch)
+    frame = Frame(task.costs.cluster, job.gpus, job.global_batch, fixed, blocks, left)
     space, constraints = constrain(
         space,
         pins,
@@ -213,7 +234,8 @@ def pinned(task: Task, pins: Pins) -> Task:
         trains=job.mode == "train",
         host=task.costs.cluster.host is not None,
     )
-    return replace(task, job=replace(job, pins=pins.to_mapping()), space=space, pins=pins, constraints=constraints)
+    job = replace(job, pins=pins.to_mapping())
+    return replace(task, job=job, space=space, pins=pins, constraints=constraints, unequal=left)
 
 
 def resized(task: Task, *, gpus: int | None = None, memory_limit: float | None = None) -> Task:
@@ -329,9 +351,14 @@ def _space(workload: Workload, machine: Cluster, gpus: int, batch: int) -> list[
     )
 
 
-def _extreme_samples(space: list[Configuration], batch: int) -> tuple[int, int]:
-    """Return two microbatch sizes of the space, equal if it has only one; sizes between them follow by linearity."""
-    sizes = sorted({batch // configuration.num_microbatches for configuration in space})
+def _extreme_samples(counts: Iterable[int], batch: int) -> tuple[int, int]:
+    """Return two microbatch sizes of the space, equal if it has only one; sizes between them follow by linearity.
+
+    Args:
+        counts: Numbers of microbatches.
+        batch: Samples per step.
+    """
+    sizes = sorted({batch // count for count in counts})
     return sizes[min(1, len(sizes) - 1)], sizes[-1]
 
 

@@ -16,7 +16,7 @@ from autopar.program.verify import verify_program
 from autopar.search.assemble import assemble
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
-from autopar.search.signature import Signature
+from autopar.search.signature import Signature, distinct
 from autopar.search.space import closed_words, describe, hosted_words
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
@@ -56,20 +56,19 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
 
 
 def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str]) -> list[Plan]:
-    """Return the best plans by simulated time, the fastest of each signature; note how others go astray of the pins."""
-    kept: dict[Signature, Plan] = {}
-    count = 0
+    """Return the best plans by simulated time, none akin to a better one; note how others go astray of the pins."""
+    found: list[tuple[Plan, Signature]] = []
     for candidate in outcome.candidates:
-        if count >= VERIFY * top_k and (len(kept) >= top_k or candidate.signature in kept):
-            continue  # enough variants of what is known already
+        known = [own for _, own in found]
+        if len(found) >= VERIFY * top_k and (
+            len(distinct(known, lambda own: own)) >= top_k or any(candidate.signature.is_akin_to(own) for own in known)
+        ):
+            continue  # enough of what is known already
         plan = _verify(candidate, task, astray)
-        if plan is None:
-            continue
-        count += 1
-        known = kept.get(candidate.signature)
-        if known is None or _step(plan) < _step(known):
-            kept[candidate.signature] = plan
-    return sorted(kept.values(), key=_step)
+        if plan is not None:
+            found.append((plan, candidate.signature))
+    found.sort(key=lambda item: _step(item[0]))
+    return [plan for plan, _ in distinct(found, lambda item: item[1])]
 
 
 def _step(plan: Plan) -> float:
@@ -149,9 +148,10 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
             *describe(space, opened.flavours(), hosts_optimizer=opened.hosts_optimizer),
             *closed_words(outcome.closed, outcome.closed_floor),
             *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_floor),
+            *(outcome.unequal.words(objective) if outcome.unequal else ()),
             *words(task.pins),
         ),
-        configurations=len(space),
+        configurations=len(space) + (len(outcome.unequal.opened) if outcome.unequal else 0),
         solved=outcome.solved,
         pruned=outcome.pruned,
         phases=times,

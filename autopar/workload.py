@@ -1,6 +1,8 @@
 """A model as the planner sees it: graph, training step and distinct blocks for any number of samples."""
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -79,13 +81,15 @@ class Workload:
             ModelError: If the model cannot be imported.
             UnsupportedOpError: If an op cannot be differentiated.
         """
-        graph = find_blocks(self.forward(None if samples == self.fixed_batch else samples))
-        return training_step(graph, loss=self.loss, optimizer=self.optimizer) if self.mode == "train" else graph
+        with _uncollected():
+            graph = find_blocks(self.forward(None if samples == self.fixed_batch else samples))
+            return training_step(graph, loss=self.loss, optimizer=self.optimizer) if self.mode == "train" else graph
 
     def folded(self, samples: int) -> Folded:
         """Return the distinct blocks of a microbatch."""
         if samples not in self._folded:
-            self._folded[samples] = fold(self.graph(samples))
+            with _uncollected():
+                self._folded[samples] = fold(self.graph(samples))
         return self._folded[samples]
 
     @cached_property
@@ -131,7 +135,7 @@ class Workload:
         """The graph rules are discovered on: with a batch that no other dim of the model shares."""
         if self.fixed_batch is not None:
             return self.folded(self.fixed_batch).graph
-        smallest = self.graph(1)
+        smallest = self.forward(1)  # its backward has the same dims
         sizes = {size for value in smallest.values.values() for size in value.shape}
         return self.graph(next((size for size in _PROBES if size not in sizes), _PROBES[0]))
 
@@ -141,6 +145,18 @@ class Workload:
         dims = tuple(sorted((name, int(value)) for name, value in self.dims.items()))
         sha256 = graph.metadata["sha256"]
         return ModelInfo(graph.name, self.source, sha256, graph.num_parameters, dims, _tokens(graph))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector away while a graph is built: all of it stays, and looking takes a third of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _tokens(graph: Graph) -> int:

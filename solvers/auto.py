@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -64,6 +65,8 @@ class Known:
 
 class Auto(Solver):
     """Exact; the method is described at the top of the module."""
+
+    counts: ClassVar[bool] = True
 
     def run(self, problem: Problem, budget: Budget) -> None:
         """See `Solver.run`."""

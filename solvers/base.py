@@ -5,11 +5,41 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import ClassVar
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Solution, Termination, relative_gap
 
 EXACT = 1e-12
 """Relative error of a bound that is a plain sum in float64."""
+
+
+class Work:
+    """Work that is counted, so that what a limit cuts is the same on a slow machine as on a fast one.
+
+    A unit takes about a nanosecond: a number that is added up, a nonzero that a step of a linear program looks at.
+
+    Args:
+        limit: Units at most; infinity for any number.
+        whole: What this is a part of: units are counted there as well.
+    """
+
+    def __init__(self, limit: float = math.inf, whole: "Work | None" = None) -> None:
+        self._limit, self._whole = limit, whole
+        self.done = 0.0
+        """Units so far."""
+
+    @property
+    def left(self) -> float:
+        """Units left, at least 0."""
+        own = max(0.0, self._limit - self.done)
+        return own if self._whole is None else min(own, self._whole.left)
+
+    def spend(self, units: float) -> None:
+        """Count units."""
+        self.done += units
+        if self._whole is not None:
+            self._whole.spend(units)
+
 
 Watch = Callable[[Choice | None, float, float], None]
 """(best choice, its cost, proven lower bound), None and infinity before the first choice."""
@@ -17,6 +47,9 @@ Watch = Callable[[Choice | None, float, float], None]
 
 class Solver(ABC):
     """Finds a choice for a problem and proves what it can."""
+
+    counts: ClassVar[bool] = False
+    """Whether it counts its work, so that a limit of work ends it."""
 
     def solve(
         self,
@@ -30,6 +63,7 @@ class Solver(ABC):
         threads: int = 1,
         seed: int = 0,
         watch: Watch | None = None,
+        work: Work | None = None,
     ) -> Solution:
         """Return the best choice found and the best bound proven.
 
@@ -44,11 +78,12 @@ class Solver(ABC):
             threads: Threads it may use; most solvers use one.
             seed: Of whatever is drawn at random.
             watch: Called with what is known whenever a better choice or a higher bound is.
+            work: What it does is counted here, and it ends when nothing is left, if it `counts`.
 
         Raises:
             SolverError: If the solver cannot take this problem at all.
         """
-        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch)
+        budget = Budget(problem, time_limit, start, cutoff, gap, should_stop, threads, seed, watch, work)
         self.run(problem, budget)
         return budget.solution()
 
@@ -81,6 +116,7 @@ class Budget:
         interrupted: Whether `should_stop` has said so.
         threads: Threads that may be used.
         seed: Of whatever is drawn at random.
+        work: Counts what is done.
     """
 
     def __init__(
@@ -94,6 +130,7 @@ class Budget:
         threads: int = 1,
         seed: int = 0,
         watch: Watch | None = None,
+        work: Work | None = None,
     ) -> None:
         self._problem = problem
         self._end = time.monotonic() + time_limit
@@ -104,6 +141,7 @@ class Budget:
         self.start = start
         self.threads = threads
         self.seed = seed
+        self.work = Work() if work is None else work
         self.interrupted = False
         self.choice: Choice | None = None
         self.cost: float = math.inf
@@ -127,10 +165,11 @@ class Budget:
         result._end = min(self._end, time.monotonic() + seconds)
         return result
 
-    def apart(self, problem: Problem, seconds: float, start: Sequence[int] | None, watch: Watch) -> "Budget":
-        """Return a budget for another problem, of so many seconds, that ends when the caller wants an end of this."""
-        limit = min(seconds, self.remaining)
-        return Budget(problem, limit, start, math.inf, self._gap, self.stopped, self.threads, self.seed, watch)
+    def apart(self, problem: Problem, share: float, start: Sequence[int] | None, watch: Watch) -> "Budget":
+        """Return a budget for another problem, of a share of what is left, that ends when the caller wants an end."""
+        work = Work(share * self.work.left, self.work)
+        limit = share * self.remaining
+        return Budget(problem, limit, start, math.inf, self._gap, self.stopped, self.threads, self.seed, watch, work)
 
     def adopt(self, part: "Budget") -> None:
         """Take what was found under a part of this budget."""
@@ -140,8 +179,8 @@ class Budget:
         self.interrupted = self.interrupted or part.interrupted
 
     def spent(self) -> bool:
-        """Return whether to stop now: out of time, interrupted, or done."""
-        return self.stopped() or self.remaining == 0.0 or self.done()
+        """Return whether to stop now: out of time or work, interrupted, or done."""
+        return self.stopped() or self.remaining == 0.0 or self.work.left == 0.0 or self.done()
 
     def stopped(self) -> bool:
         """Return whether the caller wants an end."""

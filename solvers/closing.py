@@ -22,6 +22,8 @@ from autopar.solvers.relaxation import WINDOW, Relaxation
 
 ROUNDS = 100
 """Sweeps at most: where they do not do, it is faster to send messages again among the labels that are left."""
+SWEEP = 4.0
+"""Units of work of a sweep per entry of the tables."""
 LOOKS = 20
 """Sweeps between two choices that are polished."""
 CLOSED = 1e-9
@@ -65,6 +67,7 @@ def close_in(field: Field, budget: Budget, enough: float = math.inf) -> Closing:
     bound = -math.inf
     for number in range(1, ROUNDS + 1):
         relaxation.round()
+        budget.work.spend(SWEEP * flat.tables.size)
         if number % LOOKS == WINDOW:
             polisher.look(relaxation.labels.copy(), relaxation.prices, budget.spent)
         if number % WINDOW == 0:

@@ -207,7 +207,7 @@ class _Apart:
         self._bounds = [part.field.lowest_cost() for part in parts]
 
     def run(self, solve: Callable[[Problem, Budget], None]) -> None:
-        """Solve the parts, each in a share of the time that its labels are of those to come."""
+        """Solve the parts, each in a share of what is left that its labels are of those to come."""
         sizes = [sum(map(len, part.field.unary)) for part in self._parts]
         for number, part in enumerate(self._parts):
             if self._budget.spent():
@@ -218,7 +218,7 @@ class _Apart:
             def watch(choice: Choice | None, _cost: float, bound: float, number: int = number) -> None:
                 self._take(number, choice, bound)
 
-            own = self._budget.apart(problem, share * self._budget.remaining, self._choices[number], watch)
+            own = self._budget.apart(problem, share, self._choices[number], watch)
             solve(problem, own)
             self._take(number, own.choice, own.bound)
             if own.bound == math.inf:

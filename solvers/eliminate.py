@@ -288,6 +288,8 @@ def eliminate_all(field: Field, order: Sequence[int], budget: Budget | None) -> 
             aligned = table.transpose(sorted(range(len(nodes)), key=lambda i: axes.index(nodes[i])))
             aligned = aligned.reshape([len(field.unary[n]) if n in nodes else 1 for n in axes])
             total = aligned if total is None else total + aligned
+            if budget is not None:
+                budget.work.spend(total.size)
         assert total is not None, "every bucket holds the node's own costs"
         buckets[v] = _Bucket(scope, total, tuple(pairs[v]))
         if scope:

@@ -1,7 +1,7 @@
 """The local polytope on HiGHS: linear program first, which is usually integral, branching only where it is not."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import highspy
 import numpy as np
@@ -12,6 +12,11 @@ from autopar.solvers.base import Budget
 from autopar.solvers.lazy import MipSolver, Outcome
 from autopar.solvers.polytope import LinearProgram
 
+STEP_BASE = 10_000
+"""What a step takes beside looking at nonzeros, in nonzeros."""
+SIMPLEX_STEP, BRANCH_STEP = 1.0, 20.0
+"""Units of work per nonzero and step of the simplex method, and from one question of branch and bound to the next."""
+
 _FEASIBLE = 2
 """`kSolutionStatusFeasible` of HiGHS, which highspy gives as a number."""
 
@@ -20,6 +25,7 @@ class HighsSolver(MipSolver):
     """Exact, on the whole problem without further reduction."""
 
     relaxes: ClassVar[bool] = True
+    counts: ClassVar[bool] = True
 
     def code(self, program: LinearProgram, whole: bool, budget: Budget) -> Outcome:
         """Solve one program."""
@@ -69,9 +75,17 @@ def run(program: LinearProgram, whole: bool, budget: Budget, ceiling: float = ma
         start = highspy.HighsSolution()
         start.col_value = program.start.tolist()
         highs.setSolution(start)
-    # Python's own signal handlers do not run while HiGHS does, so an interruption is looked for from inside.
-    for event in (highs.cbSimplexInterrupt, highs.cbMipInterrupt):
-        event.subscribe(lambda call: call.interrupt(budget.stopped()))
+    # Python's own signal handlers do not run while HiGHS does, so an interruption is looked for from inside. HiGHS asks
+    # at the same points of its way in every run, so that they can be counted: a limit of work ends it at one of them.
+    size = STEP_BASE + len(program.values)
+    events = ((highs.cbSimplexInterrupt, SIMPLEX_STEP * size), (highs.cbMipInterrupt, BRANCH_STEP * size))
+    for event, units in events:
+
+        def ask(call: Any, units: float = units) -> None:
+            budget.work.spend(units)
+            call.interrupt(budget.stopped() or budget.work.left == 0.0)
+
+        event.subscribe(ask)
     highs.run()
     status = highs.getModelStatus()
     if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound):

@@ -8,6 +8,9 @@ from autopar.solvers.base import Budget
 from autopar.solvers.field import Field, Floats
 from autopar.solvers.memory import Memory
 
+LOOK = 50_000
+"""Units of work of looking at all labels of a node."""
+
 
 class State:
     """A choice with what a change of one node would cost and use.
@@ -87,6 +90,7 @@ def repair(state: State, budget: Budget) -> bool:
     labels = np.zeros(len(users), np.int64)
     again = set(range(len(users)))
     while state.excess() > 0 and not budget.spent():
+        budget.work.spend(LOOK * len(again))
         for k in again:
             ratios[k], labels[k] = _cheapest(state, users[k])
         k = int(ratios.argmin()) if len(users) else 0
@@ -121,6 +125,7 @@ def descend(state: State, budget: Budget) -> None:
             if node not in pending:
                 continue
             pending.discard(node)
+            budget.work.spend(LOOK)
             costs = state.costs(node)
             here = costs[state.labels[node]]
             better = costs < here - 1e-12 * abs(here) if np.isfinite(here) else np.isfinite(costs)

@@ -4,12 +4,13 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autopar.alternatives import TensorView, Weighing, view_tensor, weigh
 from autopar.alternatives.again import task_of
-from autopar.alternatives.decisions import decisions, pinned_to
+from autopar.alternatives.decisions import LIKEST, decisions, likest, pinned_to
 from autopar.api import plan_task
 from autopar.cli import main
 from autopar.errors import PlanError
@@ -18,7 +19,7 @@ from autopar.plan import Plan
 from autopar.report.alternatives import format_tensor, format_weighing
 from autopar.sizing.planning import find_plan
 from autopar.sizing.thrift import thriftiest
-from autopar.task import Effort, pinned, prepare
+from autopar.task import Effort, Task, pinned, prepare
 from tests.formulations import DIMS
 
 LONG = 600.0
@@ -27,8 +28,12 @@ LONG = 600.0
 
 @cache
 def _plan(memory: float | None = None) -> Plan:
-    task = prepare("zoo:mlp-xs", gpus=4, global_batch=8, dims=DIMS["mlp-xs"], memory_limit=memory)
-    return plan_task(task, Effort(top_k=1))
+    return plan_task(_task(memory), Effort(top_k=1))
+
+
+@cache
+def _task(memory: float | None = None) -> Task:
+    return prepare("zoo:mlp-xs", gpus=4, global_batch=8, dims=DIMS["mlp-xs"], memory_limit=memory)
 
 
 @cache
@@ -71,6 +76,40 @@ def test_no_alternative_beats_a_plan_proven_optimal() -> None:
             assert own.bound >= plan.search.bound * (1 - 1e-3)  # a bound is raised no further than it has to be
 
 
+def test_the_likest_configurations_are_the_plan_s_own_first() -> None:
+    """Then those with one thing changed by a factor of two; nothing is left out that is nearer than what is in."""
+    plan, space = _plan(), _task().space
+    (own,) = (
+        each
+        for each in space
+        if (each.num_stages, each.mesh.axes, each.num_microbatches, each.schedule)
+        == (len(plan.stages), plan.mesh, plan.num_microbatches, plan.schedule)
+    )
+
+    found = likest(plan, space)
+
+    assert found[0] == own
+    assert len(found) == LIKEST < len(space)
+    twice = [each for each in found if each.mesh == own.mesh and each.num_stages == own.num_stages]
+    assert {each.num_microbatches / own.num_microbatches for each in twice} >= {1.0, 2.0}
+
+
+def test_alternatives_are_no_worse_than_what_is_most_like_the_plan() -> None:
+    """Whichever of the two ways it was found."""
+    plan, task = _plan(), _task()
+    (decision, *_) = (own for own in decisions(plan, task.workload.folded(plan.microbatch), task.space) if own.others)
+    value = decision.others[0]
+    own = pinned(task, pinned_to(task.pins, value))
+    alike = find_plan(replace(own, space=likest(plan, own.space)), Effort(top_k=1)).plan
+    assert alike is not None
+    assert alike.simulated is not None
+
+    found = {(each.decision, each.value): each for each in _weighing().alternatives}[decision.name, value.text]
+
+    assert found.simulated is not None
+    assert found.simulated.step_seconds <= alike.simulated.step_seconds * (1 + 1e-9)
+
+
 @pytest.mark.slow
 def test_what_is_missing_is_said_where_nothing_fits() -> None:
     """Under a limit at which the job just fits, not every other value does."""
@@ -86,9 +125,9 @@ def test_what_is_missing_is_said_where_nothing_fits() -> None:
 
 def test_a_pin_of_the_job_gives_way_to_the_value_and_the_others_stay() -> None:
     pins = Pins(Choices(stages=(2,), microbatches=(4,)), Choices(zero=(3,)))
-    task = pinned(task_of(_plan()), pins)
+    task = pinned(_task(), pins)
     plan = plan_task(task, Effort(top_k=1))
-    (decision, *_) = decisions(plan, task.workload.folded(plan.microbatch), task_of(_plan()).space)
+    (decision, *_) = decisions(plan, task.workload.folded(plan.microbatch), _task().space)
 
     assert (decision.name, decision.value) == ("pp", "2")
     assert pinned_to(pins, decision.others[0]) == Pins(Choices(stages=(1,), microbatches=(4,)), Choices(zero=(3,)))
@@ -97,7 +136,7 @@ def test_a_pin_of_the_job_gives_way_to_the_value_and_the_others_stay() -> None:
 def test_no_time_leaves_everything_to_be_looked_at_and_says_so() -> None:
     weighing = weigh(_plan(), time_limit=1e-3)
 
-    assert {own.outcome for own in weighing.alternatives} <= {"not looked at", "not possible"}
+    assert {own.outcome for own in weighing.alternatives} == {"not looked at"}
     assert weighing.stopped == "time limit"
     assert "not looked at" in format_weighing(weighing)
 
@@ -130,23 +169,36 @@ def test_plan_of_another_model_is_refused() -> None:
         weigh(replace(plan, model=replace(plan.model, sha256="0" * 64)))
 
 
-def test_command_prints_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The lines of the text fit 80 columns; the JSON holds the same alternatives."""
+def test_command_prints_text_and_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of the text fit 80 columns; the JSON holds the same alternatives, and so does the page."""
+    asked: list[float] = []
+
+    def answered(plan: Plan, *, time_limit: float, **_: Any) -> Weighing:
+        asked.append(time_limit)
+        return _weighing()
+
+    monkeypatch.setattr("autopar.alternatives.weigh", answered)
     _plan().save(tmp_path / "plan.json")
     command = ["explain", str(tmp_path / "plan.json"), "--alternatives", "--no-cache", "--time-limit", "60"]
 
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert main([*command, "--json"]) == 0
+    assert main([*command, "--json", "-o", str(tmp_path / "out")]) == 0
     data = json.loads(capsys.readouterr().out)
 
+    assert asked == [60.0, 60.0]
     assert "What limits it" in text
     assert max(map(len, text.splitlines())) <= 80
+    assert (tmp_path / "out" / "alternatives.txt").read_text() == text
+    assert json.loads((tmp_path / "out" / "alternatives.json").read_text()) == data
+    assert "Alternatives</h2>" in (tmp_path / "out" / "report.html").read_text()
     assert [name for name, _ in data["decisions"]][:3] == ["pp", "dp", "tp"]
     assert len(data["alternatives"]) == len(_weighing().alternatives)
 
 
-@pytest.mark.parametrize("options", [["--tactics", "--pins"], ["--json"]])
+@pytest.mark.parametrize("options", [["--tactics", "--pins"], ["--json"], ["-o", "out"]])
 def test_options_that_exclude_each_other_are_refused(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,8 +214,7 @@ def test_options_that_exclude_each_other_are_refused(
 @cache
 def _sharded() -> Plan:
     """A plan with collectives on its parameters: ZeRO 3 on one stage."""
-    task = prepare("zoo:mlp-xs", gpus=4, global_batch=8, dims=DIMS["mlp-xs"])
-    return plan_task(pinned(task, Pins(Choices(stages=(1,), dp=(4,), zero=(3,)))), Effort(top_k=1))
+    return plan_task(pinned(_task(), Pins(Choices(stages=(1,), dp=(4,), zero=(3,)))), Effort(top_k=1))
 
 
 def _weight(plan: Plan) -> str:
@@ -208,7 +259,7 @@ def test_equal_tensors_and_ops_have_one_view() -> None:
 
     assert view.asked == op.op
     assert any(use.role == "made" and use.op == op.op for use in view.uses)
-    assert {own.outcome for own in view.alternatives} <= {"not looked at", "not possible"}
+    assert {own.outcome for own in view.alternatives} == {"not looked at"}
 
 
 def test_unknown_tensor_is_refused_with_the_nearest_name() -> None:
@@ -220,11 +271,14 @@ def test_unknown_tensor_is_refused_with_the_nearest_name() -> None:
     assert name in caught.value.hint
 
 
-def test_command_prints_a_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_a_tensor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As text within 80 columns, and as JSON."""
     _sharded().save(tmp_path / "plan.json")
     name = _weight(_sharded())
-    command = ["explain", str(tmp_path / "plan.json"), "--op", name, "--no-cache", "--time-limit", "30"]
+    monkeypatch.setattr("autopar.alternatives.view_tensor", lambda plan, asked, **_: _view() if asked == name else None)
+    command = ["explain", str(tmp_path / "plan.json"), "--op", name, "--no-cache"]
 
     assert main(command) == 0
     text = capsys.readouterr().out

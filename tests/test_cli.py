@@ -221,7 +221,7 @@ def test_file_that_is_a_folder_is_refused_before_the_work(
         ),
         ("solve zoo:gpt2 --gpus 8 --mode eat", "Invalid value for '--mode': 'eat' is not one of 'train', 'infer'."),
         ("model gpt2", "give a name and -o FILE.onnx, or --list"),
-        ("model gpt2 --list", "--list takes neither a name nor -o"),
+        ("model gpt2 --list", "--list takes neither a name nor -o nor --set"),
         ("slove zoo:gpt2", "No such command 'slove'. Did you mean 'solve'?"),
     ],
 )
@@ -432,6 +432,18 @@ def test_model_writes_a_file_onnx_can_read(tmp_path: Path, capsys: pytest.Captur
     assert code == 0
     assert model.graph.output[0].name == "logits"
     assert "124,439,808 parameters" in capsys.readouterr().out
+
+
+def test_sizes_of_a_written_model_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a size it does not have is refused."""
+    path = tmp_path / "gpt2.onnx"
+    code = main(["model", "gpt2", "--set", "num_layers=1", "--set", "vocab=512", "-o", str(path)])
+
+    assert code == 0
+    assert onnx.load(path, load_external_data=False).graph.output[0].type.tensor_type.shape.dim[2].dim_value == 512
+    assert "gpt2, num_layers=1, vocab=512, " in capsys.readouterr().out
+    assert main(["model", "gpt2", "--set", "layers=1", "-o", str(path)]) == 2
+    assert "no hyperparameter 'layers'" in capsys.readouterr().err
 
 
 def test_model_list_has_every_model(capsys: pytest.CaptureFixture[str]) -> None:

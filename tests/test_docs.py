@@ -1,6 +1,7 @@
 """What the documents say is so: their code runs, their links lead somewhere, their lists are complete."""
 
 import doctest
+import importlib.util
 import inspect
 import re
 import tomllib
@@ -10,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+import autopar
 from autopar import errors
 from autopar.cli import main
 from autopar.cli.commands import app
@@ -118,3 +120,27 @@ def test_layout_page_has_every_module() -> None:
     named = set(re.findall(r"`(autopar/[\w./]+)`", page))
 
     assert named == modules
+
+
+def test_references_are_what_the_program_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command with every option, every public name; the pages are made anew by `python docs/reference.py`."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    source = ROOT / "docs" / "reference.py"
+    spec = importlib.util.spec_from_file_location("reference", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    pages = {name: make() for name, make in module.PAGES.items()}
+
+    for name, text in pages.items():
+        assert (ROOT / "docs" / name).read_text() == text, f"python {source} makes {name} anew"
+    for name, command in app.commands.items():
+        section = re.search(rf"^## `autopar {name}\b.*?(?=^## |\Z)", pages["commands.md"], re.MULTILINE | re.DOTALL)
+        assert section is not None, name
+        options = [option for own in command.params if isinstance(own, click.Option) for option in own.opts]
+        assert [option for option in options if option not in section[0]] == []
+    assert [
+        name for name in autopar.__all__ if name != "__version__" and f"`autopar.{name}`" not in pages["python.md"]
+    ] == []

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.formulate.scheduled import StageHolding, StageWork, held_bytes, pass_seconds, scheduled_step, stage_works
+from autopar.formulate.scheduled import (
+    LinkJobs,
+    StageHolding,
+    StageWork,
+    held_bytes,
+    pass_seconds,
+    scheduled_step,
+    stage_works,
+)
 from autopar.formulate.step import Split
 from autopar.program.lower import lower
 from autopar.program.records import Program, SegmentPhase
@@ -95,20 +103,45 @@ def test_equal_stages_hold_what_the_simulator_says(size: tuple[str, int, int, in
     assert peaks == [10.0 * num_chunks + size for size in held]
 
 
+def _links(
+    *,
+    waited: tuple[tuple[float, float, float], ...] = (),
+    gradient: tuple[tuple[float, float, float], ...] = (),
+    reduce: tuple[tuple[float, float, float], ...] = (),
+) -> LinkJobs:
+    """Return what links carry: moment, seconds inside a node and between nodes; `waited` in every backward."""
+    nothing, backward, every, once = (np.array(rows).reshape(-1, 3) for rows in ((), waited, gradient, reduce))
+    return LinkJobs((nothing, backward, nothing), every, once)
+
+
 def test_reductions_hide_behind_what_is_left_of_the_last_pass() -> None:
     """2 groups of ZB-H1, 2 microbatches of 1 + 1 + 1 s: the first ends its weights at 7, the second starts at 1.
 
     Reductions of 4 s that may run half a second after the last weight pass has begun end at 6 + 0.5 + 4 on the first.
     """
-    work = StageWork(1.0, 1.0, 1.0, reduce=((0.5, 4.0),), update=0.25)
+    work = StageWork(1.0, 1.0, 1.0, links=_links(reduce=((0.5, 4.0, 0.0),)), update=0.25)
 
-    assert scheduled_step("zb-h1", 2, 2, [replace(work, reduce=())] * 2) == 7.25
+    assert scheduled_step("zb-h1", 2, 2, [replace(work, links=None)] * 2) == 7.25
     assert scheduled_step("zb-h1", 2, 2, [work] * 2) == 10.75
 
 
 def test_traffic_of_every_microbatch_sets_the_pace() -> None:
     """One group, 3 microbatches of 2 + 1 + 1 s with 6 s of traffic each, the first of which may run after 4 s."""
-    assert scheduled_step("zb-h2", 1, 3, [StageWork(2.0, 1.0, 1.0, traffic=((1.0, 6.0),))]) == 22.0
+    assert scheduled_step("zb-h2", 1, 3, [StageWork(2.0, 1.0, 1.0, links=_links(gradient=((1.0, 6.0, 0.0),)))]) == 22.0
+
+
+def test_gradients_wait_for_what_has_their_link() -> None:
+    """One group, 2 microbatches of 1 + 2 s under GPipe: backwards at 2 and 4, gradients of 1 s from 3 and 5 on.
+
+    Each backward has the link between nodes for 1.5 s: from 2 on that has 1.5 + 1 + 1.5 + 1 s to do, until 7. What is
+    inside a node hinders nobody: until 6.
+    """
+    waited, gradient = ((0.0, 0.0, 1.5),), ((1.0, 0.0, 1.0),)
+    inside = ((0.0, 1.5, 0.0),)
+
+    for taken, step in ((waited, 7.0), (inside, 6.0)):
+        work = StageWork(1.0, 2.0, links=_links(waited=taken, gradient=gradient))
+        assert scheduled_step("gpipe", 1, 2, [work]) == step
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama3-8b"])

@@ -459,6 +459,7 @@ def test_the_bound_of_one_stage_is_tight() -> None:
     totals = found.block_seconds(choice)
     totals[:, Slot.REDUCE] = 0.0
     totals[:, Slot.GRADIENT] = totals[:, Slot.BACKWARD]  # beside all of it
+    totals[:, Slot.FORWARD_WAIT :] = 0.0  # what passes wait for is part of them
 
     time = step_time(totals, found.folded.chain, pipeline, Split.uniform(((0, found.folded.num_blocks),), (NONE,)), 0.0)
 
@@ -576,13 +577,16 @@ def test_least_bytes_are_below_the_fullest_stage(pipeline: Pipeline) -> None:
 
 
 def test_no_weight_of_a_bound_is_negative() -> None:
-    """With one microbatch most of its time on gradient traffic, less of the backward is left to hide a reduction.
+    """With one microbatch and all of a reduction counted, only what nothing hides behind is left of the backward.
 
-    Weights below zero would be cut off, and the optimum would no longer be a bound.
+    That is the last block's, the first to run. Weights below zero would be cut off, and the optimum would no longer be
+    a bound.
     """
     found = tables("mlp-xs")
 
     weighting = weights(found, Pipeline(1, 1, "1f1b"), recompute=NONE, hidden=1.0, bounding=True, traffic=0.75)
 
+    last = found.folded.chain[-1]
     assert weighting.factors.min() == 0.0
-    assert weighting.factors[:, Slot.REDUCE].tolist() == [0.25 * kind.count for kind in found.folded.kinds]
+    assert weighting.factors[:, Slot.REDUCE].tolist() == [kind.count for kind in found.folded.kinds]
+    assert weighting.factors[:, Slot.BACKWARD].tolist() == [float(kind.id == last) for kind in found.folded.kinds]

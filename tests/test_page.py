@@ -20,18 +20,20 @@ from autopar.degrees import Degrees
 from autopar.errors import JobError, PlanError
 from autopar.page import FORMATS, look, palette, write_figures, write_page
 from autopar.page.bars import gantt, memory_curves, memory_top, row_edges
+from autopar.page.charts import alternatives_chart
 from autopar.page.document import render
 from autopar.page.graph import COLUMNS, arrange, block_graphs
 from autopar.page.shares import memory_shares, memory_waterfall, scaling, search_progress, time_shares, time_waterfall
 from autopar.plan import Plan
 from autopar.program.records import Program
+from autopar.report.whatif import whatif_table
 from autopar.schedule import SCHEDULES
 from autopar.simulate import Row, simulate
 from tests.formulations import DIMS
 from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages, programs
 from tests.variants import staged
-from tests.views import view_of
+from tests.views import view_of, weighing_of, whatif_of
 
 
 @given(program=programs())
@@ -219,6 +221,9 @@ def test_copies_to_host_memory_are_a_kind(cache_dir: Path) -> None:
     assert {bars.kind for bars in view.gantt.bars} <= set(palette.KINDS)
     assert dict(view.time_parts.parts)["host memory"] > 0
     assert view.time_parts.total == pytest.approx(view.timeline.step_seconds)
+    page = render(view)
+    assert "Host memory</h3>" in page
+    assert "optimizer, activations" in page
 
 
 def test_search_without_history_is_its_end() -> None:
@@ -274,6 +279,8 @@ PAGES: dict[str, Any] = {
     "zero bubble": lambda: view_of(equal_stages(4, 4, "zb-v", num_chunks=2)),
     "without search": lambda: view_of(plan=_without_search(two_stage_plan())),
     "scaling": lambda: view_of(others=[_for_gpus(16), _for_gpus(32)]),
+    "alternatives": lambda: view_of(weighing=weighing_of(two_stage_plan())),
+    "what if": lambda: view_of(whatif=whatif_of(two_stage_plan())),
     "64 stages": lambda: view_of(equal_stages(64, 8, "1f1b", blocks_per_stage=2)),
 }
 """Views of all kinds of plans."""
@@ -292,6 +299,43 @@ def test_page_needs_nothing_but_itself(name: str) -> None:
     assert set(re.findall(r'(?:aria-labelledby|\bfor)="([\w-]+)"', outside)) <= ids
     assert len(re.findall(r"<h1>", outside)) == 1
     assert ("Scaling</h2>" in page) == (name == "scaling")
+    assert ("Alternatives</h2>" in page) == (name == "alternatives")
+    assert ("What if</h2>" in page) == (name == "what if")
+
+
+def test_alternatives_that_were_looked_at_are_shown() -> None:
+    """With what each costs, or why it has no plan; a bar for each that has one."""
+    view = view_of(weighing=weighing_of(two_stage_plan()))
+
+    page = render(view)
+
+    assert view.alternatives is not None
+    assert [(f"{own.name} {own.own}", own.value) for own in view.alternatives.weighed] == [
+        ("pp 2", "4"), ("pp 2", "1"), ("tp 2", "4"),
+    ]  # fmt: skip
+    for text in (
+        "+25.0 %",
+        "does not fit: stage 0 needs 99 GB, 27 GB too much",
+        "search cut off",
+        "not memory: stage 0",
+    ):
+        assert text in page
+    assert alternatives_chart(view.alternatives).renderers[0].data_source.data["step"] == [1.25, 1.25]
+
+
+def test_cells_without_a_plan_have_a_row_with_the_reason() -> None:
+    header, rows = whatif_table(whatif_of(two_stage_plan()))
+
+    assert header[:3] == ("cluster", "GPUs", "step")
+    assert [row[0] for row in rows] == ["h100", "a100"]
+    assert rows[0][header.index("per M tokens")] == f"{8 * 1.0 * 2.5 / 3600 / 65536 * 1e6:.4g}"
+    assert rows[1][-1] == "does not fit: 9 GB"
+    assert {len(row) for row in rows} == {len(header)}
+
+
+def test_host_memory_is_on_the_page_when_a_plan_uses_it() -> None:
+    """In words and by stage, and not at all otherwise."""
+    assert "Host memory</h3>" not in render(view_of())
 
 
 def test_names_cannot_break_out_of_the_page() -> None:

@@ -14,7 +14,7 @@ from autopar.simulate import simulate
 from tests.browser import Page, browser_path, open_browser
 from tests.plans import two_stage_plan
 from tests.programs import ExactCosts, equal_stages
-from tests.views import view_of
+from tests.views import view_of, weighing_of, whatif_of
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium, Debian's package chromium")
 
@@ -118,14 +118,26 @@ def test_page_draws_all_charts_and_asks_for_nothing(browser: Page, tmp_path: Pat
     """No message in the console, no request but its own, nothing wider than the window."""
     other = replace(two_stage_plan(), job=replace(two_stage_plan().job, gpus=16))
 
-    page = _open(browser, view_of(others=[other]), tmp_path, width=width, dark=dark)
+    plan = two_stage_plan()
+    view = view_of(others=[other], weighing=weighing_of(plan), whatif=whatif_of(plan))
+
+    page = _open(browser, view, tmp_path, width=width, dark=dark)
 
     assert page.messages == []
     assert [address for address in page.requests if not address.startswith("data:")] == [
         (tmp_path / "report.html").as_uri()
     ]
     painted = page.evaluate(PAINTED)
-    assert {"timeline", "memory", "time_parts", "memory_parts", "time_shares", "memory_shares", "block"} <= set(painted)
+    assert {
+        "timeline",
+        "memory",
+        "time_parts",
+        "memory_parts",
+        "time_shares",
+        "memory_shares",
+        "block",
+        "alternatives",
+    } <= set(painted)
     assert min(painted.values()) > 500, painted
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 

@@ -65,15 +65,31 @@ def test_a_schedule_counts_where_there_is_something_to_order() -> None:
 
 
 def test_one_layer_more_that_recomputes_is_no_other_plan() -> None:
-    """What most layers do counts: here blocks 1 and 2 are layers."""
+    """What the layer that recomputes least does counts: here blocks 1 and 2 are layers."""
     mesh, role = Mesh.of(inner=4), _role("inner", 4, "dp")
     layers = tuple(replace(block, instances=(0, 1, 2) if block.kind == 0 else block.instances) for block in BLOCKS)
     made = [
         signature(Configuration(1, mesh, 4, "1f1b"), (StagePlan((0, 4), (0, 4), text),), layers, (role,))
-        for text in ("none", "full*1 none*3", "full*2 none*2")
+        for text in ("none", "full*1 none*3", "full*2 none*2", "full*3 none*1")
     ]
 
-    assert made[0] == made[1] != made[2]
+    assert made[0] == made[1] == made[2] != made[3]
+
+
+def test_axes_of_one_role_have_the_highest_of_their_levels() -> None:
+    """ZeRO-3 over the links inside a node is ZeRO-3."""
+    mesh = Mesh.of(outer=2, inner=2)
+    levels = [(0, 3), (3, 1), (3, 3)]
+    made = {_signature(mesh, _role("outer", 2, "dp", a), _role("inner", 2, "dp", b)) for a, b in levels}
+
+    assert len(made) == 1
+
+
+def test_sequence_parallelism_is_another_plan() -> None:
+    """It takes other collectives and other memory."""
+    mesh, role = Mesh.of(inner=4), _role("inner", 4, "tp")
+
+    assert _signature(mesh, role) != _signature(mesh, replace(role, sequence_parallel=True))
 
 
 def _plan(objective: float, step: float, **parts: tuple[float, float]) -> Plan:

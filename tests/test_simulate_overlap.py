@@ -131,14 +131,20 @@ def test_buckets_close_when_they_are_full() -> None:
 
 
 def test_a_price_in_a_bucket_is_a_share_of_it() -> None:
-    """A hundredth of a bucket costs a hundredth of one; what is larger than a bucket costs what it costs alone."""
+    """A bucket is closed by the tensor that fills it: one of half a bucket travels in one of 5 / 4 on the mean.
+
+    What is as large as two costs what it costs alone. A tensor that begins with a bucket goes on in one and a half of
+    it, however little of it is left for a later collective to deal with.
+    """
     costs = CostModel(PRESETS["a100"])
-    sizes = np.array([BUCKET_BYTES / 100, BUCKET_BYTES, 8 * BUCKET_BYTES])
+    sizes = np.array([BUCKET_BYTES / 2, 2 * BUCKET_BYTES, 8 * BUCKET_BYTES])
 
-    small, full, large = Bucketed(costs).collective_seconds("all_reduce", sizes, DP)
+    half, *large = Bucketed(costs).collective_seconds("all_reduce", sizes, DP).tolist()
+    later = Bucketed(costs).carrying(BUCKET_BYTES).collective_seconds("all_reduce", sizes[:1] / 4, DP)
 
-    assert small == pytest.approx(full / 100)
-    assert [full, large] == pytest.approx(costs.collective_seconds("all_reduce", sizes[1:], DP).tolist())
+    assert half == pytest.approx(float(costs.collective_seconds("all_reduce", 1.25 * BUCKET_BYTES, DP)) / 2.5)
+    assert large == pytest.approx(costs.collective_seconds("all_reduce", sizes[1:], DP).tolist())
+    assert later == pytest.approx(costs.collective_seconds("all_reduce", 1.5 / 4 * sizes[:1], DP) / 1.5)
 
 
 @given(program=programs(), bucket=st.sampled_from([0.0, 3.0, 9.0, 25e6]))

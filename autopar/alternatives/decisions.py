@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import zip_longest
 from operator import mul
 from typing import Any
 
@@ -22,6 +23,10 @@ MOST_VALUES = 4
 
 _ROLES = (("dp", "dp"), ("tp", "tp"), ("cp", "sp"), ("ep", "ep"))
 """Degrees as pins and as the roles of axes call them."""
+
+
+LIKEST = 6
+"""Configurations most like the plan's that are searched before all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,40 @@ def pinned_to(pins: Pins, value: Value) -> Pins:
     return Pins(replace(pins.pin, **named), pins.forbid)
 
 
+def likest(plan: Plan, space: Sequence[Configuration]) -> list[Configuration]:
+    """Return the few configurations of a space that are most like a plan's, the likest first.
+
+    Likeness is in factors of two: of stages, of each axis of the mesh from the innermost one on, of the samples of a
+    microbatch per device, and of stages per group; another schedule counts as one.
+    """
+    groups, sizes = _groups(plan), [axis.size for axis in plan.mesh]
+    samples = plan.num_microbatches * math.prod(sizes)
+
+    def distance(own: Configuration) -> float:
+        pairs = [(own.num_stages, groups), (own.num_chunks, len(plan.stages) // groups)]
+        pairs += [(own.num_microbatches * own.mesh.size, samples)]
+        pairs += list(zip_longest([axis.size for axis in own.mesh.axes][::-1], sizes[::-1], fillvalue=1))
+        return sum(abs(math.log2(one / other)) for one, other in pairs) + (own.schedule != plan.schedule)
+
+    return sorted(space, key=distance)[:LIKEST]
+
+
+def _groups(plan: Plan) -> int:
+    return len({stage.devices for stage in plan.stages})
+
+
+def base(plan: Plan) -> Choices:
+    """Return what is decided outside of placements: stages, mesh, microbatches and schedule of a plan with one mesh."""
+    groups = _groups(plan)
+    return Choices(
+        stages=(groups,),
+        mesh=(tuple((axis.name, axis.size) for axis in plan.mesh),),
+        microbatches=(plan.num_microbatches,),
+        schedule=(plan.schedule,),
+        chunks=(len(plan.stages) // groups,),
+    )
+
+
 def decisions(plan: Plan, folded: Folded, space: Sequence[Configuration]) -> tuple[Decision, ...]:
     """Return the decisions of a plan with the values they could have.
 
@@ -66,14 +105,15 @@ def decisions(plan: Plan, folded: Folded, space: Sequence[Configuration]) -> tup
         folded: The graph of one of its microbatches.
         space: The declared space of its job, without pins.
     """
-    groups = len({stage.devices for stage in plan.stages})
+    groups = _groups(plan)
     found = [_number("pp", "stages", groups, {own.num_stages for own in space})]
     found += _degrees(plan, folded)
     counts = {own.num_microbatches for own in space}
     found.append(_number("microbatches", "microbatches", plan.num_microbatches, counts))
-    found.append(_schedules(plan, space))
-    chunks = {getattr(own, "num_chunks", 1) for own in space}
-    found.append(_number("stages per group", "chunks", len(plan.stages) // groups, chunks))
+    if groups > 1:  # one group has neither an order of passes nor stages to take turns with
+        found.append(_schedules(plan, space))
+        chunks = {own.num_chunks for own in space}
+        found.append(_number("stages per group", "chunks", len(plan.stages) // groups, chunks))
     if plan.job.mode == "train":
         found += [_recompute(plan, folded), _zero(plan, folded)]
         if cluster_from_dict(plan.job.cluster).host is not None:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from autopar.alternatives.again import task_of
+from autopar.alternatives.decisions import base
 from autopar.alternatives.records import Alternative
 from autopar.alternatives.weigh import WEIGHING_SECONDS, Scale
 from autopar.cost import CostModel
@@ -326,21 +327,14 @@ def _others(
 
     None is for any that does not split it.
     """
-    groups = len({stage.devices for stage in plan.stages})
-    base = Choices(
-        stages=(groups,),
-        mesh=(tuple((own.name, own.size) for own in plan.mesh),),
-        microbatches=(plan.num_microbatches,),
-        schedule=(plan.schedule,),
-        chunks=(len(plan.stages) // groups,),
-    )
+    decided = base(plan)
     for number, (axis, current) in enumerate(zip(plan.mesh, placed, strict=True)):
         if axis.size == 1:
             continue
         splits = [Split({pattern: dim}, axis.name) for dim in range(len(shape))]
         if isinstance(current, Shard):
-            yield f"{axis.name}: {current} -> not split", Pins(base, Choices(tactics=tuple(splits))), number, None
+            yield f"{axis.name}: {current} -> not split", Pins(decided, Choices(tactics=tuple(splits))), number, None
         for dim, split in enumerate(splits):
             if shape[dim] % axis.size == 0 and current != Shard(dim):
-                pins = Pins(replace(base, tactics=(split,)))
+                pins = Pins(replace(decided, tactics=(split,)))
                 yield f"{axis.name}: {current} -> {Shard(dim)}", pins, number, Shard(dim)

@@ -1,24 +1,27 @@
 """The decisions of a plan weighed: solved again with one decision pinned to another value and all others free.
 
 Values nearest to the plan's come first, of every decision one, then the next ones, until the time is over; each has an
-equal share of what time is left.
+equal share of what time is left, and at least a part of what the plan itself took. Half of it goes to configurations
+like the plan's, where a good plan is found soonest, the rest to everything.
 """
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
 from autopar import solvers
 from autopar.alternatives.again import task_of
-from autopar.alternatives.decisions import Decision, Value, decisions, pinned_to
+from autopar.alternatives.decisions import Decision, Value, decisions, likest, pinned_to
 from autopar.alternatives.records import Alternative, Limit, Weighing
 from autopar.errors import PinError, PlanError
 from autopar.pins import Pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
-from autopar.sizing.planning import find_plan, quick
+from autopar.search.outcome import Outcome
+from autopar.sizing.planning import Found, find_plan, quick
 from autopar.sizing.thrift import shortage, thriftiest
 from autopar.task import NO_PINS, Effort, Task, pinned, resized
 from autopar.units import format_bytes
@@ -28,6 +31,9 @@ WEIGHING_SECONDS = 120.0
 
 LEAST_SECONDS = 1.0
 """An alternative is not begun with less time than this."""
+
+SHARE, MOST_SECONDS = 0.1, 20.0
+"""Time each alternative gets at least: a share of what the plan took, and never more than this."""
 
 SHORTAGE_SECONDS = 8.0
 """Longest time that is spent on what an alternative without a plan lacks."""
@@ -90,6 +96,16 @@ class Scale:
     total: int = 0
     done: int = 0
 
+    @property
+    def least(self) -> float:
+        """Seconds a question gets at least, so that it has an answer worth having: then fewer are asked."""
+        return max(LEAST_SECONDS, min(MOST_SECONDS, SHARE * self.took))
+
+    @property
+    def took(self) -> float:
+        """Seconds the plan itself took; 0 if unknown."""
+        return sum(phase.seconds for phase in self.plan.search.phases) if self.plan.search is not None else 0.0
+
     def begin(self, total: int) -> None:
         """Start the clock for so many questions."""
         self.begun, self.total = time.monotonic(), total
@@ -121,6 +137,9 @@ class Scale:
     def _left(self) -> float:
         return self.begun + self.time_limit - time.monotonic()
 
+    def _is_over(self) -> bool:
+        return self.should_stop() or self._left() < LEAST_SECONDS
+
     def _limit(self) -> Limit:
         """Return what limits the plan, by solving again with a higher memory limit."""
         simulated, limit = self.plan.simulated, self.plan.job.memory_limit
@@ -138,6 +157,9 @@ class Scale:
         self, decision: str, value: str, pins: Pins, holds: Callable[[Plan], bool] = lambda _: True
     ) -> Alternative:
         """Return the best plan under other pins, or why there is none; `holds` tells whether a plan is as asked."""
+        if self._is_over():
+            self.done += 1
+            return Alternative(decision, value, "not looked at")
         try:
             task = pinned(self.task, pins)
         except PinError as error:
@@ -150,32 +172,53 @@ class Scale:
     ) -> Alternative:
         """Return the best plan of a task, or why there is none."""
         self.progress(Progress("alternatives", self.done, self.total, detail=f"{decision} {value}"))
-        share = self._left() / max(1, self.total - self.done)
+        share = max(self._left() / max(1, self.total - self.done), min(self.least, self._left()))
         self.done += 1
-        if self.should_stop() or self._left() < LEAST_SECONDS:
+        if self._is_over():
             return Alternative(decision, value, "not looked at")
-        effort = quick(Effort(solver=_solver(self.plan)), max(LEAST_SECONDS, share))
+        end = time.monotonic() + share
+        alike = self._alike(task, share / 2) if share < 2 * self.took else None  # with more time it ends by itself
+        left = end - time.monotonic()
+        if alike is not None and left < LEAST_SECONDS and holds(alike):
+            return Alternative(decision, value, "plan", "", alike.summary, alike.simulated)
         try:
-            found = find_plan(task, effort, should_stop=self.should_stop)
+            found = self._found(task, left)
         except PinError as error:
-            return Alternative(decision, value, "none found", str(error.args[0]))
-        outcome = found.outcome
-        if found.plan is not None and not holds(found.plan):
-            return Alternative(decision, value, "not possible", "no rule of its ops keeps it so", complete=True)
+            if alike is None:
+                return Alternative(decision, value, "none found", str(error.args[0]))
+            found = Found(None, Outcome(stopped="time limit"))
+        outcome, plans = found.outcome, [own for own in (found.plan, alike) if own is not None and holds(own)]
+        if plans:
+            best = min(plans, key=_seconds)
+            bound = min(outcome.bound, best.objective) if math.isfinite(outcome.bound) else 0.0
+            return Alternative(decision, value, "plan", "", best.summary, best.simulated, bound, not outcome.stopped)
         if found.plan is not None:
-            bound = min(outcome.bound, found.plan.objective)
-            return Alternative(
-                decision, value, "plan", "", found.plan.summary, found.plan.simulated, bound, not outcome.stopped
-            )
+            return Alternative(decision, value, "not possible", "no rule of its ops keeps it so", complete=True)
         return self._without(decision, value, task, proven=not outcome.stopped and outcome.bound == float("inf"))
+
+    def _alike(self, task: Task, seconds: float) -> Plan | None:
+        """Return the best plan of the configurations that are most like the plan's; None if none is found."""
+        space = likest(self.plan, task.space)
+        if len(space) == len(task.space):
+            return None
+        try:
+            return self._found(replace(task, space=space), seconds).plan
+        except PinError:
+            return None
+
+    def _found(self, task: Task, seconds: float) -> Found:
+        effort = quick(Effort(solver=_solver(self.plan)), max(LEAST_SECONDS, seconds))
+        return find_plan(task, effort, should_stop=self.should_stop)
 
     def _without(self, decision: str, value: str, task: Task, *, proven: bool) -> Alternative:
         """Return why there is no plan: by how much the one that needs the least memory exceeds the limit."""
         if self.should_stop():
             return Alternative(decision, value, "none found", "interrupted")
         thrifty = thriftiest(task.opened, enough=task.job.memory_limit, end=time.monotonic() + SHORTAGE_SECONDS)
-        if thrifty.candidate is None:
+        if thrifty.candidate is None and thrifty.complete:
             return Alternative(decision, value, "not possible", "no plan keeps to it", complete=True)
+        if thrifty.candidate is None:
+            return Alternative(decision, value, "none found", "out of time")
         lacking = shortage(thrifty, task)
         if lacking.over <= 0:
             why = f"out of time; there is one that fits: {lacking.plan}"
@@ -186,6 +229,10 @@ class Scale:
             f"much ({lacking.plan})"
         )
         return Alternative(decision, value, "does not fit", why, complete=proven)
+
+
+def _seconds(plan: Plan) -> float:
+    return math.inf if plan.simulated is None else plan.simulated.step_seconds
 
 
 def _solver(plan: Plan) -> str:

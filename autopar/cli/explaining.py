@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autopar.cli.codes import ExitCode
+from autopar.cli.files import prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.options import (
+    as_json_text,
     cache_options,
     echo_json,
+    folder_option,
     json_option,
     moved_model_option,
     plan_argument,
@@ -19,6 +22,7 @@ from autopar.cli.options import (
 from autopar.display import show_progress
 
 if TYPE_CHECKING:
+    from autopar.alternatives import Weighing
     from autopar.plan import Plan
 
 SECONDS = 120.0
@@ -33,6 +37,7 @@ SECONDS = 120.0
 @click.option("--alternatives", is_flag=True, help="Solve again with each decision changed, and print what it costs.")
 @click.option("--op", "name", metavar="NAME", help="One tensor or op: where it is, what moves it, other placements.")
 @moved_model_option
+@folder_option("With --alternatives: write them there, as text and JSON, and report.html with them in it.")
 @time_limit_option("Seconds for all that is solved again, together.", SECONDS)
 @cache_options
 @json_option
@@ -45,6 +50,7 @@ def explain(
     name: str | None,
     model: str | None,
     time_limit: float,
+    output: Path | None,
     cache_dir: Path | None,
     no_cache: bool,
     as_json: bool,
@@ -63,6 +69,10 @@ def explain(
     if len(asked) > 1:
         raise click.UsageError(f"{' and '.join(asked)}: ask one of them")
     solves = alternatives or name is not None
+    if output is not None:
+        if not alternatives:
+            raise click.UsageError("-o belongs to --alternatives")
+        prepare_folder(output)
     if as_json and not solves:
         raise click.UsageError("--json belongs to --alternatives and --op; plan.json has the rest")
     plan = Plan.load(plan_file)
@@ -71,7 +81,7 @@ def explain(
         return ExitCode.DONE
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     if solves:
-        return _solve_again(plan, name, model, cache, time_limit, as_json=as_json)
+        return _solve_again(plan, name, model, cache, time_limit, output, as_json=as_json)
     if pins:
         from autopar.partitioning import read_pins
         from autopar.pins import format_pins
@@ -86,7 +96,14 @@ def explain(
 
 
 def _solve_again(
-    plan: "Plan", name: str | None, model: str | None, cache: Path | None, seconds: float, *, as_json: bool
+    plan: "Plan",
+    name: str | None,
+    model: str | None,
+    cache: Path | None,
+    seconds: float,
+    folder: Path | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Print what the alternatives to the plan's decisions cost, or to the placement of one tensor."""
     from autopar.alternatives import Weighing, view_tensor, weigh
@@ -101,8 +118,21 @@ def _solve_again(
             "should_stop": interruption.requested,
         }
         found = weigh(plan, **request) if name is None else view_tensor(plan, name, **request)
+    if folder is not None and isinstance(found, Weighing):
+        _write(plan, found, folder, model, cache)
     if as_json:
         echo_json(found)
     else:
         click.echo(format_weighing(found) if isinstance(found, Weighing) else format_tensor(found), nl=False)
     return ExitCode.INTERRUPTED if interruption.requested() else ExitCode.DONE
+
+
+def _write(plan: "Plan", found: "Weighing", folder: Path, model: str | None, cache: Path | None) -> None:
+    from autopar.page import look, write_page
+    from autopar.plan import write_atomically
+    from autopar.report.alternatives import format_weighing
+
+    write_atomically(folder / "alternatives.txt", format_weighing(found).encode())
+    write_atomically(folder / "alternatives.json", as_json_text(found).encode())
+    write_page(look(plan, weighing=found, model=model, cache_dir=cache), folder / "report.html")
+    click.echo(f"wrote alternatives.txt, alternatives.json and report.html into {folder}", err=True)

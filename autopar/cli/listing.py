@@ -7,6 +7,7 @@ import click
 from autopar.cli.files import prepare_file
 from autopar.cli.options import (
     cache_options,
+    dims_option,
     echo_json,
     json_option,
     model_argument,
@@ -44,16 +45,17 @@ def rules(
 @click.command(name="model")
 @click.argument("name", required=False)
 @click.option("-o", "--output", type=file_path(), metavar="FILE.onnx", help="Where to write the model.")
+@dims_option("Size in the model's configuration that shall differ, e.g. num_layers=4")
 @click.option("--list", "list_all", is_flag=True, help="List the models of the zoo.")
 @json_option
-def write_model(name: str | None, output: Path | None, list_all: bool, as_json: bool) -> None:
+def write_model(name: str | None, output: Path | None, dims: dict[str, int], list_all: bool, as_json: bool) -> None:
     """Write a model of the zoo, or list it.
 
     The file is ONNX without weights, so that it is small however large the model is.
     """
     if list_all:
-        if name is not None or output is not None:
-            raise click.UsageError("--list takes neither a name nor -o")
+        if name is not None or output is not None or dims:
+            raise click.UsageError("--list takes neither a name nor -o nor --set")
         _list_models(as_json)
         return
     if name is None or output is None:
@@ -62,14 +64,14 @@ def write_model(name: str | None, output: Path | None, list_all: bool, as_json: 
 
     entry = models.spec(name.removeprefix("zoo:"))
     prepare_file(output)
-    models.save(models.build(entry.name), output)
+    models.save(models.build(entry.name, **dims), output)
     size = output.stat().st_size
     if as_json:
-        echo_json({"name": entry.name, "parameters": entry.num_parameters, "file": str(output), "bytes": size})
-    else:
-        click.echo(
-            f"wrote {output}: {entry.name}, {entry.num_parameters:,} parameters, {format_bytes(size)} without weights"
-        )
+        parameters = None if dims else entry.num_parameters
+        echo_json({"name": entry.name, "parameters": parameters, "set": dims, "file": str(output), "bytes": size})
+        return
+    changed = ", ".join(f"{key}={value}" for key, value in dims.items()) or f"{entry.num_parameters:,} parameters"
+    click.echo(f"wrote {output}: {entry.name}, {changed}, {format_bytes(size)} without weights")
 
 
 def _list_models(as_json: bool) -> None:

@@ -46,19 +46,26 @@ def _in_bytes(ctx: click.Context, param: click.Parameter, value: float | None) -
 model_argument = click.argument("model", shell_complete=complete_model)
 plan_argument = click.argument("plan_file", metavar="PLAN", type=file_path())
 moved_model_option = click.option("--model", help="Where the model is now, if it has moved since the plan was made.")
-model_options = together(
-    click.option(
-        "--mode", type=click.Choice(["train", "infer"]), default="train", show_default=True, help="What a step is."
-    ),
-    click.option(
+
+
+def dims_option(meaning: str) -> Option:
+    """Return the option for sizes by name."""
+    return click.option(
         "--set",
         "dims",
         type=dim_binding,
         multiple=True,
         callback=_as_mapping,
         metavar="DIM=VALUE",
-        help="Size of a dynamic dim of the model; can be repeated.",
+        help=f"{meaning}; can be repeated.",
+    )
+
+
+model_options = together(
+    click.option(
+        "--mode", type=click.Choice(["train", "infer"]), default="train", show_default=True, help="What a step is."
     ),
+    dims_option("Size of a dynamic dim of the model, or of a zoo model's configuration"),
 )
 training_options = together(
     click.option("--loss", default="auto", show_default=True, metavar="NAME", help="Loss of the training step."),
@@ -203,8 +210,13 @@ def resolve_cache_dir(cache_dir: Path | None, *, no_cache: bool) -> Path | None:
     return prepare_folder(folder, hint="choose another one with --cache-dir, or use --no-cache")
 
 
-def echo_json(value: Any) -> None:
-    """Print a value as JSON."""
+def as_json_text(value: Any) -> str:
+    """Return a value as indented JSON."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+
+
+def echo_json(value: Any) -> None:
+    """Print a value as JSON."""
+    click.echo(as_json_text(value))

@@ -9,6 +9,7 @@ from autopar.cli.codes import ExitCode
 from autopar.cli.files import prepare_folder
 from autopar.cli.interruption import Interruption
 from autopar.cli.options import (
+    as_json_text,
     cache_options,
     echo_json,
     folder_option,
@@ -61,7 +62,7 @@ def whatif(
     """Plan MODEL on several clusters and numbers of GPUs.
 
     Prints a table of step time, throughput, memory and price, and the best plan of each. Ctrl-C ends it with what was
-    found so far. Plans in DIR are called CLUSTER-GPUS.json: `autopar report` shows one, --with others.
+    found so far. DIR gets the plans, as CLUSTER-GPUS.json, and report.html: the fastest plan, and all in a table.
     """
     if output is not None:
         prepare_folder(output)
@@ -72,7 +73,7 @@ def whatif(
     with Interruption() as interruption, show_progress() as progress:
         found = ask(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
     if output is not None:
-        _write(found, output)
+        _write(found, output, cache)
     if as_json:
         echo_json(found.to_mapping())
     else:
@@ -82,18 +83,16 @@ def whatif(
     return ExitCode.DONE if found.plans else ExitCode.INFEASIBLE
 
 
-def _write(found: "WhatIf", folder: Path) -> None:
+def _write(found: "WhatIf", folder: Path, cache: Path | None) -> None:
     import importlib.util
 
-    import msgspec
-
-    from autopar.page import write_scaling
+    from autopar.page import look, write_page, write_scaling
     from autopar.plan import write_atomically
     from autopar.report.whatif import format_whatif
 
     written = ["whatif.txt", "whatif.json"]
     write_atomically(folder / "whatif.txt", format_whatif(found).encode())
-    write_atomically(folder / "whatif.json", msgspec.json.format(msgspec.json.encode(found.to_mapping()), indent=1))
+    write_atomically(folder / "whatif.json", as_json_text(found.to_mapping()).encode())
     for cell in found.cells:
         if cell.plan is not None:
             name = f"{Path(cell.cluster).stem}-{cell.gpus}.json"
@@ -101,4 +100,10 @@ def _write(found: "WhatIf", folder: Path) -> None:
             written.append(name)
     if len(found.plans) > 1 and importlib.util.find_spec("matplotlib") is not None:
         written += [path.name for path in write_scaling(found.plans, folder, ("png", "svg"))]
+    if found.plans:
+        fastest = max((cell for cell in found.cells if cell.plan), key=lambda cell: cell.items_per_second or 0.0).plan
+        assert fastest is not None, "it was chosen among those with a plan"
+        others = [plan for plan in found.plans if plan is not fastest]
+        write_page(look(fastest, others=others, whatif=found, cache_dir=cache), folder / "report.html")
+        written.append("report.html")
     click.echo(f"wrote {', '.join(written)} into {folder}", err=True)

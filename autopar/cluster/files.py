@@ -106,6 +106,7 @@ class _ClusterFile(_File, frozen=True):
     groups: tuple[_GroupFile, ...] = ()
     between: _LinkFile | None = None
     host: _HostFile | None = None
+    gpu_hour_price: float | None = None
 
 
 def _quantity(field: str, text: _Quantity, unit: str) -> float:
@@ -226,12 +227,13 @@ def _cluster(prefix: str, data: _ClusterFile) -> Cluster:
             for index, domain in enumerate(data.domains)
         ),
         host=None if data.host is None else _host(f"{prefix}host", data.host, count),
+        gpu_hour_price=data.gpu_hour_price,
     )
 
 
 def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
     hint = "a cluster with groups has name, groups and between; the nodes are described in each group's cluster"
-    for field in ("devices_per_node", "device", "intra", "inter", "host"):
+    for field in ("devices_per_node", "device", "intra", "inter", "host", "gpu_hour_price"):
         if getattr(data, field) is not None:
             raise ClusterError(f"{prefix}{field}: the cluster has groups", hint=hint)
     if data.domains:

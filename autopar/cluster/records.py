@@ -158,6 +158,7 @@ class Cluster:
         groups: Different nodes in the order of their devices; none if all nodes are equal.
         between: Link between groups; None if there are none.
         host: The memory beside the devices and the link to it; None if unknown, and then nothing can be offloaded.
+        gpu_hour_price: Price of a device for an hour, in whatever currency; None if unknown.
     """
 
     name: str
@@ -169,10 +170,13 @@ class Cluster:
     groups: tuple[NodeGroup, ...] = ()
     between: Link | None = None
     host: Host | None = None
+    gpu_hour_price: float | None = None
 
     def __post_init__(self) -> None:
         owner = f"cluster {self.name!r}"
         require_whole(owner, 1, devices_per_node=self.devices_per_node)
+        if self.gpu_hour_price is not None:
+            require_positive(owner, gpu_hour_price=self.gpu_hour_price)
         if self.intra.nics is not None:
             raise ClusterError(f"{owner}: intra has nics", hint="NICs connect nodes: give them to inter")
         if self.intra.torus and math.prod(self.intra.torus) != self.devices_per_node:
@@ -246,6 +250,19 @@ class Cluster:
             end += group.devices
             spans.append((end, group.cluster))
         return tuple(spans)
+
+    def hour_price(self, devices: int) -> float | None:
+        """Return the price of the first devices for an hour; None if it is unknown of one of them."""
+        if not self.groups:
+            return None if self.gpu_hour_price is None else devices * self.gpu_hour_price
+        total = 0.0
+        for group in self.groups:
+            used = min(devices, group.devices)
+            price = group.cluster.hour_price(used)
+            if used and price is None:
+                return None
+            total, devices = total + (price or 0.0), devices - used
+        return total
 
     def known_host(self) -> Host:
         """Return the host of a device.
@@ -421,6 +438,8 @@ class Cluster:
             data["domains"] = [domain.to_dict() for domain in self.domains]
         if self.host is not None:
             data["host"] = self.host.to_dict()
+        if self.gpu_hour_price is not None:
+            data["gpu_hour_price"] = self.gpu_hour_price
         return data
 
 

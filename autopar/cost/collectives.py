@@ -67,6 +67,15 @@ def devices_in_node(axis: Axis, devices_per_node: int) -> int:
     return next((size for size in blocks if devices_per_node % (size * axis.stride) == 0), 1)
 
 
+def leaves_node(axis: Axis, devices_per_node: int) -> bool:
+    """Return whether collectives of an axis take the links between nodes, as they do if any part of them leaves one.
+
+    >>> [leaves_node(axis, 8) for axis in (Axis("tp", 8, 1), Axis("dp", 4, 8), Axis("dp", 16, 1))]
+    [False, True, True]
+    """
+    return devices_in_node(axis, devices_per_node) < axis.size
+
+
 @lru_cache(maxsize=4096)
 def widest_tier(axis: Axis, cluster: Cluster) -> int:
     """Return the widest tier that the groups of an axis cross: 0 within a node, 1 between nodes, 2 and more beyond."""

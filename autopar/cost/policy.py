@@ -17,7 +17,7 @@ they lie with the parameter.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
@@ -98,7 +98,7 @@ class DtypePolicy:
         """
         moments = Counter(state.owner for state in graph.states if state.role is Role.MOMENT)
         trained = {state.owner for state in graph.states if state.role is Role.GRADIENT}
-        sizes = {name: self.element_bytes(value) for name, value in graph.values.items()}
+        sizes = self._by_dtype(graph, self.element_bytes)
         for state in graph.states:
             for name in (state.input, state.output):
                 size = self.element_bytes(graph.values[name], state.role, max(1, moments[state.owner]))
@@ -119,11 +119,18 @@ class DtypePolicy:
 
     def graph_wire_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the bytes of one element of every value of a graph while it travels."""
-        sizes = {name: self.wire_bytes(value) for name, value in graph.values.items()}
+        sizes = self._by_dtype(graph, self.wire_bytes)
         for state in graph.states:
             for name in (state.input, state.output):
                 sizes[name] = self.wire_bytes(graph.values[name], state.role)
         return sizes
+
+    @staticmethod
+    def _by_dtype(graph: Graph, size: Callable[[Value], float]) -> dict[str, float]:
+        """Return a size of every value that depends on its dtype alone: there are few of those, and many values."""
+        of = {value.dtype: value for value in graph.values.values()}
+        sizes = {dtype: size(value) for dtype, value in of.items()}
+        return {name: sizes[value.dtype] for name, value in graph.values.items()}
 
 
 MIXED = DtypePolicy(

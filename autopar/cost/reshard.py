@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.arrays import FloatArray, IntArray
-from autopar.cost.collectives import Collective
+from autopar.cost.collectives import Collective, leaves_node
 from autopar.cost.model import CostModel
-from autopar.cost.overlap import Bucketed
+from autopar.cost.overlap import Bucketed, Carried
 from autopar.errors import ShardingError
 from autopar.sharding import Mesh, Partial, Placement, Placements, Replicate, Shard, format_placements
 
@@ -120,15 +120,19 @@ class Reshards:
         mesh: The devices.
         chunks: Per dim, in how many chunks it is cut before it is sharded.
         seconds: (states, states) seconds from row to column; infinity where there is no way.
+        outside: (states, states) how many of them a link between nodes is busy; 0 where there is no way.
     """
 
     shape: tuple[int, ...]
     mesh: Mesh
     chunks: tuple[int, ...]
     seconds: FloatArray
+    outside: FloatArray
     _hop: NDArray[np.int32]
     _edges: FloatArray
     _local: FloatArray
+    _from: tuple["Reshards", ...] = ()  # where moves cost by what they begin with, those that begin with so many bytes
+    _size: IntArray | None = None  # and number of the state's bytes among these
 
     def index(self, placements: Placements) -> int:
         """Return the row and column of a placement, the same for every tensor of this rank on this mesh.
@@ -201,6 +205,9 @@ class Reshards:
             names = f"{format_placements(source)} to {format_placements(target)}"
             raise ShardingError(f"a {self.shape} tensor on mesh {self.mesh} cannot go from {names}", hint=hint)
         state, end = self.index(source), self.index(target)
+        if self._size is not None:
+            own = self._from[int(self._size[state])]
+            return own.path(source, target)
         codes = _space(len(self.shape), len(self.mesh.axes)).codes
         current = list(source)
         moves = []
@@ -241,35 +248,86 @@ def reshards(
     for dim, size in enumerate(shape):
         parts = np.where(space.codes == dim + _SHARD, sizes, 1).prod(axis=1)
         fitting &= size % np.where(parts > 1, parts * chunks[dim], 1) == 0
-    edges = np.full((len(local), len(local)), np.inf)
+    states = np.flatnonzero(fitting)
+    if isinstance(cost, Bucketed):
+        sizes, places = np.unique(local, return_inverse=True)
+        number = places.astype(np.int64)
+        each = tuple(_between(shape, mesh, chunks, local, states, cost.carrying(own)) for own in sizes.tolist())
+        rows = np.arange(len(local))
+        seconds, outside, hop, edges = (
+            np.stack([getattr(known, name) for known in each])[number, rows]
+            for name in ("seconds", "outside", "_hop", "_edges")
+        )
+        return Reshards(shape, mesh, chunks, seconds, outside, hop, edges, local, each, number)
+    return _between(shape, mesh, chunks, local, states, cost)
+
+
+def _between(
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    chunks: tuple[int, ...],
+    local: FloatArray,
+    states: IntArray,
+    cost: CostModel | Carried,
+) -> Reshards:
+    """Return the cheapest ways between states that fit, whatever comes before a move.
+
+    Args:
+        shape: Global shape.
+        mesh: The devices.
+        chunks: As of `reshards`.
+        local: (states,) bytes on a device.
+        states: Those that fit.
+        cost: What collectives cost.
+    """
+    space = _space(len(shape), len(mesh.axes))
+    leaves = [leaves_node(axis, cost.cluster.devices_per_node) for axis in mesh.axes]
+    edges, leaving = np.full((len(local), len(local)), np.inf), np.zeros((len(local), len(local)))
     for axis, collective, sources, targets in space.moves:
         if collective is None:
             edges[sources, targets] = 0.0
         else:
             nbytes = np.maximum(local[sources], local[targets])
             edges[sources, targets] = cost.collective_seconds(collective, nbytes, mesh.axes[axis])
-    edges[~fitting] = np.inf
-    edges[:, ~fitting] = np.inf
-    seconds, hop = _cheapest(edges, np.flatnonzero(fitting))
-    return Reshards(shape, mesh, chunks, seconds, hop, edges, local)
+            if leaves[axis]:
+                leaving[sources, targets] = edges[sources, targets]
+    mixed = any(leaves) and not all(leaves)
+    seconds, outside, hop = _cheapest(edges, leaving if mixed else None, states)
+    if not mixed:
+        outside = np.where(np.isfinite(seconds), seconds, 0.0) if any(leaves) else leaving
+    return Reshards(shape, mesh, chunks, seconds, outside, hop, edges, local)
 
 
-def _cheapest(edges: FloatArray, states: IntArray) -> tuple[FloatArray, NDArray[np.int32]]:
-    """Return all-pairs distances and the first state on the way; a direct edge wins ties."""
+def _cheapest(
+    edges: FloatArray, leaving: FloatArray | None, states: IntArray
+) -> tuple[FloatArray, FloatArray, NDArray[np.int32]]:
+    """Return all-pairs distances, the part of them that leaves nodes, and the first state on the way.
+
+    A direct edge wins ties.
+
+    Args:
+        edges: Seconds of moves.
+        leaving: Those of moves that leave nodes; None if nobody asks for the part.
+        states: What fits.
+    """
     inner = edges[np.ix_(states, states)]
     np.fill_diagonal(inner, 0.0)
+    part = np.zeros(inner.shape) if leaving is None else leaving[np.ix_(states, states)]
     first = np.tile(np.arange(len(states), dtype=np.int32), (len(states), 1))
     for middle in range(len(states)):
         through = inner[:, middle, None] + inner[None, middle, :]
         # Shorter by rounding alone is not shorter: the path would only grow longer.
         better = through < inner * (1.0 - 1e-12)
         np.copyto(inner, through, where=better)
+        if leaving is not None:
+            np.copyto(part, part[:, middle, None] + part[None, middle, :], where=better)
         np.copyto(first, first[:, middle, None], where=better)
-    seconds = np.full_like(edges, np.inf)
+    seconds, outside = np.full_like(edges, np.inf), np.zeros_like(edges)
     seconds[np.ix_(states, states)] = inner
+    outside[np.ix_(states, states)] = np.where(np.isfinite(inner), part, 0.0)
     hop = np.zeros(edges.shape, np.int32)
     hop[np.ix_(states, states)] = states[first]
-    return seconds, hop
+    return seconds, outside, hop
 
 
 @dataclass(frozen=True, slots=True)

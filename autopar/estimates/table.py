@@ -3,18 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from math import fsum
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import BUCKET_BYTES, CostModel, Overlap
-from autopar.cost.overlap import state_buffers
+from autopar.cost.overlap import bucket_share, state_buffers
 from autopar.degrees import Degrees
 from autopar.estimates.scaled import DATA_AXIS, Scaled
 from autopar.formulate.fold import Folded
+from autopar.formulate.links import NUM_LINKS
 from autopar.formulate.offload import HostLinks, with_host
-from autopar.formulate.scheduled import StageWork, beside
+from autopar.formulate.scheduled import StageWork, link_jobs
 from autopar.formulate.step import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
 from autopar.program.lower import LoweredKind, copies
@@ -23,7 +25,7 @@ from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
 from autopar.simulate.blocks import BlockMemories
-from autopar.simulate.layout import Layout, lay_out
+from autopar.simulate.layout import Layout, Resource, lay_out
 from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
 from autopar.simulate.offload import host_links
 from autopar.tactics.by_degrees import ranges_by_degrees
@@ -96,7 +98,7 @@ class Table:
                 if phase in HOST_PHASES:
                     continue
                 if (kind, phase) not in self._layouts:
-                    layout = lay_out(segment, view)
+                    layout = lay_out(_resized(segment, view), view)
                     if not self._depends(segment):
                         self._layouts[kind, phase] = layout
                 else:
@@ -117,23 +119,33 @@ class Table:
         return any(isinstance(part, Collective) and part.axis.name == DATA_AXIS for part in segment.instructions)
 
     def _add(self, row: FloatArray, phase: SegmentPhase, layout: Layout, view: Scaled) -> None:
-        traffic = 0.0
+        traffic, outside = 0.0, 0.0
+        most: list[float] = []
         for item in layout.traffic:
-            whole = max(item.nbytes, BUCKET_BYTES)
-            traffic += item.nbytes / whole * view.collective_seconds(item.collective, whole, item.axis)
+            most.append(max(item.nbytes, most[item.after] if item.after >= 0 else 0.0))
+            many = float(bucket_share(most[-1], BUCKET_BYTES))
+            seconds = view.collective_seconds(item.collective, many * item.nbytes, item.axis) / many
+            traffic += seconds
+            outside += seconds * (item.resource is Resource.INTER)
+        waited = fsum(span.seconds for span in layout.spans if span.resource is Resource.INTER)
+        collectives = layout.link_seconds - layout.gather_seconds
         match phase:
             case SegmentPhase.FORWARD:
                 row[Slot.FORWARD], row[Slot.FORWARD_GATHER] = layout.seconds, layout.gather_seconds
+                row[Slot.FORWARD_WAIT], row[Slot.FORWARD_OUTSIDE] = collectives, waited
             case SegmentPhase.AGAIN:
                 row[Slot.SELECTIVE], row[Slot.SELECTIVE_GATHER] = layout.seconds, layout.gather_seconds
+                row[Slot.SELECTIVE_WAIT], row[Slot.SELECTIVE_OUTSIDE] = collectives, waited
             case SegmentPhase.BACKWARD:
                 row[Slot.BACKWARD], row[Slot.BACKWARD_GATHER] = layout.seconds, layout.gather_seconds
-                row[Slot.GRADIENT] = traffic
+                row[Slot.BACKWARD_WAIT], row[Slot.BACKWARD_OUTSIDE] = collectives, waited
+                row[Slot.GRADIENT], row[Slot.GRADIENT_OUTSIDE] = traffic, outside
             case SegmentPhase.WEIGHT:
                 row[WEIGHT] = layout.seconds + layout.gather_seconds
                 row[Slot.GRADIENT] += traffic
+                row[Slot.GRADIENT_OUTSIDE] += outside
             case SegmentPhase.REDUCE:
-                row[Slot.REDUCE] = traffic
+                row[Slot.REDUCE], row[Slot.REDUCE_OUTSIDE] = traffic, outside
             case SegmentPhase.UPDATE:
                 row[Slot.UPDATE] = layout.seconds
 
@@ -179,6 +191,12 @@ class Table:
                 totals[kind.id, Slot.BACKWARD] += totals[kind.id, Slot.FORWARD if full else Slot.SELECTIVE]
                 gathers = Slot.FORWARD_GATHER if full else Slot.SELECTIVE_GATHER
                 totals[kind.id, Slot.BACKWARD_GATHER] += totals[kind.id, gathers]
+                totals[kind.id, Slot.BACKWARD_WAIT] += totals[
+                    kind.id, Slot.FORWARD_WAIT if full else Slot.SELECTIVE_WAIT
+                ]
+                totals[kind.id, Slot.BACKWARD_OUTSIDE] += totals[
+                    kind.id, Slot.FORWARD_OUTSIDE if full else Slot.SELECTIVE_OUTSIDE
+                ]
         return totals
 
     def _copies(self, degrees: Degrees, totals: FloatArray) -> FloatArray:
@@ -326,16 +344,24 @@ def _groups(degrees: Degrees) -> tuple[int, ...]:
     return SCHEDULES[schedule_of(degrees)].groups(degrees.pp, degrees.interleave)
 
 
+def _resized(segment: Segment, view: Scaled) -> Segment:
+    """Return a segment whose collectives are on the data-parallel axis of a degree: it decides which link they take."""
+    instructions = (
+        replace(part, axis=view.axis(part.axis)) if isinstance(part, Collective) else part
+        for part in segment.instructions
+    )
+    return replace(segment, instructions=tuple(instructions))
+
+
 def _work(blocks: FloatArray) -> StageWork:
     """Return what a stage takes whose blocks take (blocks, slots) seconds, the weight pass last."""
     weight = blocks[:, WEIGHT]
-    done = np.cumsum(weight[::-1])  # the last block's weight pass is the first
+    backward = blocks[:, Slot.BACKWARD]
     return StageWork(
         forward=float(blocks[:, Slot.FORWARD].sum()),
-        backward=float(blocks[:, Slot.BACKWARD].sum()),
+        backward=float(backward.sum()),
         weight=float(weight.sum()),
-        traffic=beside(done, blocks[::-1, Slot.GRADIENT]),
-        reduce=beside(done, blocks[::-1, Slot.REDUCE]),
+        links=link_jobs(blocks, np.zeros((NUM_LINKS, len(blocks))), backward, weight),
         update=float(blocks[:, Slot.UPDATE].sum()),
     )
 

@@ -87,13 +87,14 @@ class Constraints:
             found[kind] = min(found[kind], Recompute.NONE if offloads else own, key=order.index)
         return tuple(found)
 
-    def flavours(self) -> tuple[Recompute, ...]:
-        """Return the flavours that some block may have, from fastest to slowest.
+    def flavours(self, blocks: Sequence[int] | None = None) -> tuple[Recompute, ...]:
+        """Return the flavours that some of the blocks may have, or any block at all, from fastest to slowest.
 
         Nothing is faster than to offload, but to keep all on the device, where the host link takes no time.
         """
         known = BY_SECONDS if Hosted.ACTIVATIONS in self.hosted else ON_DEVICE
-        return tuple(flavour for flavour in known if not self.keeps or any(flavour in own for own in self.keeps))
+        keeps = self.keeps if blocks is None or not self.keeps else [self.keeps[block] for block in blocks]
+        return tuple(flavour for flavour in known if not keeps or any(flavour in own for own in keeps))
 
     def may_lie(self, start: int, stop: int, *, away: bool) -> bool:
         """Return whether the optimizer's state of a range of blocks may lie in host memory, or on the device."""

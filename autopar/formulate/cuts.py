@@ -66,7 +66,7 @@ def best_split(
     best: tuple[Split, StepTime] | None = None
     for longest in _lengths(len(chain), num_stages):
         found = windows(symbols, longest, num_stages == 1)
-        stages = _stages(found, totals, memory, pipeline, min(limit, UNLIMITED), constraints)
+        stages = fitting_stages(found, totals, memory, pipeline, min(limit, UNLIMITED), constraints)
         best = _best(stages, totals, chain, pipeline, hop)
         if longest == len(chain) or (best is not None and best[1].seconds <= _beyond(totals, chain, pipeline, longest)):
             break
@@ -154,7 +154,7 @@ def _beyond(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, longes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stages:
+class FittingStages:
     """What stages can hold; (stages, windows, options) arrays.
 
     Of the mixtures that fit, the first option is the fastest, the second the one whose reductions end earliest; the
@@ -181,14 +181,15 @@ class _Stages:
     trains: bool
 
 
-def _stages(
+def fitting_stages(
     found: Windows,
     totals: FloatArray,
     memory: ChainBytes,
     pipeline: Pipeline,
     limit: float,
     constraints: Constraints,
-) -> _Stages:
+) -> FittingStages:
+    """Return what ranges of blocks can be as stages; arguments as of `best_split`, of the windows found."""
     flying = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)]
     mixed = mixtures(found, totals, memory, pipeline.overlap, limit, (min(flying), max(flying)), constraints)
     ends = mixed.seconds + mixed.slow + mixed.tails
@@ -213,7 +214,7 @@ def _stages(
     each = np.arange(len(found.start))[None, :, None]
     tails = mixed.tails[each, taken]
     tails[..., 2:] += mixed.copying[None, :, None]
-    return _Stages(
+    return FittingStages(
         at=np.where(constraints.ranges(*found.at.shape), found.at, -1),
         mixtures=mixed,
         seconds=np.where(fits, mixed.seconds[each, taken], np.inf),
@@ -242,7 +243,7 @@ def may_lie(found: Windows, constraints: Constraints) -> tuple[Mask, Mask]:
 
 
 def _best(
-    stages: _Stages, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, hop: float
+    stages: FittingStages, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, hop: float
 ) -> tuple[Split, StepTime] | None:
     """Return the best split into windows; see `best_split`."""
     from autopar.formulate.kernel import earliest_end, slowest  # compiling is loaded when it is needed only
@@ -271,7 +272,7 @@ def _best(
     return best
 
 
-def _written(stages: _Stages, stops: IntArray, options: IntArray) -> tuple[Split, float]:
+def _written(stages: FittingStages, stops: IntArray, options: IntArray) -> tuple[Split, float]:
     """Return the split of a cut, and the seconds of its slowest stage."""
     ranges, recompute, offload, pace, start = [], [], [], 0.0, 0
     for stage, (stop, option) in enumerate(zip(stops.tolist(), options.tolist(), strict=True)):

@@ -6,7 +6,7 @@ that one strategy per (kind, position) decides for the whole model. Restricting 
 is part of the declared space.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -126,6 +126,7 @@ class Folded:
         buffer_bytes: Bytes of the buffers, which every device holds.
         by_value: Producer of every value that has one.
         producers: Op that defines each value.
+        readers: Ops that read each value, in program order, each once.
     """
 
     graph: Graph
@@ -137,11 +138,43 @@ class Folded:
     buffer_bytes: float
     by_value: Mapping[str, Producer]
     producers: Mapping[str, Op]
+    readers: Mapping[str, Sequence[Op]]
 
     @property
     def num_blocks(self) -> int:
         """Length of the chain of blocks."""
         return len(self.chain)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An op of a kind as its instances have it: what its outputs are, and its inputs as uses and as parameters."""
+
+    inputs: tuple[Consumer, ...]
+    states: tuple[Producer, ...]
+    outputs: tuple[Producer, ...]
+
+
+def _places(kind: int, ops: Sequence[Op]) -> list[_Place]:
+    """Return the places of a kind, given the ops of one instance."""
+    return [
+        _Place(
+            tuple(Consumer(kind, position, slot) for slot in range(len(op.inputs))),
+            tuple(Producer(Source.STATE, kind, position, slot) for slot in range(len(op.inputs))),
+            tuple(Producer(Source.OP, kind, position, slot) for slot in range(len(op.outputs))),
+        )
+        for position, op in enumerate(ops)
+    ]
+
+
+@dataclass(slots=True)
+class _Met:
+    """A producer and a consumer, and how often they have met so far."""
+
+    producer: Producer
+    consumer: Consumer
+    count: int = 0
+    crossing: bool = False
 
 
 def fold(graph: Graph) -> Folded:
@@ -163,32 +196,34 @@ def fold(graph: Graph) -> Folded:
     trained = {state.input: state.owner for state in graph.states if state.role is not Role.BUFFER}
     parameter_names = {state.input for state in graph.states if state.role is Role.PARAMETER}
     produced: dict[str, tuple[int, Producer]] = {}
-    uses: dict[tuple[Producer, Consumer], tuple[int, bool]] = {}
     owners: dict[Producer, tuple[str, int]] = {}
+    places = [_places(kind, members[block]) for kind, block in sorted(representatives.items())]
     for block, ops in enumerate(members):
         kind = chain[block]
-        for position, op in enumerate(ops):
-            for slot, name in enumerate(op.inputs):
+        for op, place in zip(ops, places[kind], strict=True):
+            for name, producer in zip(op.inputs, place.states, strict=True):
                 if name in parameter_names and name not in produced and op.phase is not Phase.UPDATE:
-                    producer = Producer(Source.STATE, kind, position, slot)
                     produced[name] = (block, producer)
                     first, count = owners.get(producer, (name, 0))
                     owners[producer] = (name if block == representatives[kind] else first, count + 1)
-            for slot, name in enumerate(op.outputs):
+            for name, producer in zip(op.outputs, place.outputs, strict=True):
                 if name:
-                    produced[name] = (block, Producer(Source.OP, kind, position, slot))
+                    produced[name] = (block, producer)
+    met: dict[tuple[int, int], _Met] = {}  # by the identity of producer and consumer, which `places` keeps
     for block, ops in enumerate(members):
-        kind = chain[block]
-        for position, op in enumerate(ops):
-            for slot, name in enumerate(op.inputs):
+        for op, place in zip(ops, places[chain[block]], strict=True):
+            for name, consumer in zip(op.inputs, place.inputs, strict=True):
                 if name not in produced:
                     continue
                 if op.phase is Phase.UPDATE and name in trained:
                     continue  # the optimizer's own state: it lies where the update runs
                 home, producer = produced[name]
-                key = (producer, Consumer(kind, position, slot))
-                count, crossing = uses.get(key, (0, False))
-                uses[key] = (count + 1, crossing or home != block)
+                pair = met.get((id(producer), id(consumer)))
+                if pair is None:
+                    pair = met[id(producer), id(consumer)] = _Met(producer, consumer)
+                pair.count += 1
+                pair.crossing = pair.crossing or home != block
+    uses = {(pair.producer, pair.consumer): (pair.count, pair.crossing) for pair in met.values()}
 
     sizes = {state.input: graph.values[state.input] for state in graph.states if state.role is Role.BUFFER}
     kinds = []
@@ -212,6 +247,7 @@ def fold(graph: Graph) -> Folded:
         buffer_bytes=float(sum(value.size * 2 if value.is_float else value.size * 8 for value in sizes.values())),
         by_value={name: producer for name, (_, producer) in produced.items()},
         producers=graph.producers(),
+        readers=consumers,
     )
 
 

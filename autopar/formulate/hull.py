@@ -26,6 +26,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
 from autopar.formulate.buffers import Buffer, BufferUse, buffers
 from autopar.formulate.mean import mean_bytes
@@ -213,11 +214,14 @@ class _Step:
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
         self.rates = rates.per(limit - tables.folded.buffer_bytes) if np.isfinite(limit) else rates
         self.least_copy = self.overlap.exposed(LEAST_COPY)
+        self.leaves = [leaves_node(axis, tables.costs.cluster.devices_per_node) for axis in tables.mesh.axes]
 
     def program(self) -> StepProgram:
         pipeline, rows = self.pipeline, self.rows
         groups = pipeline.num_groups
-        self._groups(self._passes())
+        passes = self._passes()
+        self._whole: dict[Name, float] = {name: -factor for name, factor in passes.items()}
+        self._groups(passes)
         rows.add({"pace": 1.0, "all": -1.0 / groups})
         if groups > 1:
             self._undivided(groups)
@@ -246,15 +250,42 @@ class _Step:
             seconds[:, :, slot] = self.counts
         return seconds
 
-    def _gathers(self) -> FloatArray:
-        """Return the same for the gathers of both passes and of what runs again."""
-        seconds = self._sums(Slot.FORWARD_GATHER, Slot.BACKWARD_GATHER)
+    def _links(self, blocks: FloatArray, slots: Sequence[Slot], outside: Slot) -> list[FloatArray]:
+        """Return how often prices of so many instances count that are on the link inside a node, and between nodes.
+
+        On a mesh with one kind of link they are all on that.
+        """
+        whole, between = np.zeros(self.rows.shape), np.zeros(self.rows.shape)
+        for slot in slots:
+            whole[:, :, slot] = blocks
+        between[:, :, outside] = blocks
+        return [whole - between, between] if any(self.leaves) and not all(self.leaves) else [whole]
+
+    def _gradients(self, blocks: FloatArray) -> list[FloatArray]:
+        return self._links(blocks, (Slot.GRADIENT,), Slot.GRADIENT_OUTSIDE)
+
+    def _reduced(self, blocks: FloatArray) -> list[FloatArray]:
+        return self._links(blocks, (Slot.REDUCE,), Slot.REDUCE_OUTSIDE)
+
+    def _ahead(self, blocks: FloatArray) -> list[FloatArray]:
+        return self._links(blocks, (Slot.FORWARD_WAIT, Slot.FORWARD_GATHER), Slot.FORWARD_OUTSIDE)
+
+    def _behind(self, blocks: FloatArray) -> list[FloatArray]:
+        """Return the same of what a backward waits for, and of what runs again if these are all blocks that may."""
+        found = self._links(blocks, (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER), Slot.BACKWARD_OUTSIDE)
+        if blocks[self.main] < self.counts[self.main]:
+            return found
+        main = blocks * (np.arange(len(blocks)) == self.main)
         for index, flavour in enumerate(self.flavours):
             if flavour is Recompute.FULL:
-                seconds[index, self.main, Slot.FORWARD_GATHER] *= 2
+                again = self._ahead(main)
             elif flavour is Recompute.SELECTIVE:
-                seconds[index, self.main, Slot.SELECTIVE_GATHER] = self.counts[self.main]
-        return seconds
+                again = self._links(main, (Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER), Slot.SELECTIVE_OUTSIDE)
+            else:
+                continue
+            for own, more in zip(found, again, strict=True):
+                own[index] += more[index]
+        return found
 
     # Rows.
 
@@ -333,12 +364,13 @@ class _Step:
     def _groups(self, passes: Mapping[Name, float]) -> None:
         """Write the rows of t_s, summed over all stages: a sum of maxima is at least each maximum of sums."""
         share, slower = self.overlap.share, self.overlap.slowdown - 1
-        gradient = self._sums(Slot.GRADIENT)
+        gradient, counts = self._sums(Slot.GRADIENT), self.counts
         turns = 1 + (self.pipeline.turns if self.pipeline.num_chunks > 1 else 0.0)
         whole: dict[Name, float] = {"all": 1 / turns}
         whole.update({name: -factor for name, factor in passes.items()})
         self.rows.add(whole, (share + slower * (1 - share)) * gradient)
-        self.rows.add({"all": 1 / turns}, gradient + self._gathers())
+        for parts in zip(self._gradients(counts), self._ahead(counts), self._behind(counts), strict=True):
+            self.rows.add({"all": 1 / turns}, sum(parts, np.zeros(self.rows.shape)))
         if slower > 0:
             slow: dict[Name, float] = {"all": 1 / turns}
             slow.update({name: -slower * factor for name, factor in passes.items()})
@@ -352,15 +384,21 @@ class _Step:
                 passes = range(len(self.flavours)) if kind == self.main else (None,)
                 names: list[Name] = [(name, kind, index) for name in ("forward", "backward") for index in passes]
                 own = {name: -held for name in names if name in self.rows.names}
-                gathers = {Slot.FORWARD_GATHER: held, Slot.BACKWARD_GATHER: held, Slot.GRADIENT: held}
                 self.rows.add({"pace": 1.0, **own}, self._prices(kind, {Slot.GRADIENT: held * self.overlap.share}))
-                self.rows.add({"pace": 1.0}, self._prices(kind, gathers))
+                blocks = held * (np.arange(len(self.counts)) == kind)
+                for parts in zip(self._gradients(blocks), self._ahead(blocks), self._behind(blocks), strict=True):
+                    self.rows.add({"pace": 1.0}, sum(parts, np.zeros(self.rows.shape)))
 
     def _first_block(self) -> None:
-        """Write that the first group waits for what its first block reduces and updates."""
+        """Write that the first group waits for what its first block reduces and updates.
+
+        So it does for what its passes and those of the others take, even if a link is busier than they are.
+        """
         if self.trains and self.pipeline.fills:
             first = self.tables.folded.chain[0]
-            self.rows.add({"tail": 1.0}, self._prices(first, {Slot.REDUCE: 1.0, Slot.UPDATE: 1.0}))
+            own = {Slot.REDUCE: 1.0, Slot.GRADIENT: 1.0, Slot.UPDATE: 1.0}
+            self.rows.add({"all": 1.0, "tail": 1.0, **self._whole}, self._prices(first, own))
+            self.rows.add({"tail": 1.0}, self._prices(first, {Slot.UPDATE: 1.0}))
             if Hosted.OPTIMIZER in self.hosted:
                 self._mean_copies()
 
@@ -372,55 +410,48 @@ class _Step:
         groups = self.pipeline.num_groups
         flying = np.array([self.pipeline.in_flight(group) for group in range(groups)], dtype=np.float64)
         whole = float((1 / flying).sum() * flying.max())  # of the mean stage's bytes, see `mean_bytes`
-        backward = self._backwards(self.counts)
-        self.rows.add({"tail": 1.0, **backward, AWAY: -self.rates.both * whole / groups})
+        backwards = dict[Name, float]()
+        for name, factor in self._whole.items():
+            first = self.counts[int(name[1])] if name[0] == "forward" else 0.0
+            backwards[name] = -factor - first
+        self.rows.add({"tail": 1.0, **backwards, AWAY: -self.rates.both * whole / groups})
 
     def _tail(self) -> None:
-        """Write what one stage does after its last backward: what that does not hide of reductions, and the update."""
+        """Write what one stage does after its last backward: what that does not hide of gradients, and the update.
+
+        t + left >= f + b + e by the formulas of `step.py`, and b in e is what is not there: f, and the backward from
+        a block on, and the links of what comes after.
+        """
         share, slower, rows = self.overlap.share, self.overlap.slowdown - 1, self.rows
         once = share * self._sums(Slot.REDUCE) + self._sums(Slot.UPDATE)
-        reduced = (1 - share) * self._sums(Slot.REDUCE)
         away: dict[Name, float] = {AWAY: -self.least_copy * self.rates.both} if Hosted.OPTIMIZER in self.hosted else {}
         rows.add({"tail": 1.0, **away}, once)
         if not self.trains:
             return
         if away:
             rows.add({"tail": 1.0, AWAY: -self.rates.both}, share * self._sums(Slot.REDUCE))
-        backward = self._backwards(self.counts)
-        rows.add({"tail": 1.0, **away, **backward}, once + reduced + self._sums(Slot.GRADIENT))
+        rest = slower * (1 - share) * self._sums(Slot.REDUCE)
         chain = self.tables.folded.chain
-        for last in {0, min(1, len(chain) - 1), len(chain) - 1}:
+        for last in sorted({0, min(1, len(chain) - 1), len(chain) - 1}):
             # The blocks up to this one are done with their backward and all they reduce comes after the blocks behind.
             before = np.bincount(chain[:last], minlength=len(self.counts)).astype(np.float64)
             upto = before.copy()
             upto[chain[last]] += 1
-            due = (1 - share) * self._upto(upto)
-            late = {name: (1 - slower) * factor for name, factor in self._backwards(before).items()}
-            rows.add({"tail": 1.0, **away, **late}, once + (1 - slower) * due + slower * reduced)
+            time: dict[Name, float] = {"all": 1 - slower, "tail": 1.0, **away}
+            for name, factor in self._lasting(before).items():
+                time[name] = -(1 - slower) * factor
+            reduced, gradients = self._reduced(upto), self._gradients(upto)
+            for link, waited in enumerate(self._behind(before)):
+                due = (1 - share) * reduced[link] + gradients[link] + waited
+                rows.add(time, once + rest + (1 - slower) * due)
 
-    def _upto(self, counts: FloatArray) -> FloatArray:
-        seconds = np.zeros(self.rows.shape)
-        seconds[:, :, Slot.REDUCE] = counts
-        return seconds
-
-    def _backwards(self, counts: FloatArray) -> dict[Name, float]:
-        """Return at least the backwards of so many instances of each kind, whichever of them run again."""
+    def _lasting(self, before: FloatArray) -> dict[Name, float]:
+        """Return the forwards of all blocks and the backwards of those that are not `before`, at least."""
         total: dict[Name, float] = {}
-        for kind, count in enumerate(counts):
-            if not count:
-                continue
-            if kind != self.main:
-                total["backward", kind, None] = count
-                if self.fastest[kind] is Recompute.FULL:
-                    total["forward", kind, None] = self.counts[kind]
-                continue
-            for index, flavour in enumerate(self.flavours):
-                total["backward", kind, index] = count
-                # Some of the blocks run again: all that do may be among these.
-                if flavour is Recompute.FULL:
-                    total["forward", kind, index] = self.counts[kind]
-                elif flavour is Recompute.SELECTIVE:
-                    total["again", kind, index] = self.counts[kind]
+        for kind, count in enumerate(self.counts):
+            for index in range(len(self.flavours)) if kind == self.main else (None,):
+                total["forward", kind, index] = count
+                total["backward", kind, index] = count - before[kind]
         return total
 
     def _memory(self) -> None:

@@ -13,10 +13,11 @@ back (parameters, sums of gradients, moments) has one meaning on both sides.
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import Generic, TypeVar
 
-from autopar.discover import Rules, Strategy
+from autopar.discover import Rule, Rules, Strategy
 from autopar.formulate.fold import Folded, Producer, Source, boundary_groups
 from autopar.ir.graph import Op, Role
 from autopar.sharding import REDUCTIONS, Partial, Placement, Placements, Replicate, Shard
@@ -40,8 +41,10 @@ class Meaning:
     _classes: "_Classes"
     _reductions: Mapping[str, str]  # by class, of those that are ever partial
     _chunks: Mapping[Dim, int]  # of dims that have more than one
+    _in_chunks: frozenset[str]  # classes that have such a dim
     _arriving: frozenset[tuple[int, str]]  # (block, value from another block)
     _any_terms: bool  # whether values may be terms of anything, between blocks too
+    _strategies: dict[Hashable, tuple[Strategy, ...]]  # found before, by the rule and what is said of the values
 
     def reduction(self, value: str) -> str | None:
         """Return what the terms of a value are put together by when it is partial; None if it never is."""
@@ -50,6 +53,8 @@ class Meaning:
     def chunks(self, value: str) -> tuple[int, ...]:
         """Return for each dim of a value into how many chunks it is cut before it is sharded."""
         name, rank = self._classes.of(value), len(self.folded.graph.values[value].shape)
+        if name not in self._in_chunks:
+            return (1,) * rank
         return tuple(self._chunks.get((name, dim), 1) for dim in range(rank))
 
     def placements(self, value: str, number: int, num_axes: int) -> Placements:
@@ -70,9 +75,22 @@ class Meaning:
         return tuple(reversed(found))
 
     def strategies(self, op: Op) -> tuple[Strategy, ...]:
-        """Return what an op can do on one mesh axis with the placements its values have, their chunks filled in."""
-        found = (self._adapted(op, strategy) for strategy in self.rules.of(op).strategies)
-        return tuple(strategy for strategy in found if strategy is not None)
+        """Return what an op can do on one mesh axis with the placements its values have, their chunks filled in.
+
+        Ops of one rule whose values mean the same get one and the same tuple.
+        """
+        rule = self.rules.of(op)
+        key = (id(rule), *(self._said_of(op, name) for name in (*op.inputs, *op.outputs)))
+        if key not in self._strategies:
+            found = (self._adapted(op, strategy) for strategy in rule.strategies)
+            self._strategies[key] = tuple(strategy for strategy in found if strategy is not None)
+        return self._strategies[key]
+
+    def _said_of(self, op: Op, name: str) -> Hashable:
+        """Return all of a value of an op that decides which strategies are offered."""
+        if not name or name in self.folded.free:
+            return None
+        return self.reduction(name), (op.block, name) in self._arriving, self.chunks(name)
 
     def _adapted(self, op: Op, strategy: Strategy) -> Strategy | None:
         """Return a strategy with the chunks of its op's values; None if it means something else by its placements."""
@@ -96,6 +114,7 @@ class Meaning:
         return _times(strategy, factor) if strategy.cyclic else None
 
 
+@lru_cache(maxsize=32)  # meshes are many, graphs few
 def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning:
     """Decide what the placements of all values stand for.
 
@@ -121,7 +140,8 @@ def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning
     classes = _Classes(folded)
     reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
     arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
-    return Meaning(folded, rules, classes, reductions, chunks, frozenset(arriving), any_terms)
+    in_chunks = frozenset(name for name, _ in chunks)
+    return Meaning(folded, rules, classes, reductions, chunks, in_chunks, frozenset(arriving), any_terms, {})
 
 
 class _Union(Generic[Key]):
@@ -159,6 +179,7 @@ class _Classes:
         self._folded = folded
         self._parameters = {parameter.producer: parameter.value.name for parameter in folded.parameters}
         self._union: _Union[str] = _Union()
+        self._found: dict[str, str] = {}
         for producers, _ in boundary_groups(folded):
             names = [self._representative(producer) for producer in producers]
             for name in names[1:]:
@@ -169,7 +190,10 @@ class _Classes:
 
     def of(self, value: str) -> str:
         """Return the name of a value's class."""
-        return self._union.find(self._name(value))
+        found = self._found.get(value)
+        if found is None:
+            found = self._found[value] = self._union.find(self._name(value))
+        return found
 
     def _name(self, value: str) -> str:
         producer = self._folded.by_value.get(value)
@@ -206,9 +230,13 @@ def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Class
     """Return by class what the terms of its values are put together by."""
     found: dict[str, str] = {}
     sums = {classes.of(state.input) for state in folded.graph.states if state.role is Role.GRADIENT}
+    leaving: dict[int, list[Strategy]] = {}  # by rule, the strategies that leave terms
     for op in ops:
+        rule = rules.of(op)
+        if id(rule) not in leaving:
+            leaving[id(rule)] = [each for each in rule.strategies if any(isinstance(p, Partial) for p in each.outputs)]
         offered: dict[str, set[str]] = {}
-        for strategy in rules.of(op).strategies:
+        for strategy in leaving[id(rule)]:
             read, made = (
                 [(classes.of(name), placement.reduce) for name, placement in placed if isinstance(placement, Partial)]
                 for placed in _sides(op, strategy, folded.free)
@@ -222,23 +250,55 @@ def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Class
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The dims that strategies of one rule shard together, as (operand, dim), without operands that are free.
+
+    Attributes:
+        tied: Of strategies that hold block-cyclic too, each set once.
+        asking: Of strategies that ask for chunks, with how many.
+    """
+
+    tied: tuple[tuple[tuple[int, int], ...], ...]
+    asking: tuple[tuple[tuple[int, int, int], ...], ...]
+
+
+def _lines(rule: Rule, places: Sequence[int]) -> _Lines:
+    """Return the dims that strategies of a rule shard together.
+
+    Args:
+        rule: The rule.
+        places: The operands that others place too.
+    """
+    tied: dict[tuple[tuple[int, int], ...], None] = {}
+    asking = []
+    for strategy in rule.strategies:
+        placements = (*strategy.inputs, *strategy.outputs)
+        sharded = [(place, placements[place]) for place in places]
+        dims = tuple((place, p.dim, p.chunks) for place, p in sharded if isinstance(p, Shard))
+        if any(chunks > 1 for _, _, chunks in dims):
+            asking.append(dims)
+        elif strategy.cyclic:
+            tied[tuple((place, dim) for place, dim, _ in dims)] = None
+    return _Lines(tuple(tied), tuple(asking))
+
+
 def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[Dim, int]:
     """Return the chunks of the dims that have more than one, by class and dim."""
     ties: _Union[Dim] = _Union()
     asking: list[list[tuple[Dim, int]]] = []
+    known: dict[Hashable, _Lines] = {}
     for op in ops:
-        for strategy in rules.of(op).strategies:
-            sharded = [
-                ((classes.of(name), placement.dim), placement.chunks)
-                for placed in _sides(op, strategy, folded.free)
-                for name, placement in placed
-                if isinstance(placement, Shard)
-            ]
-            if any(chunks > 1 for _, chunks in sharded):
-                asking.append(sharded)
-            elif strategy.cyclic:
-                for dim, _ in sharded:
-                    ties.join(sharded[0][0], dim)
+        rule, names = rules.of(op), (*op.inputs, *op.outputs)
+        places = tuple(place for place, name in enumerate(names) if name and name not in folded.free)
+        if (id(rule), places) not in known:
+            known[id(rule), places] = _lines(rule, places)
+        lines = known[id(rule), places]
+        owners = [classes.of(name) if name else "" for name in names]
+        for dims in lines.tied:
+            for place, dim in dims:
+                ties.join((owners[dims[0][0]], dims[0][1]), (owners[place], dim))
+        asking += [[((owners[place], dim), chunks) for place, dim, chunks in dims] for dims in lines.asking]
     members = ties.sets()
     parameters = {classes.of(state.input) for state in folded.graph.states if state.role is Role.PARAMETER}
     values = folded.graph.values

@@ -12,7 +12,7 @@ of them that another one keeps beat it. Of chains in which that comes to many ca
 keep only what all keep, which is never too little; mixtures of one flavour are counted exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,8 +21,9 @@ import numpy as np
 from autopar.cost import Overlap
 from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
 from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.links import again_links, backward_links, forward_links, gradient_links, reduce_links
 from autopar.formulate.memory import ChainBytes, FloatArray, State
-from autopar.formulate.step import copy_seconds, gather_seconds, rerun_seconds, stage_seconds
+from autopar.formulate.step import copy_seconds, left_seconds, rerun_seconds, slow_seconds, stage_seconds
 from autopar.formulate.tables import Slot
 from autopar.formulate.windows import IntArray, Windows
 from autopar.recompute import Recompute
@@ -155,15 +156,19 @@ def mixtures(
     zero = np.zeros(len(totals))
     hosted = np.array([memory.hosted if own is Recompute.OFFLOAD else zero for own in memory.flavours]).T[last]
     transit = TRANSIT_BLOCKS * hosted
-    once = gather_seconds(totals, Recompute.NONE)
-    gathers = np.array([gather_seconds(totals, flavour) - once for flavour in memory.flavours]).T[last]
-    reduced = (1 - overlap.share) * sums.of(Slot.REDUCE)
-    spent = sums.of(Slot.BACKWARD) - totals[last, Slot.BACKWARD]
+    gathers = np.array([again_links(totals, flavour).sum(axis=0) for flavour in memory.flavours]).T[last]
+    gradient, waited = sums.by_link(gradient_links), sums.by_link(backward_links)
+    due = (1 - overlap.share) * sums.by_link(reduce_links) + gradient
+    spent = sums.of(Slot.BACKWARD) - waited  # what each link has time for, of all blocks but the last
+    spent -= totals[last, Slot.BACKWARD] - backward_links(totals)[:, last]
+    owed = (due - spent).max(axis=0)
+    first = found.parent < 0
+    owed[first] = due.sum(axis=0)[first]
     closed = np.zeros(again.shape)  # bytes that are too many for any device
     if keeps:
         allowed = [[flavour in keeps[block] for flavour in memory.flavours] for block in (found.stop - 1).tolist()]
         closed[~np.array(allowed)] = np.inf
-    whole = _uniform(found, memory, Added(again, gathers, forth, transit, hosted), reduced - spent, closed)
+    whole = _uniform(found, memory, Added(again, gathers, forth, transit, hosted), owed, closed)
     each, source, flavour = np.zeros((len(last), 0, 8)), np.zeros((len(last), 0), int), np.zeros((len(last), 0), int)
     waiting = in_flight[0] - 1
     if (
@@ -174,22 +179,23 @@ def mixtures(
 
         held = _holdings(found, memory)
         each, number, source, flavour = frontiers(
-            found.parent, spent, reduced, again, gathers,
+            found.parent, np.zeros(len(owed)), owed, again, gathers,
             held.kept, held.running + closed[:, None, :], held.late, held.after, held.covers,
             forth, transit, hosted, room, _host_room(memory, in_flight[1]), waiting, MOST,
         )  # fmt: skip
         each[np.arange(MOST) >= number[:, None], 3] = np.inf
     rows = np.concatenate([whole, each], axis=1)
     passes = sums.of(Slot.FORWARD)[:, None] + sums.of(Slot.BACKWARD)[:, None] + rows[..., 0]
-    gradient = sums.of(Slot.GRADIENT)[:, None]
-    parameters = sums.all(gather_seconds(totals, Recompute.NONE)[np.asarray(memory.chain)])[:, None] + rows[..., 1]
-    late_reductions = np.maximum(0.0, rows[..., 4])
-    backward = sums.of(Slot.BACKWARD)[:, None] + rows[..., 0] - rows[..., 5]
-    left = np.maximum(late_reductions, reduced[:, None] + gradient - backward)
+    total, busiest = sums.of(Slot.GRADIENT)[:, None], np.zeros(passes.shape)
+    for on_link, before in zip(gradient, waited + sums.by_link(forward_links), strict=True):
+        # Which link has what runs again is not told apart here: it counts on both.
+        busy = np.where(on_link > 0, on_link + before, -np.inf)[:, None] + rows[..., 1]
+        busiest = np.maximum(busiest, busy)
+    left = left_seconds(rows[..., 4], passes, total, busiest, overlap)
     return Mixtures(
-        seconds=stage_seconds(passes, gradient, parameters, overlap),
+        seconds=stage_seconds(passes, total, busiest, overlap),
         tails=left + overlap.share * sums.of(Slot.REDUCE)[:, None] + sums.of(Slot.UPDATE)[:, None],
-        slow=(overlap.slowdown - 1) * (reduced[:, None] - late_reductions),
+        slow=slow_seconds(sums.of(Slot.REDUCE)[:, None], left, overlap),
         copying=sums.of(Slot.STATE),
         again=rows[..., 0],
         kept=rows[..., 2],
@@ -219,6 +225,10 @@ class _Sums:
 
     def of(self, slot: Slot) -> FloatArray:
         return self.all(self._blocks[:, slot])
+
+    def by_link(self, links: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        """Return (2, windows) seconds of what `links` makes of blocks."""
+        return np.array([self.all(each) for each in links(self._blocks)])
 
     def all(self, blocks: FloatArray) -> FloatArray:
         sums = np.concatenate([[0.0], np.cumsum(blocks)])

@@ -251,11 +251,11 @@ def _divides_numbers(
     for number in dict.fromkeys(scaled for strategy in on_one_axis for scaled in strategy.scaled):
         divides = np.array([number in strategy.scaled for strategy in on_one_axis])
         divisors = np.where(divides[combos], np.array(mesh.shape, dtype=np.int64), 1).prod(axis=1)
-        valid &= _number(graph, op, number) % divisors == 0
+        valid &= number_inside(graph, op, number) % divisors == 0
     return valid
 
 
-def _number(graph: Graph, op: Op, number: Scaled) -> int:
+def number_inside(graph: Graph, op: Op, number: Scaled) -> int:
     """Return a number inside an op."""
     if isinstance(number.source, int):
         return int(graph.constants[op.inputs[number.source]].reshape(-1)[number.entry])

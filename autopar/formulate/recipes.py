@@ -121,7 +121,7 @@ def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:
     for node in tables.nodes:
         op = tables.folded.kinds[node.kind].ops[node.position] if node.options is not None else None
         by_place = {
-            (axis, task): wanted(facts, task, node.decision, node.kind, op, _tensors(tables, node, axis))
+            (axis, task): wanted(facts, task, node.decision, node.kind, op, placed_on(tables, node, axis))
             for axis, task in places
         }
         for axes, strategies in zip(tasks, allowed, strict=True):
@@ -141,8 +141,8 @@ def _digits(numbers: NDArray[np.int64], rank: int, axis: int, num_axes: int) -> 
     return digits
 
 
-def _tensors(tables: Tables, node: Node, axis: int) -> Placed:
-    """Return what a node places, with codes on one axis."""
+def placed_on(tables: Tables, node: Node, axis: int) -> Placed:
+    """Return what a node places, with codes on one axis of the mesh."""
     num_axes = len(tables.mesh.axes)
     if node.options is None:
         assert node.value is not None, node.name

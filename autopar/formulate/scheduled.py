@@ -2,8 +2,8 @@
 
 `step.py` has a closed form for 1F1B and GPipe, which a solver can minimise. This module has the same for every schedule
 there is: the longest path through its tasks, and what a group of devices holds while each of them runs. Gradient
-traffic that is reduced once per step is queued behind the last pass of each block, first in, first out, as in the
-simulator, but for what it waits for other traffic on the same link.
+traffic is queued on each link behind the last pass of its block, first in, first out, with what compute waits for on
+the same link in between, as in the simulator.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.overlap import Overlap, launched
+from autopar.formulate.links import (
+    NUM_LINKS,
+    again_links,
+    backward_links,
+    forward_links,
+    gradient_links,
+    reduce_links,
+)
 from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.split import weight_ops
 from autopar.formulate.step import Split, rerun_seconds
@@ -21,9 +29,26 @@ from autopar.formulate.tables import Decision, Edge, Slot, Tables
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
-from autopar.schedule.timing import time_tasks
+from autopar.schedule.timing import Timing, time_tasks
 
 FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkJobs:
+    """What the links of a stage carry.
+
+    Each is an array of rows: a moment in a pass, and from then on seconds inside a node and seconds between nodes.
+
+    Attributes:
+        waited: What each pass (forward, backward, weight) waits for, hidden or not.
+        gradient: Gradients on their way, after the last pass of every microbatch.
+        reduce: Gradients that are reduced once, after the last microbatch.
+    """
+
+    waited: tuple[FloatArray, ...]
+    gradient: FloatArray
+    reduce: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +59,14 @@ class StageWork:
         forward: A forward of one microbatch.
         backward: A backward; of the inputs only if the schedule splits it. What is computed again is part of it.
         weight: A weight pass; 0 if the backward is not split.
-        traffic: Gradient traffic of one microbatch, beside compute, gathers on the same link included: per block, in
-            the order of the last pass, the moment in that pass from which on it may run, and its seconds.
-        reduce: The same of gradient traffic once per step, after the last microbatch.
+        links: What its links carry.
         update: The optimizer.
     """
 
     forward: float
     backward: float
     weight: float = 0.0
-    traffic: tuple[tuple[float, float], ...] = ()
-    reduce: tuple[tuple[float, float], ...] = ()
+    links: LinkJobs | None = None
     update: float = 0.0
 
 
@@ -74,27 +96,48 @@ def scheduled_step(
     longest = 0.0
     for group, chunks in enumerate(chunks_of(schedule.groups(num_groups, count // num_groups))):
         done = float(timing.ends[group])
-        jobs = [(timing.closing[stage], stages[stage].traffic) for stage in chunks]
-        jobs += [(timing.last_starts[stage, None], stages[stage].reduce) for stage in chunks]
-        end = max(done, _queued(jobs)) + fsum(stages[stage].update for stage in chunks)
+        found = [_on_links(stages[stage].links, timing, stage) for stage in chunks]
+        end = max(done, _queued([job for each in found for job in each])) + fsum(
+            stages[stage].update for stage in chunks
+        )
         longest = max(longest, end - (float(timing.begins[group]) if schedule.steps_overlap else 0.0))
     return longest
 
 
-def _queued(jobs: Sequence[tuple[FloatArray, Sequence[tuple[float, float]]]]) -> float:
-    """Return when all traffic of a group is over, first in, first out.
+_Jobs = list[tuple[FloatArray, FloatArray]]
+"""Starts of passes, and rows as of `LinkJobs` whose moments count from there."""
 
-    Args:
-        jobs: Starts of passes, and moments in such a pass from which on traffic may run with its seconds.
-    """
-    parts = [(starts, np.array(traffic)) for starts, traffic in jobs if traffic]
+
+def _on_links(links: LinkJobs | None, timing: Timing, stage: int) -> _Jobs:
+    """Return what the links of a stage carry that could be late, with all that has to be done before."""
+    if links is None:
+        return []
+    starts = timing.starts[:, stage]
+    passes = [number for number, row in enumerate(starts) if np.isfinite(row).all()]
+    last = starts[passes[-1]]
+    if len(links.gradient):
+        jobs = [(starts[number], links.waited[number]) for number in passes]
+        jobs.append((last, links.gradient))
+    elif len(links.reduce):
+        jobs = [(starts[number][starts[number] >= last.max()], links.waited[number]) for number in passes]
+    else:
+        return []
+    return [*jobs, (last.max(keepdims=True), links.reduce)]
+
+
+def _queued(jobs: _Jobs) -> float:
+    """Return when all that links carry is over, first in, first out on each link."""
+    parts = [(starts, rows) for starts, rows in jobs if len(starts) and len(rows)]
     if not parts:
         return 0.0
-    ready = np.concatenate([(starts[:, None] + traffic[:, 0]).ravel() for starts, traffic in parts])
-    seconds = np.concatenate([np.tile(traffic[:, 1], len(starts)) for starts, traffic in parts])
+    ready = np.concatenate([(starts[:, None] + rows[:, 0]).ravel() for starts, rows in parts])
     order = np.argsort(ready, kind="stable")
-    left = np.cumsum(seconds[order][::-1])[::-1]
-    return float((ready[order] + left).max())
+    end = 0.0
+    for link in range(1, NUM_LINKS + 1):
+        seconds = np.concatenate([np.tile(rows[:, link], len(starts)) for starts, rows in parts])[order]
+        left = np.cumsum(seconds[::-1])[::-1]
+        end = max(end, float(np.where(seconds > 0, ready[order] + left, 0.0).max()))
+    return end
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,30 +236,47 @@ def works_of(
     offloads = np.array([recompute is Recompute.OFFLOAD for recompute in split.flavours])
     passes[:, 0] += np.where(offloads, totals[:, Slot.OFFLOAD], 0.0)
     updates = totals[:, Slot.UPDATE] + np.where(split.hosted, totals[:, Slot.STATE], 0.0)
-    gathers = totals[:, Slot.FORWARD_GATHER] + totals[:, Slot.BACKWARD_GATHER]
-    traffic = np.where(totals[:, Slot.GRADIENT] > 0, totals[:, Slot.GRADIENT] + gathers, 0.0)
+    waited = np.stack([again_links(totals[[block]], own)[:, 0] for block, own in enumerate(split.flavours)], axis=1)
     works = []
     for start, stop in split.ranges:
         rerun = reruns[start:stop]
         forward, backward, weight = passes[start:stop].T
-        last = weight if splits else backward + rerun
-        done = np.cumsum(last[::-1])  # blocks of the last pass, the last block first
+        whole = backward + rerun
         works.append(
             StageWork(
                 forward=fsum(forward),
-                backward=fsum(backward + rerun),
+                backward=fsum(whole),
                 weight=fsum(weight),
-                traffic=beside(done, traffic[start:stop][::-1]),
-                reduce=beside(done, totals[start:stop, Slot.REDUCE][::-1]),
+                links=link_jobs(totals[start:stop], waited[:, start:stop], whole, weight if splits else whole),
                 update=fsum(updates[start:stop]),
             )
         )
     return tuple(works)
 
 
-def beside(moments: FloatArray, seconds: FloatArray) -> tuple[tuple[float, float], ...]:
-    """Return traffic of blocks as `StageWork` has it: from these moments of a pass on, for so many seconds."""
-    return tuple((at, own) for at, own in zip(moments.tolist(), seconds.tolist(), strict=True) if own)
+def link_jobs(blocks: FloatArray, again: FloatArray, backward: FloatArray, last: FloatArray) -> LinkJobs:
+    """Return what the links of a stage carry.
+
+    Args:
+        blocks: (blocks, slots) seconds.
+        again: (2, blocks) seconds that what runs again before a backward waits for links.
+        backward: (blocks,) seconds of a backward, with what runs again.
+        last: (blocks,) seconds of the pass that makes gradients, the last of a microbatch.
+    """
+    forward = forward_links(blocks).sum(axis=1, keepdims=True)
+    made = np.cumsum(last[::-1])  # the last block's gradients are the first
+    turns = np.cumsum(backward[::-1]) - backward[::-1]
+    waited = (
+        _rows(np.zeros(1), forward),
+        _rows(turns, (backward_links(blocks) + again)[:, ::-1]),
+        _rows(np.zeros(0), np.zeros((NUM_LINKS, 0))),
+    )
+    return LinkJobs(waited, _rows(made, gradient_links(blocks)[:, ::-1]), _rows(made, reduce_links(blocks)[:, ::-1]))
+
+
+def _rows(moments: FloatArray, seconds: FloatArray) -> FloatArray:
+    rows = np.column_stack([moments, *seconds])
+    return np.asarray(rows[(rows[:, 1:] > 0).any(axis=1)])
 
 
 class _Half:

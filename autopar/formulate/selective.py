@@ -75,7 +75,8 @@ class _Search:
         self._forward = [position for position, op in enumerate(kind.ops) if is_forward(op)]
         self._maker = {name: position for position in self._forward for name in kind.ops[position].outputs if name}
         self._seconds, self._kept = {}, {}
-        parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
+        read = {name for position in self._forward for name in kind.ops[position].inputs}
+        parameters = {state.input for state in graph.states if state.role is Role.PARAMETER and state.input in read}
         self._products: set[int] = set()
         for position in self._forward:
             op = kind.ops[position]
@@ -95,10 +96,9 @@ class _Search:
         }
         self._saved_arrivals = {arrival.value for arrival in kind.arrivals if arrival.saved}
         self._arrivals = {arrival.value for arrival in kind.arrivals}
-        readers = graph.consumers()
         block = kind.ops[0].block
         self._leaving = {
-            name for name in self._maker if any(reader.block != block for reader in readers.get(name, ()))
+            name for name in self._maker if any(reader.block != block for reader in folded.readers.get(name, ()))
         } | set(graph.outputs)
 
     def seconds_of(self, ops: frozenset[int]) -> float:

@@ -1,41 +1,47 @@
 """From the seconds of blocks to the seconds of a step, and to the problem a solver sees.
 
 With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s, selective
-recompute what of it runs again), g_s its gradient traffic per microbatch, a_s its gathers of parameters, r_s its
-gradient reduction per step, u_s its update, h the seconds of one hop between stages, p stages and m microbatches; e the
-share of traffic that overlaps nothing and d the slowdown of what does:
+recompute what of it runs again), g_s its gradient traffic per microbatch, r_s its gradient reduction per step, u_s its
+update, h the seconds of one hop between stages, p stages and m microbatches; e the share of traffic that overlaps
+nothing and d the slowdown of what does. A device has two links, one inside its node and one between nodes: g_sl is what
+of g_s is on link l, w_sl how long what compute waits for (collectives, gathers of parameters) has the link in a
+microbatch, hidden or not:
 
-    t_s    = max(f_s + b_s + e g_s, g_s + a_s) + (d - 1) min(f_s + b_s, (1 - e) g_s)
+    n_s    = max_l (g_sl + w_sl)                        over the links with g_sl > 0: the busiest one
+    t_s    = max(f_s + b_s + e g_s, n_s) + (d - 1) min(f_s + b_s, (1 - e) g_s)
     pace   = max_{s<=q} (sum_{s<=i<=q} t_i + 2 (q - s) h) / (q - s + 1)   with 1F1B; else max_s t_s
     flow   = sum_s t_s + (m - 1) pace + 2 (p - 1) h
-    e_s    = max_j (sum_{i<=j} (1 - e) r_i - sum_{i<j} b_i)   over the blocks i of stage s
-    left_s = max(0, (1 - e) r_s + g_s - b_s, e_s)     what the last backward does not hide
-    slow_s = (d - 1) ((1 - e) r_s - max(0, e_s))      what hiding the rest costs it
-    tail_s = left_s + e r_s + u_s                     and the update
+    e_s    = max_lj (sum_{i<=j} ((1 - e) r_il + g_il) - sum_{i<j} (b_i - w_il))    over the blocks i of stage s
+    left_s = max(0, e_s - max(0, n_s - f_s - b_s - e g_s))     what the last backward does not hide
+    slow_s = (d - 1) max(0, (1 - e) r_s - left_s)              what hiding the rest costs it
+    tail_s = left_s + e r_s + u_s                              and the update
     step   = max_s (flow + sum_{q>=s} slow_q - sum_{q<s} b_q - s h + tail_s) + fixed
 
-f and b of a block are those of `autopar.cost.overlap`. Traffic runs beside compute, one thing at a time. Under 1F1B a
-stage waits for its oldest microbatch to come back before it takes a new one: between stages s and q there are
-q - s + 1 microbatches at a time, each of which passes all of these stages and the hops between them there and back.
-The backward ends with the first block, and what is reduced per step starts when the backward of its block ends: e_s is
-what the first blocks leave no time for.
+f and b of a block are those of `autopar.cost.overlap`. Traffic runs beside compute, one thing at a time on each link,
+and whatever compute waits for comes first: w_il in e_s is that of the backward. Under 1F1B a stage waits for its oldest
+microbatch to come back before it takes a new one: between stages s and q there are q - s + 1 microbatches at a time,
+each of which passes all of these stages and the hops between them there and back.
+The backward ends with the first block, and gradients travel when the backward of their block ends: e_s is what the
+first blocks leave no time for. What the first block itself has, link after link, has nothing to hide behind at all.
 Stage 0 ends last; a stage s > 0 ends its last backward sum_{q<s} (b_q + h) earlier. Inference has only f. The event
 simulator computes the same quantities from the lowered program by events; the formula is what the solver minimises and
 its error against the simulator is reported.
 
-Lower bound on `step` over all splits into stages: max_s t_s >= mean_s t_s, and tail_0 >= max(0, r_0 - b_0) when there
-is one stage; what hides behind compute counts as if there were always enough of it. All are linear in the prices of
-blocks, which makes the best choice of strategies a `Problem`.
+Lower bound on `step` over all splits into stages: max_s t_s >= mean_s t_s, and t_0 + left_0 >= f_0 + b_0 + e_0 when
+there is one stage; what hides behind compute counts as if there were always enough of it. All are linear in the prices
+of blocks, which makes the best choice of strategies a `Problem`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from autopar.cost import Overlap, op_flops
 from autopar.cost.overlap import HIDING
 from autopar.formulate.fold import Folded
+from autopar.formulate.links import again_links, backward_links, forward_links, gradient_links, reduce_links
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.options import whole_shapes
 from autopar.formulate.tables import Slot
@@ -43,6 +49,9 @@ from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.holding import moments
+
+Hop: TypeAlias = float | FloatArray
+"""Seconds of handing one microbatch on, and of handing it back: one number for all, or (stages - 1, 2) of both ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +97,20 @@ class Pipeline:
         """How often a step takes at least the mean of what all groups take for a microbatch."""
         return self.num_microbatches + (self.num_groups - 1 if self.fills else 0)
 
-    def hops(self, hop: float) -> float:
-        """Return the seconds of all hops of one microbatch, at `hop` seconds each."""
-        return (2 if SCHEDULES[self.schedule].trains else 1) * (self.num_stages - 1) * hop
+    def hops(self, hop: Hop) -> float:
+        """Return the seconds of all hops of one microbatch; `hop` as of `step_time`."""
+        if isinstance(hop, float | int):
+            return (2 if SCHEDULES[self.schedule].trains else 1) * (self.num_stages - 1) * hop
+        return float(hop.sum())
 
-    def pace(self, stages: FloatArray, hop: float) -> float:
-        """Return the seconds from one microbatch to the next, given those of each group of devices."""
-        if self.schedule != "1f1b" or not hop:
+    def pace(self, stages: FloatArray, hop: Hop) -> float:
+        """Return the seconds from one microbatch to the next, given those of each group; `hop` as of `step_time`."""
+        if self.schedule != "1f1b" or not np.any(hop):
             return float(stages.max())
         sums = np.concatenate([[0.0], np.cumsum(stages)])
         first, last = np.triu_indices(len(stages))
-        return float(((sums[last + 1] - sums[first] + 2 * (last - first) * hop) / (last - first + 1)).max())
+        trips = np.arange(len(stages)) * 2 * hop if isinstance(hop, float | int) else _before(hop.sum(axis=1))
+        return float(((sums[last + 1] - sums[first] + trips[last] - trips[first]) / (last - first + 1)).max())
 
     def in_flight(self, group: int) -> int:
         """Return of how many microbatches a group holds all that its stages keep, at some moment at least."""
@@ -159,12 +171,12 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageTimes:
-    """Seconds of stages, (stages,) each: the f_s, b_s, g_s, a_s, r_s, u_s and e_s of this module."""
+    """Seconds of stages, (stages,) each: the f_s, b_s, g_s, n_s, r_s, u_s and e_s of this module."""
 
     forward: FloatArray
     backward: FloatArray
     gradient: FloatArray
-    gathers: FloatArray
+    busiest: FloatArray
     reduced: FloatArray
     update: FloatArray
     late: FloatArray
@@ -175,30 +187,31 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
     blocks, flavours = totals[np.asarray(chain)], split.flavours
     forward = blocks[:, Slot.FORWARD].copy()
     update = blocks[:, Slot.UPDATE] + np.where(split.hosted, blocks[:, Slot.STATE], 0.0)
-    again, gathers = np.zeros(len(blocks)), np.zeros(len(blocks))
+    again, waited = np.zeros(len(blocks)), backward_links(blocks)
     for recompute in set(flavours):
         chosen = np.array([flavour is recompute for flavour in flavours])
         again[chosen] = rerun_seconds(blocks[chosen], recompute)
-        gathers[chosen] = gather_seconds(blocks[chosen], recompute)
+        waited[:, chosen] += again_links(blocks[chosen], recompute)
         forward[chosen] += copy_seconds(blocks[chosen], recompute)
     starts = np.array([start for start, _ in split.ranges])
-    backward, reduced = blocks[:, Slot.BACKWARD] + again, (1 - overlap.share) * blocks[:, Slot.REDUCE]
-    spent, due = np.cumsum(backward), np.cumsum(reduced)
-    before, owed = spent - backward, due - reduced  # of the blocks before each
-    late = np.maximum.reduceat(due - before, starts) - owed[starts] + before[starts]
+    backward, gradient = blocks[:, Slot.BACKWARD] + again, gradient_links(blocks)
+    due = (1 - overlap.share) * reduce_links(blocks) + gradient
+    spare = backward - waited  # of each link
+    spent, owed = np.cumsum(spare, axis=1) - spare, np.cumsum(due, axis=1) - due  # of the blocks before each
+    late = np.maximum.reduceat(owed + due - spent, starts, axis=1) - owed[:, starts] + spent[:, starts]
     sums = np.add.reduceat(blocks, starts)
     return StageTimes(
         np.add.reduceat(forward, starts),
         np.add.reduceat(backward, starts),
         sums[:, Slot.GRADIENT],
-        np.add.reduceat(gathers, starts),
+        busiest_link(gradient_links(sums), forward_links(sums) + np.add.reduceat(waited, starts, axis=1)),
         sums[:, Slot.REDUCE],
         np.add.reduceat(update, starts),
-        np.maximum(0.0, late),
+        np.maximum(late.max(axis=0), due.sum(axis=0)[starts]),
     )
 
 
-def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float) -> StepTime:
+def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: Hop) -> StepTime:
     """Return the step time of blocks split into stages.
 
     Args:
@@ -206,17 +219,19 @@ def step_time(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, spli
         chain: Kind of every block.
         pipeline: Stages, microbatches, schedule.
         split: Blocks to stages.
-        hop: Seconds of sending one microbatch's boundary from a stage to the next.
+        hop: Seconds of sending one microbatch's boundary from a stage to the next, and of sending it back: for all
+            stages, or (stages - 1, 2) of both ways.
     """
     return time_of(stage_times(totals, chain, split, pipeline.overlap), pipeline, hop)
 
 
-def time_of(stages: StageTimes, pipeline: Pipeline, hop: float) -> StepTime:
+def time_of(stages: StageTimes, pipeline: Pipeline, hop: Hop) -> StepTime:
     """Return the step time of stages; `hop` as of `step_time`."""
     overlap, chunks = pipeline.overlap, pipeline.num_chunks
-    backward, late = stages.backward, stages.late
+    backward = stages.backward
     trains = bool(backward.any())
-    stage = stage_seconds(stages.forward + backward, stages.gradient, stages.gathers, overlap)
+    passes = stages.forward + backward
+    stage = stage_seconds(passes, stages.gradient, stages.busiest, overlap)
     if chunks > 1:
         stage = stage * (1 + pipeline.turns)
     # Devices that hold several stages are as busy as all of them; a microbatch fills the pipeline one stage at a time.
@@ -224,24 +239,45 @@ def time_of(stages: StageTimes, pipeline: Pipeline, hop: float) -> StepTime:
     busiest = groups.max()
     follow = (pipeline.num_microbatches - 1) * pipeline.pace(groups, hop)
     flow = float(groups.sum() + (chunks - 1) * busiest) / chunks + follow + pipeline.hops(hop)
-    reduced = (1 - overlap.share) * stages.reduced
-    left = np.maximum(late, reduced + stages.gradient - backward)
-    slow = (overlap.slowdown - 1) * (reduced - late)
+    left = left_seconds(stages.late, passes, stages.gradient, stages.busiest, overlap)
+    slow = slow_seconds(stages.reduced, left, overlap)
     # The first chunk of a group is the last to run backwards; what the others reduce has had time until then.
     first = slice(0, len(groups))
     once = (overlap.share * stages.reduced + stages.update).reshape(chunks, -1).sum(axis=0)
     tail = left[first] + once
-    earlier = np.concatenate([[0.0], np.cumsum(backward[first])[:-1]]) + hop * np.arange(len(groups))
+    hops = hop * np.arange(len(groups)) if isinstance(hop, float | int) else _before(hop[:, 1])
+    earlier = _before(backward[first])[:-1] + hops
     ends = flow - (earlier if trains else 0.0) + np.cumsum(slow[first][::-1])[::-1] + tail + pipeline.fixed
     slowest = int(ends.argmax())
     return StepTime(float(ends[slowest]), flow, float(tail[slowest]), stage)
 
 
-def stage_seconds(passes: FloatArray, gradient: FloatArray, gathers: FloatArray, overlap: Overlap) -> FloatArray:
-    """Return t_s from the seconds of both passes, of gradient traffic and of gathers."""
+def busiest_link(gradient: FloatArray, waited: FloatArray) -> FloatArray:
+    """Return n_s from (2, ...) seconds of gradient traffic of a microbatch, and of what it waits for on these links."""
+    return np.asarray(np.where(gradient > 0, gradient + waited, 0.0).max(axis=0))
+
+
+def _before(each: FloatArray) -> FloatArray:
+    """Return the sums of what is before each, and of all."""
+    return np.concatenate([[0.0], np.cumsum(each)])
+
+
+def stage_seconds(passes: FloatArray, gradient: FloatArray, busiest: FloatArray, overlap: Overlap) -> FloatArray:
+    """Return t_s from the seconds of both passes, of gradient traffic and n_s."""
     beside = np.minimum(passes, (1 - overlap.share) * gradient)
-    busiest = np.maximum(passes + overlap.share * gradient, np.where(gradient > 0, gradient + gathers, 0.0))
-    return np.asarray(busiest + (overlap.slowdown - 1) * beside)
+    return np.asarray(np.maximum(passes + overlap.share * gradient, busiest) + (overlap.slowdown - 1) * beside)
+
+
+def left_seconds(
+    late: FloatArray, passes: FloatArray, gradient: FloatArray, busiest: FloatArray, overlap: Overlap
+) -> FloatArray:
+    """Return left_s from e_s and what `stage_seconds` takes: a link that sets the pace has had its share of time."""
+    return np.maximum(0.0, late - np.maximum(0.0, busiest - passes - overlap.share * gradient))
+
+
+def slow_seconds(reduced: FloatArray, left: FloatArray, overlap: Overlap) -> FloatArray:
+    """Return slow_s from r_s and left_s."""
+    return (overlap.slowdown - 1) * np.maximum(0.0, (1 - overlap.share) * reduced - left)
 
 
 def rerun_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
@@ -262,18 +298,6 @@ def copy_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
     if recompute is Recompute.OFFLOAD:
         return np.asarray(seconds[..., Slot.OFFLOAD])
     return np.zeros(seconds.shape[:-1])
-
-
-def gather_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
-    """Return the gathers of parameters of both passes and of what runs again, given (..., slots) seconds."""
-    once = np.asarray(seconds[..., Slot.FORWARD_GATHER] + seconds[..., Slot.BACKWARD_GATHER])
-    match recompute:
-        case Recompute.NONE | Recompute.OFFLOAD:
-            return once
-        case Recompute.SELECTIVE:
-            return once + seconds[..., Slot.SELECTIVE_GATHER]
-        case Recompute.FULL:
-            return once + seconds[..., Slot.FORWARD_GATHER]
 
 
 def model_flops(folded: Folded) -> float:

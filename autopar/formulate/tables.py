@@ -6,7 +6,7 @@ placement between two nodes. Every price is in seconds for one block instance an
 paid depends on the schedule, which only `step.py` knows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import lru_cache
@@ -15,13 +15,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Overlap, Resharder
+from autopar.cost import ALONE, Bucketed, CostModel, DtypePolicy, Fused, Overlap, Resharder
+from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import launched
 from autopar.discover import Rules, Strategy
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import Meaning, meaning
-from autopar.formulate.options import Options, all_placements, is_partial, local_sizes, options
+from autopar.formulate.options import Options, is_partial, local_sizes
 from autopar.formulate.selective import selective_ops
+from autopar.formulate.sharing import Sharing
 from autopar.ir.graph import Graph, Op, Phase, Role, Value
 from autopar.sharding import Mesh
 
@@ -37,7 +39,7 @@ class Slot(IntEnum):
     `UPDATE` once per step. In a pass `WAIT` are the collectives that compute waits for, `GATHER` the gathers of
     parameters, which run beside compute, and `BACKWARD_WEIGHT` the kernels that only make gradients of parameters,
     beside which collectives of the backward run. `SELECTIVE` holds what of the forward is paid again where a block
-    recomputes selectively. The last three are what the host link adds to whole passes: where what a block saves lies in
+    recomputes selectively. Three are what the host link adds to whole passes: where what a block saves lies in
     host memory, `OFFLOAD` to its forward and `FETCH` to its backward; where the optimizer's state does, `STATE` to its
     update. They are known of lowered blocks only, and 0 in tables (`autopar.formulate.offload` fills them in).
     """
@@ -58,6 +60,11 @@ class Slot(IntEnum):
     OFFLOAD = 13
     FETCH = 14
     STATE = 15
+    GRADIENT_OUTSIDE = 16
+    REDUCE_OUTSIDE = 17
+    FORWARD_OUTSIDE = 18
+    BACKWARD_OUTSIDE = 19
+    SELECTIVE_OUTSIDE = 20
 
 
 AGAIN = {
@@ -66,6 +73,18 @@ AGAIN = {
     Slot.FORWARD_GATHER: Slot.SELECTIVE_GATHER,
 }
 """Slots of the forward, and what they are where it runs again in part."""
+
+OUTSIDE = {
+    Slot.GRADIENT: Slot.GRADIENT_OUTSIDE,
+    Slot.REDUCE: Slot.REDUCE_OUTSIDE,
+    Slot.FORWARD_WAIT: Slot.FORWARD_OUTSIDE,
+    Slot.FORWARD_GATHER: Slot.FORWARD_OUTSIDE,
+    Slot.BACKWARD_WAIT: Slot.BACKWARD_OUTSIDE,
+    Slot.BACKWARD_GATHER: Slot.BACKWARD_OUTSIDE,
+    Slot.SELECTIVE_WAIT: Slot.SELECTIVE_OUTSIDE,
+    Slot.SELECTIVE_GATHER: Slot.SELECTIVE_OUTSIDE,
+}
+"""Slots of collectives, and where the part of them is told that leaves nodes."""
 
 
 class Memory(StrEnum):
@@ -158,6 +177,7 @@ class Edge:
         share: Times per instance of the kind.
         value: Name of the value.
         consumer: Input slot of the consuming op; -1 if the consumer is no op.
+        outside: What of the seconds leaves nodes; None if nothing ever does.
     """
 
     first: int
@@ -168,6 +188,31 @@ class Edge:
     share: float
     value: str
     consumer: int
+    outside: "Outside | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outside:
+    """The seconds of a change of placement that links between nodes are busy.
+
+    Attributes:
+        seconds: (placements, placements) from one to another.
+        source: (S of first) placement numbers.
+        target: (S of second) placement numbers.
+    """
+
+    seconds: FloatArray
+    source: IntArray
+    target: IntArray
+
+    def at(self, first: int, second: int) -> float:
+        """Return the seconds under two strategies."""
+        return float(self.seconds[self.source[first], self.target[second]])
+
+    @property
+    def table(self) -> FloatArray:
+        """(S of first, S of second) seconds."""
+        return self.seconds[np.ix_(self.source, self.target)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -261,14 +306,7 @@ class Tables:
     @property
     def host_seconds_again(self) -> FloatArray:
         """Seconds in which the host launches the kernels that selective recompute runs again, (kinds,)."""
-        ranks = {name: len(value.shape) for name, value in self.folded.graph.values.items()}
-        seconds = np.zeros(len(self.folded.kinds))
-        for kind, positions in zip(self.folded.kinds, self.selective, strict=True):
-            fused = self.costs.fuse(kind.ops, ranks)
-            for op in (kind.ops[position] for position in positions):
-                rank = next((ranks[name] for name in op.inputs if name), 0)
-                seconds[kind.id] += self.costs.host_seconds(op, rank, fused.get(op.name, ALONE))
-        return seconds
+        return _host_seconds_again(self.folded, self.costs, self.selective)
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
         """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
@@ -277,13 +315,20 @@ class Tables:
             totals[node.kind, node.slot] += node.share * node.seconds[strategy]
         for edge in self.edges:
             if edge.share:
-                totals[edge.kind, edge.slot] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+                first, second = choice[edge.first], choice[edge.second]
+                totals[edge.kind, edge.slot] += edge.share * edge.table[first, second]
+                if edge.outside is not None and edge.slot in OUTSIDE:
+                    totals[edge.kind, OUTSIDE[edge.slot]] += edge.share * edge.outside.at(first, second)
         for index in self.again_nodes:
             node = self.nodes[index]
             totals[node.kind, AGAIN[node.slot]] += node.share * node.seconds[choice[index]]
         for index in self.again_edges:
             edge = self.edges[index]
-            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[choice[edge.first], choice[edge.second]]
+            first, second = choice[edge.first], choice[edge.second]
+            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[first, second]
+            if edge.outside is not None:
+                again = OUTSIDE[AGAIN[edge.slot]]
+                totals[edge.kind, again] += edge.share * edge.outside.at(first, second)
         return totals
 
 
@@ -305,6 +350,7 @@ class _Builder:
     ) -> None:
         self.folded, self.mesh, self.costs, self.restriction = folded, mesh, costs, restriction
         self.graph, self.meaning = folded.graph, meaning(folded, rules)
+        self.sharing = Sharing(folded.graph, mesh, costs, folded.free)
         self.nodes: list[Node] = []
         self.edges: list[Edge] = []
         self.bytes: list[Bytes] = []
@@ -312,15 +358,14 @@ class _Builder:
         self.op_node: dict[tuple[int, int], int] = {}
         self.parameter_node: dict[Producer, int] = {}
         self.resharder, self.bucketed = Resharder(mesh, costs), Resharder(mesh, Bucketed(costs))
+        self.leaves_nodes = any(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
         self.covering_ops = covering_ops(folded)
         self.resident, self.wire = element_bytes(self.graph, costs.policy)
-        states = [state for state in self.graph.states if state.role is Role.PARAMETER]
-        self.read = self.resident | {name: self.wire[name] for state in states for name in (state.input, state.output)}
+        self.read = _read_bytes(self.graph, costs.policy)
         self.trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
         self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
         self.written = {state.output: state for state in self.graph.states if state.output != state.input}
-        ranks = {name: len(value.shape) for name, value in self.graph.values.items()}
-        self.fused = {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
+        self.fused = _fused_ops(folded, costs)
         self.selective = selective_ops(folded, costs)
 
     def build(self) -> Tables:
@@ -360,26 +405,30 @@ class _Builder:
         """Return what an op can do, as restricted; what no restricted axis can do with the others is free on all."""
         strategies = self.meaning.strategies(op)
         if self.restriction is not None:
-            allowed = self.restriction.of_op(kind, op, strategies)
-            choices = options(self.graph, op, strategies, self.mesh, self.folded.free, allowed)
+            choices = self.sharing.options(op, strategies, self.restriction.of_op(kind, op, strategies))
             if choices.count:
                 return choices
-        return options(self.graph, op, strategies, self.mesh, self.folded.free)
+        return self.sharing.options(op, strategies)
 
     def _placements(self, decision: Decision, kind: int, value: Value, *, partial: bool) -> IntArray:
         """Return the placement numbers of a value, as restricted; free on all axes if it can have none of them."""
         chunks = self.meaning.chunks(value.name)
         if self.restriction is not None:
             allowed = self.restriction.of_value(decision, kind, value)
-            numbers = all_placements(value.shape, chunks, self.mesh, partial=partial, allowed=allowed)
+            numbers = self.sharing.placements(value.shape, chunks, partial=partial, allowed=allowed)
             if len(numbers):
                 return numbers
-        return all_placements(value.shape, chunks, self.mesh, partial=partial)
+        return self.sharing.placements(value.shape, chunks, partial=partial)
 
     def _op_seconds(self, op: Op, choices: Options) -> FloatArray:
         """Return the (S,) seconds of what devices run, rows from neighbours included."""
         sizes = self.resident if op.phase is Phase.UPDATE else self.read
         fused = self.fused.get(op.name, ALONE)
+        operands = tuple(size[name] for size in (sizes, self.wire) for name in (*op.inputs, *op.outputs) if name)
+        return self.sharing.seconds(op, choices, operands, fused, lambda: self._seconds(op, choices, sizes, fused))
+
+    def _seconds(self, op: Op, choices: Options, sizes: Mapping[str, float], fused: Fused) -> FloatArray:
+        """As `_op_seconds`, by the formulas."""
         seconds = self.costs.op_seconds(op, choices.local_inputs, choices.local_outputs, sizes, fused)
         for index in set(choices.local_kinds.tolist()) - {-1}:
             local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
@@ -408,7 +457,7 @@ class _Builder:
                 assert before is not None, state
                 assert after is not None, state
                 keep &= before == after
-        return choices if keep.all() else choices.select(keep)
+        return self.sharing.selected(choices, keep)
 
     def _op_bytes(self, kind: int, position: int, op: Op, choices: Options) -> None:
         node = self.op_node[kind, position]
@@ -419,7 +468,7 @@ class _Builder:
             assert local is not None, op.name
             for halos in choices.halos:
                 with_rows |= (halos.elements > 0) & (halos.input == index)
-            amounts = np.where(with_rows, local.prod(axis=1, dtype=np.float64) * self.resident[op.inputs[index]], 0.0)
+            amounts = np.where(with_rows, self.sharing.elements(local) * self.resident[op.inputs[index]], 0.0)
             self.bytes.append(Bytes(node, kind, Memory.TRANSIENT, amounts, position, position + 1))
         behind = self.costs.kept_bytes(op, choices.local_inputs, choices.local_outputs, self.resident)
         if behind.any() and self.trains:
@@ -429,7 +478,7 @@ class _Builder:
             local = choices.local_outputs[slot]
             if not name or local is None:
                 continue
-            amounts = local.prod(axis=1, dtype=np.float64) * self.resident[name]
+            amounts = self.sharing.elements(local) * self.resident[name]
             state = self.written.get(name)
             if state is not None or op.phase is Phase.UPDATE:
                 if state is not None and state.role in _STATE_MEMORY:
@@ -478,15 +527,7 @@ class _Builder:
 
         A value that several ops of a phase read goes through a copy that they share.
         """
-        groups: dict[tuple[Producer, int, Slot], list[tuple[Consumer, float]]] = {}
-        for use in self.folded.uses:
-            if use.crossing and use.producer.source is Source.OP:
-                continue
-            kind = self.folded.kinds[use.consumer.kind]
-            slot = _slot(kind.ops[use.consumer.position])
-            key = (use.producer, use.consumer.kind, slot)
-            groups.setdefault(key, []).append((use.consumer, use.count / kind.count))
-        for (producer, kind_id, slot), consumers in groups.items():
+        for (producer, kind_id, slot), consumers in _inner_uses(self.folded).items():
             if producer.source is Source.STATE:
                 node, value = self.parameter_node[producer], self._parameter_value(producer)
             else:
@@ -588,9 +629,10 @@ class _Builder:
                 return
             target = numbers
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
-        matrix = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name)).seconds
-        table = matrix[np.ix_(source, target)]
-        self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer))
+        ways = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name))
+        table = self.sharing.prices(ways, source, target)
+        outside = Outside(ways.outside, source, target) if self.leaves_nodes else None
+        self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer, outside))
 
     def _parameter_value(self, producer: Producer) -> Value:
         value = self.nodes[self.parameter_node[producer]].value
@@ -616,30 +658,71 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
     """
     resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
-    makers, readers = graph.producers(), graph.consumers()
+    summing = [(op, output) for op in graph.ops for output in op.outputs if output in sums]
+    ends: dict[str, set[int]] = {name: set() for op, _ in summing for name in op.inputs}  # blocks that use it
     for op in graph.ops:
-        for output in op.outputs:
-            if output in sums:
-                for name in op.inputs:
-                    ends = [*readers[name], *([makers[name]] if name in makers else [])]
-                    if name != sums[output] and all(end.block == op.block for end in ends):
-                        resident[name] = wire[name] = policy.gradient_wire
+        for name in (*op.inputs, *op.outputs):
+            if name in ends:
+                ends[name].add(op.block)
+    for op, output in summing:
+        for name in op.inputs:
+            if name != sums[output] and ends[name] == {op.block}:
+                resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
+
+
+@lru_cache(maxsize=32)
+def _read_bytes(graph: Graph, policy: DtypePolicy) -> dict[str, float]:
+    """Return the bytes per element of every value as forward and backward read it; not to be changed."""
+    resident, wire = element_bytes(graph, policy)
+    states = [state for state in graph.states if state.role is Role.PARAMETER]
+    return resident | {name: wire[name] for state in states for name in (state.input, state.output)}
+
+
+@lru_cache(maxsize=32)
+def _fused_ops(folded: Folded, costs: CostModel) -> dict[str, Fused]:
+    """Return by name the ops that are not kernels of their own; not to be changed."""
+    ranks = {name: len(value.shape) for name, value in folded.graph.values.items()}
+    return {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
+
+
+@lru_cache(maxsize=32)
+def _inner_uses(folded: Folded) -> Mapping[tuple[Producer, int, Slot], list[tuple[Consumer, float]]]:
+    """Return who uses what inside blocks, and how often, by what it is, the kind of block and the pass."""
+    groups: dict[tuple[Producer, int, Slot], list[tuple[Consumer, float]]] = {}
+    for use in folded.uses:
+        if use.crossing and use.producer.source is Source.OP:
+            continue
+        kind = folded.kinds[use.consumer.kind]
+        slot = _slot(kind.ops[use.consumer.position])
+        key = (use.producer, use.consumer.kind, slot)
+        groups.setdefault(key, []).append((use.consumer, use.count / kind.count))
+    return groups
 
 
 @lru_cache(maxsize=32)
 def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
     """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
-    values = folded.graph.values
-    ranks = {name: len(value.shape) for name, value in values.items()}
+    values, fused = folded.graph.values, _fused_ops(folded, costs)
     seconds = np.zeros((len(folded.kinds), 2))
     for kind in folded.kinds:
-        fused = costs.fuse(kind.ops, ranks)
         for op in kind.ops:
             if op.phase is not Phase.UPDATE:
-                rank = next((ranks[name] for name in op.inputs if name), 0)
+                rank = next((len(values[name].shape) for name in op.inputs if name), 0)
                 column = int(op.phase is Phase.BACKWARD)
                 seconds[kind.id, column] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
+
+
+@lru_cache(maxsize=32)
+def _host_seconds_again(folded: Folded, costs: CostModel, selective: tuple[frozenset[int], ...]) -> FloatArray:
+    """Return the seconds in which the host launches the kernels of some forward ops of each kind, (kinds,)."""
+    values, fused = folded.graph.values, _fused_ops(folded, costs)
+    seconds = np.zeros(len(folded.kinds))
+    for kind, positions in zip(folded.kinds, selective, strict=True):
+        for op in (kind.ops[position] for position in positions):
+            rank = next((len(values[name].shape) for name in op.inputs if name), 0)
+            seconds[kind.id] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
     return seconds
 
 
@@ -651,7 +734,7 @@ def covering_ops(folded: Folded) -> frozenset[str]:
     collectives run beside it.
     """
     sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
-    readers = folded.graph.consumers()
+    readers = folded.readers
     found = []
     for kind in folded.kinds:
         reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block

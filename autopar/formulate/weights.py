@@ -3,16 +3,17 @@
 `step.py` has the formula, docs/formulation.md why these weights bound it from below.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.cost import Overlap
+from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import LEAST_GATHER, LEAST_WAIT
 from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import AGAIN, Decision, Memory, Slot, Tables
+from autopar.formulate.tables import AGAIN, OUTSIDE, Decision, Memory, Slot, Tables
 from autopar.problem import Limit, Problem, Usage
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
@@ -42,46 +43,73 @@ def weights(
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
         recompute: What blocks run again, for all kinds or by kind.
-        hidden: Multiplier in [0, 1] on `r - b`, the gradient reduction the last backward does not hide: any value gives
-            a lower bound when there is one stage, the best one closes the gap (Lagrange).
+        hidden: Multiplier in [0, 1] on what the last backward does not hide of gradients, e_s of `step.py` on one link,
+            the one between nodes if there is one: any value gives a lower bound when there is one stage, the best one
+            closes the gap (Lagrange).
         bounding: Whether the optimum must be a lower bound for every split; else terms are added for an even split that
             make better plans.
         traffic: Multiplier in [0, 1] that shares the time of a stage between compute and the gradient traffic beside
-            it, max(f + b, g) >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best one
-            closes the gap. None prices both in full, which is no bound but keeps choices away from such traffic.
+            it on that link, t >= (1 - traffic) (f + b) + traffic g: again any value gives a lower bound and the best
+            one closes the gap. None prices both in full, which is no bound but keeps choices away from such traffic.
         early: Whether to price what is reduced after the last backward of a block as if nothing hid it, which is no
             bound but prefers gradients that are reduced as soon as they are there.
     """
     counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
-    num_stages, num_microbatches = pipeline.num_groups, pipeline.num_microbatches
+    num_stages = pipeline.num_groups
     flow = counts * pipeline.rounds / num_stages
     share = counts / num_stages
     flavours = [recompute] * len(counts) if isinstance(recompute, Recompute) else recompute
     full = np.array([flavour is Recompute.FULL for flavour in flavours], dtype=np.float64)
     selective = np.array([flavour is Recompute.SELECTIVE for flavour in flavours], dtype=np.float64)
     factors = np.zeros((len(counts), len(Slot)))
-    inline, beside = (1.0, 1.0) if traffic is None else (1.0 - traffic, traffic)
-    if bounding and num_stages == 1:
-        hidden = min(hidden, inline * num_microbatches)  # no weight may be negative: `problem` would raise it to zero
+    if traffic is None:
+        inline, beside = flow, flow
+    else:  # t + left >= f + b + e_s counts `hidden` times, t alone all the others
+        rest = flow - hidden * share if bounding and num_stages == 1 else flow
+        inline, beside = flow - traffic * rest, traffic * rest
     overlap = pipeline.overlap
-    factors[:, Slot.FORWARD] = flow * (1 + full) * inline
-    factors[:, Slot.SELECTIVE] = flow * selective * inline
-    factors[:, Slot.BACKWARD] = flow * inline
-    factors[:, Slot.GRADIENT] = flow * (beside + overlap.share * inline)
+    factors[:, Slot.FORWARD] = inline * (1 + full)
+    factors[:, Slot.SELECTIVE] = inline * selective
+    factors[:, Slot.BACKWARD] = inline
+    gradient, reduced = _one_link(tables) if bounding else (Slot.GRADIENT, Slot.REDUCE)
+    factors[:, Slot.GRADIENT] = overlap.share * inline
+    factors[:, gradient] += beside
     if num_stages == 1 or not bounding:
-        factors[:, Slot.BACKWARD] -= hidden * share
-        factors[:, Slot.FORWARD] -= hidden * share * full
-        factors[:, Slot.SELECTIVE] -= hidden * share * selective
-        factors[:, Slot.REDUCE] = hidden * share
+        before = share  # nothing hides behind the last block of the chain, whose backward is the first
+        if bounding:
+            before = counts - np.eye(len(counts))[tables.folded.chain[-1]]
+        factors[:, Slot.BACKWARD] -= hidden * before
+        factors[:, Slot.FORWARD] -= hidden * before * full
+        factors[:, Slot.SELECTIVE] -= hidden * before * selective
         factors[:, Slot.UPDATE] = share
-        factors[:, Slot.GRADIENT] += hidden * share
-        if early:
-            factors[:, Slot.REDUCE] = share
+        factors[:, gradient] += hidden * share
+        if bounding:
+            factors[:, Slot.REDUCE] += overlap.share * share
+            factors[:, reduced] += hidden * (1 - overlap.share) * share
+        else:
+            factors[:, Slot.REDUCE] = share if early else hidden * share
     splits = SCHEDULES[pipeline.schedule].splits  # what would hide collectives is put off
     _share_passes(factors, overlap if bounding else Overlap(share=1.0), splits=splits)
-    if bounding and not early and num_stages == 1:
-        factors[:, Slot.REDUCE] = (hidden * (1 - overlap.share) + overlap.share) * share
+    if bounding and num_stages == 1:
+        for slot in _waits(tables):
+            factors[:, slot] += hidden * before  # links that are taken hide nothing
     return Weights(factors, bounding and traffic is not None and not early)
+
+
+def _one_link(tables: Tables) -> tuple[Slot, Slot]:
+    """Return where gradient traffic and reductions are told that are on one link: between nodes, or else inside."""
+    return (Slot.GRADIENT_OUTSIDE, Slot.REDUCE_OUTSIDE) if _is_mixed(tables) else (Slot.GRADIENT, Slot.REDUCE)
+
+
+def _waits(tables: Tables) -> tuple[Slot, ...]:
+    """Return where it is told what a backward waits for on that link."""
+    return (Slot.BACKWARD_OUTSIDE,) if _is_mixed(tables) else (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER)
+
+
+def _is_mixed(tables: Tables) -> bool:
+    """Whether some axes of the mesh leave nodes and others do not."""
+    leaving = [leaves_node(axis, tables.costs.cluster.devices_per_node) for axis in tables.mesh.axes]
+    return any(leaving) and not all(leaving)
 
 
 def _share_passes(factors: FloatArray, overlap: Overlap, *, splits: bool = False) -> None:
@@ -169,6 +197,11 @@ def problem(
     edges = [
         (edge.first, edge.second, edge.table, float(factor)) for factor, edge in zip(weight, tables.edges, strict=True)
     ]
+    for index, extra in _outside(tables, weighting.factors):
+        edge, there = tables.edges[index], np.isfinite(tables.edges[index].table)
+        table = np.full(there.shape, np.inf)
+        table[there] = np.maximum(0.0, float(weight[index]) * edge.table[there] + extra[there])
+        edges[index] = (edge.first, edge.second, table, 1.0)
     edges += [(pair.first, pair.second, pair.seconds, 1.0) for pair in tables.forbidden]
     usages, limits = _usages(tables, mixes, limit)
     return Problem.build(
@@ -179,6 +212,22 @@ def problem(
         node_names=[_node_name(node.decision, node.kind, node.name) for node in tables.nodes],
         name=name,
     )
+
+
+def _outside(tables: Tables, factors: FloatArray) -> Iterator[tuple[int, FloatArray]]:
+    """Yield edges whose collectives have another price between nodes than inside, and what that adds to their tables.
+
+    It may be less than nothing, but by no more than what the edge costs without.
+    """
+    again = frozenset(tables.again_edges) if factors[:, Slot.SELECTIVE_OUTSIDE].any() else frozenset()
+    for index, edge in enumerate(tables.edges):
+        if edge.outside is None or edge.slot not in OUTSIDE or not edge.share:
+            continue
+        factor = factors[edge.kind, OUTSIDE[edge.slot]]
+        if index in again:
+            factor += factors[edge.kind, Slot.SELECTIVE_OUTSIDE]
+        if factor:
+            yield index, factor * edge.share * edge.outside.table
 
 
 def _node_name(decision: Decision, kind: int, name: str) -> str:

@@ -30,16 +30,17 @@ _GATHERS = (Slot.FORWARD_GATHER, Slot.BACKWARD_GATHER)
 Digits = NDArray[np.int64]
 
 
-def keep_levels(tables: Tables, levels: frozenset[int]) -> Tables:
-    """Return the tables with every pair of decisions forbidden that makes another level."""
-    pairs = list(_pairs(tables, LEVELS - levels))
+def keep_levels(tables: Tables, levels: frozenset[int], axis: int | None = None) -> Tables:
+    """Return the tables with every pair of decisions forbidden that makes another level, on one axis or on all."""
+    pairs = list(_pairs(tables, LEVELS - levels, axis))
     return replace(tables, forbidden=(*tables.forbidden, *pairs))
 
 
-def _pairs(tables: Tables, unwanted: frozenset[int]) -> Iterator[Forbidden]:
+def _pairs(tables: Tables, unwanted: frozenset[int], axis: int | None) -> Iterator[Forbidden]:
     """Yield what makes an unwanted level."""
+    axes = slice(None) if axis is None else slice(axis, axis + 1)
     if 3 in unwanted:
-        yield from _gathers(tables)
+        yield from _gathers(tables, axes)
     ops = {(node.kind, node.position): index for index, node in enumerate(tables.nodes) if node.options is not None}
     parameters = {node.name: index for index, node in enumerate(tables.nodes) if node.decision is Decision.PARAMETER}
     made: dict[str, dict[Role, Producer]] = {}
@@ -58,6 +59,7 @@ def _pairs(tables: Tables, unwanted: frozenset[int]) -> Iterator[Forbidden]:
         updates = _split(tables, tables.nodes[update_node].outputs(update.slot), rank)
         stored = _split(tables, tables.nodes[parameter].outputs(0), rank)
         whole = ~stored & _could_be_split(tables, tables.nodes[parameter].outputs(0), rank)
+        sums, updates, stored, whole = (own[:, axes] for own in (sums, updates, stored, whole))
         if 2 in unwanted:
             yield Forbidden(total_node, parameter, _meet(sums, ~stored))
         if 1 in unwanted:
@@ -66,7 +68,7 @@ def _pairs(tables: Tables, unwanted: frozenset[int]) -> Iterator[Forbidden]:
             yield Forbidden(update_node, parameter, _meet(~updates, whole))
 
 
-def _gathers(tables: Tables) -> Iterator[Forbidden]:
+def _gathers(tables: Tables, axes: slice) -> Iterator[Forbidden]:
     """Yield the changes from a split parameter to a whole one in front of what reads it."""
     for edge in tables.edges:
         if edge.slot not in _GATHERS:
@@ -79,9 +81,8 @@ def _gathers(tables: Tables) -> Iterator[Forbidden]:
             placed = second.options.inputs[edge.consumer]
             assert placed is not None, edge.value
             read = placed
-        yield Forbidden(
-            edge.first, edge.second, _meet(_split(tables, first.outputs(0), rank), ~_split(tables, read, rank))
-        )
+        stored, used = (_split(tables, numbers, rank)[:, axes] for numbers in (first.outputs(0), read))
+        yield Forbidden(edge.first, edge.second, _meet(stored, ~used))
 
 
 def _rank(tables: Tables, name: str) -> int:

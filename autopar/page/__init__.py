@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from autopar.errors import JobError
 
 if TYPE_CHECKING:
+    from autopar.alternatives import Weighing
     from autopar.cost import Stack
     from autopar.page.view import View
     from autopar.plan import Plan
+    from autopar.scenarios import WhatIf
 
 __all__ = ["FORMATS", "check_formats", "look", "write_figures", "write_page", "write_scaling"]
 
@@ -27,6 +29,8 @@ def look(
     plan: "Plan",
     *,
     others: "Sequence[Plan]" = (),
+    weighing: "Weighing | None" = None,
+    whatif: "WhatIf | None" = None,
     model: str | Path | None = None,
     stack: "str | Path | Stack | None" = None,
     cache_dir: Path | None = None,
@@ -36,6 +40,8 @@ def look(
     Args:
         plan: A plan, solved or read from a file.
         others: Plans of the same model for other numbers of devices, for the chart of scaling.
+        weighing: What other decisions than the plan's cost (`autopar.alternatives.weigh`).
+        whatif: The model on several clusters and numbers of devices (`autopar.whatif`).
         model: Where the model is now; None for where it was.
         stack: Name, YAML file or record of a software stack; None for the one it was planned for.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
@@ -52,7 +58,7 @@ def look(
 
     program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     timeline = simulate(program, costs, trace=True)
-    return prepare(plan, program, costs, timeline, axis_roles(plan, folded), others)
+    return prepare(plan, program, costs, timeline, axis_roles(plan, folded), others, weighing, whatif)
 
 
 def write_page(view: "View", path: str | Path) -> None:

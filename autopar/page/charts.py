@@ -27,7 +27,8 @@ from bokeh.plotting import figure
 
 from autopar.page.bars import memory_top, row_edges
 from autopar.page.palette import KINDS, kind_colours, ordered, part_colours, series
-from autopar.page.records import Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
+from autopar.page.records import Alternatives, Gantt, MemoryCurve, Progress, ScalePoint, StageShares, Waterfall
+from autopar.report.text import format_change
 from autopar.units import format_bytes, format_seconds
 
 INK = "ink"
@@ -35,6 +36,7 @@ INK = "ink"
 _MANY = 10  # curves above which a legend says less than their order
 _LEGEND_COLUMNS = 3
 _ROOM_FOR_TEXT = 1.6  # of a waterfall, so that figures stand beside its longest bar on a telephone, too
+_LONGEST = 3.0  # of bars of alternatives, in steps of the plan
 _PLAIN = "#7d8794"
 _SERIES_TWO = series(2)
 _BYTES_HERE = "return autopar.describeMemory(full[value].data, special_vars.x)"
@@ -223,6 +225,34 @@ def progress_chart(progress: Progress) -> figure:
             )
         )
     _legend(plot)
+    return plot
+
+
+def alternatives_chart(found: Alternatives) -> figure:
+    """Return the step of the best plan with each other value of a decision, beside that of the plan.
+
+    Bars much longer than the plan's are cut off; what is written beside them is not.
+    """
+    rows = [(f"{own.name} \u2192 {own.value}", own.step) for own in found.weighed if own.step is not None]
+    most = _LONGEST * found.step
+    source = ColumnDataSource(
+        {
+            "label": [label for label, _ in rows],
+            "step": [min(most, step) for _, step in rows],
+            "text": [format_change(step, found.step) for _, step in rows],
+        }
+    )
+    end = _ROOM_FOR_TEXT / 1.2 * min(most, max(found.step, *(step for _, step in rows)))
+    labels = [label for label, _ in rows][::-1]
+    plot = _still("alternatives", 80 + 24 * len(rows), y_range=labels, x_range=Range1d(0, end))
+    plot.xaxis.formatter = seconds_axis()
+    plot.ygrid.grid_line_color = None
+    plot.hbar(y="label", left=0, right="step", height=0.7, color=_SERIES_TWO[0], source=source)
+    plot.text(
+        x="step", y="label", text="text", source=source, x_offset=5, text_baseline="middle", text_font_size="12px",
+        tags=[INK],
+    )  # fmt: skip
+    _limit(plot, found.step, "height")
     return plot
 
 

@@ -17,9 +17,12 @@ from autopar.page.bars import memory_top
 from autopar.page.palette import DARK, LIGHT, PLACED
 from autopar.page.records import BlockGraph, Node, Progress, StageShares
 from autopar.page.view import View
+from autopar.plan import StagePlan
+from autopar.recompute import Recompute
 from autopar.report.summary import describe_job, describe_model, format_range, format_report, verdict
 from autopar.report.text import format_change, format_share
-from autopar.report.timeline import format_path
+from autopar.report.timeline import format_host, format_path
+from autopar.report.whatif import whatif_table
 from autopar.units import format_bytes, format_count, format_seconds
 
 _PARTS = resources.files("autopar.page") / "static"
@@ -55,6 +58,10 @@ def render(view: View) -> str:
         ended=None if view.progress is None else _ended(view.progress),
         ranking=_ranking_table(view),
         scaling=_scaling_table(view),
+        host=_host(view),
+        alternatives=view.alternatives,
+        weighed=_weighed_table(view),
+        whatif=None if view.whatif is None else whatif_table(view.whatif),
         graphs=[f"{graph.block}, {graph.phase}, {len(graph.nodes)} instructions" for graph in view.graphs],
         chosen=_first_choice(view),
         placed=PLACED,
@@ -90,6 +97,8 @@ def _plots(view: View) -> tuple[dict[str, figure], charts.Timed, charts.Timed]:
         plots["memory_shares"] = charts.shares_chart("memory_shares", view.memory_shares, limit=limit)
     if view.progress is not None and len(view.progress.seconds) > 1:
         plots["progress"] = charts.progress_chart(view.progress)
+    if view.alternatives is not None and any(own.step is not None for own in view.alternatives.weighed):
+        plots["alternatives"] = charts.alternatives_chart(view.alternatives)
     if view.scaling:
         plots["scaling"] = charts.scaling_chart(view.scaling)
     return plots, timeline, memory
@@ -170,6 +179,48 @@ def _scaling_table(view: View) -> Table:
         for point in view.scaling
     ]
     return ("GPUs", "cluster", "batch", "step", "bound", "samples/s", "per GPU", "plan"), rows
+
+
+def _host(view: View) -> dict[str, Any] | None:
+    """Return what lies in host memory, if anything does: in words, and by stage."""
+    entries = format_host(view.timeline)
+    if not entries:
+        return None
+    timed = view.timeline.stages
+    rows: list[tuple[str, ...]] = [
+        (
+            str(number),
+            ", ".join((*filter(None, (stage.offload,)), *(["activations"] if _keeps_on_host(stage) else []))) or "-",
+            format_bytes(timed[number % len(timed)].host_bytes),
+            format_seconds(timed[number % len(timed)].host_link_seconds),
+            format_seconds(timed[number % len(timed)].copy_seconds),
+        )
+        for number, stage in enumerate(view.plan.stages)
+    ]
+    header = ("stage", "what", "per device", "host link busy", "step waits")
+    return {"words": "; ".join(text for _, text in entries), "table": (header, rows)}
+
+
+def _keeps_on_host(stage: StagePlan) -> bool:
+    return Recompute.OFFLOAD in stage.flavours
+
+
+def _weighed_table(view: View) -> Table:
+    found = view.alternatives
+    if found is None:
+        return (), []
+    rows: list[tuple[str, ...]] = [
+        (
+            f"{own.name} {own.own}",
+            own.value,
+            "-" if own.step is None else format_seconds(own.step),
+            "-" if own.step is None else format_change(own.step, found.step),
+            own.outcome,
+            own.plan or "-",
+        )
+        for own in found.weighed
+    ]
+    return ("decision", "other value", "step", "against the plan", "what changes", "best plan with it"), rows
 
 
 def _first_choice(view: View) -> int:

@@ -127,6 +127,44 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighed:
+    """What another value of a decision costs.
+
+    Attributes:
+        name: The decision.
+        own: The plan's value.
+        value: The other value.
+        step: Seconds of a step of the best plan with it, simulated; None if there is none.
+        outcome: Why there is none, or what it differs in.
+        plan: The best plan in one line; "" if there is none.
+    """
+
+    name: str
+    own: str
+    value: str
+    step: float | None
+    outcome: str
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """What other decisions than a plan's cost.
+
+    Attributes:
+        step: Seconds of a step of the plan, simulated.
+        limits: What limits the plan, a sentence each.
+        weighed: The other values that were looked at, decision by decision.
+        ended: How long that took, and what ended it.
+    """
+
+    step: float
+    limits: tuple[str, ...]
+    weighed: tuple[Weighed, ...]
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScalePoint:
     """The best plan known for a number of devices.
 

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from autopar.alternatives import Alternative, Weighing
 from autopar.errors import PlanError
-from autopar.page.records import Progress, Ranked, ScalePoint, StageShares, Waterfall
-from autopar.plan import Plan, SearchReport
+from autopar.page.records import Alternatives, Progress, Ranked, ScalePoint, StageShares, Waterfall, Weighed
+from autopar.plan import Plan, SearchReport, Simulated
+from autopar.report.alternatives import ended, limits
+from autopar.report.parts import changed_parts
 from autopar.report.summary import WHY_STOPPED
 from autopar.search.parts import stage_parts
 from autopar.simulate import Timeline
@@ -80,6 +83,32 @@ def _ranked(plan: Plan) -> Ranked:
         return Ranked(plan.summary, plan.objective, None, None, None)
     peak = max((stage.peak for stage in simulated.stages), default=0.0)
     return Ranked(plan.summary, plan.objective, simulated.step_seconds, peak, simulated.mfu)
+
+
+def alternatives(weighing: Weighing | None) -> Alternatives | None:
+    """Return what other decisions cost, as far as they were looked at; None if nobody asked."""
+    if weighing is None:
+        return None
+    own = dict(weighing.decisions)
+    return Alternatives(
+        weighing.simulated.step_seconds,
+        tuple(limits(weighing)),
+        tuple(
+            _weighed(own[other.decision], other, weighing.simulated)
+            for other in weighing.alternatives
+            if other.outcome != "not looked at"
+        ),
+        ended(weighing),
+    )
+
+
+def _weighed(own: str, other: Alternative, simulated: Simulated) -> Weighed:
+    if other.simulated is None:
+        told = other.outcome + (f": {other.why}" if other.why else "")
+        return Weighed(other.decision, own, other.value, None, told, "")
+    told = ", ".join(changed_parts(simulated, other.simulated)) or "no part by more than 0.5 % of the step"
+    cut = "" if other.complete else "; search cut off"
+    return Weighed(other.decision, own, other.value, other.simulated.step_seconds, told + cut, other.plan)
 
 
 def scaling(plan: Plan, others: Sequence[Plan]) -> tuple[ScalePoint, ...]:

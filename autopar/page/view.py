@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.alternatives import Weighing
 from autopar.page.bars import gantt, memory_curves
 from autopar.page.graph import block_graphs
 from autopar.page.records import (
+    Alternatives,
     BlockGraph,
     Gantt,
     MemoryCurve,
@@ -16,6 +18,7 @@ from autopar.page.records import (
     Waterfall,
 )
 from autopar.page.shares import (
+    alternatives,
     memory_shares,
     memory_waterfall,
     ranking,
@@ -26,6 +29,7 @@ from autopar.page.shares import (
 )
 from autopar.plan import Plan
 from autopar.program.records import Program
+from autopar.scenarios import WhatIf
 from autopar.simulate import Costs, Timeline
 
 
@@ -46,6 +50,8 @@ class View:
         ranking: The plan and its runners-up.
         scaling: Plans for other numbers of devices, if there are any, with this one.
         graphs: Distinct blocks as every device runs them.
+        alternatives: What other decisions cost; None if nobody asked.
+        whatif: The model on several clusters and numbers of devices; None if nobody asked.
     """
 
     plan: Plan
@@ -60,6 +66,8 @@ class View:
     ranking: tuple[Ranked, ...]
     scaling: tuple[ScalePoint, ...]
     graphs: tuple[BlockGraph, ...]
+    alternatives: Alternatives | None = None
+    whatif: WhatIf | None = None
 
 
 def prepare(
@@ -69,6 +77,8 @@ def prepare(
     timeline: Timeline,
     roles: Sequence[Mapping[str, str]],
     others: Sequence[Plan] = (),
+    weighing: Weighing | None = None,
+    whatif: WhatIf | None = None,
 ) -> View:
     """Return what is shown of a plan.
 
@@ -79,6 +89,8 @@ def prepare(
         timeline: The program simulated with `trace=True`.
         roles: What each mesh axis does, in the field's words, by stage.
         others: Plans of the same model for other numbers of devices.
+        weighing: What other decisions cost.
+        whatif: The model on several clusters and numbers of devices.
 
     Raises:
         PlanError: If one of the others is of another model.
@@ -96,4 +108,6 @@ def prepare(
         ranking=ranking(plan),
         scaling=scaling(plan, others),
         graphs=block_graphs(plan, program, costs),
+        alternatives=alternatives(weighing),
+        whatif=whatif,
     )

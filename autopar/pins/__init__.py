@@ -6,6 +6,7 @@ from autopar.pins.files import format_pins, load_pins, pins_from
 from autopar.pins.reading import pins_of
 from autopar.pins.records import BlockOffload, BlockRecompute, Choices, Item, Pins
 from autopar.pins.space import Frame
+from autopar.pins.unequal import unequal_left
 
 __all__ = [
     "BlockOffload",
@@ -20,4 +21,5 @@ __all__ = [
     "load_pins",
     "pins_from",
     "pins_of",
+    "unequal_left",
 ]

@@ -48,7 +48,8 @@ def constrain(
             if getattr(choices, key) and not trains:
                 raise PinError(f"{section} {key}: inference has neither update nor backward pass", hint="leave it out")
     found = pinned_space(space, pins, frame)
-    graph = folded(frame.global_batch // found[0].num_microbatches)
+    counts = [each.num_microbatches for each in found] or list(frame.unequal.microbatches if frame.unequal else ())
+    graph = folded(frame.global_batch // counts[0])
     axes = [axis.name for configuration in found for axis in configuration.mesh.axes]
     for name in (*pins.pin.within_node, *pins.forbid.within_node):
         if name not in axes:

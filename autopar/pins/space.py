@@ -10,6 +10,7 @@ from autopar.cost import widest_tier
 from autopar.errors import PinError
 from autopar.pins.records import RANGED, ROLES, Axes, Choices, Item, Pins
 from autopar.search.space import Configuration, meshes
+from autopar.search.submeshes import Unequal
 from autopar.sharding import Mesh
 
 AXIS_NAMES = {1: ("inner",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
@@ -26,6 +27,7 @@ class Frame:
         global_batch: Samples per step.
         fixed_batch: Samples per microbatch the model insists on; None if it takes any number.
         num_blocks: Length of the chain of blocks.
+        unequal: Stages with meshes of their own that the pins leave; None if none.
     """
 
     cluster: Cluster
@@ -33,17 +35,20 @@ class Frame:
     global_batch: int
     fixed_batch: int | None
     num_blocks: int
+    unequal: Unequal | None = None
 
 
 def pinned_space(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
     """Return what pins leave of the space of a job, with the pinned meshes it does not list.
+
+    That may be nothing if unequal stages are left.
 
     Raises:
         PinError: If a pinned value cannot occur, or nothing is left.
     """
     _check_values(space, pins, frame)
     found = _filtered(space, pins, frame)
-    if not found:
+    if not found and frame.unequal is None:
         guilty = conflicting(pins, lambda some: not _filtered(space, some, frame))
         raise PinError(
             f"no configuration of {frame.gpus} GPUs and {frame.global_batch} samples keeps to "
@@ -163,7 +168,8 @@ def _alike(axes: Axes, pinned: Axes) -> bool:
 def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> None:
     """Raise an error for the first pinned value that cannot occur, whatever else is pinned."""
     pin = pins.pin
-    stages = sorted({configuration.num_stages for configuration in space})
+    others = () if frame.unequal is None else frame.unequal.stages
+    stages = sorted({*(configuration.num_stages for configuration in space), *others})
     _check("stages", pin.stages, stages, f"{frame.gpus} GPUs and {frame.num_blocks} blocks")
     _check("schedule", pin.schedule, sorted({c.schedule for c in space}), "this job")
     _check("chunks", pin.chunks, sorted({c.num_chunks for c in space}), "this job")

@@ -268,21 +268,41 @@ class _Draft:
     forms: dict[tuple[str, Placements], Operand] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=16)
-def _states(folded: Folded) -> tuple[frozenset[str], Mapping[str, Role], Mapping[str, str]]:
-    """Return the values that the optimizer reads and writes whole, and role and input by output of what is stored.
+@dataclass(frozen=True, slots=True)
+class _States:
+    """The persistent tensors of a graph by what they are.
 
-    It takes all that moments weigh, their share of the master copy included, and parameters as they are stored.
+    Attributes:
+        whole: Values that the optimizer reads and writes whole: all that moments weigh, their share of the master copy
+            included, and parameters as they are stored.
+        roles: By output, of what is stored.
+        inputs: By output, of what is stored.
+        parameters: Inputs.
+        moments: Inputs.
     """
+
+    whole: frozenset[str]
+    roles: Mapping[str, Role]
+    inputs: Mapping[str, str]
+    parameters: frozenset[str]
+    moments: frozenset[str]
+
+
+@lru_cache(maxsize=16)
+def _states(folded: Folded) -> _States:
     states = folded.graph.states
-    whole = frozenset(
-        name
-        for state in states
-        for name in (state.input, state.output)
-        if state.role is Role.MOMENT or (state.role is Role.PARAMETER and name != state.input)
+    return _States(
+        whole=frozenset(
+            name
+            for state in states
+            for name in (state.input, state.output)
+            if state.role is Role.MOMENT or (state.role is Role.PARAMETER and name != state.input)
+        ),
+        roles={state.output: state.role for state in states if state.output != state.input},
+        inputs={state.output: state.input for state in states},
+        parameters=frozenset(state.input for state in states if state.role is Role.PARAMETER),
+        moments=frozenset(state.input for state in states if state.role is Role.MOMENT),
     )
-    roles = {state.output: state.role for state in states if state.output != state.input}
-    return whole, roles, {state.output: state.input for state in states}
 
 
 class _BlockLowering:
@@ -305,7 +325,8 @@ class _BlockLowering:
         self.late = weight_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
-        self.whole, self.roles, self.states = _states(folded)
+        known = _states(folded)
+        self.whole, self.roles, self.states, self.moments = known.whole, known.roles, known.inputs, known.moments
         self.ops = {op.op: op for op in block.ops}
         self.homes: dict[str, Placements] = {}
         for item in (*block.states, *block.borrowed, *block.arrivals):
@@ -314,17 +335,15 @@ class _BlockLowering:
         self.copies = {item.value: parse_placements(item.placement) for item in block.copies}
         self.parameters = {item.value for item in block.states}
         self.borrowed = [item.value for item in block.borrowed]
-        self.moments = {state.input for state in self.graph.states if state.role is Role.MOMENT}
-        self._check_complete()
+        self._check_complete(known.parameters)
         for op in self.kind.ops:
             _check_form(op, self.ops[op.name])
             for name, text in zip(op.outputs, self.ops[op.name].outputs, strict=True):
                 if name and text:
                     self.homes[name] = parse_placements(text)
 
-    def _check_complete(self) -> None:
-        """Check that the plan places every op, and every value at the edges of the block."""
-        weights = {state.input for state in self.graph.states if state.role is Role.PARAMETER}
+    def _check_complete(self, weights: frozenset[str]) -> None:
+        """Check that the plan places every op, the `weights` it reads, and every value at the edges of the block."""
         read = {name for op in self.kind.ops for name in op.inputs}
         made = [name for op in self.kind.ops for name in op.outputs]
         owned = {self.states[name] for name in made if self.roles.get(name) is Role.PARAMETER}

@@ -18,7 +18,7 @@ def format_weighing(weighing: Weighing) -> str:
     """Return what limits a plan, and each decision with the cost of its alternatives."""
     simulated = weighing.simulated
     lines = format_entries([("plan", weighing.plan), ("step time", format_seconds(simulated.step_seconds))])
-    lines += [*heading("What limits it"), *format_items(_limits(weighing))]
+    lines += [*heading("What limits it"), *format_items(limits(weighing))]
     lines += heading("Decisions, and what other values cost: solved again, all else free")
     for name, value in weighing.decisions:
         own = [each for each in weighing.alternatives if each.decision == name]
@@ -27,7 +27,7 @@ def format_weighing(weighing: Weighing) -> str:
         if left:
             told.append(f"{name} {value} -> {', '.join(left)}: not looked at")
         lines += ["", f"{name} {value}", *format_items(told)]
-    return "\n".join([*lines, "", _ended(weighing)]) + "\n"
+    return "\n".join([*lines, "", ended(weighing)]) + "\n"
 
 
 def _told(name: str, value: str, other: Alternative, simulated: Simulated) -> str:
@@ -49,15 +49,15 @@ def cost_of(other: Alternative, simulated: Simulated) -> str:
     assert other.simulated is not None, "it has a plan"
     step, reference = other.simulated.step_seconds, simulated.step_seconds
     parts = changed_parts(simulated, other.simulated)
-    text = f"{format_change(step, reference)} ({format_seconds(step)})"
+    text = f"{'' if other.complete else 'at most '}{format_change(step, reference)} ({format_seconds(step)})"
     text += f": {', '.join(parts)}" if parts else ": no part differs by more than 0.5 % of the step"
     text += f"; {other.plan}"
     if not other.complete:
-        text += f"; cut off, {format_seconds(other.bound)} at best"
+        text += "; cut off" + (f", {format_seconds(other.bound)} at best" if other.bound > 0 else "")
     return text
 
 
-def _limits(weighing: Weighing) -> list[str]:
+def limits(weighing: Weighing) -> list[str]:
     """Return what would make the step shorter: memory if more of it does, and the largest parts of the step."""
     found = []
     limit, simulated, faster = weighing.limit, weighing.simulated, weighing.faster
@@ -87,7 +87,8 @@ def _limits(weighing: Weighing) -> list[str]:
     return found
 
 
-def _ended(weighing: Weighing) -> str:
+def ended(weighing: Weighing) -> str:
+    """Return how long it took, and what ended it."""
     took = f"weighed in {format_seconds(weighing.seconds)}"
     match weighing.stopped:
         case "time limit":

@@ -17,6 +17,7 @@ from autopar.report.text import (
     heading,
 )
 from autopar.schedule import SCHEDULES
+from autopar.sizing.goals import price_per_million
 from autopar.units import format_bytes, format_count, format_seconds, parse_quantity
 
 WHY_STOPPED: Mapping[str, str] = {
@@ -94,6 +95,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
             ("throughput", _throughput(plan, step)),
             ("MFU", f"{100 * simulated.mfu:.1f} %"),
             ("memory", _fullest(plan, simulated)),
+            *_price(plan, simulated),
             *assumptions(plan),
         ]
     search = plan.search
@@ -125,6 +127,16 @@ def _throughput(plan: Plan, step: float) -> str:
     samples = plan.job.global_batch / step
     tokens = f", {format_count(samples * plan.model.tokens)} tokens/s" if plan.model.tokens else ""
     return f"{format_count(samples)} samples/s{tokens}"
+
+
+def _price(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
+    """Return what a million tokens, or samples, and an hour cost, if the cluster says."""
+    hour = cluster_from_dict(plan.job.cluster).hour_price(plan.job.gpus)
+    if hour is None:
+        return []
+    unit, each = ("tokens", plan.model.tokens) if plan.model.tokens else ("samples", 1)
+    million = price_per_million(hour, simulated.step_seconds, plan.job.global_batch * each)
+    return [("price", f"{million:.4g} per million {unit}, {hour:.4g} an hour")]
 
 
 def _fullest(plan: Plan, simulated: Simulated) -> str:
@@ -250,7 +262,7 @@ def _search(search: SearchReport) -> list[str]:
     left = search.configurations - search.solved - search.pruned
     counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
     if search.cut:
-        counts += f"; {search.cut} placement problems cut by their clock"
+        counts += f"; {search.cut} placement problems cut by their limit"
     return [
         *heading("Space searched"),
         *format_items(search.space),

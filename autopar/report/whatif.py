@@ -32,6 +32,20 @@ def format_whatif(found: WhatIf) -> str:
     return "\n".join(lines) + "\n"
 
 
+def whatif_table(found: WhatIf) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows of a table of all cells, those without a plan with the reason."""
+    unit = found.unit
+    header = ("cluster", "GPUs", "step", f"{unit}s/s", "MFU", "peak", "gap", f"per M {unit}s", "batch", "plan")
+    rows: list[tuple[str, ...]] = []
+    for cell in found.cells:
+        if cell.plan is not None:
+            rows.append((*_row(cell, True, True), _plan(cell)))
+        else:
+            reason = f"{cell.outcome}{f': {cell.why}' if cell.why else ''}"
+            rows.append((cell.cluster, str(cell.gpus), *["-"] * (len(header) - 3), reason))
+    return header, rows
+
+
 def _name(cell: Cell) -> str:
     return f"{cell.gpus} × {cell.cluster}"
 

@@ -31,21 +31,21 @@ class Timing:
         begins: Per group, the start of its first task.
         ends: Per group, the end of its last task.
         last_starts: Per stage, the start of its last task.
-        closing: (stages, microbatches) start of the last pass of each microbatch.
+        starts: (passes, stages, microbatches) start of every task; infinity for passes the schedule has not.
     """
 
     begins: Floats
     ends: Floats
     last_starts: Floats
-    closing: Floats
+    starts: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tasks:
     """The tasks of a schedule, (tasks,) each, every one after those it waits for; see `kernel.longest_path`.
 
-    `first` and `last` are the first and last task of every group, `final` the last one of every stage, `closing` the
-    last pass of every stage and microbatch.
+    `first` and `last` are the first and last task of every group, `final` the last one of every stage, `every` those of
+    each pass, stage and microbatch, -1 where there is none.
     """
 
     stage: Ints
@@ -57,7 +57,7 @@ class _Tasks:
     first: Ints
     last: Ints
     final: Ints
-    closing: Ints
+    every: Ints
 
 
 @lru_cache(maxsize=512)
@@ -86,10 +86,13 @@ def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunk
         first=np.array([index[group == own].min() for own in range(num_groups)]),
         last=np.array([index[group == own].max() for own in range(num_groups)]),
         final=np.array([index[stages == own].max() for own in range(len(groups))]),
-        closing=np.array(
+        every=np.array(
             [
-                [place[stage, schedule.passes[-1], microbatch] for microbatch in range(num_microbatches)]
-                for stage in range(len(groups))
+                [
+                    [place.get((stage, kind, microbatch), -1) for microbatch in range(num_microbatches)]
+                    for stage in range(len(groups))
+                ]
+                for kind in _PASSES
             ]
         ),
     )
@@ -126,4 +129,5 @@ def time_tasks(
     starts, ends = longest_path(
         tasks.group, seconds[tasks.stage, tasks.kind], tasks.source, tasks.link, hop, num_groups, tasks.num_links
     )
-    return Timing(starts[tasks.first], ends[tasks.last], starts[tasks.final], starts[tasks.closing])
+    every = np.where(tasks.every < 0, np.inf, starts[tasks.every])
+    return Timing(starts[tasks.first], ends[tasks.last], starts[tasks.final], every)

@@ -19,5 +19,6 @@ def assemble(candidate: Candidate, model: ModelInfo, job: Job) -> Plan:
         num_microbatches=configuration.num_microbatches,
         blocks=draft.blocks,
         objective=candidate.objective,
+        variants=draft.variants,
     )
-    return summarise_roles(plan, draft.roles)
+    return summarise_roles(plan, draft.roles, *draft.variant_roles)

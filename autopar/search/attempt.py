@@ -37,12 +37,18 @@ from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.simulate.offload import host_links
 from autopar.simulate.ranges import chain_bytes
+from autopar.solvers.base import Work
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
 
+PLACEMENT_WORK = 8e9
+"""Units of work one placement problem may take, about a nanosecond each; most take a hundredth of it.
+
+A limit of work, unlike one of time, cuts the same problems at the same point on every machine, however busy it is."""
+
 PLACEMENT_SECONDS = 8.0
-"""Longest time one placement problem may take; most take a fraction of a second."""
+"""The same for solvers that do not count their work."""
 
 HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
@@ -77,7 +83,8 @@ class Attempt:
         cutoff: Plans that take longer interest nobody.
         end: When to end, on the monotonic clock.
         urgent: Whether any plan will do, so that the end waits for it, but not for long.
-        cut: Placement problems that their clock has cut.
+        cut: Placement problems that their limit of work or time has cut.
+        work: Units of work of all placement problems so far.
         exhausted: Whether nothing here raises the bound further.
     """
 
@@ -90,6 +97,7 @@ class Attempt:
         self.best: Candidate | None = None
         self.urgent = False
         self.cut = 0
+        self.work = 0.0
         self.exhausted = False
         self.cutoff = math.inf
         self.hull: Hull | None = None
@@ -135,11 +143,13 @@ class Attempt:
             return bound
         self.relaxed_choice = choice = solution.choice
         self._consider(choice)
+        folded = self.tables.folded
+        main = max(folded.kinds, key=lambda kind: kind.count)
         program = step_program(
             self.tables,
             self.bounding,
             self.search.memory_limit,
-            flavours=self._flavours,
+            flavours=self.search.constraints.flavours(main.instances),
             fastest=self.fastest,
             hosted=self.search.constraints.hosted,
         )
@@ -274,6 +284,11 @@ class Attempt:
             if self.best is not None or self._stopped() or not self.hull.step(math.inf, self._consider, memory=True):
                 break
 
+    def begin_with(self, choices: Sequence[Choice]) -> None:
+        """Consider choices that are known before."""
+        for choice in choices:
+            self._consider(choice)
+
     def follow(self, known: Sequence[Recipe]) -> None:
         """Consider the best completion of each recipe, except of those whose every completion is too large."""
         weighting = weights(self.tables, self.pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False)
@@ -325,18 +340,21 @@ class Attempt:
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
     ) -> Solution:
-        began = time.monotonic()
-        left = max(0.1, min(PLACEMENT_SECONDS, self._deadline() - began))
-        solution = self.search.solver.solve(
+        solver, work = self.search.solver, Work(PLACEMENT_WORK)
+        began, left = time.monotonic(), self._deadline() - time.monotonic()
+        clock = max(0.1, left if solver.counts else min(PLACEMENT_SECONDS, left))
+        solution = solver.solve(
             instance,
-            time_limit=left,
+            time_limit=clock,
             start=start,
             cutoff=cutoff,
             gap=gap,
             should_stop=self.search.should_stop,
             seed=self.search.seed,
+            work=work,
         )
-        self.cut += time.monotonic() - began >= left
+        self.work += work.done
+        self.cut += work.left == 0.0 or time.monotonic() - began >= clock
         return solution
 
     def _consider(self, choice: Choice) -> None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from autopar.errors import WorkerError
-from autopar.search.pieces import Finding, Piece, Workbench
-from autopar.search.space import Family
+from autopar.search.pieces import Cell, Finding, Piece, Workbench
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -121,8 +120,8 @@ class Team(Crew):
     def __init__(self, size: int) -> None:
         self._free = list(range(size))
         self._orders: dict[int, Order] = {}
-        self._owners: dict[Family, int] = {}
-        self._states: dict[Family, bytes] = {}
+        self._owners: dict[Cell, int] = {}
+        self._states: dict[Cell, bytes] = {}
 
     @property
     def is_free(self) -> bool:
@@ -131,17 +130,17 @@ class Team(Crew):
 
     def start(self, number: int, piece: Piece, end: float) -> None:
         """See `Crew.start`."""
-        owner = self._owners.get(piece.configuration)
+        owner = self._owners.get(piece.on)
         worker = owner if owner is not None and owner in self._free else self._free[0]
         self._free.remove(worker)
         self._give(worker, Order(number, piece, end))
 
     def _give(self, worker: int, order: Order) -> None:
         self._orders[worker] = order
-        configuration = order.piece.configuration
-        is_known = self._owners.get(configuration) == worker
-        self._owners[configuration] = worker
-        self._send(worker, order, None if is_known else self._states.get(configuration))
+        cell = order.piece.on
+        is_known = self._owners.get(cell) == worker
+        self._owners[cell] = worker
+        self._send(worker, order, None if is_known else self._states.get(cell))
 
     def _taken(self, worker: int, finding: Finding) -> tuple[int, Finding]:
         """Take what a worker has found; it is free again."""
@@ -149,7 +148,7 @@ class Team(Crew):
         self._free.append(worker)
         self._free.sort()
         if finding.state is not None:
-            self._states[order.piece.configuration] = finding.state
+            self._states[order.piece.on] = finding.state
         return order.number, finding
 
     def _dead(self, worker: int, why: str) -> None:

@@ -22,6 +22,7 @@ from autopar.formulate.options import whole_shapes
 from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Phase, Role
 from autopar.search.space import Configuration
+from autopar.sharding import Mesh
 
 FloatArray = NDArray[np.float64]
 
@@ -50,15 +51,18 @@ class Floor:
 
     def seconds(self, configuration: Configuration, global_batch: int) -> float:
         """Return a lower bound on the step seconds of any plan of a configuration."""
-        samples = global_batch / configuration.num_microbatches
-        compute, memory, dims = (base + slope * samples for base, slope in (self.compute, self.memory, self.dims))
-        lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(self.counts))
-        for axis in configuration.mesh.axes:
-            # An axis that divides no dim of an op leaves all of it to each of its devices.
-            devices *= np.where((lengths % axis.size == 0).any(axis=1), axis.size, 1)
-        per_op = self.launches + np.maximum(compute, memory) / devices
+        per_op = self.op_seconds(configuration.mesh, global_batch / configuration.num_microbatches)
         microbatch = float(self.counts @ per_op)
         return microbatch * configuration.pipeline(DEFAULT).rounds / configuration.num_stages
+
+    def op_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
+        """Return the least that each distinct op takes on a mesh for a microbatch of so many samples, (ops,)."""
+        compute, memory, dims = (base + slope * samples for base, slope in (self.compute, self.memory, self.dims))
+        lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(self.counts))
+        for axis in mesh.axes:
+            # An axis that divides no dim of an op leaves all of it to each of its devices.
+            devices *= np.where((lengths % axis.size == 0).any(axis=1), axis.size, 1)
+        return np.asarray(self.launches + np.maximum(compute, memory) / devices)
 
     def bytes(self, configuration: Configuration, *, offload: bool = False) -> float:
         """Return a lower bound on what the fullest device of any plan holds of parameters, gradients and optimizer.

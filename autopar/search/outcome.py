@@ -2,22 +2,24 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables
-from autopar.plan import BlockPlan, StagePlan
+from autopar.plan import BlockPlan, StagePlan, Variant
 from autopar.problem import Choice
 from autopar.recompute import Hosted, format_recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.history import History
 from autopar.search.roles import AxisRole, roles_of_axes
-from autopar.search.signature import Signature, signature
-from autopar.search.space import Configuration
+from autopar.search.signature import Signature, distinct, signature
+from autopar.search.space import Configuration, Family
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.pieces import Finding
+    from autopar.search.unequal import UnequalSpace
 
 KEEP = 8
 """Candidates kept per plan wanted: the simulator ranks some of them, and some do not fit when simulated."""
@@ -32,12 +34,16 @@ class Draft:
         blocks: Placements per distinct block.
         roles: What the mesh axes do.
         signature: What tells the plan from others.
+        variants: Further meshes with placements of their own, if stages differ in them.
+        variant_roles: What the axes of each of those do.
     """
 
     stages: tuple[StagePlan, ...]
     blocks: tuple[BlockPlan, ...]
     roles: tuple[AxisRole, ...]
     signature: Signature
+    variants: tuple[Variant, ...] = ()
+    variant_roles: tuple[tuple[AxisRole, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +114,27 @@ def draft_of(candidate: Candidate) -> Draft:
     return Draft(stages, blocks, roles, signature(configuration, stages, blocks, roles))
 
 
+class Stage(StrEnum):
+    """How far the work on a configuration is: `NEW` if a bound is all that is known, `OPEN` if there is more to do."""
+
+    NEW = "new"
+    OPEN = "open"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a family of configurations.
+
+    Attributes:
+        bound: No plan of it has a lower objective, in seconds.
+        stage: How far the work on it is.
+    """
+
+    bound: float
+    stage: Stage
+
+
 @dataclass(slots=True)
 class Outcome:
     """What the search found.
@@ -117,8 +144,10 @@ class Outcome:
         bound: No plan of the space has a lower objective.
         solved: Configurations whose placement problem was solved.
         pruned: Configurations excluded by their bound.
-        complete: No plan of another signature than those of the best few has a lower objective; 0 if unknown.
-        cut: Placement problems that their clock cut; without any, another run gives the same answer.
+        complete: No plan that is not akin to one of the best few has a lower objective; 0 if unknown.
+        cut: Placement problems that their limit of work or time cut.
+        work: Units of work of all placement problems.
+        standings: What is known of the families that were looked at.
         history: What was known when.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
         closed: Configurations on meshes of three axes that were not opened: they are not part of the space.
@@ -127,6 +156,7 @@ class Outcome:
         needed: What of it was only opened because nothing was found that fits without.
         reserve: What could have lain there besides, and was not opened: it is not part of the space.
         reserve_floor: No plan that has any of that there has a lower objective.
+        unequal: What became of the stages with meshes of their own; None if the job has none.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -143,6 +173,9 @@ class Outcome:
     needed: frozenset[Hosted] = frozenset()
     reserve: frozenset[Hosted] = frozenset()
     reserve_floor: float = 0.0
+    work: float = 0.0
+    standings: dict[Family, Standing] = field(default_factory=dict)
+    unequal: "UnequalSpace | None" = None
 
     @property
     def best(self) -> float:
@@ -150,11 +183,13 @@ class Outcome:
         return self.candidates[0].objective if self.candidates else math.inf
 
     def distinct(self) -> list[Candidate]:
-        """Return the best candidate of each signature, best first."""
-        kept: dict[Signature, Candidate] = {}
-        for candidate in self.candidates:
-            kept.setdefault(candidate.signature, candidate)
-        return list(kept.values())
+        """Return the candidates that are akin to no better one, best first."""
+        return distinct(self.candidates, lambda candidate: candidate.signature)
+
+    def note(self, family: Family, bound: float, stage: Stage) -> None:
+        """Take down how far the work on a family is."""
+        known = self.standings.get(family)
+        self.standings[family] = Standing(max(bound, known.bound if known else 0.0), stage)
 
     def take(self, finding: "Finding", keep: int) -> None:
         """Add plans of a configuration in place of earlier ones of the same and of their signature.
@@ -162,6 +197,7 @@ class Outcome:
         Only the best few are kept, but as many distinct ones as are wanted, if there are.
         """
         self.cut += finding.cut
+        self.work += finding.work
         for found in finding.plans:
             known = found.drafted()
             key = (known.configuration, known.signature)

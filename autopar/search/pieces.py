@@ -5,14 +5,18 @@ A piece depends on nothing but itself and what was done on its configuration bef
 
 import pickle
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from io import BytesIO
 from typing import IO, TYPE_CHECKING
 
+from autopar.formulate.tables import Tables
+from autopar.problem import Choice
 from autopar.search.attempt import Attempt
+from autopar.search.branches import Branch, apply
 from autopar.search.outcome import Candidate
 from autopar.search.space import Family
+from autopar.sharding import Mesh
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -63,6 +67,8 @@ class Piece:
         cutoff: Plans that take longer interest nobody, in seconds.
         urgent: Whether no plan is known yet, so that any will do.
         hasty: Bound below which a plan is looked for as well, in seconds.
+        branches: What plans of the configuration have to do to be of interest.
+        starts: Choices that are known to be worth considering, of the tables of these branches.
     """
 
     work: Work
@@ -71,6 +77,17 @@ class Piece:
     cutoff: float
     urgent: bool = False
     hasty: float = 0.0
+    branches: tuple[Branch, ...] = ()
+    starts: tuple[Choice, ...] = ()
+
+    @property
+    def on(self) -> "Cell":
+        """What it is on; pieces on the same go on with one another."""
+        return self.configuration, self.branches
+
+
+Cell = tuple[Family, tuple[Branch, ...]]
+"""The plans of a family on some branches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +99,8 @@ class Finding:
         best: Its best plan so far.
         is_final: Whether nothing more can be done.
         others: Plans of other signatures that were found on the way, the best of each.
-        cut: Placement problems that their clock has cut meanwhile.
+        work: Units of work of placement problems meanwhile.
+        cut: Placement problems that their limit of work or time has cut meanwhile.
         state: All of what was done so far, for going on in another process; None if this one goes on.
     """
 
@@ -92,6 +110,7 @@ class Finding:
     state: bytes | None = None
     is_final: bool = True
     others: tuple[Candidate, ...] = ()
+    work: float = 0.0
 
     @property
     def plans(self) -> tuple[Candidate, ...]:
@@ -110,7 +129,9 @@ class Workbench:
     def __init__(self, search: "Search", *, portable: bool) -> None:
         self._search = search
         self._portable = portable
-        self._attempts: dict[Family, Attempt] = {}
+        self._attempts: dict[Cell, Attempt] = {}
+        self._tables: tuple[tuple[Mesh, int], Tables | None] | None = None
+        """Of the last mesh and number of microbatches that branches were asked for: more of these follow."""
 
     def do(self, piece: Piece, seconds: float, state: bytes | None = None) -> Finding:
         """Return what comes of a piece.
@@ -123,7 +144,7 @@ class Workbench:
         attempt = self._attempt(piece, time.monotonic() + seconds, state)
         if attempt is None:
             return Finding(float("inf"), None, 0)
-        before = attempt.cut
+        cut, work = attempt.cut, attempt.work
         match piece.work:
             case Work.BOUND:
                 bound = max(piece.bound, attempt.relaxed(piece.cutoff))
@@ -133,8 +154,29 @@ class Workbench:
                 bound = attempt.advance(piece.bound, piece.cutoff)
         is_final = attempt.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
         if not is_final:
-            self._attempts[piece.configuration] = attempt
-        return Finding(bound, attempt.best, attempt.cut - before, self._packed(attempt), is_final=is_final)
+            self._attempts[piece.on] = attempt
+        return Finding(
+            bound,
+            attempt.best,
+            attempt.cut - cut,
+            self._packed(attempt),
+            is_final=is_final,
+            work=attempt.work - work,
+        )
+
+    def _begun(self, piece: Piece, end: float) -> Attempt | None:
+        """Return work on a configuration that is just begun; None if no plan of it keeps to the constraints."""
+        if not piece.branches:
+            return self._search.attempt(piece.configuration, end)
+        first = piece.configuration[0]
+        of = first.mesh, first.num_microbatches
+        if self._tables is None or self._tables[0] != of:
+            self._tables = of, self._search.tables(piece.configuration)
+        tables = self._tables[1]
+        left = None if tables is None else apply(piece.branches, tables, self._search.constraints)
+        if left is None:
+            return None
+        return Attempt(replace(self._search, constraints=left[1]), piece.configuration, left[0], end)
 
     def _packed(self, attempt: Attempt) -> bytes | None:
         if not self._portable:
@@ -145,9 +187,11 @@ class Workbench:
 
     def _attempt(self, piece: Piece, end: float, state: bytes | None) -> Attempt | None:
         """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
-        attempt = self._attempts.pop(piece.configuration, None)
+        attempt = self._attempts.pop(piece.on, None)
         if attempt is None or state is not None:
-            attempt = self._search.attempt(piece.configuration, end)
+            attempt = self._begun(piece, end)
+            if attempt is not None and state is None:
+                attempt.begin_with(piece.starts)
             if attempt is not None and state is not None:
                 attempt = _Unpickler(BytesIO(state), attempt).load()
                 assert isinstance(attempt, Attempt), "states are of attempts"

@@ -2,10 +2,10 @@
 
 1. Configurations are bounded in the order of their floors (`floor.py`), without memory limits, which also finds most
    plans that fit anyway (`attempt.py`).
-2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Then
-   those that may give one of the other plans wanted are, a piece each.
+2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
 3. Configurations on meshes of three axes are opened if the best plan on others is `WEAK` times as slow as their least
    floor. Else there is little to gain, and they take twice as long as all others.
+4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 
 All is done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
 
@@ -25,23 +25,24 @@ from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
+from autopar.formulate.tables import Tables
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.attempt import OVERTIME_SECONDS, Attempt
 from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
-from autopar.search.outcome import Outcome
+from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
+from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families, first_tries
+from autopar.search.submeshes import Unequal
 from autopar.search.sweep import Series, sweep
+from autopar.search.unequal import search_unequal
 from autopar.solvers import Solver
 
 KEEP_WITHIN = 1.05
-"""Configurations whose bound is within this factor of the best plan are still solved, for the top k."""
-
-ENOUGH = 1.5
-"""As long as fewer distinct plans than wanted are known, a plan this much slower than the best will do."""
+"""Configurations that are not excluded up to this factor of the best plan are bounded further, for the runners-up."""
 
 TRIES_WORSE = 2
 """Numbers of stages in a row that give no better plan before the search for a first one ends."""
@@ -77,6 +78,8 @@ class Search:
         constraints: What else plans have to keep to.
         host_room: Bytes of host memory per device.
         hire: Returns who does the work.
+        unequal: Stages with meshes of their own; None if there are none.
+        floors: Floor under step times on each group of equal nodes.
     """
 
     folded: Callable[[int], Folded]
@@ -97,6 +100,8 @@ class Search:
     constraints: Constraints = FREE
     host_room: float = math.inf
     hire: Callable[["Search"], Crew] = Alone
+    unequal: Unequal | None = None
+    floors: tuple[Floor, ...] = ()
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound.
@@ -118,13 +123,26 @@ class Search:
                 outcome.closed_floor = math.inf
                 opened = _waves(families(self._left(more, outcome)))
                 lowest = self._search(crew, opened, outcome, clock, lowest)
+                waves += opened
             else:
                 outcome.closed = tuple(more)
+            lowest = min(lowest, search_unequal(self, outcome, clock.stops, clock.end))
+            outcome.complete = lowest
+            if self.keep > 1 and not outcome.stopped and outcome.candidates:
+                known = [family for wave in waves for family in wave]
+                outcome.complete = self._runners_up(crew, known, outcome, clock, lowest)
         best = outcome.best
         outcome.bound = min(best, lowest)
-        outcome.complete = lowest
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _runners_up(self, crew: Crew, known: list[Family], outcome: Outcome, clock: "_Clock", lowest: float) -> float:
+        """Look for the best of the plans akin to no better one; return up to where none is missing."""
+        others = RunnersUp(self, outcome, known, lowest)
+        sweep(crew, others, sys.maxsize, clock.end, clock.stops, clock.heard)
+        if outcome.stopped == "time limit":
+            outcome.stopped = ""  # the space was searched
+        return others.complete
 
     def _search(
         self, crew: Crew, waves: list[list[Family]], outcome: Outcome, clock: "_Clock", known: float = math.inf
@@ -167,10 +185,14 @@ class Search:
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
         return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone)
 
+    def tables(self, family: Family) -> Tables | None:
+        """Return the decisions of configurations that differ in the schedule; None if constraints exclude them."""
+        folded = self.folded(self.global_batch // family[0].num_microbatches)
+        return self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
+
     def attempt(self, family: Family, end: float) -> Attempt | None:
         """Return the work on configurations that differ in the schedule; None if constraints exclude them."""
-        folded = self.folded(self.global_batch // family[0].num_microbatches)
-        tables = self.constraints.tables(folded, self.rules(folded), family[0].mesh, self.costs)
+        tables = self.tables(family)
         return None if tables is None else Attempt(self, family, tables, end)
 
     def least(self, family: Family) -> float:
@@ -188,10 +210,9 @@ class Search:
         """Return the step time above which a configuration interests nobody."""
         if not outcome.candidates:
             return math.inf
-        best, distinct = outcome.best, outcome.distinct()
-        if len(distinct) < self.keep:
-            return ENOUGH * best
-        return min(KEEP_WITHIN * best, distinct[self.keep - 1].objective)
+        distinct = outcome.distinct()
+        last = distinct[self.keep - 1].objective if len(distinct) >= self.keep else math.inf
+        return min(KEEP_WITHIN * outcome.best, last)
 
 
 def _waves(known: list[Family]) -> list[list[Family]]:
@@ -261,6 +282,7 @@ class _Beginning(Series):
         """See `Series.take`."""
         assert finding is not None, "every try is made"
         self._outcome.take(finding, self._search.keep)
+        self._outcome.note(self._tries[index], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
         if finding.best is not None:
             self._worse = 0 if finding.best.objective < self._best else self._worse + 1
             self._best = min(self._best, finding.best.objective)
@@ -325,6 +347,7 @@ class _Bounding(Series):
         least, number = self._floors[index]
         self._left.discard(index)
         self._outcome.take(finding, self._search.keep)
+        self._outcome.note(self.space[number], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
         if finding.bound >= self._cutoffs[index]:
             self.closed = min(self.closed, finding.bound)
             self._outcome.pruned += len(self.space[number])
@@ -335,11 +358,11 @@ class _Bounding(Series):
 
 
 class _Advancing(Series):
-    """Works on the configuration with the lowest bound that nobody works on, until none can give what is wanted."""
+    """Works on the configuration with the lowest bound that nobody works on, until none can have the best plan."""
 
     def __init__(self, search: Search, outcome: Outcome, bounding: _Bounding) -> None:
         self._search, self._outcome, self._space = search, outcome, bounding.space
-        self._threshold, self._elsewhere, self._solved = bounding.threshold, bounding.elsewhere, outcome.solved
+        self._elsewhere, self._solved = bounding.elsewhere, outcome.solved
         self._others = min(bounding.closed, bounding.unseen)
         self._bounds = {number: bound for bound, number in bounding.pending}
         self._open = sorted(bounding.pending)
@@ -370,7 +393,7 @@ class _Advancing(Series):
         self._chosen[index] = number
         self._busy.add(number)
         self._worked.add(number)
-        cutoff = self._outcome.best if self._is_rival(bound) else self._threshold()
+        cutoff = self._outcome.best
         return Piece(Work.ADVANCE, self._space[number], bound, cutoff, urgent=not self._outcome.candidates)
 
     def take(self, index: int, finding: Finding | None) -> None:
@@ -381,6 +404,8 @@ class _Advancing(Series):
         self._busy.discard(number)
         self._bounds[number] = max(finding.bound, self._bounds[number])
         self._outcome.take(finding, self._search.keep)
+        stage = Stage.DONE if finding.is_final else Stage.OPEN
+        self._outcome.note(self._space[number], self._bounds[number], stage)
         if not finding.is_final:
             heapq.heappush(self._open, (self._bounds[number], number))
         own = sum(len(self._space[other]) for other in self._worked - self._busy)
@@ -389,10 +414,10 @@ class _Advancing(Series):
         self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
 
     def _drop(self) -> None:
-        """Let go of the configurations that cannot give what is wanted."""
+        """Let go of the configurations that cannot have the best plan."""
         while self._open:
             bound, number = self._open[0]
-            if self._is_rival(bound) or (number not in self._worked and bound < self._threshold()):
+            if self._is_rival(bound):
                 return
             self._outcome.pruned += len(self._space[number]) * (number not in self._worked)
             heapq.heappop(self._open)

@@ -97,8 +97,8 @@ class RayCluster(Team):
             ray.shutdown()
 
     def _send(self, worker: int, order: Order, state: bytes | None) -> None:
-        # An actor that was started again knows nothing of the configuration, so that what was done goes along always.
-        state = self._states.get(order.piece.configuration)
+        # An actor that was started again knows nothing of the cell, so that what was done goes along always.
+        state = self._states.get(order.piece.on)
         self._running[self.actors[worker].do.remote(order.piece, order.left, state)] = worker
 
 

@@ -4,7 +4,7 @@ The solver decides op by op what a mesh axis does; the word says what it does to
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
 parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
 sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
-this but splits some of the parameters is tensor parallel in part of the model.
+this but splits some of the parameters, or another dim of most activations, is tensor parallel in part of the model.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.formulate.fold import Folded
-from autopar.ir.graph import Op, Phase, Role
+from autopar.ir.graph import Graph, Op, Phase, Role
 from autopar.plan import BlockPlan
 from autopar.sharding import Axis, Placement, Placements, Shard, parse_placements
 
@@ -74,7 +74,9 @@ class AxisTallies:
             return "sp"
         if self.activations.most(self.activations.spatial):
             return "spatial"
-        return "tp" if self.used.split > _SOME * self.used.total else "idle"
+        # A stage may have products with parameters of others alone, split where these are copied.
+        inside = self.activations.split - self.activations.first - self.activations.second - self.activations.spatial
+        return "tp" if self.used.split > _SOME * self.used.total or self.activations.most(inside) else "idle"
 
     @property
     def zero(self) -> int:
@@ -137,10 +139,7 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
     parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
     written = {state.output: state.role for state in graph.states if state.output != state.input}
     ops = folded.kinds[block.kind].ops
-    derived = _made_of_weights(ops, {state.input for state in graph.states} | graph.constants.keys())
-    # Rows of experts lie expert by expert: their dims say nothing of the batch.
-    derived |= _inside_experts(ops, {name for name in parameters if len(graph.values[name].shape) == 3}, derived)
-
+    activations = activations_of(ops, graph)
     owners = {state.output: state.owner for state in graph.states}
     split_in_use: dict[str, set[int]] = {}
 
@@ -171,13 +170,23 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
         for name, text in zip(op.outputs, placed.outputs, strict=True):
             if not name or not text:
                 continue
-            value, role = graph.values[name], written.get(name)
+            role = written.get(name)
             if role in (Role.GRADIENT, Role.PARAMETER):
                 # What an op has only a part of anyway (tensor parallelism, experts) is not shared by ZeRO.
                 field = "gradients" if role is Role.GRADIENT else "updates"
                 add(field, name, text, split_in_use.get(owners[name], frozenset()))
-            elif op.phase is Phase.FORWARD and len(value.shape) > 1 and value.is_float and name not in derived:
+            elif name in activations:
                 add("activations", name, text)
+
+
+def activations_of(ops: Sequence[Op], graph: Graph) -> set[str]:
+    """Return the values that the forward of a block computes of data, dim 0 of which may be the batch."""
+    parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
+    derived = _made_of_weights(ops, {state.input for state in graph.states} | graph.constants.keys())
+    # Rows of experts lie expert by expert: their dims say nothing of the batch.
+    derived |= _inside_experts(ops, {name for name in parameters if len(graph.values[name].shape) == 3}, derived)
+    made = (name for op in ops if op.phase is Phase.FORWARD for name in op.outputs if name and name not in derived)
+    return {name for name in made if len(graph.values[name].shape) > 1 and graph.values[name].is_float}
 
 
 def _made_of_weights(ops: Iterable[Op], known: set[str]) -> set[str]:

@@ -226,6 +226,12 @@ def describe(
         flavours: What blocks may keep of their forward.
         hosts_optimizer: Whether the optimizer's state may lie in host memory.
     """
+    alike = (
+        "equal blocks are sharded alike; values keep one placement between blocks",
+        "the terms of a value have one reduction, the shards of a dim one number of chunks",
+    )
+    if not space:
+        return alike
     stages = sorted({configuration.num_stages for configuration in space})
     counts = sorted({configuration.num_microbatches for configuration in space})
     chunks = sorted({c.num_chunks for c in space if c.schedule == "interleaved"})
@@ -248,8 +254,7 @@ def describe(
         *_data_major_words(data_major),
         f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
         *((f"{hosted}each device up to its share of its host's memory",) if hosted else ()),
-        "equal blocks are sharded alike; values keep one placement between blocks",
-        "the terms of a value have one reduction, the shards of a dim one number of chunks",
+        *alike,
     )
 
 
@@ -276,8 +281,8 @@ def hosted_words(needed: Collection[Hosted], reserve: Collection[Hosted], floor:
         found.append(f"opened: {_offloads(needed)}, since no plan was found that fits without")
     if reserve:
         found.append(
-            f"not opened: {_offloads(reserve)}, since plans fit without (a pin opens it); no plan with it is faster "
-            f"than {format_seconds(floor)}"
+            f"not opened: {_offloads(reserve)}, since plans fit without (a pin opens it); no plan of equal stages "
+            f"with it is faster than {format_seconds(floor)}"
         )
     return tuple(found)
 

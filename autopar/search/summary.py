@@ -14,15 +14,17 @@ def summarise(plan: Plan, folded: Folded) -> Plan:
     """Return the plan of a folded graph with its one-line summary."""
     if not plan.variants:
         return summarise_roles(plan, roles_of_axes(plan.mesh, plan.blocks, folded))
-    alone = ((plan.numbers_of(number), plan.of_variant(number)) for number in range(len(plan.all_variants)))
-    axes = ((numbers, _axes(roles_of_axes(own.mesh, own.blocks, folded))) for numbers, own in alone)
+    alone = (plan.of_variant(number) for number in range(len(plan.all_variants)))
+    return summarise_roles(plan, *(roles_of_axes(own.mesh, own.blocks, folded) for own in alone))
+
+
+def summarise_roles(plan: Plan, *roles: Sequence[AxisRole]) -> Plan:
+    """Return a plan with its one-line summary, given what the axes of each of its variants do."""
+    if not plan.variants:
+        return _summarised(plan, [*_axes(roles[0]), _groups(plan)])
+    axes = ((plan.numbers_of(number), _axes(own)) for number, own in enumerate(roles))
     stages = "; ".join(f"{name_stages(numbers)}: {' × '.join(found)}" for numbers, found in axes)
     return _summarised(plan, [f"{_groups(plan)} of {stages}"])
-
-
-def summarise_roles(plan: Plan, roles: Sequence[AxisRole]) -> Plan:
-    """Return a plan of one variant with its one-line summary, given what its axes do."""
-    return _summarised(plan, [*_axes(roles), _groups(plan)])
 
 
 def _groups(plan: Plan) -> str:

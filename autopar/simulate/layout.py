@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from autopar.cluster import Cluster
 from autopar.cost import ALONE, BUCKET_BYTES, Fused, Overlap, Stack
 from autopar.cost.collectives import Collective as CollectiveKind
-from autopar.cost.collectives import devices_in_node
-from autopar.cost.overlap import WEIGHT_COVER, launched
+from autopar.cost.collectives import leaves_node
+from autopar.cost.overlap import WEIGHT_COVER, bucket_share, launched
 from autopar.ir.graph import Op
 from autopar.program.records import (
     HOST_PHASES,
@@ -221,8 +221,7 @@ def _host_seconds(compute: Compute, costs: Costs, fused: Fused) -> float:
 
 def _link(axis: Axis, costs: Costs) -> Resource:
     """Return the link that carries the collectives of an axis; the NIC if any part of them leaves the node."""
-    inside = devices_in_node(axis, costs.cluster.devices_per_node)
-    return Resource.INTRA if inside == axis.size else Resource.INTER
+    return Resource.INTER if leaves_node(axis, costs.cluster.devices_per_node) else Resource.INTRA
 
 
 @dataclass(slots=True)
@@ -293,8 +292,8 @@ def lay_out(segment: Segment, costs: Costs, bucket: float = BUCKET_BYTES) -> Lay
                     traffic.append(Traffic(link, name, kernels, seconds, after, kind, axis, instruction.bytes))
                     after = len(traffic) - 1
                 elif segment.phase is SegmentPhase.UPDATE:
-                    if 0 < instruction.bytes < bucket:
-                        seconds = instruction.bytes / bucket * float(costs.collective_seconds(kind, bucket, axis))
+                    many = float(bucket_share(instruction.bytes, bucket))
+                    seconds = float(costs.collective_seconds(kind, many * instruction.bytes, axis)) / many
                     waits.append(_Wait(link, name, kernels, seconds, False, axis))
                 else:
                     waits.append(_Wait(link, name, kernels, seconds, instruction.operand.value in there, axis))

@@ -83,6 +83,12 @@ class Explainer:
         """
         self._tell("what is missing")
         found = thriftiest(self.task.opened, end=time.monotonic() + self.limits.shortage)
+        if not self.task.space:
+            raise PinError(
+                f"no stages with meshes of their own were found that fit {format_bytes(self.task.job.memory_limit)}, "
+                "and the pins leave no others",
+                hint="drop or change the pinned number of stages, or raise --memory-limit",
+            )
         if found.candidate is None:
             raise PinError("no plan keeps to the pins, whatever the memory", hint="drop one of them")
         lacking = shortage(found, self.task)

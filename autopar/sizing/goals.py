@@ -9,6 +9,17 @@ from autopar.units import format_seconds
 SECONDS_PER_HOUR = 3600.0
 
 
+def price_per_million(hour_price: float, step_seconds: float, items: int) -> float:
+    """Return the price of a million tokens, or samples.
+
+    Args:
+        hour_price: Price of all devices for an hour.
+        step_seconds: Duration of a step.
+        items: Tokens, or samples, of a step.
+    """
+    return hour_price * step_seconds / SECONDS_PER_HOUR / items * 1e6
+
+
 class Per(StrEnum):
     """What a budget is for."""
 
@@ -48,7 +59,10 @@ class Goal:
         if self.budget is not None and self.target_seconds is not None:
             raise JobError("a target time and a budget at once", hint="give one of them: the table has time and price")
         if self.budget is not None and self.gpu_hour_price is None:
-            raise JobError("a budget without a price", hint="say what a GPU costs: --gpu-hour-price 2.50")
+            raise JobError(
+                "a budget without a price",
+                hint="say what a GPU costs: --gpu-hour-price 2.50, or gpu_hour_price in the cluster file",
+            )
         if self.per is Per.RUN and self.steps is None:
             raise JobError("a budget for a run without its length", hint="--steps N says how many steps it has")
 
@@ -67,7 +81,7 @@ class Goal:
             case Per.STEP:
                 return step
             case Per.MILLION:
-                return step / items * 1e6
+                return price_per_million(gpus * self.gpu_hour_price, step_seconds, items)
             case Per.RUN:
                 assert self.steps is not None, "checked when made"
                 return step * self.steps

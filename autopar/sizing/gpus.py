@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from autopar.cluster import Cluster, load_cluster
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, PinError
 from autopar.formulate.memory import UNHOSTED
 from autopar.formulate.tables import build_tables
@@ -82,7 +83,7 @@ def find_gpus(
         budget: The most that may be paid: the fastest plan within it is found.
         per: What the budget is for: "step", "million" (tokens; samples if the model has none) or "run".
         steps: Steps of a run.
-        gpu_hour_price: Price of a GPU for an hour, in the currency of the budget.
+        gpu_hour_price: Price of a GPU for an hour, in the currency of the budget; None for what the cluster says.
         max_gpus: The largest number looked at.
         time_limit: Seconds for the search of one number; None for 30.
         solver: Solver of the placement problems.
@@ -98,7 +99,10 @@ def find_gpus(
     """
     if per not in set(Per):
         raise JobError(f"a budget per {per!r}", hint=f"it is per {', '.join(Per)}")
-    goal = Goal(target_seconds, budget, Per(per), steps, gpu_hour_price)
+    given = request.get("cluster", "h100")
+    machine = given if isinstance(given, Cluster) else load_cluster(given)
+    price = machine.gpu_hour_price if gpu_hour_price is None else gpu_hour_price
+    goal = Goal(target_seconds, budget, Per(per), steps, price)
     effort = Effort(solver, top_k, time_limit or COUNT_SECONDS, seed)
     task = _first_task(model, max_gpus, progress, request)
     finder = Finder(task, goal, effort, max_gpus, progress, should_stop)
@@ -185,11 +189,12 @@ class Finder:
         return None
 
     def _sized(self, number: int) -> Task | str:
-        """Return the job on a number of GPUs, or why there is none."""
+        """Return the job on a number of GPUs, with equal stages, or why there is none."""
         try:
-            return resized(self.base, gpus=number)
+            task = replace(resized(self.base, gpus=number), unequal=None)
         except (JobError, ClusterError, PinError) as error:
             return str(error.args[0])
+        return task if task.space else f"no equal stages of {number} GPUs keep to the pins"
 
     @property
     def unit(self) -> str:
@@ -278,7 +283,10 @@ class Finder:
     # What is known of a number.
 
     def _task(self, number: int) -> Task | str:
-        """Return the job on a number of GPUs without host memory, or why there is none."""
+        """Return the job on a number of GPUs, with equal stages and without host memory, or why there is none.
+
+        What is proven of a number is proven of equal stages.
+        """
         if number not in self._tasks:
             task = self._sized(number)
             self._tasks[number] = task.on_device if isinstance(task, Task) else task

@@ -62,14 +62,14 @@ def search_plans(
             effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem, engine=engine
         )
         outcome = search.run(one.space)
-        hope.rescue(outcome, late=late)
+        hope.rescue(outcome, late=late, end=time.monotonic() + (effort.time_limit or math.inf) if late else math.inf)
         return search, outcome
 
     search, outcome = tried(task.on_device, effort)
     if not reserve:
         return outcome
     if outcome.candidates:
-        outcome.reserve, outcome.reserve_floor = reserve, min(search.least((each,)) for each in task.space)
+        outcome.reserve, outcome.reserve_floor = reserve, min(map(search.least, zip(task.space)), default=0.0)
         return outcome
     if outcome.stopped:  # something might fit all the same
         return outcome
@@ -110,18 +110,19 @@ class Hope:
             self.lost = self._found.bytes > limit * (1.0 if self._found.complete else SURE)
         return self.lost
 
-    def rescue(self, outcome: Outcome, *, late: bool = False) -> None:
+    def rescue(self, outcome: Outcome, *, late: bool = False, end: float = math.inf) -> None:
         """Add the thriftiest plan to an outcome without any, if it fits: looking for time may miss what just fits.
 
         Args:
             outcome: Of a search.
             late: Whether to do so even if the search was stopped.
+            end: When to stop looking, on the monotonic clock.
         """
         if self.lost:
             outcome.stopped = ""
         if outcome.candidates or (outcome.stopped and not late):
             return
         limit = self._task.job.memory_limit
-        found = self._found or thriftiest(self._task, enough=limit)
+        found = self._found or thriftiest(self._task, enough=limit, end=end)
         if found.candidate is not None and found.bytes <= limit:
             outcome.take(Finding(found.candidate.objective, found.candidate, 0), 1)

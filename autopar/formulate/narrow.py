@@ -1,0 +1,58 @@
+"""Tables with some strategies of some decisions left out."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.formulate.tables import Bytes, Edge, Forbidden, Node, Tables
+
+Mask = NDArray[np.bool_]
+
+
+def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
+    """Return the tables with the strategies that masks leave; None if a decision has none left.
+
+    Args:
+        tables: The decisions.
+        masks: By index of a node, which of its strategies are left; nodes that are not named keep all.
+    """
+    if not all(mask.any() for mask in masks.values()):
+        return None
+    kept = {index: np.flatnonzero(mask) for index, mask in masks.items() if not mask.all()}
+    if not kept:
+        return tables
+
+    def node(index: int, own: Node) -> Node:
+        if index not in kept:
+            return own
+        rows = kept[index]
+        return replace(
+            own,
+            seconds=own.seconds[rows],
+            options=None if own.options is None else own.options.select(rows),
+            placements=None if own.placements is None else own.placements[rows],
+        )
+
+    def pair(first: int, second: int, table: NDArray[np.float64]) -> NDArray[np.float64]:
+        table = table[kept[first]] if first in kept else table
+        return table[:, kept[second]] if second in kept else table
+
+    def edge(own: Edge) -> Edge:
+        if own.first not in kept and own.second not in kept:
+            return own
+        return replace(own, table=pair(own.first, own.second, own.table))
+
+    def bytes_of(own: Bytes) -> Bytes:
+        return replace(own, amounts=own.amounts[kept[own.node]]) if own.node in kept else own
+
+    return replace(
+        tables,
+        nodes=tuple(node(index, own) for index, own in enumerate(tables.nodes)),
+        edges=tuple(edge(own) for own in tables.edges),
+        bytes=tuple(bytes_of(own) for own in tables.bytes),
+        forbidden=tuple(
+            Forbidden(own.first, own.second, pair(own.first, own.second, own.seconds)) for own in tables.forbidden
+        ),
+    )

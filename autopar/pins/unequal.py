@@ -1,0 +1,34 @@
+"""What pins leave of the stages with meshes of their own."""
+
+from dataclasses import replace
+
+from autopar.pins.records import ROLES, Pins
+from autopar.search.submeshes import Unequal
+
+EQUAL_ONLY = ("mesh", "within_node", "chunks", *ROLES)
+"""Decisions about the one mesh that equal stages have: whoever speaks of them means equal stages."""
+
+
+def unequal_left(space: Unequal | None, pins: Pins, global_batch: int) -> Unequal | None:
+    """Return what pins leave of the space of unequal stages; None if nothing.
+
+    Args:
+        space: The space without pins.
+        pins: The pins.
+        global_batch: Samples per step.
+    """
+    if space is None or any(getattr(choices, name) for choices in (pins.pin, pins.forbid) for name in EQUAL_ONLY):
+        return None
+    pin, forbid = pins.pin, pins.forbid
+    if (pin.schedule and space.schedule not in pin.schedule) or space.schedule in forbid.schedule:
+        return None
+    stages = tuple(count for count in space.stages if count in (pin.stages or (count,)) and count not in forbid.stages)
+    counts = tuple(
+        count
+        for count in space.microbatches
+        if count in (pin.microbatches or (count,))
+        and count not in forbid.microbatches
+        and global_batch // count in (pin.microbatch_size or (global_batch // count,))
+        and global_batch // count not in forbid.microbatch_size
+    )
+    return replace(space, stages=stages, microbatches=counts) if stages and counts else None

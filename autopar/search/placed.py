@@ -1,0 +1,195 @@
+"""Placements of a whole model on one mesh, and what they make of stages on it: what unequal stages are chosen from."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.formulate.hull import step_program
+from autopar.formulate.mean import mean_bytes
+from autopar.formulate.memory import ChainBytes, FloatArray
+from autopar.formulate.step import Pipeline
+from autopar.formulate.tables import IntArray, Slot, Tables
+from autopar.formulate.weights import Weights, kind_weights, problem, weights
+from autopar.plan import BlockPlan
+from autopar.problem import Choice, Problem, Solution
+from autopar.program.lower import LoweredKind, lower_blocks
+from autopar.recompute import Recompute
+from autopar.search.blocks import assemble_blocks
+from autopar.search.hull import Hull
+from autopar.search.submeshes import Submesh
+from autopar.simulate.ranges import chain_bytes
+
+Solve = Callable[[Problem, float], Solution]
+"""Solves a problem, or proves that its optimum is above a cutoff."""
+
+FREE_STEPS, PRICED_STEPS = 3, 4
+"""Prices that are tried for more choices, without and with a price on memory."""
+
+ROOMY = 0.3
+"""Share of the limit up to which a mean stage leaves enough room for all others."""
+
+RATIOS = (0.1, 1.0, 10.0)
+"""Price of all bytes of a mean stage over its time, where memory may bind."""
+
+MOST_CHOICES = 8
+"""Choices of a mesh."""
+
+ELSEWHERE = 1e-3
+"""Blocks that a kind counts as where a stage has none."""
+
+SHARE = 0.02
+"""Kinds of blocks that take less than this of the model's time count as free in a bound."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A choice of placements on a mesh.
+
+    Attributes:
+        submesh: The mesh, and where it can lie.
+        tables: What was chosen from.
+        choice: What was chosen.
+        totals: (kinds, slots) seconds of one instance.
+        blocks: The placements.
+        lowered: The blocks, lowered.
+        memory: What ranges of blocks hold.
+    """
+
+    submesh: Submesh
+    tables: Tables
+    choice: Choice
+    totals: FloatArray
+    blocks: tuple[BlockPlan, ...]
+    lowered: dict[int, LoweredKind]
+    memory: ChainBytes
+
+    @classmethod
+    def of(cls, submesh: Submesh, tables: Tables, choice: Choice, *, trains: bool) -> "Placed":
+        """Return a choice with all that follows from it."""
+        blocks = assemble_blocks(tables, choice)
+        lowered = lower_blocks(blocks, tables.folded, tables.resharder)
+        memory = chain_bytes(lowered, tables.folded, trains=trains)
+        return cls(submesh, tables, choice, tables.block_seconds(choice), blocks, lowered, memory)
+
+    @property
+    def hands(self) -> tuple[object, ...]:
+        """How and where it holds what stages hand to each other."""
+        return self.submesh, tuple((block.arrivals, block.departures) for block in self.blocks)
+
+
+def least_seconds(tables: Tables, solve: Solve, rough: FloatArray) -> FloatArray:
+    """Return by kind a lower bound on the seconds of both passes of a block, whatever is chosen, (kinds,).
+
+    Args:
+        tables: The decisions.
+        solve: Solver of placement problems.
+        rough: (kinds,) share of each kind in the model's time, about.
+    """
+    host = tables.host_seconds.sum(axis=1)
+    least = host.copy()
+    for kind in np.flatnonzero(rough >= SHARE).tolist():
+        solution = solve(problem(tables, kind_weights(tables, kind, 0.0)), math.inf)
+        least[kind] = max(least[kind], solution.bound)
+    return np.asarray(np.maximum(0.0, least))
+
+
+def rough_shares(tables: Tables) -> FloatArray:
+    """Return the share of each kind of block in the model's time, each op alone at its fastest, (kinds,)."""
+    seconds = np.zeros(len(tables.folded.kinds))
+    for node in tables.nodes:
+        if node.slot in (Slot.FORWARD, Slot.BACKWARD, Slot.BACKWARD_WEIGHT):
+            seconds[node.kind] += node.share * float(node.seconds.min())
+    counts = np.array([kind.count for kind in tables.folded.kinds])
+    total = float(counts @ seconds)
+    return np.asarray(counts * seconds / total) if total else np.ones(len(seconds))
+
+
+def pareto_choices(
+    tables: Tables,
+    pipeline: Pipeline,
+    limit: float,
+    flavours: Sequence[Recompute],
+    fastest: Sequence[Recompute],
+    solve: Solve,
+    stopped: Callable[[], bool],
+) -> list[Choice]:
+    """Return choices from the fastest to those that hold least, as prices on memory rise.
+
+    Args:
+        tables: The decisions.
+        pipeline: Equal stages of this mesh, which say how often each price counts.
+        limit: Bytes per device.
+        flavours: What blocks may recompute.
+        fastest: By kind the least of it.
+        solve: Solver of placement problems.
+        stopped: Whether to end now.
+    """
+    found: dict[Choice, None] = {}
+    hull = Hull(tables, step_program(tables, pipeline, limit, flavours=flavours, fastest=fastest), solve)
+    instance = problem(tables, weights(tables, pipeline, recompute=fastest, hidden=1.0, bounding=False))
+    first = solve(instance, math.inf)
+    if first.choice is None:
+        return []
+    found[first.choice] = None
+    hull.add(first.choice)
+    for memory, steps in ((False, FREE_STEPS), (True, PRICED_STEPS)):
+        for _ in range(steps):
+            if stopped() or not hull.step(math.inf, lambda choice: found.setdefault(choice), memory=memory):
+                break
+    for flavour in dict.fromkeys((flavours[0], flavours[-1])):
+        # A stage may have to hold more than the mean one, by which the hull prices memory.
+        mean = mean_bytes(tables, pipeline, limit, [flavour] * len(tables.folded.kinds))
+        used = mean.excess(tables, first.choice) + mean.limit
+        if used < ROOMY * limit:
+            continue
+        for ratio in RATIOS:
+            if not stopped():
+                price = ratio * first.cost / max(used, 1.0)
+                choice = solve(mean.priced(instance, tables, price), math.inf).choice
+                if choice is not None:
+                    found[choice] = None
+    return [choice for choice in found if np.isfinite(tables.block_seconds(choice)).all()]
+
+
+def range_choice(tables: Tables, pipeline: Pipeline, counts: IntArray, solve: Solve) -> Choice | None:
+    """Return the fastest choice for a stage with so many blocks of each kind, (kinds,); None if there is none.
+
+    Other blocks count so little that they are placed well, and decide nothing.
+    """
+    flavours = [Recompute.NONE] * len(counts)
+    plain = weights(tables, pipeline, recompute=flavours, hidden=1.0, bounding=False)
+    held = np.maximum(counts, ELSEWHERE) / np.array([kind.count for kind in tables.folded.kinds])
+    choice = solve(problem(tables, Weights(plain.factors * held[:, None], False)), math.inf).choice
+    return choice if choice is not None and np.isfinite(tables.block_seconds(choice)).all() else None
+
+
+def undominated(placed: Sequence[Placed]) -> list[Placed]:
+    """Return the choices that no other one beats for every kind of block, in time and in memory."""
+    figures = [_figures(own) for own in placed]
+    return [
+        own
+        for number, own in enumerate(placed)
+        if not any(
+            (other <= figures[number]).all() and ((other < figures[number]).any() or before < number)
+            for before, other in enumerate(figures)
+            if before != number
+        )
+    ]
+
+
+def _figures(own: Placed) -> FloatArray:
+    """Return what counts of a choice: seconds and bytes of each kind of block."""
+    bytes_kept = [
+        own.memory.stage(index, index + 1, (flavour,))
+        for flavour in own.memory.flavours
+        for index in _first_blocks(own.memory.chain)
+    ]
+    slots = [Slot.FORWARD, Slot.BACKWARD, Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE]
+    return np.concatenate([own.totals[:, slots].ravel(), own.memory.resident, np.ravel(bytes_kept)])
+
+
+def _first_blocks(chain: Sequence[int]) -> list[int]:
+    """Return the first block of each kind."""
+    return [chain.index(kind) for kind in dict.fromkeys(chain)]

@@ -1,0 +1,184 @@
+"""The best plans besides the best one: each the best of those akin to no better one, and what is proven.
+
+What is left when a plan is set aside with all that are akin to it is covered by the *branches* of its configuration
+(`branches.py`), each a cell of its own with a bound. The cell with the least bound is worked on until its best plan is
+known; if that is among the plans wanted, or akin to one of them, it is set aside in turn. This is how Lawler
+(1972, Management Science 18) lists the k best solutions. It ends when no cell has a bound below the last plan wanted,
+or when as much work was spent as `SHARE` allows; the least bound of the cells left is what is proven.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autopar.problem import OPTIMALITY_TOLERANCE, Choice
+from autopar.search.branches import Branch, Keeping, Sequential, branches_of
+from autopar.search.outcome import Candidate, Outcome, Stage, Standing
+from autopar.search.pieces import Cell, Finding, Piece, Work
+from autopar.search.space import Family
+from autopar.search.sweep import Series
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.planner import Search
+
+SHARE = 0.5
+"""Work spent on other plans than the best, relative to that on the best."""
+
+LEAST_WORK = 3e9
+"""Units of work that are always spent on them if need be: a few seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class _Left:
+    """A cell that is left.
+
+    Attributes:
+        cell: Family and branches.
+        bound: No plan of it has a lower objective, in seconds.
+        stage: How far the work on it is.
+        best: Its best plan so far.
+        starts: Choices to begin with.
+    """
+
+    cell: Cell
+    bound: float
+    stage: Stage
+    best: Candidate | None = None
+    starts: tuple[Choice, ...] = ()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing better will be found in it."""
+        near = self.best is not None and self.best.objective <= self.bound * (1 + OPTIMALITY_TOLERANCE)
+        return self.stage is Stage.DONE or near
+
+    def holds(self, other: "_Left") -> bool:
+        """Whether all plans of another cell are plans of this one."""
+        (family, branches), (narrower, more) = self.cell, other.cell
+        return set(branches) <= set(more) and set(narrower) <= set(family)
+
+
+class RunnersUp(Series):
+    """Works on the cell with the least bound until no other plan can be among those wanted.
+
+    Args:
+        search: What it is part of.
+        outcome: What is known, and is added to.
+        known: All families of the space that is open.
+        lowest: No plan of the space has a lower objective, in seconds.
+    """
+
+    def __init__(self, search: "Search", outcome: Outcome, known: Sequence[Family], lowest: float) -> None:
+        self._search, self._outcome, self._lowest = search, outcome, lowest
+        self._limit = outcome.work + max(LEAST_WORK, SHARE * outcome.work)
+        self._cells: list[_Left] = []
+        self._open: list[tuple[float, int]] = []
+        self._busy: dict[int, int] = {}
+        self._made: set[Cell] = set()
+        self._closed = math.inf
+        best: dict[Family, Candidate] = {}
+        of = {configuration: family for family in known for configuration in family}
+        for candidate in outcome.candidates:
+            if candidate.configuration in of:
+                best.setdefault(of[candidate.configuration], candidate)
+        for family in known:
+            standing = outcome.standings.get(family) or Standing(search.least(family), Stage.NEW)
+            self._add(_Left((family, ()), standing.bound, standing.stage, best.get(family)))
+
+    @property
+    def complete(self) -> float:
+        """No plan that is not akin to one of the best few has a lower objective, in seconds."""
+        bounds = [*(bound for bound, _ in self._open), *(self._cells[number].bound for number in self._busy.values())]
+        return min([self._closed, *bounds])
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`."""
+        self._set_aside()
+        more = self._busy or (self._open and self._open[0][0] < self._threshold())
+        return self._outcome.work >= self._limit or not more
+
+    def piece(self, index: int) -> Piece | None:
+        """See `Series.piece`: there is nothing to do while others are at what could be done."""
+        if not self._open or self._open[0][0] >= self._threshold():
+            return None
+        bound, number = heapq.heappop(self._open)
+        left = self._cells[number]
+        self._busy[index] = number
+        family, branches = left.cell
+        work = Work.BOUND if left.stage is Stage.NEW else Work.ADVANCE
+        return Piece(work, family, bound, self._threshold(), branches=branches, starts=left.starts)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        if finding is None:
+            return
+        number = self._busy.pop(index)
+        left = self._cells[number]
+        was_new = left.stage is Stage.NEW
+        left.bound = max(left.bound, finding.bound)
+        left.best = min(
+            (found for found in (left.best, finding.best) if found is not None),
+            key=lambda candidate: candidate.objective,
+            default=None,
+        )
+        if not finding.is_final:
+            left.stage = Stage.OPEN
+        elif not was_new or math.isinf(finding.bound):
+            left.stage = Stage.DONE
+        self._outcome.take(finding, self._search.keep)
+        heapq.heappush(self._open, (left.bound, number))
+        detail = " ".join([str(left.cell[0][0]), *map(str, left.cell[1])])
+        self._search.tell(self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
+
+    def _threshold(self) -> float:
+        """Return the step time from which on plans are not among those wanted."""
+        distinct = self._outcome.distinct()
+        wanted = self._search.keep
+        return math.inf if len(distinct) < wanted else distinct[wanted - 1].objective * (1 - OPTIMALITY_TOLERANCE)
+
+    def _set_aside(self) -> None:
+        """Set the best plans of cells aside that nothing is left to do on, and go on with what else there is."""
+        threshold = self._threshold()
+        while self._open:
+            bound, number = self._open[0]
+            left = self._cells[number]
+            left.bound = max(other.bound for other in self._cells if other.holds(left))
+            if left.bound > bound:
+                heapq.heapreplace(self._open, (left.bound, number))
+                continue
+            if bound >= threshold or not left.is_settled:
+                return
+            heapq.heappop(self._open)
+            if left.best is None or left.best.objective >= threshold:
+                self._closed = min(self._closed, bound)
+            else:
+                self._divide(left, left.best)
+
+    def _divide(self, left: _Left, best: Candidate) -> None:
+        """Go on with the branches of a cell that its best plan and those akin to it are not on."""
+        family, branches = left.cell
+        found = branches_of(best, family)
+        starts = (best.choice,)
+        if found.others:
+            self._add(_Left((found.others, branches), left.bound, Stage.NEW, starts=starts))
+        for branch in found.branches:
+            if _is_new(branch, branches):
+                cell = family, tuple(sorted((*branches, branch), key=repr))
+                self._add(_Left(cell, left.bound, Stage.NEW, starts=starts if isinstance(branch, Keeping) else ()))
+
+    def _add(self, left: _Left) -> None:
+        if left.cell not in self._made:
+            self._made.add(left.cell)
+            heapq.heappush(self._open, (left.bound, len(self._cells)))
+            self._cells.append(left)
+
+
+def _is_new(branch: Branch, branches: Sequence[Branch]) -> bool:
+    """Whether a branch leaves something of others that they do not, or what they exclude: that has cells of its own."""
+    match branch:
+        case Sequential():
+            return not any(isinstance(other, Sequential) and other.axis == branch.axis for other in branches)
+        case _:
+            return branch not in branches

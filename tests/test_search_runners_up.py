@@ -1,0 +1,169 @@
+"""The plans besides the best one, held against enumeration and against random plans."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import islice, product
+
+import numpy as np
+import pytest
+
+from autopar.formulate.step import Split, step_time
+from autopar.formulate.weights import problem, weights
+from autopar.plan import StagePlan
+from autopar.problem import Choice, Problem
+from autopar.recompute import Recompute
+from autopar.search.attempt import Attempt
+from autopar.search.blocks import assemble_blocks
+from autopar.search.branches import Branch, Keeping, Levels, apply, branches_of
+from autopar.search.outcome import Outcome
+from autopar.search.roles import roles_of_axes
+from autopar.search.signature import Signature, distinct, signature
+from autopar.search.space import families
+from autopar.task import Effort, Task, prepare
+from tests.formulations import DIMS, lowered_bytes, optimum, splits, stage_peak
+
+Ranges = tuple[tuple[int, int], ...]
+
+CLOSE = 3e-6
+"""Relative: placement problems are proven optimal to 1e-6 each, and a plan is compared with another one."""
+
+BASE = Signature((("dp", 1, 8), ("tp", 0, 4)), 2, "1f1b", 8, "selective")
+
+
+@cache
+def _task(mode: str = "train", memory: float | None = None, gpus: int = 2, batch: int = 4) -> Task:
+    dims = DIMS["mlp-xs"] | {"num_layers": 2}
+    return prepare("zoo:mlp-xs", gpus=gpus, global_batch=batch, mode=mode, dims=dims, memory_limit=memory)
+
+
+def _run(task: Task, keep: int = 3) -> Outcome:
+    return task.search(Effort(top_k=keep)).run(task.space)
+
+
+def test_recomputing_more_is_another_plan_and_recomputing_less_is_not() -> None:
+    """A slower plan that keeps less takes less memory; one that keeps more is of no use."""
+    more, less = replace(BASE, recompute="full"), replace(BASE, recompute="none")
+
+    assert not more.is_akin_to(BASE)
+    assert less.is_akin_to(BASE)
+    assert BASE.is_akin_to(BASE)
+    assert not replace(less, num_microbatches=4).is_akin_to(BASE)
+    assert distinct([BASE, less, more, BASE, replace(more, schedule="gpipe")], lambda own: own) == [
+        BASE,
+        more,
+        replace(more, schedule="gpipe"),
+    ]
+
+
+@pytest.mark.parametrize(("memory", "keep", "proven"), [(None, 4, False), (None, 3, True), (1400.0, 3, True)])
+def test_the_best_plans_by_enumeration(memory: float | None, keep: int, proven: bool) -> None:
+    """On two devices every choice of every configuration under every split, without those akin to better ones.
+
+    Inference of two layers, where the roles of axes are never half and half in what is best. The fourth plan is a
+    pipeline, whose bound does not see the time of its hops.
+    """
+    task = _task("infer", memory)
+    attempts = [task.search(Effort()).attempt((configuration,), np.inf) for configuration in task.space]
+    found = sorted(
+        (seconds, number, choice, split)
+        for number, own in enumerate(attempts)
+        if own is not None
+        for seconds, choice, split in _everything(own)
+    )
+    expected: list[tuple[float, Signature]] = []
+    for seconds, number, choice, ranges in found:
+        own = attempts[number]
+        assert own is not None
+        item = seconds, _signature(own, choice, ranges)
+        if any(item[1].is_akin_to(faster) for _, faster in expected):
+            continue
+        split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
+        bytes_of = lowered_bytes(own.tables, choice)
+        peaks = [stage_peak(bytes_of, own.pipeline, split, stage) for stage in range(len(ranges))]
+        if max(peaks) <= task.job.memory_limit:
+            expected.append(item)
+        if len(expected) > keep:
+            break
+
+    outcome = _run(task, keep)
+
+    plans = outcome.distinct()[:keep]
+    assert [plan.objective for plan in plans] == pytest.approx([seconds for seconds, _ in expected[:keep]], rel=CLOSE)
+    assert outcome.complete <= expected[keep][0] * (1 + CLOSE)
+    assert (outcome.complete >= plans[-1].objective * (1 - CLOSE)) is proven
+
+
+def _everything(own: Attempt) -> Iterator[tuple[float, Choice, Ranges]]:
+    """Yield step time, choice and cut of every plan of inference, whatever memory it takes.
+
+    On one device all choices are alike: one in a hundred will do.
+    """
+    tables, pipeline = own.tables, own.pipeline
+    every = product(*(range(node.count) for node in tables.nodes))
+    for choice in every if tables.mesh.size > 1 else islice(every, 0, None, 100):
+        totals = tables.block_seconds(choice)
+        if np.isfinite(totals).all():
+            hop = own._hop(choice)
+            for ranges in splits(tables.folded.num_blocks, pipeline.num_stages):
+                split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
+                yield step_time(totals, tables.folded.chain, pipeline, split, hop).seconds, choice, ranges
+
+
+def _signature(own: Attempt, choice: Choice, ranges: Ranges) -> Signature:
+    blocks = assemble_blocks(own.tables, choice)
+    stages = tuple(StagePlan(part, (0, 1), "none") for part in ranges)
+    roles = roles_of_axes(own.configuration.mesh.axes, blocks, own.tables.folded)
+    return signature(own.configuration, stages, blocks, roles)
+
+
+@pytest.mark.parametrize("memory", [None, 7.0e3])
+def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> None:
+    """Random plans of every configuration that are akin to none of those returned, on every branch of those."""
+    task = _task(memory=memory)
+    outcome = _run(task)
+    plans = outcome.distinct()[:3]
+    rng = np.random.default_rng(0)
+
+    tried = 0
+    for family in families(task.space):
+        search = task.search(Effort())
+        own = search.attempt(family, np.inf)
+        assert own is not None
+        cells: list[tuple[Branch, ...]] = [()]
+        cells += [(branch,) for plan in plans for branch in branches_of(plan, family).branches if _fits(branch, own)]
+        for cell in cells:
+            left = apply(cell, own.tables, search.constraints)
+            if left is None:
+                continue
+            attempt = Attempt(replace(search, constraints=left[1]), family, left[0], np.inf)
+            for price in rng.random((2, 2)):
+                weighting = weights(
+                    attempt.tables, attempt.pipeline, recompute=Recompute.NONE, hidden=price[0], bounding=False
+                )
+                noisy = _noisy(problem(attempt.tables, weighting), price[1], rng)
+                choice = optimum(noisy)[1]
+                attempt._consider(choice)
+            if attempt.best is None or any(attempt.best.signature.is_akin_to(plan.signature) for plan in plans):
+                continue
+            tried += 1
+            assert attempt.best.objective >= outcome.complete * (1 - CLOSE)
+
+    assert tried >= 8
+
+
+def _fits(branch: Branch, own: Attempt) -> bool:
+    """Whether the mesh has the axes that a branch speaks of."""
+    match branch:
+        case Keeping():
+            return True
+        case Levels():
+            return max(branch.axes) < len(own.tables.mesh.axes)
+        case _:
+            return branch.axis < len(own.tables.mesh.axes)
+
+
+def _noisy(instance: Problem, share: float, rng: np.random.Generator) -> Problem:
+    """Return the problem with costs of nodes changed at random, so that its optimum is another choice."""
+    costs = tuple(cost * (1 + share * rng.random(len(cost))) for cost in instance.node_costs)
+    return replace(instance, node_costs=costs)

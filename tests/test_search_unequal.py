@@ -1,0 +1,282 @@
+"""The search over stages with meshes of their own: what is listed, what bounds it, what it finds, and that it pays."""
+
+import math
+import time
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autopar import solve, solvers
+from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
+from autopar.errors import PinError
+from autopar.pins import Choices, Pins
+from autopar.plan import Plan
+from autopar.search.floor import floor
+from autopar.search.legs import Options
+from autopar.search.outcome import Candidate, Outcome
+from autopar.search.planner import Search
+from autopar.search.space import Configuration, configurations
+from autopar.search.submeshes import nearest, submeshes, unequal
+from autopar.search.unequal import UnequalAttempt, least_unequal
+from autopar.simulate import simulate
+from autopar.solvers import staging as dynamic
+from autopar.staging import Leg, Route
+from tests.executions import COSTS, Execution, model_rules, written
+
+GPUS, SAMPLES, COUNT = 6, 4, 2
+"""Six devices and four samples per microbatch: dp=3 divides no batch."""
+
+
+@cache
+def _execution() -> Execution:
+    return Execution.of("gpt2", SAMPLES, COUNT)
+
+
+def _search(cache_dir: Path, limit: float = 1e12) -> Search:
+    """Return a search for a tiny model on six slow devices."""
+    folded, rules = _execution().folded, model_rules("gpt2", cache_dir)
+    costs = replace(COSTS, cluster=COSTS.cluster.of_job(GPUS))
+    own = floor(folded, folded, (SAMPLES, SAMPLES), costs)
+    return Search(
+        folded=lambda _: folded,
+        rules=lambda _: rules,
+        costs=costs,
+        solver=solvers.load("auto"),
+        floor=own,
+        global_batch=SAMPLES * COUNT,
+        memory_limit=limit,
+        keep=3,
+        time_limit=120.0,
+        progress=lambda _: None,
+        should_stop=lambda: False,
+        unequal=unequal(_space(folded.num_blocks), costs.cluster, GPUS, folded.num_blocks),
+        floors=(own,),
+    )
+
+
+def _space(num_blocks: int) -> list[Configuration]:
+    listed = configurations(
+        gpus=GPUS,
+        devices_per_node=GPUS,
+        num_blocks=num_blocks,
+        global_batch=SAMPLES * COUNT,
+        batch_of_model=None,
+        mode="train",
+    )
+    return [each for each in listed if each.num_microbatches == COUNT]
+
+
+def _attempt(search: Search) -> UnequalAttempt:
+    assert search.unequal is not None
+    return UnequalAttempt(
+        search, search.unequal.submeshes, search.unequal, COUNT, lambda: False, lambda: time.monotonic() + 60
+    )
+
+
+@cache
+def _options(cache_dir: Path) -> tuple[Search, UnequalAttempt, Options]:
+    search = _search(cache_dir)
+    attempt = _attempt(search)
+    return search, attempt, _all_of(attempt)
+
+
+def _all_of(attempt: UnequalAttempt) -> Options:
+    options = attempt.options()
+    assert options is not None, "the tiny model can be placed on every mesh"
+    return options
+
+
+def _random_route(options: Options, rng: np.random.Generator) -> Route:
+    """Return any route of two or three stages that the problem allows."""
+    problem = options.staging
+    for _ in range(10_000):
+        count = int(rng.integers(2, 4))
+        cuts = [0, *sorted(rng.choice(np.arange(1, problem.num_blocks), count - 1, replace=False).tolist())]
+        device, legs = 0, []
+        for start, stop in pairwise([*cuts, problem.num_blocks]):
+            option, column = int(rng.integers(len(problem.sizes))), int(rng.integers(2))
+            legs.append(Leg(start, stop, device, option, column))
+            device += int(problem.sizes[option])
+        if math.isfinite(problem.value(tuple(legs))):
+            return tuple(legs)
+    raise AssertionError("most problems have routes")
+
+
+def test_stages_lie_in_nodes_or_on_whole_ones() -> None:
+    """24 devices on nodes of 8: 1, 2, 4 and 8 anywhere in a node, 16 from a node on."""
+    found = list(submeshes(PRESETS["h100"], 24))
+
+    assert {each.mesh.size for each in found} == {1, 2, 4, 8, 16}
+    for each in found:
+        size = each.mesh.size
+        assert all(start % 8 + size <= 8 if size < 8 else start % 8 == 0 for start in each.starts)
+        assert all(start + size <= 24 for start in each.starts)
+    assert [each.starts for each in found if each.mesh.size == 16] == [(0, 8)] * 3
+
+
+def test_stages_lie_in_one_group_of_nodes() -> None:
+    """Eight A100, then eight V100: whole nodes of either, no stage on both."""
+    found = list(submeshes(_two_generations(), 16))
+
+    assert {each.group for each in found} == {0, 1}
+    assert all(start // 8 == (start + each.mesh.size - 1) // 8 == each.group for each in found for start in each.starts)
+
+
+def test_the_meshes_that_are_kept_are_nearest_to_the_best_equal_ones() -> None:
+    """Of sixteen nodes, sizes around 32, all meshes of a size or none."""
+    found = list(submeshes(PRESETS["a100"], 128))
+
+    kept = nearest(found, 32)
+
+    sizes = {each.mesh.size for each in kept}
+    assert len(kept) <= 16
+    assert {16, 32} <= sizes
+    assert all(each in kept for each in found if each.mesh.size in sizes)
+
+
+def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
+    """Floor, relaxed problem, best route, any route: each is at most the next, and the formula is at least a value."""
+    search, attempt, options = _options(cache_dir)
+    assert search.unequal is not None
+    lowest = least_unequal(search, search.unequal, COUNT)
+    relaxed, best = dynamic.solve(attempt.relaxed()), dynamic.solve(options.staging)
+    rng = np.random.default_rng(3)
+    found = [_random_route(options, rng) for _ in range(300)]
+
+    assert 0 < lowest <= relaxed.bound <= best.bound <= best.seconds
+    for route in found:
+        value = options.staging.value(route)
+        assert value >= best.bound
+        assert options.time(route).seconds >= value * (1 - 1e-9)
+
+
+def test_the_value_of_a_route_is_the_formula_where_hand_overs_take_no_time(cache_dir: Path) -> None:
+    """One source of costs: with hand-overs in no time the pace is that of the slowest stage, as solvers take it."""
+    _, _, options = _options(cache_dir)
+    nothing = np.zeros_like(options.staging.ahead)
+    free = replace(options, staging=replace(options.staging, ahead=nothing, back=nothing))
+    rng = np.random.default_rng(4)
+
+    for route in [_random_route(free, rng) for _ in range(100)]:
+        assert free.time(route).seconds == pytest.approx(free.staging.value(route), rel=1e-9)
+
+
+def test_a_searched_plan_of_unequal_stages_trains_like_the_model(cache_dir: Path) -> None:
+    """Loss, gradients and updated states of the best plan of six devices, and of plans whose stages must differ."""
+    search, attempt, options = _options(cache_dir)
+    outcome = Outcome()
+    attempt.run(outcome)
+    best = outcome.candidates[0]
+    rng = np.random.default_rng(5)
+    mixed = [
+        route
+        for route in (_random_route(options, rng) for _ in range(40))
+        if len({_size(options, leg) for leg in route}) > 1
+    ]
+
+    for candidate in [best, *(attempt.candidate(options, route) for route in mixed[:3])]:
+        plan = written(candidate, search.global_batch, True)
+        assert plan.stages[-1].devices[1] == GPUS
+        _execution().check(plan)
+
+
+def _size(options: Options, leg: Leg) -> int:
+    return int(options.staging.sizes[leg.option])
+
+
+def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
+    """Six devices and a batch that three do not divide: the best plan has unequal stages, and the bound is below it."""
+    search = _search(cache_dir)
+    space = _space(_execution().folded.num_blocks)
+
+    found, equal = search.run(space), replace(search, unequal=None).run(space)
+
+    assert found.unequal is not None
+    assert found.unequal.opened == (COUNT,)
+    assert found.best < 0.9 * equal.best
+    assert found.bound <= found.best
+    assert found.bound <= found.unequal.bound
+    draft = found.candidates[0].draft
+    assert draft is not None
+    assert len({stage.devices[1] - stage.devices[0] for stage in draft.stages}) > 1
+    assert any("stages with meshes of their own" in line for line in found.unequal.words(found.best))
+    assert _simulated(search, found.candidates[0]) < 0.9 * _simulated(search, equal.candidates[0])
+
+
+def _simulated(search: Search, candidate: Candidate) -> float:
+    """Return the step seconds of a candidate's plan in the simulator."""
+    program = _execution().program(written(candidate, search.global_batch, True))
+    return simulate(program, search.costs).step_seconds
+
+
+def test_memory_limits_count(cache_dir: Path) -> None:
+    """With less memory than the best plan takes, plans found keep to it; with next to none there is none."""
+    _, _, free = _options(cache_dir)
+    best = dynamic.solve(free.staging)
+    tight = _all_of(_attempt(_search(cache_dir, 0.95 * _peak(free, best.route))))
+    none = _attempt(_search(cache_dir, 1e3))
+
+    found = dynamic.solve(tight.staging)
+
+    assert found.seconds > best.seconds
+    assert _peak(tight, found.route) <= 0.95 * _peak(free, best.route)
+    assert dynamic.solve(none.relaxed()).bound == math.inf
+
+
+def _peak(options: Options, route: Route) -> float:
+    """Return the bytes of the fullest stage as the simulator counts them."""
+    flying = range(len(route), 0, -1)
+    return max(
+        options.placed[leg.option].memory.peak(leg.start, leg.stop, min(COUNT, number), flavours)
+        for leg, number, flavours in zip(route, flying, options.flavours(route), strict=True)
+    )
+
+
+def _two_generations() -> Cluster:
+    a100, v100 = PRESETS["a100"], PRESETS["v100"]
+    return Cluster.mixed("two", (NodeGroup(1, a100), NodeGroup(1, v100)), Link("Ethernet", 5e9, 30e-6))
+
+
+def _solve(cache_dir: Path, **arguments: object) -> Plan:
+    plan = solve("zoo:gpt2", dims={"num_layers": 4}, cache_dir=cache_dir, **arguments)  # type: ignore[arg-type]
+    return plan
+
+
+@pytest.mark.slow  # two whole searches of a model of real size on 16 devices
+def test_different_nodes_get_different_stages(cache_dir: Path) -> None:
+    """On A100 and V100 a stage on each beats one mesh of both, at the pace of the slower, in the simulator."""
+    plan = _solve(
+        cache_dir, gpus=16, cluster=_two_generations(), global_batch=128, pins=Pins(pin=Choices(microbatches=(8,)))
+    )
+
+    equal = [other for other in plan.alternatives if not other.variants]
+    assert plan.simulated is not None
+    assert plan.variants
+    assert equal
+    assert all(
+        plan.simulated.step_seconds < other.simulated.step_seconds for other in equal if other.simulated is not None
+    )
+    assert plan.objective == pytest.approx(plan.simulated.step_seconds, rel=0.02)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_three_stages_on_eight_devices_can_be_pinned(cache_dir: Path) -> None:
+    """No equal meshes make three stages of eight devices."""
+    pins = Pins(pin=Choices(stages=(3,), microbatches=(8,)))
+
+    plan = _solve(cache_dir, gpus=8, cluster="a100", global_batch=32, pins=pins)
+
+    assert len(plan.stages) == 3
+    assert plan.stages[-1].devices[1] == 8
+    with pytest.raises(PinError, match="stages"):
+        _solve(
+            cache_dir,
+            gpus=8,
+            cluster="a100",
+            global_batch=32,
+            pins=Pins(pin=Choices(stages=(3,), mesh=((("", 2), ("", 2)),))),
+        )

@@ -1,0 +1,130 @@
+"""Staging problems: the dynamic program, HiGHS and CP-SAT against every route there is."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.solvers.staging import solve
+from autopar.solvers.staging_program import solve_cp_sat, solve_highs
+from autopar.staging import Leg, Staged, Staging
+from tests.stagings import random_staging, routes
+
+SOLVERS: dict[str, Callable[[Staging, float], Staged]] = {
+    "dynamic program": solve,
+    "highs": solve_highs,
+    "cp-sat": solve_cp_sat,
+}
+ROUNDED = 1e-9
+"""CP-SAT rounds seconds down, relative to the largest."""
+
+
+def _best(problem: Staging) -> float:
+    return min((problem.value(route) for route in routes(problem)), default=math.inf)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**20))
+@example(seed=2)
+@example(seed=7)
+def test_no_route_is_better_than_the_one_found(name: str, seed: int) -> None:
+    """The value is that of the best of all routes, one by one, and the bound is below it, but hardly."""
+    problem = random_staging(seed)
+    best = _best(problem)
+
+    found = SOLVERS[name](problem, 2 * best if math.isfinite(best) else 1e3)
+
+    assert found.seconds == (pytest.approx(best, rel=2 * OPTIMALITY_TOLERANCE) if math.isfinite(best) else math.inf)
+    assert problem.value(found.route) == found.seconds
+    assert found.bound <= best * (1 + ROUNDED)
+    assert found.bound >= best * (1 - 1e-5)
+
+
+def test_most_random_problems_have_routes() -> None:
+    """Else the test above would say little."""
+    found = [math.isfinite(_best(random_staging(seed))) for seed in range(30)]
+
+    assert sum(found) > 15
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**20))
+def test_a_cutoff_below_the_best_route_is_a_bound(seed: int) -> None:
+    """Nothing is found, and the bound is the cutoff; infinity if there is no route at all."""
+    problem = random_staging(seed)
+    best = _best(problem)
+
+    found = solve(problem, 0.99 * best if math.isfinite(best) else math.inf)
+
+    assert not found.route
+    assert found.bound == pytest.approx(0.99 * best) if math.isfinite(best) else found.bound == math.inf
+
+
+def test_a_step_by_hand() -> None:
+    """Two stages of 2 and 1 s, backwards 1 and 0.5 s, 0.1 s on and 0.2 s back, 3 microbatches, tails 0.5 and 4 s.
+
+    The first stage ends at 2 + 1 + 0.3 + 2 * 2 + 0.5; the second 1 + 0.2 earlier without tails: 7.3 - 1.2 + 4, then 1 s
+    fixed.
+    """
+    problem = Staging(
+        at=np.array([[0, -1], [1, -1]]),
+        sizes=np.array([1]),
+        starts=np.ones((1, 2), dtype=bool),
+        seconds=np.array([[[[np.inf], [1.0]]], [[[2.0], [np.inf]]]]),
+        lead=np.array([[[[0.0], [0.5]]], [[[1.0], [0.0]]]]),
+        slow=np.zeros((2, 1, 2, 1)),
+        tails=np.array([[[[0.0], [4.0]]], [[[0.5], [0.0]]]]),
+        ends=np.array([0]),
+        classes=np.array([0, 0]),
+        ahead=np.full((1, 1, 1, 2), 0.1),
+        back=np.full((1, 1, 1, 2), 0.2),
+        counts=frozenset({2}),
+        follow=2.0,
+        fixed=1.0,
+    )
+
+    found = solve(problem)
+
+    assert found.route == (Leg(0, 1, 0, 0, 0), Leg(1, 2, 1, 0, 0))
+    assert found.seconds == pytest.approx(7.3 - 1.2 + 4.0 + 1.0)
+
+
+def test_more_pairs_than_there_is_room_for_are_kept() -> None:
+    """Five equal stages whose rests and ends trade off need more room than the first try has."""
+    rng = np.random.default_rng(0)
+    at = np.array([[block, -1] for block in range(5)])
+    seconds = rng.uniform(1.0, 2.0, (5, 1, 5, 6))
+    problem = Staging(
+        at=at,
+        sizes=np.array([1]),
+        starts=np.ones((1, 5), dtype=bool),
+        seconds=seconds,
+        lead=0.5 * seconds,
+        slow=np.zeros_like(seconds),
+        tails=8.0 * (2.0 - seconds),  # the faster, the later the end
+        ends=np.array([0]),
+        classes=np.zeros(5, dtype=np.int64),
+        ahead=np.zeros((1, 1, 1, 5)),
+        back=np.zeros((1, 1, 1, 5)),
+        counts=frozenset({5}),
+        follow=1.0,
+    )
+
+    assert solve(problem).seconds == pytest.approx(_best(problem), rel=2 * OPTIMALITY_TOLERANCE)
+
+
+def test_what_breaks_a_rule_takes_for_ever() -> None:
+    """Gaps, another order, too few stages, places that are not allowed."""
+    problem = next(problem for seed in range(100) if len(solve(problem := random_staging(seed)).route) > 1)
+    best = solve(problem).route
+
+    assert problem.value(best[:-1]) == math.inf
+    assert problem.value(best[::-1]) == math.inf
+    assert replace(problem, counts=frozenset()).value(best) == math.inf
+    assert replace(problem, starts=np.zeros_like(problem.starts)).value(best) == math.inf
