@@ -21,7 +21,7 @@ from autopar.result_cache import ResultCache
 from autopar.search.engine import HERE, Engine
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
-from autopar.sizing.hope import Hope
+from autopar.sizing.hope import search_plans
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
 from autopar.verdict import conclude
 from autopar.workload import open_plan, open_workload
@@ -148,16 +148,14 @@ def plan_task(
     clock = PhaseClock(progress, task.phases)
     problems: dict[str, Problem] = {}
     with clock("search"):
-        hope = Hope(task, progress, should_stop)
-        search = task.search(
+        outcome = search_plans(
+            task,
             effort,
-            progress=hope.progress,
-            should_stop=hope.should_stop,
+            progress=progress,
+            should_stop=should_stop,
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
             engine=engine,
         )
-        outcome = search.run(task.space)
-        hope.rescue(outcome)
     if not outcome.candidates and not outcome.stopped:
         raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop)
     try:

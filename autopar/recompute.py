@@ -1,4 +1,4 @@
-"""What a block keeps of its forward for its backward: the flavours of recompute.
+"""What a block keeps of its forward for its backward: the flavours of recompute; and what can lie in host memory.
 
 A stage has one flavour for all its blocks, `"selective"`, or runs of them in the order of its blocks,
 `"full*4 none*2"`.
@@ -26,6 +26,17 @@ class Recompute(StrEnum):
 
 ON_DEVICE = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 """Flavours that need no host memory, from fastest to slowest."""
+
+BY_SECONDS = (Recompute.NONE, Recompute.OFFLOAD, Recompute.SELECTIVE, Recompute.FULL)
+"""All flavours, from fastest to slowest on a host link that takes no time."""
+
+
+class Hosted(StrEnum):
+    """What of a plan can lie in host memory: what blocks save (`Recompute.OFFLOAD`), and the optimizer's state."""
+
+    ACTIVATIONS = "activations"
+    OPTIMIZER = "optimizer"
+
 
 FLAVOURS = "none, offload, selective or full"
 """All of them, as errors name them."""

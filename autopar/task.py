@@ -118,6 +118,7 @@ class Task:
             hire=engine.hire,
             batch_dims=self.batch_dims if effort.solver == "grid" else None,
             constraints=self.constraints,
+            host_room=self.host_room,
             unequal=self.unequal,
             floors=tuple(
                 floor(small, large, samples, self.costs.on(range(first, first + 1))) for first in self._group_starts
@@ -135,6 +136,23 @@ class Task:
         """First device of each group of equal nodes."""
         groups = self.costs.cluster.groups
         return tuple(sum(group.devices for group in groups[:number]) for number in range(max(1, len(groups))))
+
+    @property
+    def opened(self) -> "Task":
+        """The task with all in its space that may lie in host memory."""
+        return replace(self, constraints=self.constraints.opened)
+
+    @property
+    def on_device(self) -> "Task":
+        """The task in whose space nothing lies in host memory but what is pinned there."""
+        return replace(self, constraints=replace(self.constraints, reserve=frozenset()))
+
+    @property
+    def host_room(self) -> float:
+        """Bytes of host memory per device that may be taken: its share of its host's; none if that is unknown."""
+        clusters = [own.cluster for own in self.costs.cluster.groups] or [self.costs.cluster]
+        hosts = [cluster.host for cluster in clusters]
+        return min(own.usable / min(own.devices, self.job.gpus) if own is not None else 0.0 for own in hosts)
 
     def rules_of(self, folded: Folded) -> Rules:
         """Return the rules of a graph of the job's; see `rules_for`."""
@@ -207,7 +225,14 @@ def pinned(task: Task, pins: Pins) -> Task:
     left = unequal_left(unequal(space, task.costs.cluster, job.gpus, blocks), pins, job.global_batch)
     frame = Frame(task.costs.cluster, job.gpus, job.global_batch, fixed, blocks, left)
     space, constraints = constrain(
-        space, pins, frame, workload.folded, task.rules_of, workload.batch_dims_of, trains=job.mode == "train"
+        space,
+        pins,
+        frame,
+        workload.folded,
+        task.rules_of,
+        workload.batch_dims_of,
+        trains=job.mode == "train",
+        host=task.costs.cluster.host is not None,
     )
     job = replace(job, pins=pins.to_mapping())
     return replace(task, job=job, space=space, pins=pins, constraints=constraints, unequal=left)

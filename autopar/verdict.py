@@ -17,7 +17,7 @@ from autopar.search.assemble import assemble
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
 from autopar.search.signature import Signature, distinct
-from autopar.search.space import closed_words, describe
+from autopar.search.space import closed_words, describe, hosted_words
 from autopar.simulate import Timeline, simulate
 from autopar.task import PhaseClock, Task
 
@@ -137,6 +137,7 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
 def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:
     proven = outcome.bound >= objective * (1 - OPTIMALITY_TOLERANCE)
     closed = frozenset(outcome.closed)
+    opened = replace(task.constraints, hosted=outcome.hosted)
     space = [configuration for configuration in task.space if configuration not in closed]
     return SearchReport(
         solver=solver,
@@ -144,8 +145,9 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
         objective=objective,
         bound=min(outcome.bound, objective),
         space=(
-            *describe(space, task.constraints.flavours()),
+            *describe(space, opened.flavours(), hosts_optimizer=opened.hosts_optimizer),
             *closed_words(outcome.closed, outcome.closed_floor),
+            *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_floor),
             *(outcome.unequal.words(objective) if outcome.unequal else ()),
             *words(task.pins),
         ),

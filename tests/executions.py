@@ -199,8 +199,24 @@ def solved_candidate(
     samples: int,
     limit: float = 1e12,
     costs: CostModel = COSTS,
+    constraints: Constraints = FREE,
 ) -> Candidate:
     """Return the same before it is written down."""
+    candidates = found_candidates(folded, rules, configuration, samples, limit, costs, constraints)
+    assert candidates, f"nothing fits {limit} bytes"
+    return candidates[0]
+
+
+def found_candidates(
+    folded: Folded,
+    rules: Rules,
+    configuration: Configuration,
+    samples: int,
+    limit: float,
+    costs: CostModel = COSTS,
+    constraints: Constraints = FREE,
+) -> list[Candidate]:
+    """Return what a search of one configuration finds."""
     batch = samples * configuration.num_microbatches
     search = Search(
         folded=lambda _: folded,
@@ -214,10 +230,9 @@ def solved_candidate(
         time_limit=120.0,
         progress=silent,
         should_stop=never,
+        constraints=constraints,
     )
-    candidates = search.run([configuration]).candidates
-    assert candidates, f"nothing fits {limit} bytes"
-    return candidates[0]
+    return search.run([configuration]).candidates
 
 
 def written(candidate: Candidate, batch: int, train: bool) -> Plan:

@@ -20,7 +20,7 @@ from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.problem import Problem
 from autopar.program.lower import lower_blocks
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
@@ -97,7 +97,8 @@ def splits(num_blocks: int, num_stages: int) -> list[tuple[tuple[int, int], ...]
 
 def stage_peak(memory: ChainBytes, pipeline: Pipeline, split: Split, stage: int) -> float:
     """Return the peak bytes of a stage."""
-    return memory.peak(*split.ranges[stage], pipeline.in_flight(stage), split.recompute[stage])
+    away = bool(split.offload) and split.offload[stage]
+    return memory.peak(*split.ranges[stage], pipeline.in_flight(stage), split.recompute[stage], offload=away)
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,13 @@ def chain_of(memory: BlockBytes, chain: tuple[int, ...], flavours: Sequence[Reco
     )
 
 
-def lowered_bytes(tables: Tables, choice: tuple[int, ...]) -> ChainBytes:
+def lowered_bytes(
+    tables: Tables, choice: tuple[int, ...], flavours: Sequence[Recompute] = ON_DEVICE, host_room: float = np.inf
+) -> ChainBytes:
     """Return what every range of blocks holds once lowered."""
     trains = any(op.phase is Phase.BACKWARD for op in tables.folded.graph.ops)
     lowered = lower_blocks(assemble_blocks(tables, choice), tables.folded, tables.resharder)
-    return chain_bytes(lowered, tables.folded, trains=trains)
+    return chain_bytes(lowered, tables.folded, trains=trains, flavours=flavours, host_room=host_room)
 
 
 def best_by_enumeration(
@@ -152,19 +155,26 @@ def best_by_enumeration(
     hop: float,
     constraints: Constraints = FREE,
 ) -> float:
-    """Return the least step seconds over all splits whose stages fit, whatever each of their blocks recomputes."""
+    """Return the least step seconds over all splits whose stages fit, whatever each of their blocks keeps where."""
     best = float("inf")
-    keeps = constraints.keeps or (frozenset(ON_DEVICE),) * len(memory.chain)
+    keeps = constraints.keeps or (frozenset(BY_SECONDS),) * len(memory.chain)
 
     @cache
-    def fitting(start: int, stop: int, in_flight: int) -> list[tuple[Recompute, ...]]:
+    def fitting(start: int, stop: int, in_flight: int) -> list[tuple[tuple[Recompute, ...], bool]]:
         each = product(*([f for f in memory.flavours if f in own] for own in keeps[start:stop]))
-        return [flavours for flavours in each if memory.peak(start, stop, in_flight, flavours) <= limit]
+        ways = [away for away in (False, True) if constraints.may_lie(start, stop, away=away)]
+        return [
+            (flavours, away)
+            for flavours, away in product(each, ways)
+            if memory.peak(start, stop, in_flight, flavours, offload=away) <= limit
+            and memory.host_bytes(start, stop, in_flight, flavours, offload=away) <= memory.host_room
+        ]
 
     for ranges in splits(len(memory.chain), pipeline.num_stages):
         if constraints.cuts is not None and not constraints.cuts.issuperset(start for start, _ in ranges[1:]):
             continue
         options = [fitting(*blocks, pipeline.in_flight(stage)) for stage, blocks in enumerate(ranges)]
-        for recompute in product(*options):
-            best = min(best, step_time(totals, memory.chain, pipeline, Split(ranges, recompute), hop).seconds)
+        for chosen in product(*options):
+            split = Split(ranges, tuple(own for own, _ in chosen), tuple(away for _, away in chosen))
+            best = min(best, step_time(totals, memory.chain, pipeline, split, hop).seconds)
     return best

@@ -1,5 +1,6 @@
 """Estimates by formula beside predictions by events, plan by plan."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -9,7 +10,7 @@ import pytest
 from autopar.cluster import load_cluster
 from autopar.cost import Stack
 from autopar.degrees import Degrees
-from autopar.errors import JobError, TacticError
+from autopar.errors import ClusterError, JobError, TacticError
 from autopar.estimates import Estimator
 from autopar.prediction import Predictor
 from autopar.workload import open_workload
@@ -92,6 +93,26 @@ def test_estimates_of_split_backwards_are_close(
     assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
 
 
+@pytest.mark.parametrize(("recompute", "offload"), [("offload", ""), ("none", "optimizer"), ("offload", "optimizer")])
+@pytest.mark.parametrize(
+    ("dp", "pp", "zero", "schedule"), [(1, 1, 0, "1f1b"), (8, 2, 1, "1f1b"), (4, 2, 3, "1f1b"), (4, 4, 1, "zb-h1")]
+)
+def test_estimates_with_host_memory_are_close(
+    recompute: str, offload: str, dp: int, pp: int, zero: int, schedule: str
+) -> None:
+    """Copies that passes do not hide, and what is on the device meanwhile; data-parallel devices share the state."""
+    degrees = Degrees(
+        dp=dp, pp=pp, zero=zero, schedule=schedule, recompute=recompute, offload=offload, microbatch=2,
+        global_batch=2 * dp * 12,
+    )  # fmt: skip
+
+    found = Estimator(_predictor(), CLUSTER, STACK).estimate([degrees])
+
+    timeline = _predictor().predict(degrees, CLUSTER, STACK).timeline
+    assert found.step_seconds[0] == pytest.approx(timeline.step_seconds, rel=CLOSE)
+    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
+
+
 @cache
 def _experts() -> Predictor:
     dims = {"num_layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "seq": 128, "vocab": 1024}
@@ -146,8 +167,6 @@ def test_plans_share_tables() -> None:
     [
         (Degrees(dp=2, ep=2, global_batch=8), "no parameter holds one matrix per expert"),
         (Degrees(pp=2, schedule="zb-v", global_batch=8), "runs two stages"),
-        (Degrees(dp=2, recompute="offload", global_batch=8), "no host memory"),
-        (Degrees(dp=2, offload="optimizer", global_batch=8), "no host memory"),
         (Degrees(pp=4, interleave=2, global_batch=6), "no whole number of rounds"),
         (Degrees(pp=16, global_batch=16), "cannot be cut into 16 stages"),
     ],
@@ -155,3 +174,11 @@ def test_plans_share_tables() -> None:
 def test_what_has_no_estimate_is_refused(degrees: Degrees, message: str) -> None:
     with pytest.raises((JobError, TacticError), match=message):
         Estimator(_predictor(), CLUSTER).estimate([degrees])
+
+
+@pytest.mark.parametrize("change", [{"recompute": "offload"}, {"offload": "optimizer"}])
+def test_clusters_without_hosts_offload_nothing(change: dict[str, str]) -> None:
+    degrees = replace(Degrees(dp=2, global_batch=8), **change)  # type: ignore[arg-type]
+
+    with pytest.raises(ClusterError, match="does not say how its devices reach host memory"):
+        Estimator(_predictor(), replace(CLUSTER, host=None)).estimate([degrees])

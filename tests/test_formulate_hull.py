@@ -6,16 +6,23 @@ import numpy as np
 import pytest
 
 from autopar.cost import CostModel, Overlap, Stack
+from autopar.discover import discover
 from autopar.formulate.building import build_tables
 from autopar.formulate.hull import step_program
+from autopar.formulate.offload import with_host
 from autopar.formulate.scheduled import scheduled_step, stage_works
 from autopar.formulate.step import Pipeline, Split, stage_times, step_time, time_of
 from autopar.formulate.tables import OUTSIDE, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.problem import Choice, Problem, Solution
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.program.lower import lower_blocks
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
+from autopar.search.blocks import assemble_blocks
 from autopar.search.hull import Hull
+from autopar.sharding import Mesh
+from autopar.simulate.offload import host_links
 from autopar.solvers import load
+from autopar.workload import open_workload
 from tests.formulations import COSTS, good_choice, lowered_bytes, random_choice, rules, splits, stage_peak, tables
 
 TOLERANCE = 2e-6
@@ -144,6 +151,72 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
                 free.step(np.inf, lambda _: None, memory=False)
             raised += hull.bound > free.bound * (1 + TOLERANCE)
     assert raised or num_stages > 1, "limits matter"
+
+
+@pytest.mark.parametrize("speed", [1e8, 1e10])
+@pytest.mark.parametrize(("model", "num_stages"), [("mlp-xs", 1), ("mlp-xs", 2), ("mlp-xs", 3)])
+def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stages: int, speed: float) -> None:
+    """At the tightest limit a plan fits, on links of which copies take a part of a pass or several of them."""
+    rng = np.random.default_rng(num_stages)
+    host = replace(COSTS.cluster.known_host(), to_host=speed, to_device=2 * speed, latency=0.0)
+    costs = CostModel(replace(COSTS.cluster, host=host), COSTS.policy, STACKS["plain"])
+    plain = tables(model)
+    found = build_tables(plain.folded, rules(model), plain.mesh, costs)
+    chain, pipeline = found.folded.chain, Pipeline(num_stages, 4, "1f1b")
+    choice = good_choice(model, "train")
+    memory = lowered_bytes(found, choice, BY_SECONDS)
+    lowered = lower_blocks(assemble_blocks(found, choice), found.folded, found.resharder)
+    seconds = with_host(found.block_seconds(choice), host_links(lowered, costs), Overlap())
+    ranges = splits(len(chain), num_stages)
+    for number in rng.integers(len(ranges), size=2):
+        away = tuple(bool(own) for own in rng.integers(2, size=num_stages))
+        every = [BY_SECONDS[own] for own in rng.integers(4, size=len(chain))]
+        split = Split(ranges[number], tuple(tuple(every[a:b]) for a, b in ranges[number]), away)
+        limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
+        hull = Hull(found, step_program(found, pipeline, limit, flavours=BY_SECONDS, hosted=frozenset(Hosted)), _solve)
+        hull.add(choice)
+        for _ in range(5):
+            hull.step(np.inf, lambda _: None, memory=True)
+
+        assert hull.bound <= step_time(seconds, chain, pipeline, split, 0.0).seconds * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "away", "speed", "seen"), [(Recompute.OFFLOAD, False, 1e8, 0.08), (Recompute.NONE, True, 3e7, 0.5)]
+)
+def test_of_a_plan_on_a_slow_link_the_bound_sees_the_copies(
+    flavour: Recompute, away: bool, speed: float, seen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long chains most of what lies on the host has to, at the tightest limit that such a plan fits.
+
+    So the bound is below the plan and sees part of what its copies take. Of activations that is little: each block
+    copies what arrives although the one before does, too, and as much as two blocks save is under way.
+    """
+    monkeypatch.setattr("autopar.cost.overlap.STATE_BUCKET_BYTES", 16.0)  # small beside the state of a small model
+    monkeypatch.setattr("autopar.formulate.hull.SHORTAGE", 1e6)  # else memory is cheaper not to be there
+    host = replace(COSTS.cluster.known_host(), to_host=speed, to_device=speed, latency=0.0)
+    costs = CostModel(replace(COSTS.cluster, host=host), COSTS.policy, STACKS["plain"])
+    model = open_workload("zoo:mlp-xs", dims={"num_layers": 24, "hidden": 16})
+    found = build_tables(model.folded(64), discover(model.probe), Mesh.of(inner=1), costs)
+    chain, pipeline = found.folded.chain, Pipeline(1, 4, "1f1b")
+    solution = _solve(problem(found, weights(found, pipeline, recompute=NONE, hidden=1.0, bounding=True)), np.inf)
+    assert solution.choice is not None
+    memory = lowered_bytes(found, solution.choice, BY_SECONDS)
+    lowered = lower_blocks(assemble_blocks(found, solution.choice), found.folded, found.resharder)
+    seconds = with_host(found.block_seconds(solution.choice), host_links(lowered, costs), Overlap())
+    split = Split.uniform(((0, len(chain)),), (flavour,), (away,))
+    plan = step_time(seconds, chain, pipeline, split, 0.0).seconds
+    free = step_time(seconds, chain, pipeline, Split.uniform(split.ranges, (NONE,)), 0.0).seconds
+    hosted = ({Hosted.ACTIVATIONS} if flavour is Recompute.OFFLOAD else set()) | ({Hosted.OPTIMIZER} if away else set())
+    limit = stage_peak(memory, pipeline, split, 0)
+
+    hull = Hull(found, step_program(found, pipeline, limit, flavours=(flavour,), hosted=hosted), _solve)
+    hull.add(solution.choice)
+    for _ in range(8):
+        hull.step(np.inf, lambda _: None, memory=True)
+
+    assert plan > 2 * free
+    assert free + seen * (plan - free) <= hull.bound <= plan * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs", "mixtral-8x7b"])

@@ -16,7 +16,7 @@ from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray
 from autopar.formulate.step import Pipeline, Split, StageTimes, step_time, time_of
 from autopar.formulate.tables import Slot
 from autopar.formulate.weights import kind_weights, problem, weights
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
 from tests.formulations import (
     COSTS,
     best_by_enumeration,
@@ -249,6 +249,100 @@ def test_best_split_keeps_to_constraints(
     assert (np.inf if found is None else found[1].seconds) == pytest.approx(expected, rel=TOLERANCE)
     if found is not None and keeps:
         assert all(own in kept for own, kept in zip(found[0].flavours, keeps, strict=True))
+
+
+@st.composite
+def _hosting(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, float, Constraints]:
+    """Draw the same of a training step in which host memory may be used, and what may lie there."""
+    totals, memory, pipeline, limit, hop = draw(_chains().filter(lambda case: len(case[1].flavours) > 1))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kinds = len(totals)
+    totals[:, [Slot.REDUCE, Slot.GRADIENT]] = 0.0
+    walk = memory.walk
+    saved = walk.memory.kept[NONE]  # type: ignore[attr-defined]
+    walk.memory.kept[Recompute.OFFLOAD] = np.zeros(kinds)  # type: ignore[attr-defined]
+    walk.memory.remade[Recompute.OFFLOAD] = saved  # type: ignore[attr-defined]
+    hosted = draw(st.frozensets(st.sampled_from(Hosted), min_size=1))
+    flavours = BY_SECONDS if Hosted.ACTIVATIONS in hosted else ON_DEVICE
+    state = np.floor(rng.uniform(size=kinds) * (memory.resident + 1))
+    room = draw(st.sampled_from([2.0, 8.0, np.inf]))
+    memory = replace(memory, flavours=flavours, hosted=saved, state=state, host_room=room)
+    lies = st.sampled_from([frozenset({False}), frozenset({True}), frozenset({False, True})])
+    states = draw(st.just(()) | st.tuples(*[lies] * len(memory.chain)))
+    if Hosted.OPTIMIZER not in hosted:
+        states = ()
+    return totals, memory, pipeline, limit, hop * draw(st.booleans()), Constraints(hosted=hosted, states=states)
+
+
+@given(_hosting())
+@settings(max_examples=60)
+def test_the_best_split_with_host_memory_is_best(
+    case: tuple[FloatArray, ChainBytes, Pipeline, float, float, Constraints],
+) -> None:
+    """Whatever blocks and stages keep in host memory; what forwards wait for may make it as much worse, at most."""
+    totals, memory, pipeline, limit, hop, constraints = case
+
+    found = best_split(*case)
+
+    expected = best_by_enumeration(*case)
+    seconds = np.inf if found is None else found[1].seconds
+    slack = 2 * (pipeline.num_microbatches - 1) * hop if pipeline.schedule == "1f1b" else 0.0
+    if pipeline.num_stages > 1:
+        slack += float(totals[list(memory.chain), Slot.OFFLOAD].sum())
+    assert expected * (1 - TOLERANCE) <= seconds <= (expected + slack) * (1 + TOLERANCE)
+    if found is not None:
+        split, time = found
+        away = split.offload or (False,) * pipeline.num_stages
+        for stage, (blocks, flavours) in enumerate(zip(split.ranges, split.recompute, strict=True)):
+            flying = pipeline.in_flight(stage)
+            assert stage_peak(memory, pipeline, split, stage) <= limit
+            assert memory.host_bytes(*blocks, flying, flavours, offload=away[stage]) <= memory.host_room
+            assert constraints.may_lie(*blocks, away=away[stage])
+        assert time.seconds == step_time(totals, memory.chain, pipeline, split, hop).seconds
+
+
+@pytest.mark.parametrize(("num_microbatches", "offload"), [(1, ()), (2, ()), (3, (True,))])
+def test_the_optimizer_leaves_if_that_saves_more_than_its_copies_take(
+    num_microbatches: int, offload: tuple[bool, ...]
+) -> None:
+    """One block of 3 + 2 s and 4 bytes saved, 5 of 10 bytes resident are the optimizer's, whose copies take 7 s.
+
+    12 bytes are too few for all of it: it recomputes in full, 3 s per microbatch, or the optimizer goes. What goes is
+    1 byte at a time on the device, all 5 of a small bucket: 5 bytes of buffers in the update.
+    """
+    totals = np.zeros((1, len(Slot)))
+    totals[0, [Slot.FORWARD, Slot.BACKWARD, Slot.STATE]] = 3.0, 2.0, 7.0
+    every = dict.fromkeys(Recompute, np.zeros(1))
+    kept = every | {NONE: np.array([4.0])}
+    memory = chain_of(BlockBytes(np.array([10.0]), kept, every, np.zeros(1), 0.0), (0,), (NONE, Recompute.FULL))
+    memory = replace(memory, state=np.array([5.0]))
+    constraints = Constraints(hosted=frozenset({Hosted.OPTIMIZER}))
+
+    found = best_split(totals, memory, Pipeline(1, num_microbatches, "1f1b"), 12.0, 0.0, constraints)
+
+    assert found is not None
+    assert found[0].offload == offload
+    assert found[1].seconds == num_microbatches * 5.0 + min(3.0 * num_microbatches, 7.0)
+
+
+@given(_hosting())
+@settings(max_examples=30)
+def test_what_fits_without_host_memory_is_no_faster_with_it(
+    case: tuple[FloatArray, ChainBytes, Pipeline, float, float, Constraints],
+) -> None:
+    """Dominance: where blocks that recompute nothing fit on the device, nothing goes to the host."""
+    totals, memory, pipeline, _, hop, constraints = case
+    constraints = replace(constraints, states=())
+    plain = best_split(totals, memory, pipeline, np.inf, hop)
+
+    found = best_split(totals, memory, pipeline, np.inf, hop, constraints)
+
+    assert plain is not None or found is None
+    if found is not None:
+        assert plain is not None
+        assert set(found[0].flavours) == {NONE}
+        assert not found[0].offload
+        assert found[1].seconds == plain[1].seconds
 
 
 def _traffic(totals: FloatArray, memory: ChainBytes) -> float:

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from autopar.cost import Overlap
+from autopar.formulate.constraints import Constraints
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import mixtures, special_blocks
+from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.step import Pipeline, Split, step_time
+from autopar.formulate.tables import Slot
 from autopar.formulate.weights import problem, weights
 from autopar.formulate.windows import symbols_of, windows
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
 from tests.formulations import good_choice, lowered_bytes, random_choice, tables
 
 MODELS = ["gpt2", "llama3-8b", "mlp-xs", "mixtral-8x7b", "resnet50"]
@@ -50,7 +53,7 @@ def test_the_fastest_mixture_that_fits_is_found(name: str, seed: int, in_flight:
         for limit in np.quantile([peak for _, peak in every.values()], [0.0, 0.1, 0.3, 0.5, 0.8, 1.0], method="lower"):
             best = min(seconds for seconds, peak in every.values() if peak <= limit)
 
-            mixed = mixtures(found, totals, memory, Overlap(), limit, in_flight)
+            mixed = mixtures(found, totals, memory, Overlap(), limit, (in_flight, in_flight))
 
             fits = np.flatnonzero(mixed.peaks(in_flight)[window] <= limit)
             fastest = fits[mixed.seconds[window, fits].argmin()]
@@ -58,3 +61,51 @@ def test_the_fastest_mixture_that_fits_is_found(name: str, seed: int, in_flight:
             assert every[flavours][1] <= limit
             assert every[flavours][0] == pytest.approx(mixed.seconds[window, fastest], rel=1e-9)
             assert mixed.seconds[window, fastest] <= best * (1 + 1e-9)
+
+
+def _linked(totals: FloatArray, memory: ChainBytes, rng: np.random.Generator) -> FloatArray:
+    """Return the seconds of blocks beside a host link on which copies take about as long as passes."""
+    passes = totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD]
+    rate = passes.sum() / max(1.0, memory.hosted.sum())
+    out, back = (rate * memory.hosted * rng.uniform(0.01, 0.3) for _ in range(2))
+    return with_host(totals, HostLinks(out, back, np.zeros(len(totals))), Overlap())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])
+@pytest.mark.parametrize("share", [np.inf, 0.4])
+def test_the_fastest_mixture_with_host_memory_is_found(name: str, share: float) -> None:
+    """The same where blocks may offload, also where their host has room for a part of what they save only.
+
+    With few microbatches in flight what is under way takes more than what is gone.
+    """
+    in_flight = 8
+    found, choice = tables(name), good_choice(name, "train")
+    room = share * in_flight * float(lowered_bytes(found, choice).hosted[list(found.folded.chain[1:4])].sum())
+    memory = lowered_bytes(found, choice, BY_SECONDS, room)
+    totals = _linked(found.block_seconds(choice), memory, np.random.default_rng(in_flight))
+    chain = memory.chain
+    known = windows(symbols_of(chain, special_blocks(memory)), 3, False)
+    constraints = Constraints(hosted=frozenset({Hosted.ACTIVATIONS}))
+    offloaded = 0
+    for start, stop in {(0, 3), (1, 4), (len(chain) - 3, len(chain))}:
+        window = known.at[start, stop - start - 1]
+        every = {
+            flavours: (_seconds(totals, chain[start:stop], flavours), memory.peak(start, stop, in_flight, flavours))
+            for flavours in product(BY_SECONDS, repeat=stop - start)
+            if memory.host_bytes(start, stop, in_flight, flavours) <= room
+        }
+        for limit in np.quantile([peak for _, peak in every.values()], [0.0, 0.1, 0.3, 0.5, 0.8], method="lower"):
+            best = min(seconds for seconds, peak in every.values() if peak <= limit)
+
+            mixed = mixtures(known, totals, memory, Overlap(), limit, (in_flight, in_flight), constraints)
+
+            fits = np.flatnonzero(
+                (mixed.peaks(in_flight)[window] <= limit) & (mixed.host_bytes(in_flight)[window] <= room)
+            )
+            fastest = fits[mixed.seconds[window, fits].argmin()]
+            flavours = mixed.flavours(int(window), int(fastest))
+            assert every[flavours][1] <= limit
+            assert every[flavours][0] == pytest.approx(mixed.seconds[window, fastest], rel=1e-9)
+            assert mixed.seconds[window, fastest] <= best * (1 + 1e-9)
+            offloaded += Recompute.OFFLOAD in flavours
+    assert offloaded, "some of the best mixtures offload"

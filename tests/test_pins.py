@@ -210,7 +210,7 @@ def test_a_pinned_plan_keeps_to_its_pins(content: dict[str, Any]) -> None:
     assert free.bound <= plan.objective * (1 + CLOSE)
     assert plan.job.pins == content
     assert any(line.startswith(("pinned: ", "forbidden: ")) for line in plan.search.space)
-    opened = not any(line.startswith("not opened: ") for line in plan.search.space)
+    opened = not any(line.startswith("not opened: ") and "three axes" in line for line in plan.search.space)
     assert plan.search.configurations == sum(opened or not is_data_major(each.mesh) for each in task.space)
 
 

@@ -8,11 +8,12 @@ from itertools import zip_longest
 from operator import mul
 from typing import Any
 
+from autopar.cluster import cluster_from_dict
 from autopar.formulate.fold import Folded
 from autopar.formulate.zero import LEVELS
-from autopar.pins import BlockRecompute, Choices, Pins
+from autopar.pins import BlockOffload, BlockRecompute, Choices, Pins
 from autopar.plan import Plan
-from autopar.recompute import ON_DEVICE
+from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.search.roles import AxisRole, roles_of_axes
 from autopar.search.space import Configuration, divisors
 from autopar.tactics.stages import layers
@@ -115,6 +116,8 @@ def decisions(plan: Plan, folded: Folded, space: Sequence[Configuration]) -> tup
         found.append(_number("stages per group", "chunks", len(plan.stages) // groups, chunks))
     if plan.job.mode == "train":
         found += [_recompute(plan, folded), _zero(plan, folded)]
+        if cluster_from_dict(plan.job.cluster).host is not None:
+            found.append(_offload(plan, folded))
     return tuple(own for own in found if own.others)
 
 
@@ -175,6 +178,28 @@ def _recompute(plan: Plan, folded: Folded) -> Decision:
 
 def _everywhere(flavour: str) -> Choices:
     return Choices(recompute=(BlockRecompute((flavour,)),))
+
+
+def _offload(plan: Plan, folded: Folded) -> Decision:
+    """Return what lies in host memory, of the layers and of the stages."""
+    flavours = [flavour for stage in plan.stages for flavour in stage.flavours]
+    own = layers(folded)
+    away = {
+        Hosted.ACTIVATIONS: (sum(flavours[block] is Recompute.OFFLOAD for block in own), len(own), "layers"),
+        Hosted.OPTIMIZER: (sum(bool(stage.offload) for stage in plan.stages), len(plan.stages), "stages"),
+    }
+    named = [
+        str(what) if count == total else f"{what} of {count} {of}" for what, (count, total, of) in away.items() if count
+    ]
+    whole = {what for what, (count, total, _) in away.items() if count == total}
+    mixed = any(0 < count < total for count, total, _ in away.values())
+    ways = ((), (Hosted.OPTIMIZER,), (Hosted.ACTIVATIONS,), tuple(Hosted))
+    others = tuple(
+        Value(" and ".join(way) or "nothing", Choices(offload=(BlockOffload(tuple(map(str, way)) or ("none",)),)))
+        for way in ways
+        if mixed or set(way) != whole
+    )
+    return Decision("offload", " and ".join(named) or "nothing", others)
 
 
 def _zero(plan: Plan, folded: Folded) -> Decision:

@@ -214,7 +214,7 @@ class Scale:
         """Return why there is no plan: by how much the one that needs the least memory exceeds the limit."""
         if self.should_stop():
             return Alternative(decision, value, "none found", "interrupted")
-        thrifty = thriftiest(task, enough=task.job.memory_limit, end=time.monotonic() + SHORTAGE_SECONDS)
+        thrifty = thriftiest(task.opened, enough=task.job.memory_limit, end=time.monotonic() + SHORTAGE_SECONDS)
         if thrifty.candidate is None and thrifty.complete:
             return Alternative(decision, value, "not possible", "no plan keeps to it", complete=True)
         if thrifty.candidate is None:

@@ -18,6 +18,7 @@ from autopar.bench.baselines.race import Race
 from autopar.degrees import Degrees
 from autopar.plan import Plan, Rival
 from autopar.progress import ProgressCallback, StopCallback, never, silent
+from autopar.recompute import Recompute
 from autopar.search.roles import roles_of_axes
 from autopar.task import Effort, Task
 
@@ -109,7 +110,8 @@ def usual_grid(
     limit = seconds if seconds is not None else grid_seconds(plan)
     effort = Effort(top_k=1, time_limit=limit)
     sweep = Sweep(_degrees(plan, task))
-    found = by_degrees(sweep, task, effort, "grid", progress, should_stop, kind=UsualRace)
+    hosts = any(stage.offload or Recompute.OFFLOAD in stage.flavours for stage in plan.stages)
+    found = by_degrees(sweep, task.opened if hosts else task, effort, "grid", progress, should_stop, kind=UsualRace)
     best = found.best
     return Rival(
         method="grid search",

@@ -11,9 +11,9 @@ GB = 1e9
 GIB = 2.0**30
 
 # Bytes/s of copies to and from pinned memory, one way at a time.
-PCIE3 = 12e9  # GPU to CPU of a DGX-2: Rajbhandari et al., ZeRO-Infinity, SC'21, figure 2
+PCIE3 = 12e9  # GPU to CPU of a DGX-2: Rajbhandari et al., ZeRO-Infinity, SC'21, figure 2; nvbandwidth's page has 12.4
 PCIE4 = 24.8e9  # nvbandwidth on 8 A100-SXM4, NVIDIA developer forum, thread 352186
-PCIE5 = 55.6e9  # nvbandwidth's host_to_device_memcpy_ce on PCIe 5 x16, in NVIDIA's description of the tool
+PCIE5 = 55.6e9  # nvbandwidth's host_to_device_memcpy_ce on PCIe 5 x16 in NVIDIA's post on the tool: 55.63 GB/s
 # NVLink-C2C has 450 GB/s each way, a Grace CPU 512 GB/s of LPDDR5X for two GPUs and both ways (GB200 data sheet); 0.85
 # of that, hand-set like the efficiency of device memory.
 C2C_PAIR = 0.85 * 512e9

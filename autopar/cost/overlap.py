@@ -59,6 +59,7 @@ LEAST_COPY = LEAST_GATHER
 nothing to run beside. By hand, as that of gathers."""
 
 Seconds = TypeVar("Seconds", float, FloatArray)
+Bytes = TypeVar("Bytes", float, FloatArray)
 
 
 def launched(device: Seconds, host: Seconds) -> Seconds:
@@ -71,6 +72,12 @@ def launched(device: Seconds, host: Seconds) -> Seconds:
     ratio = shorter / np.maximum(longer, 1e-30)
     seconds: Seconds = longer * (1.0 + ratio**LAUNCH_EXPONENT) ** (1.0 / LAUNCH_EXPONENT)
     return seconds
+
+
+def state_buffers(state: Bytes) -> Bytes:
+    """Return the bytes on a device of the optimizer's state while it is updated, so many of which lie on its host."""
+    buffers: Bytes = np.minimum(STATE_BUFFERS * STATE_BUCKET_BYTES, state)
+    return buffers
 
 
 @dataclass(frozen=True, slots=True)

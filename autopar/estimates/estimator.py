@@ -29,7 +29,7 @@ from autopar.formulate.scheduled import scheduled_step
 from autopar.formulate.step import Pipeline, time_of
 from autopar.prediction import Predictor, kernels
 from autopar.program.lower import lower_blocks
-from autopar.recompute import Recompute
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 
 FloatArray = NDArray[np.float64]
@@ -86,14 +86,20 @@ class Estimator:
         """
         return degrees.num_microbatches * self._bare(degrees).busy_seconds(data_devices(degrees)) / degrees.pp
 
-    def floor_bytes(self, degrees: Degrees) -> float:
-        """Return bytes of activations that no plan stays below which differs in ZeRO and recompute only.
+    def floor_bytes(self, degrees: Degrees, flavours: Sequence[Recompute] = ON_DEVICE) -> float:
+        """Return bytes of activations that no plan stays below which differs in ZeRO, recompute and offload only.
+
+        Args:
+            degrees: The plan.
+            flavours: What layers may keep of their forward.
 
         Raises:
             TacticError: If the model cannot be placed so.
         """
-        full = Recompute.FULL if SCHEDULES[degrees.schedule].trains else Recompute.NONE
-        return self._bare(degrees).live(replace(degrees, recompute=str(full), zero=0))
+        least = {Recompute.FULL, Recompute.OFFLOAD} & set(flavours) or set(flavours)
+        least = least if SCHEDULES[degrees.schedule].trains else {Recompute.NONE}
+        table, plain = self._bare(degrees), replace(degrees, zero=0, offload="")
+        return min(table.live(replace(plain, recompute=str(flavour))) for flavour in least)
 
     def _bare(self, degrees: Degrees) -> Table:
         joint = "1f1b" if SCHEDULES[degrees.schedule].trains else degrees.schedule
@@ -103,10 +109,11 @@ class Estimator:
         """Return the table a plan is estimated from, made if it is not there.
 
         Raises:
+            ClusterError: If a plan offloads on a cluster of which it is not known how devices reach host memory.
             JobError: As of `estimate`.
         """
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
-            raise JobError("estimates know no host memory", hint="use `autopar predict`, or offload nothing")
+            self.cluster.known_host()
         placed = (degrees.tp, degrees.cp, degrees.ep, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
         key = (*placed, data_devices(degrees) > 1, SCHEDULES[degrees.schedule].splits)
         if key not in self.tables:
@@ -124,6 +131,7 @@ class Estimator:
             layers=(),
             schedule="1f1b" if schedule.trains else degrees.schedule,
             recompute=Recompute.SELECTIVE if schedule.trains else Recompute.NONE,
+            offload="",
             global_batch=devices * degrees.microbatch,
         )
         plan = self.predictor.planned(small, self.cluster, self.stack, policy=self.policy)

@@ -1,6 +1,6 @@
 """What plans by degrees share: the seconds and bytes of blocks placed once, for any number of data-parallel devices."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import fsum
@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import BUCKET_BYTES, CostModel, Overlap
-from autopar.cost.overlap import bucket_share
+from autopar.cost.overlap import bucket_share, state_buffers
 from autopar.degrees import Degrees
 from autopar.estimates.scaled import DATA_AXIS, Scaled
 from autopar.formulate.fold import Folded
 from autopar.formulate.links import NUM_LINKS
+from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.scheduled import StageWork, link_jobs
 from autopar.formulate.step import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
@@ -26,6 +27,7 @@ from autopar.schedule.holding import moments
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.layout import Layout, Resource, lay_out
 from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
+from autopar.simulate.offload import host_links
 from autopar.tactics.by_degrees import ranges_by_degrees
 
 FloatArray = NDArray[np.float64]
@@ -156,7 +158,7 @@ class Table:
 
     def stages(self, degrees: Degrees) -> StageTimes:
         """Return the seconds of the stages of a plan."""
-        key = (data_devices(degrees), degrees.recompute, degrees.num_stages, degrees.layers)
+        key = (data_devices(degrees), degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._stages:
             ranges = self.ranges(degrees)
             split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
@@ -166,17 +168,25 @@ class Table:
 
     def works(self, degrees: Degrees) -> tuple[StageWork, ...]:
         """Return what the stages of a plan take whose schedule splits the backward."""
-        key = (data_devices(degrees), degrees.recompute, degrees.num_stages, degrees.layers)
+        key = (data_devices(degrees), degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._works:
             blocks = self._recomputing(degrees)[np.asarray(self.folded.chain)]
             self._works[key] = tuple(_work(blocks[start:stop]) for start, stop in self.ranges(degrees))
         return self._works[key]
 
     def _recomputing(self, degrees: Degrees) -> FloatArray:
-        """Return the seconds of one block by kind and slot with what layers run again in their backward."""
+        """Return the seconds of one block by kind and slot with what layers run again, and with copies to the host."""
         totals = self.seconds(data_devices(degrees)).copy()
+        if degrees.offload:
+            totals[:, Slot.UPDATE] += self._copies(degrees, totals)[:, Slot.STATE]
         for kind in self.folded.kinds:
-            if kind.count > 1 and degrees.recompute != Recompute.NONE:  # what surrounds layers recomputes nothing
+            if kind.count <= 1:  # what surrounds layers recomputes nothing
+                continue
+            if degrees.recompute == Recompute.OFFLOAD:
+                copies = self._copies(degrees, totals)[kind.id]
+                totals[kind.id, Slot.FORWARD] += copies[Slot.OFFLOAD]
+                totals[kind.id, Slot.BACKWARD] += copies[Slot.FETCH]
+            elif degrees.recompute != Recompute.NONE:
                 full = degrees.recompute == Recompute.FULL
                 totals[kind.id, Slot.BACKWARD] += totals[kind.id, Slot.FORWARD if full else Slot.SELECTIVE]
                 gathers = Slot.FORWARD_GATHER if full else Slot.SELECTIVE_GATHER
@@ -188,6 +198,16 @@ class Table:
                     kind.id, Slot.FORWARD_OUTSIDE if full else Slot.SELECTIVE_OUTSIDE
                 ]
         return totals
+
+    def _copies(self, degrees: Degrees, totals: FloatArray) -> FloatArray:
+        """Return the seconds of blocks with the slots of the host link filled in."""
+        links = self._links
+        share = self.reference / data_devices(degrees) if self.zero >= _SHARED_FROM[Category.OPTIMIZER] else 1.0
+        return with_host(totals, replace(links, state=links.state * share), Overlap.of(self.costs.stack))
+
+    @cached_property
+    def _links(self) -> HostLinks:
+        return host_links(self.kinds, self.costs)
 
     def hops(self, degrees: Degrees) -> tuple[float, float]:
         """Return the mean seconds from a stage to the next, and back, where that is on other devices."""
@@ -214,7 +234,7 @@ class Table:
 
     def peak(self, degrees: Degrees) -> float:
         """Return the bytes on the fullest device."""
-        shape = (degrees.recompute, degrees.num_stages, degrees.layers)
+        shape = (degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
         held = (data_devices(degrees), *shape, degrees.pp, schedule_of(degrees))
         if held not in self._resident:
             self._resident[held] = self._resident_bytes(degrees)
@@ -229,7 +249,8 @@ class Table:
         if degrees.schedule != "gpipe":  # more rounds of microbatches than a few fill no device further
             rounds = _SPLIT_ROUNDS if SCHEDULES[degrees.schedule].splits else _ROUNDS
             count = min(count, rounds * degrees.pp)
-        key = (degrees.recompute, degrees.num_stages, degrees.layers, degrees.pp, count, schedule_of(degrees))
+        shape = (degrees.recompute, degrees.num_stages, degrees.layers, degrees.pp)
+        key = (*shape, count, schedule_of(degrees), degrees.offload and data_devices(degrees))
         if key not in self._live:
             self._live[key] = self._live_bytes(degrees, count)
         return self._live[key]
@@ -242,6 +263,8 @@ class Table:
             self._stage(self.folded.chain[start:stop], degrees.recompute, index == 0, index == last)
             for index, (start, stop) in enumerate(ranges)
         ]
+        held_away = self._held(degrees, (Category.OPTIMIZER,)) if degrees.offload else np.zeros(len(self.folded.kinds))
+        away = [float(held_away[list(self.folded.chain[start:stop])].sum()) for start, stop in ranges]
         fullest = []
         schedule = SCHEDULES[schedule_of(degrees)]
         for group, numbers in enumerate(chunks_of(_groups(degrees))):
@@ -259,8 +282,9 @@ class Table:
                 running = np.array([[memory.passes[kind].bytes for kind in _PASSES] for memory in chunks])
                 most = (rows[:, 2:] @ left + running[rows[:, 0], rows[:, 1]]).max()
             beside = max(memory.gathered + memory.reducing for memory in chunks)
-            beside += sum(memory.receiving for memory in chunks)
-            update = max(memory.update for memory in chunks) if self.trains else 0.0
+            beside += sum(memory.receiving for memory in chunks) + max(memory.transit for memory in chunks)
+            updates = (stages[number].update + float(state_buffers(away[number])) for number in numbers)
+            update = max(updates) if self.trains else 0.0
             fullest.append(max(most + beside, update))
         return np.array(fullest)
 
@@ -273,15 +297,22 @@ class Table:
             self._memory[key] = stage_memory(self.memories.walk(kinds, flavours), receiving)
         return self._memory[key]
 
+    def _held(self, degrees: Degrees, categories: Sequence[Category]) -> FloatArray:
+        """Return the bytes of some categories that a device has of one block of each kind."""
+        shared = self.reference / data_devices(degrees)
+        found = np.zeros(len(self.folded.kinds))
+        for kind, lowered in self.kinds.items():
+            found[kind] = sum(
+                lowered.resident.get(category, 0.0) * (shared if self.zero >= _SHARED_FROM.get(category, 4) else 1.0)
+                for category in categories
+            )
+        return found
+
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""
         shared = self.reference / data_devices(degrees)
-        kinds = np.zeros(len(self.folded.kinds))
-        for kind, lowered in self.kinds.items():
-            kinds[kind] = sum(
-                amount * (shared if self.zero >= _SHARED_FROM.get(category, 4) else 1.0)
-                for category, amount in lowered.resident.items()
-            )
+        here = (category for category in Category if not (degrees.offload and category is Category.OPTIMIZER))
+        kinds = self._held(degrees, tuple(here))
         blocks = kinds[np.asarray(self.folded.chain)]
         starts = [start for start, _ in self.ranges(degrees)]
         groups = _groups(degrees)

@@ -5,7 +5,7 @@ stages and the bounds are then those of what is left.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -19,7 +19,7 @@ from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.tables import Tables
 from autopar.formulate.zero import LEVELS, keep_levels
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
 from autopar.sharding import Mesh
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -36,6 +36,10 @@ class Constraints:
         zero: The levels of ZeRO that parameters may have.
         cuts: The blocks at which a stage may begin besides block 0; None for all.
         keeps: For each block what it may keep of its forward; empty for anything.
+        hosted: What may lie in host memory.
+        reserve: What may lie there besides if nothing fits without.
+        states: For each block whether the optimizer's state may lie in host memory (True) and on the device (False);
+            empty for either, if `hosted` has it.
         batch: Returns the batch dim of every value of a folded graph that has one: what a data-parallel major axis of
             a mesh of three splits.
     """
@@ -44,6 +48,9 @@ class Constraints:
     zero: frozenset[int] = LEVELS
     cuts: frozenset[int] | None = None
     keeps: tuple[frozenset[Recompute], ...] = ()
+    hosted: frozenset[Hosted] = frozenset()
+    reserve: frozenset[Hosted] = frozenset()
+    states: tuple[frozenset[bool], ...] = ()
     batch: Callable[[Folded], BatchDims] | None = None
 
     def tables(self, folded: Folded, rules: Rules, mesh: Mesh, costs: CostModel) -> Tables | None:
@@ -68,19 +75,42 @@ class Constraints:
         return np.asarray(edges[start] & edges[start + 1 + np.arange(longest)[None, :]])
 
     def fastest(self, chain: Sequence[int], num_kinds: int) -> tuple[Recompute, ...]:
-        """Return by kind the fastest flavour that any of its blocks may have: what bounds may count on."""
+        """Return by kind the fastest flavour that any of its blocks may have: what bounds may count on.
+
+        What is offloaded runs nothing again, so that it counts as none.
+        """
         found = [Recompute.FULL] * num_kinds
-        order = list(Recompute)
+        order = list(ON_DEVICE)
         for block, kind in enumerate(chain):
-            own = min(self.keeps[block], key=order.index) if self.keeps else Recompute.NONE
-            found[kind] = min(found[kind], own, key=order.index)
+            keeps = self.keeps[block] if self.keeps else frozenset(ON_DEVICE)
+            own = min((flavour for flavour in order if flavour in keeps), key=order.index, default=Recompute.NONE)
+            offloads = Hosted.ACTIVATIONS in self.hosted and Recompute.OFFLOAD in keeps
+            found[kind] = min(found[kind], Recompute.NONE if offloads else own, key=order.index)
         return tuple(found)
 
     def flavours(self, blocks: Sequence[int] | None = None) -> tuple[Recompute, ...]:
-        """Return the flavours that some of the blocks may have, or any block at all, from fastest to slowest."""
+        """Return the flavours that some of the blocks may have, or any block at all, from fastest to slowest.
+
+        Nothing is faster than to offload, but to keep all on the device, where the host link takes no time.
+        """
+        known = BY_SECONDS if Hosted.ACTIVATIONS in self.hosted else ON_DEVICE
         keeps = self.keeps if blocks is None or not self.keeps else [self.keeps[block] for block in blocks]
-        return tuple(flavour for flavour in ON_DEVICE if not keeps or any(flavour in own for own in keeps))
+        return tuple(flavour for flavour in known if not keeps or any(flavour in own for own in keeps))
+
+    def may_lie(self, start: int, stop: int, *, away: bool) -> bool:
+        """Return whether the optimizer's state of a range of blocks may lie in host memory, or on the device."""
+        return (not away or self.hosts_optimizer) and all(away in own for own in self.states[start:stop])
+
+    @property
+    def opened(self) -> "Constraints":
+        """The constraints with all that may lie in host memory."""
+        return replace(self, hosted=self.hosted | self.reserve, reserve=frozenset())
+
+    @property
+    def hosts_optimizer(self) -> bool:
+        """Whether the optimizer's state of some stage may lie in host memory."""
+        return Hosted.OPTIMIZER in self.hosted and (not self.states or any(True in own for own in self.states))
 
 
 FREE = Constraints()
-"""Everything is open."""
+"""Everything is open that needs no host memory."""

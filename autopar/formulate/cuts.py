@@ -1,5 +1,7 @@
 """Cuts of the chain of blocks into stages, and what the blocks of each recompute: the least step time that fits.
 
+Where host memory may be used, blocks may also keep there what they save, and stages the optimizer's state.
+
 `step.py` has the formula. For a cap T on the slowest stage the rest of it is a dynamic program over stages: with A_s
 the forward seconds of the stages before s, its state is the latest end so far,
 
@@ -16,17 +18,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.constraints import FREE, Constraints, Mask
 from autopar.formulate.loads import least_load
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures, special_blocks
 from autopar.formulate.step import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Slot
 from autopar.formulate.windows import IntArray, Windows, symbols_of, windows
-from autopar.recompute import ON_DEVICE
+from autopar.recompute import Recompute
 
-_LEAST = list(reversed(ON_DEVICE))
-"""Flavours from what keeps least."""
+_LEAST = [Recompute.FULL, Recompute.SELECTIVE, Recompute.OFFLOAD, Recompute.NONE]
+"""Flavours in the order in which equal blocks of a stage have them, from those that run most again."""
 
 UNLIMITED = 1e300
 """Bytes that are more than any stage holds, and less than what must not be."""
@@ -46,9 +48,10 @@ def best_split(
     """Return the split into stages, and what their blocks recompute, with the least step time; None if none fits.
 
     A stage takes the fastest mixture of flavours that fits (`mixtures.py`), or the one that ends earliest with its
-    reductions. Among those splits the best is found exactly if gradient traffic hides behind compute
-    (g_s + a_s <= f_s + b_s) and hops take no time from the pace; else the split minimises a slightly smaller step time,
-    in which such a stage delays only the stages after it by its forward, and the slowest stage sets the pace.
+    reductions; with the optimizer's state on the device or, where more fits then, in host memory. Among those splits
+    the best is found exactly if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s), hops take no time from
+    the pace and forwards wait for no copies; else the split minimises a slightly smaller step time, in which such a
+    stage delays only the stages after it by its forward, and the slowest stage sets the pace.
 
     Args:
         totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
@@ -56,7 +59,7 @@ def best_split(
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
         hop: Seconds of sending one microbatch's boundary from a stage to the next.
-        constraints: Cuts and recompute that are left open.
+        constraints: Cuts, recompute and what may lie in host memory.
     """
     chain, num_stages = memory.chain, pipeline.num_stages
     if num_stages > len(chain):
@@ -71,23 +74,36 @@ def best_split(
             break
     if best is None:
         return None
-    split = _sorted(best[0], memory, pipeline, limit, constraints)
-    return split, step_time(totals, chain, pipeline, split, hop)
+    return _sorted(*best, totals, memory, pipeline, limit, hop, constraints)
 
 
 def symbols_for(memory: ChainBytes, constraints: Constraints) -> tuple[int, ...]:
     """Return what each block is as far as its stage's seconds, bytes and recompute depend on it."""
-    alike = [tuple(i for i, own in enumerate(constraints.keeps) if own == keeps) for keeps in set(constraints.keeps)]
+    alike = [
+        tuple(block for block, own in enumerate(each) if own == allowed)
+        for each in (constraints.keeps, constraints.states)
+        for allowed in set(each)
+    ]
     return symbols_of(memory.chain, [*special_blocks(memory), *alike])
 
 
-def _sorted(split: Split, memory: ChainBytes, pipeline: Pipeline, limit: float, constraints: Constraints) -> Split:
-    """Return the split with equal blocks of a stage in the order full, selective, none, wherever that fits.
+def _sorted(
+    split: Split,
+    time: StepTime,
+    totals: FloatArray,
+    memory: ChainBytes,
+    pipeline: Pipeline,
+    limit: float,
+    hop: float,
+    constraints: Constraints,
+) -> tuple[Split, StepTime]:
+    """Return the split with equal blocks of a stage in the order of `_LEAST`, wherever that fits and is no slower.
 
-    It takes no longer: earlier blocks end their backwards later, and hide more of what is reduced when they recompute.
-    It is also the order that fills a device least, and the one that is read most easily.
+    Earlier blocks end their backwards later, and hide more of what is reduced when they recompute. It is also the order
+    that fills a device least, and the one that is read most easily.
     """
     found = []
+    hosted = split.offload or (False,) * len(split.ranges)
     for stage, ((start, stop), flavours) in enumerate(zip(split.ranges, split.recompute, strict=True)):
         kinds = memory.chain[start:stop]
         of_kind = {
@@ -96,9 +112,11 @@ def _sorted(split: Split, memory: ChainBytes, pipeline: Pipeline, limit: float, 
         }
         ordered = tuple(of_kind[kind].pop(0) for kind in kinds)
         allowed = not constraints.keeps or all(map(operator.contains, constraints.keeps[start:stop], ordered))
-        fits = memory.peak(start, stop, pipeline.in_flight(stage), ordered) <= limit
-        found.append(ordered if allowed and fits else flavours)
-    return Split(split.ranges, tuple(found))
+        peak = memory.peak(start, stop, pipeline.in_flight(stage), ordered, offload=hosted[stage])
+        found.append(ordered if allowed and peak <= limit else flavours)
+    other = Split(split.ranges, tuple(found), split.offload)
+    found_time = step_time(totals, memory.chain, pipeline, other, hop)
+    return (other, found_time) if found_time.seconds <= time.seconds * (1 + ROUNDING) else (split, time)
 
 
 def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipeline: Pipeline) -> float:
@@ -139,9 +157,10 @@ def _beyond(totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, longes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittingStages:
-    """What stages can hold; (stages, windows, 2) arrays.
+    """What stages can hold; (stages, windows, options) arrays.
 
-    Of the mixtures that fit, the first is the fastest, the second the one whose reductions end earliest.
+    Of the mixtures that fit, the first option is the fastest, the second the one whose reductions end earliest; the
+    next two are the same with the optimizer's state in host memory, where more fits then.
 
     Attributes:
         at: Windows of the ranges that may be stages, as in `Windows.at`.
@@ -174,27 +193,55 @@ def fitting_stages(
 ) -> FittingStages:
     """Return what ranges of blocks can be as stages; arguments as of `best_split`, of the windows found."""
     flying = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)]
-    mixed = mixtures(found, totals, memory, pipeline.overlap, limit, min(flying), constraints.keeps)
+    mixed = mixtures(found, totals, memory, pipeline.overlap, limit, (min(flying), max(flying)), constraints)
     ends = mixed.seconds + mixed.slow + mixed.tails
-    taken = np.zeros((pipeline.num_stages, len(found.start), 2), dtype=np.int64)
+    options = 4 if constraints.hosts_optimizer else 2
+    taken = np.zeros((pipeline.num_stages, len(found.start), options), dtype=np.int64)
     fits = np.full(taken.shape, False)
+    here, there = may_lie(found, constraints)
     for in_flight in sorted(set(flying)):
-        room = mixed.peaks(in_flight) <= limit
         rows = [stage for stage, count in enumerate(flying) if count == in_flight]
-        taken[rows, :, 0] = np.where(room, mixed.seconds, np.inf).argmin(axis=1)
-        taken[rows, :, 1] = np.where(room, ends, np.inf).argmin(axis=1)
-        fits[rows] = room.any(axis=1, keepdims=True)
+        room = _fitting(mixed, in_flight, limit, memory.host_room, offload=False) & here[:, None]
+        rooms = [room]
+        if options > 2:
+            more = _fitting(mixed, in_flight, limit, memory.host_room, offload=True) & there[:, None]
+            gains = np.asarray((more & ~room).any(axis=1))  # else the device is as good, and faster
+            rooms.append(more & gains[:, None])
+        for number, fitting in enumerate(rooms):
+            taken[rows, :, 2 * number] = np.where(fitting, mixed.seconds, np.inf).argmin(axis=1)
+            taken[rows, :, 2 * number + 1] = np.where(fitting, ends, np.inf).argmin(axis=1)
+            fits[rows, :, 2 * number : 2 * number + 2] = np.asarray(fitting.any(axis=1))[:, None]
+    used = 2 + 2 * bool(fits[..., 2:].any())
+    taken, fits = taken[..., :used], fits[..., :used]
     each = np.arange(len(found.start))[None, :, None]
+    tails = mixed.tails[each, taken]
+    tails[..., 2:] += mixed.copying[None, :, None]
     return FittingStages(
         at=np.where(constraints.ranges(*found.at.shape), found.at, -1),
         mixtures=mixed,
         seconds=np.where(fits, mixed.seconds[each, taken], np.inf),
-        tails=mixed.tails[each, taken],
+        tails=tails,
         slow=mixed.slow[each, taken],
         taken=taken,
         before=np.concatenate([[0.0], np.cumsum(totals[np.asarray(memory.chain), Slot.FORWARD])]),
         trains=bool(totals[:, Slot.BACKWARD].any()),
     )
+
+
+def _fitting(mixed: Mixtures, in_flight: int, limit: float, host_room: float, *, offload: bool) -> Mask:
+    """Return which mixtures of windows fit on the device and on its part of the host."""
+    fits = mixed.peaks(in_flight, offload=offload) <= limit
+    return np.asarray(fits & (mixed.host_bytes(in_flight, offload=offload) <= host_room))
+
+
+def may_lie(found: Windows, constraints: Constraints) -> tuple[Mask, Mask]:
+    """Return of which windows the optimizer's state may lie on the device, and of which in host memory."""
+    if not constraints.states:
+        every = np.ones(len(found.start), dtype=bool)
+        return every, every & constraints.hosts_optimizer
+    places = list(zip(found.start.tolist(), found.stop.tolist(), strict=True))
+    here, there = (np.array([constraints.may_lie(*place, away=away) for place in places]) for away in (False, True))
+    return here, there
 
 
 def _best(
@@ -204,7 +251,7 @@ def _best(
     from autopar.formulate.kernel import earliest_end, slowest  # compiling is loaded when it is needed only
 
     at, follow = stages.at, pipeline.num_microbatches - 1
-    least_pace = slowest(at, stages.seconds[..., 0])
+    least_pace = slowest(at, stages.seconds.min(axis=2))
     if not np.isfinite(least_pace):
         return None
     starts = np.arange(pipeline.num_stages)[:, None] * (hop if stages.trains else 0.0)
@@ -229,14 +276,15 @@ def _best(
 
 def _written(stages: FittingStages, stops: IntArray, options: IntArray) -> tuple[Split, float]:
     """Return the split of a cut, and the seconds of its slowest stage."""
-    ranges, recompute, pace, start = [], [], 0.0, 0
+    ranges, recompute, offload, pace, start = [], [], [], 0.0, 0
     for stage, (stop, option) in enumerate(zip(stops.tolist(), options.tolist(), strict=True)):
         window = int(stages.at[start, stop - start - 1])
         ranges.append((start, stop))
         recompute.append(stages.mixtures.flavours(window, int(stages.taken[stage, window, option])))
+        offload.append(option >= 2)
         pace = max(pace, float(stages.seconds[stage, window, option]))
         start = stop
-    return Split(tuple(ranges), tuple(recompute)), pace
+    return Split(tuple(ranges), tuple(recompute), tuple(offload) if any(offload) else ()), pace
 
 
 def _distinct(values: FloatArray) -> FloatArray:

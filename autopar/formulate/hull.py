@@ -8,7 +8,8 @@ the step time of every choice. With one number a_i >= 0 per choice i, sum a_i = 
 
 with V_i the prices of choice i by kind and slot, and y the seconds of passes, stages, tail and step, one row for each
 term of each maximum. Blocks of the most frequent kind have flavours of recompute in any mixture: a column is a choice
-and a flavour, and what a flavour adds is counted on its own columns.
+and a flavour, and what a flavour adds is counted on its own columns. Where host memory may be used, y has the shares of
+memory that lie there, too, which make room on the device and take the time of the host link (`HostRates`).
 
 By duality, prices of the rows make the rest linear in V: with p >= 0, p lhs <= the cost of y,
 
@@ -18,20 +19,22 @@ which is a placement problem per flavour. `autopar.search.hull` looks for the be
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cost.collectives import leaves_node
-from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
+from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
 from autopar.formulate.buffers import Buffer, BufferUse, buffers
 from autopar.formulate.mean import mean_bytes
 from autopar.formulate.memory import FloatArray
+from autopar.formulate.offload import HostRates
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 
 HOST_RATIOS = (0.5, 1.0, 2.0)
@@ -39,6 +42,12 @@ HOST_RATIOS = (0.5, 1.0, 2.0)
 
 SHORTAGE = 10.0
 """Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
+
+Mask = NDArray[np.bool_]
+
+COPIED, AWAY = "copied", "away"
+"""Variables: what a block of the most frequent kind copies to the host per microbatch, where it does, and what of the
+optimizer's state of a mean stage lies there; shares of the limit."""
 
 _Pass = tuple[str, int, int | None]
 """Of a pass of a block: what it is, the kind and, where flavours differ, their number."""
@@ -62,6 +71,7 @@ class StepProgram:
         buffers: What pairs of decisions take.
         pairs: (rows, buffers) shares of the limit per byte.
         fixed: Seconds added to every step.
+        shares: (variables,) which of y are shares of the limit; the others are seconds, or `short`.
     """
 
     flavours: tuple[Recompute, ...]
@@ -74,9 +84,10 @@ class StepProgram:
     buffers: tuple[Buffer, ...]
     pairs: FloatArray
     fixed: float
+    shares: Mask
 
     @property
-    def memory_rows(self) -> FloatArray:
+    def memory_rows(self) -> Mask:
         """Which rows are about memory."""
         return np.asarray(self.bytes.any(axis=(1, 2)))
 
@@ -144,6 +155,7 @@ class _Rows:
             self.buffers,
             pairs,
             fixed,
+            np.array([name in (COPIED, AWAY) for name in self.names]),
         )
 
 
@@ -154,6 +166,7 @@ def step_program(
     *,
     flavours: Sequence[Recompute] = ON_DEVICE,
     fastest: Sequence[Recompute] = (),
+    hosted: Collection[Hosted] = (),
 ) -> StepProgram:
     """Return the linear program of a configuration.
 
@@ -163,9 +176,10 @@ def step_program(
         limit: Bytes per device.
         flavours: What blocks may recompute, from fastest to slowest.
         fastest: By kind the least that its blocks recompute; nothing if not given.
+        hosted: What may lie in host memory.
     """
     least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
-    return _Step(tables, pipeline, limit, tuple(flavours), least).program()
+    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted).program()
 
 
 class _Step:
@@ -178,8 +192,9 @@ class _Step:
         limit: float,
         flavours: tuple[Recompute, ...],
         fastest: tuple[Recompute, ...],
+        hosted: Collection[Hosted],
     ) -> None:
-        self.fastest = fastest
+        self.fastest, self.hosted = fastest, hosted
         self.tables, self.pipeline, self.limit = tables, pipeline, limit
         self.overlap = pipeline.overlap
         self.kinds = tables.folded.kinds
@@ -190,6 +205,9 @@ class _Step:
         useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
         self.flavours = tuple(useful or allowed[:1])
         self.rows = _Rows(tables, self.flavours)
+        rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
+        self.rates = rates.per(limit - tables.folded.buffer_bytes) if np.isfinite(limit) else rates
+        self.least_copy = self.overlap.exposed(LEAST_COPY)
         self.leaves = [leaves_node(axis, tables.costs.cluster.devices_per_node) for axis in tables.mesh.axes]
 
     def program(self) -> StepProgram:
@@ -270,10 +288,12 @@ class _Step:
         total: dict[_Pass, float] = {}
         for kind, count in enumerate(self.counts):
             for index in range(len(self.flavours)) if kind == self.main else [None]:
-                self._pass(("forward", kind, index), self._forward_terms(*_FORWARD), kind, index, host[kind, 0])
+                offloads = index is not None and self.flavours[index] is Recompute.OFFLOAD
+                out, back = (self.rates.out, self.rates.back) if offloads else (0.0, 0.0)
+                self._pass(("forward", kind, index), self._forward_terms(*_FORWARD), kind, index, host[kind, 0], out)
                 total["forward", kind, index] = count
                 if self.trains:
-                    self._pass(("backward", kind, index), self._backward_terms(), kind, index, host[kind, 1])
+                    self._pass(("backward", kind, index), self._backward_terms(), kind, index, host[kind, 1], back)
                     total["backward", kind, index] = count
             if kind != self.main and self.fastest[kind] is Recompute.FULL:
                 total["forward", kind, None] *= 2
@@ -287,18 +307,31 @@ class _Step:
         return total
 
     def _pass(
-        self, name: Name, terms: Sequence[Mapping[Slot, float]], kind: int, flavour: int | None, host: float
+        self,
+        name: Name,
+        terms: Sequence[Mapping[Slot, float]],
+        kind: int,
+        flavour: int | None,
+        host: float,
+        link: float = 0.0,
     ) -> None:
-        """Write the rows of one pass: at least each term, and with what the host takes at least each tangent."""
+        """Write the rows of one pass: at least each term, and with what the host takes at least each tangent.
+
+        With copies beside it, `link` seconds for a share of the limit, it takes as long as they do at least, and a part
+        of them is waited for.
+        """
         own = np.ones(len(self.flavours)) if flavour is None else np.eye(len(self.flavours))[flavour]
+        whole = {name: 1.0, COPIED: -self.least_copy * link}
+        if link:
+            self.rows.add({name: 1.0, COPIED: -link})
         for term in terms:
-            self.rows.add({name: 1.0}, self._prices(kind, term, flavour))
+            self.rows.add(whole, self._prices(kind, term, flavour))
             for ratio in HOST_RATIOS if host else ():
                 scale = (1 + ratio**LAUNCH_EXPONENT) ** (1 / LAUNCH_EXPONENT - 1)
                 device = {slot: factor * ratio ** (LAUNCH_EXPONENT - 1) * scale for slot, factor in term.items()}
-                self.rows.add({name: 1.0}, self._prices(kind, device, flavour), host * scale * own)
+                self.rows.add(whole, self._prices(kind, device, flavour), host * scale * own)
         if host:
-            self.rows.add({name: 1.0}, None, host * own)
+            self.rows.add(whole, None, host * own)
 
     def _forward_terms(self, kernels: Slot, waits: Slot, gathers: Slot) -> list[dict[Slot, float]]:
         """Return the terms of `Overlap.forward`: gathers hide behind all kernels, or as far as any do."""
@@ -382,6 +415,22 @@ class _Step:
             own = {Slot.REDUCE: 1.0, Slot.GRADIENT: 1.0, Slot.UPDATE: 1.0}
             self.rows.add({"all": 1.0, "tail": 1.0, **self._whole}, self._prices(first, own))
             self.rows.add({"tail": 1.0}, self._prices(first, {Slot.UPDATE: 1.0}))
+            if Hosted.OPTIMIZER in self.hosted:
+                self._mean_copies()
+
+    def _mean_copies(self) -> None:
+        """Write that a mean stage waits for the copies of its optimizer's state.
+
+        Stage s is done with its last backward earlier than stage 0, but by no more than all backwards of a microbatch.
+        """
+        groups = self.pipeline.num_groups
+        flying = np.array([self.pipeline.in_flight(group) for group in range(groups)], dtype=np.float64)
+        whole = float((1 / flying).sum() * flying.max())  # of the mean stage's bytes, see `mean_bytes`
+        backwards = dict[Name, float]()
+        for name, factor in self._whole.items():
+            first = self.counts[int(name[1])] if name[0] == "forward" else 0.0
+            backwards[name] = -factor - first
+        self.rows.add({"tail": 1.0, **backwards, AWAY: -self.rates.both * whole / groups})
 
     def _tail(self) -> None:
         """Write what one stage does after its last backward: what that does not hide of gradients, and the update.
@@ -391,9 +440,12 @@ class _Step:
         """
         share, slower, rows = self.overlap.share, self.overlap.slowdown - 1, self.rows
         once = share * self._sums(Slot.REDUCE) + self._sums(Slot.UPDATE)
-        rows.add({"tail": 1.0}, once)
+        away: dict[Name, float] = {AWAY: -self.least_copy * self.rates.both} if Hosted.OPTIMIZER in self.hosted else {}
+        rows.add({"tail": 1.0, **away}, once)
         if not self.trains:
             return
+        if away:
+            rows.add({"tail": 1.0, AWAY: -self.rates.both}, share * self._sums(Slot.REDUCE))
         rest = slower * (1 - share) * self._sums(Slot.REDUCE)
         chain = self.tables.folded.chain
         for last in sorted({0, min(1, len(chain) - 1), max(0, len(chain) - 2), len(chain) - 1}):
@@ -401,7 +453,7 @@ class _Step:
             before = np.bincount(chain[:last], minlength=len(self.counts)).astype(np.float64)
             upto = before.copy()
             upto[chain[last]] += 1
-            time: dict[Name, float] = {"all": 1 - slower, "tail": 1.0}
+            time: dict[Name, float] = {"all": 1 - slower, "tail": 1.0, **away}
             for name, factor in self._lasting(before).items():
                 time[name] = -(1 - slower) * factor
             reduced, gradients = self._reduced(upto), self._gradients(upto)
@@ -421,13 +473,21 @@ class _Step:
     def _memory(self) -> None:
         """Write that the mean stage fits."""
         amounts = []
+        least = Recompute.OFFLOAD if Hosted.ACTIVATIONS in self.hosted else Recompute.FULL
         for flavour in self.flavours:
-            keeps = [flavour if kind.id == self.main or not self.trains else Recompute.FULL for kind in self.kinds]
+            own = Recompute.NONE if flavour is Recompute.OFFLOAD else flavour  # less what is copied
+            keeps = [own if kind.id == self.main or not self.trains else least for kind in self.kinds]
             mean = mean_bytes(self.tables, self.pipeline, self.limit, keeps)
             amounts.append(mean.factors / mean.limit)
         limit = self.limit - self.tables.folded.buffer_bytes
+        room: dict[Name, float] = {"short": 1.0}
+        if Recompute.OFFLOAD in self.flavours:
+            flying = [self.pipeline.in_flight(group) for group in range(self.pipeline.num_groups)]
+            room[COPIED] = float(self.counts[self.main]) / sum(1 / count for count in flying)
+        if Hosted.OPTIMIZER in self.hosted:
+            room[AWAY] = 1.0
         if self.pipeline.num_stages > 1:
-            self.rows.add({"short": 1.0}, amounts=np.array(amounts), least=-1.0)
+            self.rows.add(room, amounts=np.array(amounts), least=-1.0)
             return
         # One stage holds all blocks, and buffers for two neighbours and for one block besides.
         self.rows.buffers = buffers(self.tables)
@@ -440,7 +500,7 @@ class _Step:
                     else float(own.use is BufferUse.REDUCING and own.kind == self.main)
                     for own in self.rows.buffers
                 ]  # fmt: skip
-                self.rows.add({"short": 1.0}, amounts=np.array(amounts), pairs=np.array(held) / limit, least=-1.0)
+                self.rows.add(room, amounts=np.array(amounts), pairs=np.array(held) / limit, least=-1.0)
 
 
 _FORWARD = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_GATHER)

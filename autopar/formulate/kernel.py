@@ -10,9 +10,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-AGAIN, GATHERS, KEPT, RUNNING, LATE = range(5)
-"""Columns of a mixture: seconds of what runs again, seconds of its gathers, bytes one microbatch leaves behind, fullest
-moment of a pass in bytes, and seconds that reductions of first blocks outlast the backward."""
+AGAIN, GATHERS, KEPT, RUNNING, LATE, FORTH, TRANSIT, HOSTED = range(8)
+"""Columns of a mixture: seconds of what runs again or waits for the host, seconds of its gathers, bytes one microbatch
+leaves behind, fullest moment of a pass in bytes, seconds that reductions of first blocks outlast the backward; of the
+first what forwards wait for, bytes on their way to and from the host, and bytes one microbatch leaves there."""
+
+COLUMNS = 8
+"""How many there are."""
 
 
 def _thin_out(new: Floats, keep: Ints, count: int, most: int) -> int:
@@ -21,7 +25,7 @@ def _thin_out(new: Floats, keep: Ints, count: int, most: int) -> int:
     The hull of sums is the sum of hulls: what is far from it stays behind, whatever follows.
 
     Args:
-        new: (mixtures, 5) mixtures.
+        new: (mixtures, 8) mixtures.
         keep: Indices of mixtures in the order of their seconds; those that are kept come first.
         count: How many there are.
         most: How many to keep at most.
@@ -83,7 +87,11 @@ def _frontiers(
     late: Floats,
     after: Ints,
     covers: Ints,
+    forth: Floats,
+    transit: Floats,
+    hosted: Floats,
     room: Floats,
+    host_room: float,
     waiting: int,
     most: int,
 ) -> tuple[Floats, Ints, Ints, Ints]:
@@ -93,29 +101,34 @@ def _frontiers(
         parent: Of each window the one without its last block, -1 if that is all there is; it comes earlier.
         spent: Backward seconds of the blocks of a window but the last.
         due: Seconds of the reductions of its blocks, the last one included.
-        again: (windows, flavours) seconds that the last block runs again.
+        again: (windows, flavours) seconds that the last block runs again, or waits for copies from and to the host.
         gathers: The same of gathers.
         kept: (windows, states, flavours) bytes it keeps of a microbatch, by the state of the window without it.
         running: The same of the fullest moment of its passes, on top of what earlier blocks keep.
         late: (windows,) bytes it puts off to its weight pass.
         after: (windows, states, flavours) state of the window.
         covers: (windows, states, states) whether all that is kept in the second state is kept in the first.
+        forth: (windows, flavours) seconds of `again` that are of the forward.
+        transit: (windows, flavours) bytes on their way to and from the host where the last block's are.
+        hosted: (windows, flavours) bytes of the last block that lie on the host.
         room: (windows,) bytes there are for activations.
+        host_room: The same in host memory; infinite if all can lie there.
         waiting: Microbatches that at least wait while a pass runs.
         most: Mixtures kept per window.
 
     Returns:
-        (windows, most, 5) mixtures, their number, the mixture of the parent each comes from, and the flavour of the
+        (windows, most, 8) mixtures, their number, the mixture of the parent each comes from, and the flavour of the
         last block.
     """
     count, flavours = again.shape
-    found = np.zeros((count, most, 5))
+    found = np.zeros((count, most, COLUMNS))
+    counts_host = host_room < np.inf
     number = np.zeros(count, dtype=np.int64)
     source = np.zeros((count, most), dtype=np.int64)
     flavour = np.zeros((count, most), dtype=np.int64)
     states = np.zeros((count, most), dtype=np.int64)
     state = np.zeros(most * flavours, dtype=np.int64)
-    new = np.empty((most * flavours, 5))
+    new = np.empty((most * flavours, COLUMNS))
     origin = np.empty((most * flavours, 2), dtype=np.int64)
     keep = np.empty(most * flavours, dtype=np.int64)
     for window in range(count):
@@ -134,10 +147,15 @@ def _frontiers(
                 new[size, RUNNING] = max(new[size, RUNNING] + late[window], fullest)
                 new[size, KEPT] += kept[window, own_state, own]
                 state[size] = after[window, own_state, own]
-                new[size, LATE] = max(new[size, LATE], due[window] - spent[window] - new[size, AGAIN])
+                backward = spent[window] + new[size, AGAIN] - new[size, FORTH]
+                new[size, LATE] = max(new[size, LATE], due[window] - backward)
                 new[size, AGAIN] += again[window, own]
                 new[size, GATHERS] += gathers[window, own]
-                if waiting * new[size, KEPT] + new[size, RUNNING] <= room[window]:
+                new[size, FORTH] += forth[window, own]
+                new[size, TRANSIT] = max(new[size, TRANSIT], transit[window, own])
+                new[size, HOSTED] += hosted[window, own]
+                on_device = waiting * new[size, KEPT] + new[size, RUNNING] + new[size, TRANSIT]
+                if on_device <= room[window] and (waiting + 1) * new[size, HOSTED] <= host_room:
                     origin[size, 0], origin[size, 1] = old, own
                     size += 1
         order = np.argsort(new[:size, AGAIN], kind="mergesort")
@@ -151,6 +169,9 @@ def _frontiers(
                     and new[other, AGAIN] <= new[index, AGAIN] * (1 + 1e-9)
                     and new[other, KEPT] <= new[index, KEPT] * (1 + 1e-9)
                     and new[other, RUNNING] <= new[index, RUNNING] * (1 + 1e-9)
+                    and new[other, FORTH] <= new[index, FORTH] * (1 + 1e-9)
+                    and new[other, TRANSIT] <= new[index, TRANSIT]
+                    and (not counts_host or new[other, HOSTED] <= new[index, HOSTED] * (1 + 1e-9))
                 ):
                     beaten = True
                     break

@@ -46,14 +46,29 @@ class MeanBytes:
         return replace(instance, node_costs=tuple(costs))
 
 
-def mean_bytes(tables: Tables, pipeline: Pipeline, limit: float, keeps: Sequence[Recompute]) -> MeanBytes:
-    """Return the mean stage of a pipeline when kinds keep what their flavour of recompute says."""
+def mean_bytes(
+    tables: Tables,
+    pipeline: Pipeline,
+    limit: float,
+    keeps: Sequence[Recompute],
+    *,
+    resident: Sequence[Memory] = RESIDENT,
+) -> MeanBytes:
+    """Return the mean stage of a pipeline when kinds keep what their flavour of recompute says.
+
+    Args:
+        tables: The decisions.
+        pipeline: Stages, microbatches, schedule.
+        limit: Bytes per device.
+        keeps: Flavour of each kind.
+        resident: What stays on the device through the step.
+    """
     flying = np.array([pipeline.in_flight(group) for group in range(pipeline.num_groups)], dtype=np.float64)
     harmonic = float((1 / flying).sum())
     factors = np.zeros(len(tables.bytes))
     for index, item in enumerate(tables.bytes):
         count = tables.folded.kinds[item.kind].count
-        if item.memory in RESIDENT:
+        if item.memory in resident:
             factors[index] = count / (harmonic * float(flying.max()))
         elif item.memory in KEPT[keeps[item.kind]]:
             factors[index] = count / harmonic
@@ -61,7 +76,11 @@ def mean_bytes(tables: Tables, pipeline: Pipeline, limit: float, keeps: Sequence
 
 
 def least_bytes(
-    tables: Tables, pipeline: Pipeline, allowed: Sequence[Sequence[int]] | None = None
+    tables: Tables,
+    pipeline: Pipeline,
+    allowed: Sequence[Sequence[int]] | None = None,
+    *,
+    resident: Sequence[Memory] = RESIDENT,
 ) -> dict[Recompute, float]:
     """Return a lower bound on the peak bytes of the fullest stage, by flavour of recompute.
 
@@ -71,6 +90,7 @@ def least_bytes(
         tables: The decisions.
         pipeline: Stages, microbatches, schedule.
         allowed: Strategies per node that may be chosen; None for all.
+        resident: What stays on the device through the step.
     """
     kinds = tables.folded.kinds
     totals = dict.fromkeys(Memory, 0.0)
@@ -80,5 +100,5 @@ def least_bytes(
     # The fullest stage holds at least the mean of all stages, and every stage at least the least number of
     # microbatches.
     least = min(pipeline.in_flight(group) for group in range(pipeline.num_groups))
-    resident = sum(totals[memory] for memory in RESIDENT)
-    return {flavour: resident + least * sum(totals[memory] for memory in KEPT[flavour]) for flavour in Recompute}
+    always = sum(totals[memory] for memory in resident)
+    return {flavour: always + least * sum(totals[memory] for memory in KEPT[flavour]) for flavour in Recompute}

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS, TRANSIT_BLOCKS
+from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
 from autopar.formulate.tables import Memory, Tables
 from autopar.recompute import Recompute
 
@@ -20,6 +20,9 @@ FloatArray = NDArray[np.float64]
 
 RESIDENT = (Memory.PARAMETERS, Memory.GRADIENTS, Memory.OPTIMIZER)
 """What stays through the step."""
+
+UNHOSTED = tuple(memory for memory in RESIDENT if memory is not Memory.OPTIMIZER)
+"""What of it cannot lie in host memory."""
 
 KEPT: Mapping[Recompute, tuple[Memory, ...]] = {
     Recompute.NONE: (Memory.SAVED, Memory.DROPPED, Memory.ARRIVED),
@@ -104,6 +107,7 @@ class ChainBytes:
         state: Bytes of `resident` that are the optimizer's state, which can lie in host memory.
         buffers: Buffers of the model, held by every stage.
         shared: Parameters that several blocks read.
+        host_room: Bytes of host memory per device that may be taken: its share of what its host has.
     """
 
     chain: tuple[int, ...]
@@ -119,6 +123,7 @@ class ChainBytes:
     state: FloatArray
     buffers: float = 0.0
     shared: tuple[SharedBytes, ...] = ()
+    host_room: float = np.inf
 
     @classmethod
     def nothing(cls, chain: Sequence[int], flavours: Sequence[Recompute] = (Recompute.NONE,)) -> "ChainBytes":
@@ -181,7 +186,7 @@ class ChainBytes:
         passes = (in_flight - 1) * kept + running + self.beside(start, stop, flavours)
         kinds = list(self.chain[start:stop])
         state = float(self.state[kinds].sum()) if offload else 0.0
-        update = float(self.update[kinds].max()) + min(STATE_BUFFERS * STATE_BUCKET_BYTES, state)
+        update = float(self.update[kinds].max()) + float(state_buffers(state))
         return self.always(start, stop) - state + max(passes, update)
 
     def host_bytes(

@@ -1,9 +1,11 @@
 """What the blocks of a stage recompute, each its own: the mixtures of flavours that no other beats.
 
-A mixture says of every block of a range whether it recomputes nothing, selectively or in full. Block by block the
-seconds that run again, the bytes kept per microbatch and the fullest moment of a pass follow from those of the range
-without its last block, so mixtures that another one beats in all three are dropped at once: equal blocks in another
-order, above all. A range of equal blocks is left with as many mixtures as have another number of each flavour.
+A mixture says of every block of a range whether it recomputes nothing, selectively or in full, or keeps what it saves
+in host memory. Block by block the seconds that run again, the bytes kept per microbatch and the fullest moment of a
+pass follow from those of the range without its last block, so mixtures that another one beats in all three are dropped
+at once: equal blocks in another order, above all. A range of equal blocks is left with as many mixtures as have another
+number of each flavour. Where blocks may offload, a mixture also has to be beaten in what forwards wait for (only what
+backwards do gives reductions time to hide), in bytes under way, and in bytes on the host if those are limited.
 
 What a block keeps depends on what earlier blocks keep of values that pass through, so that only mixtures that keep all
 of them that another one keeps beat it. Of chains in which that comes to many cases (long skips), a mixture is taken to
@@ -17,9 +19,11 @@ from itertools import product
 import numpy as np
 
 from autopar.cost import Overlap
+from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.links import again_links, backward_links, forward_links, gradient_links, reduce_links
 from autopar.formulate.memory import ChainBytes, FloatArray, State
-from autopar.formulate.step import left_seconds, rerun_seconds, slow_seconds, stage_seconds
+from autopar.formulate.step import copy_seconds, left_seconds, rerun_seconds, slow_seconds, stage_seconds
 from autopar.formulate.tables import Slot
 from autopar.formulate.windows import IntArray, Windows
 from autopar.recompute import Recompute
@@ -41,6 +45,7 @@ class Fixed:
         reducing: Gradients under way to their reduction.
         received: What arrives from the neighbouring stages.
         update: Fullest moment of the update.
+        state: Of what is there all the time, the optimizer's state, which can lie in host memory.
         least: What no longer window has less of.
     """
 
@@ -49,6 +54,7 @@ class Fixed:
     reducing: FloatArray
     received: FloatArray
     update: FloatArray
+    state: FloatArray
     least: FloatArray
 
     @property
@@ -65,28 +71,46 @@ class Mixtures:
         seconds: t_s of `autopar.formulate.step`; infinity where there is no mixture.
         tails: tail_s.
         slow: slow_s.
-        again: Seconds that run again.
+        copying: (windows,) what tail_s is longer by with the optimizer's state in host memory.
+        again: Seconds that run again, or wait for copies from and to the host.
         kept: Bytes that one microbatch leaves behind.
         running: Fullest moment of a forward or a backward, no other microbatch counted.
+        transit: Bytes on their way to and from the host while a pass runs.
+        hosted: Bytes that one microbatch leaves in host memory.
         fixed: What depends on the window alone.
     """
 
     seconds: FloatArray
     tails: FloatArray
     slow: FloatArray
+    copying: FloatArray
     again: FloatArray
     kept: FloatArray
     running: FloatArray
+    transit: FloatArray
+    hosted: FloatArray
     fixed: "Fixed"
     _windows: Windows
     _flavours: tuple[Recompute, ...]
     _source: IntArray
     _flavour: IntArray
 
-    def peaks(self, in_flight: int) -> FloatArray:
-        """Return the peak bytes of each mixture with so many microbatches in flight, the running one counted."""
-        passes = (in_flight - 1) * self.kept + self.running + self.fixed.beside[:, None]
-        return np.asarray(self.fixed.resident[:, None] + np.maximum(passes, self.fixed.update[:, None]))
+    def peaks(self, in_flight: int, *, offload: bool = False) -> FloatArray:
+        """Return the peak bytes of each mixture with so many microbatches in flight, the running one counted.
+
+        Args:
+            in_flight: Microbatches in flight.
+            offload: Whether the optimizer's state lies in host memory.
+        """
+        state = self.fixed.state if offload else np.zeros(len(self.fixed.state))
+        passes = (in_flight - 1) * self.kept + self.running + self.transit + self.fixed.beside[:, None]
+        update = self.fixed.update + state_buffers(state)
+        return np.asarray((self.fixed.resident - state)[:, None] + np.maximum(passes, update[:, None]))
+
+    def host_bytes(self, in_flight: int, *, offload: bool = False) -> FloatArray:
+        """Return the bytes of a device that lie in host memory, for each mixture; arguments as of `peaks`."""
+        state = self.fixed.state if offload else np.zeros(len(self.fixed.state))
+        return np.asarray(state[:, None] + in_flight * self.hosted)
 
     def flavours(self, window: int, mixture: int) -> tuple[Recompute, ...]:
         """Return what each block of a window recomputes."""
@@ -107,8 +131,8 @@ def mixtures(
     memory: ChainBytes,
     overlap: Overlap,
     limit: float,
-    least_in_flight: int,
-    keeps: Sequence[frozenset[Recompute]] = (),
+    in_flight: tuple[int, int],
+    constraints: Constraints = FREE,
 ) -> Mixtures:
     """Return the mixtures of windows.
 
@@ -118,15 +142,20 @@ def mixtures(
         memory: What ranges of blocks hold.
         overlap: How compute and communication share time.
         limit: Bytes per device.
-        least_in_flight: Microbatches that every stage holds at least.
-        keeps: For each block what it may keep of its forward; empty for anything. Blocks of a window that stand for
-            others may do the same.
+        in_flight: Microbatches that every stage holds at least, and at most.
+        constraints: What blocks may keep, and whether the optimizer's state may lie in host memory. Blocks of a window
+            that stand for others may do the same.
     """
+    keeps = constraints.keeps
     sums = _Sums(found, totals[np.asarray(memory.chain)])
-    fixed = _fixed(found, memory)
+    fixed = _fixed(found, memory, hosts_optimizer=constraints.hosts_optimizer)
     room = limit - fixed.least
     last = np.asarray(memory.chain)[found.stop - 1]
-    again = np.array([rerun_seconds(totals, flavour) for flavour in memory.flavours]).T[last]
+    forth = np.array([copy_seconds(totals, flavour) for flavour in memory.flavours]).T[last]
+    again = forth + np.array([rerun_seconds(totals, flavour) for flavour in memory.flavours]).T[last]
+    zero = np.zeros(len(totals))
+    hosted = np.array([memory.hosted if own is Recompute.OFFLOAD else zero for own in memory.flavours]).T[last]
+    transit = TRANSIT_BLOCKS * hosted
     gathers = np.array([again_links(totals, flavour).sum(axis=0) for flavour in memory.flavours]).T[last]
     gradient, waited = sums.by_link(gradient_links), sums.by_link(backward_links)
     due = (1 - overlap.share) * sums.by_link(reduce_links) + gradient
@@ -139,9 +168,9 @@ def mixtures(
     if keeps:
         allowed = [[flavour in keeps[block] for flavour in memory.flavours] for block in (found.stop - 1).tolist()]
         closed[~np.array(allowed)] = np.inf
-    whole = _uniform(found, memory, again, gathers, owed, closed)
-    each, source, flavour = np.zeros((len(last), 0, 5)), np.zeros((len(last), 0), int), np.zeros((len(last), 0), int)
-    waiting = least_in_flight - 1
+    whole = _uniform(found, memory, Added(again, gathers, forth, transit, hosted), owed, closed)
+    each, source, flavour = np.zeros((len(last), 0, 8)), np.zeros((len(last), 0), int), np.zeros((len(last), 0), int)
+    waiting = in_flight[0] - 1
     if (
         len(memory.flavours) > 1
         and (waiting * whole[:, 0, 2] + whole[:, 0, 3] + fixed.beside + fixed.resident > limit).any()
@@ -152,7 +181,7 @@ def mixtures(
         each, number, source, flavour = frontiers(
             found.parent, np.zeros(len(owed)), owed, again, gathers,
             held.kept, held.running + closed[:, None, :], held.late, held.after, held.covers,
-            room, waiting, MOST,
+            forth, transit, hosted, room, _host_room(memory, in_flight[1]), waiting, MOST,
         )  # fmt: skip
         each[np.arange(MOST) >= number[:, None], 3] = np.inf
     rows = np.concatenate([whole, each], axis=1)
@@ -167,15 +196,25 @@ def mixtures(
         seconds=stage_seconds(passes, total, busiest, overlap),
         tails=left + overlap.share * sums.of(Slot.REDUCE)[:, None] + sums.of(Slot.UPDATE)[:, None],
         slow=slow_seconds(sums.of(Slot.REDUCE)[:, None], left, overlap),
+        copying=sums.of(Slot.STATE),
         again=rows[..., 0],
         kept=rows[..., 2],
         running=rows[..., 3],
+        transit=rows[..., 6],
+        hosted=rows[..., 7],
         fixed=fixed,
         _windows=found,
         _flavours=memory.flavours,
         _source=source,
         _flavour=flavour,
     )
+
+
+def _host_room(memory: ChainBytes, in_flight: int) -> float:
+    """Return the bytes of host memory per device; infinity if all that a chain could leave there fits."""
+    chain = np.asarray(memory.chain)
+    most = in_flight * float(memory.hosted[chain].sum()) + float(memory.state[chain].sum())
+    return np.inf if most <= memory.host_room else memory.host_room
 
 
 class _Sums:
@@ -196,9 +235,10 @@ class _Sums:
         return np.asarray(sums[self._found.stop] - sums[self._found.start])
 
 
-def _fixed(found: Windows, memory: ChainBytes) -> Fixed:
+def _fixed(found: Windows, memory: ChainBytes, *, hosts_optimizer: bool) -> Fixed:
     chain = np.asarray(memory.chain)
     own = _Sums(found, chain).all(memory.resident[chain]) + memory.buffers
+    state = _Sums(found, chain).all(memory.state[chain])
     resident = own.copy()
     for shared in memory.shared:
         owned = (found.start <= shared.owner) & (shared.owner < found.stop)
@@ -216,32 +256,43 @@ def _fixed(found: Windows, memory: ChainBytes) -> Fixed:
         update[window] = max(update[window], update[before])
     received = np.where(found.start > 0, memory.arriving[first], 0.0)
     received = received + np.where(found.stop < len(chain), memory.returning[last], 0.0)
-    return Fixed(resident, pairs, reducing, received, update, own + pairs + reducing)
+    least = own + pairs + reducing - (state if hosts_optimizer else 0.0)
+    return Fixed(resident, pairs, reducing, received, update, state, least)
 
 
-def _uniform(
-    found: Windows,
-    memory: ChainBytes,
-    again: FloatArray,
-    gathers: FloatArray,
-    late: FloatArray,
-    closed: FloatArray,
-) -> FloatArray:
-    """Return the rows of the mixtures of one flavour, (windows, flavours, 5); `late` without what runs again."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Added:
+    """What the last block of a window adds, by flavour; (windows, flavours) each, see `kernel.frontiers`."""
+
+    again: FloatArray
+    gathers: FloatArray
+    forth: FloatArray
+    transit: FloatArray
+    hosted: FloatArray
+
+
+def _uniform(found: Windows, memory: ChainBytes, added: Added, late: FloatArray, closed: FloatArray) -> FloatArray:
+    """Return the rows of the mixtures of one flavour, (windows, flavours, 8); `late` without what runs again."""
     each = []
     places = list(zip(found.parent.tolist(), found.stop.tolist(), late.tolist(), strict=True))
-    columns = zip(memory.flavours, again.T.tolist(), gathers.T.tolist(), closed.T.tolist(), strict=True)
-    for flavour, seconds, traffic, over in columns:
+    for number, flavour in enumerate(memory.flavours):
         states: list[State] = []
-        rows: list[tuple[float, float, float, float, float]] = []
-        for (before, stop, due), more, gathered, too_much in zip(places, seconds, traffic, over, strict=True):
+        rows: list[tuple[float, ...]] = []
+        own = (added.again, added.gathers, added.forth, added.transit, added.hosted, closed)
+        columns = zip(places, *(array[:, number].tolist() for array in own), strict=True)
+        for (before, stop, due), seconds, gathered, waited, moved, hosted, too_much in columns:
             kind = memory.chain[stop - 1]
             state = states[before] if before >= 0 else memory.walk.enter(kind)
             holding, state = memory.walk.advance(kind, flavour, state)
             states.append(state)
-            ran, parameters, kept, running, owed = rows[before] if before >= 0 else (0.0, 0.0, 0.0, 0.0, 0.0)
+            again, parameters, kept, running, owed, forth, transit, there = rows[before] if before >= 0 else (0.0,) * 8
             fullest = max(running + holding.late, kept + max(holding.forward, holding.backward) + too_much)
-            rows.append((ran + more, parameters + gathered, kept + holding.kept, fullest, max(owed, due - ran)))
+            rows.append(
+                (
+                    again + seconds, parameters + gathered, kept + holding.kept, fullest,
+                    max(owed, due - (again - forth)), forth + waited, max(transit, moved), there + hosted,
+                )
+            )  # fmt: skip
         each.append(rows)
     return np.array(each).transpose(1, 0, 2)
 

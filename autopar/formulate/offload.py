@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cluster.host import Host
 from autopar.cost import Overlap
 from autopar.formulate.tables import Slot
 
@@ -33,6 +34,31 @@ class HostLinks:
     out: FloatArray
     back: FloatArray
     state: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class HostRates:
+    """Seconds in which each device copies a byte, or more, with nothing else on the link; latency not counted.
+
+    Attributes:
+        out: To its host.
+        back: From it.
+        both: There and back.
+    """
+
+    out: float
+    back: float
+    both: float
+
+    @classmethod
+    def of(cls, host: Host) -> "HostRates":
+        """Return the rates of a host's link."""
+        out, back = host.sharing / host.to_host, host.sharing / host.to_device
+        return cls(out, back, host.both(out, back))
+
+    def per(self, nbytes: float) -> "HostRates":
+        """Return the seconds for so many bytes."""
+        return HostRates(self.out * nbytes, self.back * nbytes, self.both * nbytes)
 
 
 def with_host(seconds: FloatArray, links: HostLinks, overlap: Overlap) -> FloatArray:

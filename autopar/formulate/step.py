@@ -208,8 +208,7 @@ def stage_times(totals: FloatArray, chain: Sequence[int], split: Split, overlap:
         chosen = np.array([flavour is recompute for flavour in flavours])
         again[chosen] = rerun_seconds(blocks[chosen], recompute)
         waited[:, chosen] += again_links(blocks[chosen], recompute)
-        if recompute is Recompute.OFFLOAD:
-            forward[chosen] += blocks[chosen, Slot.OFFLOAD]
+        forward[chosen] += copy_seconds(blocks[chosen], recompute)
     starts = np.array([start for start, _ in split.ranges])
     backward, gradient = blocks[:, Slot.BACKWARD] + again, gradient_links(blocks)
     due = (1 - overlap.share) * reduce_links(blocks) + gradient
@@ -308,6 +307,13 @@ def rerun_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
             return np.asarray(seconds[..., Slot.FORWARD])
         case Recompute.OFFLOAD:
             return np.asarray(seconds[..., Slot.FETCH])
+
+
+def copy_seconds(seconds: FloatArray, recompute: Recompute) -> FloatArray:
+    """Return what a forward waits for on its way to host memory, given (..., slots) seconds."""
+    if recompute is Recompute.OFFLOAD:
+        return np.asarray(seconds[..., Slot.OFFLOAD])
+    return np.zeros(seconds.shape[:-1])
 
 
 def model_flops(folded: Folded) -> float:

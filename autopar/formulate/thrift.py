@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from autopar.cost.overlap import state_buffers
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.mean import mean_bytes
 from autopar.formulate.memory import RESIDENT, ChainBytes, FloatArray
@@ -17,7 +18,7 @@ from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Memory, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.problem import Problem
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import BY_SECONDS, Recompute
 
 
 def byte_problem(
@@ -27,6 +28,7 @@ def byte_problem(
     *,
     passing: float = 0.0,
     second: float = 0.0,
+    resident: Sequence[Memory] = RESIDENT,
     name: str = "",
 ) -> Problem:
     """Return the placement problem whose costs are the bytes of a mean stage that recomputes so.
@@ -37,11 +39,12 @@ def byte_problem(
         recompute: What all blocks keep.
         passing: Weight of what lives only while its neighbours run: not all of it is there at a time.
         second: Bytes that a second counts for: what takes long often ends in buffers, which belong to no decision.
+        resident: What stays on the device through the step.
         name: For reports.
     """
     weighting = weights(tables, pipeline, recompute=recompute, hidden=0.0, bounding=False)
     instance = problem(tables, replace(weighting, factors=second * weighting.factors), name=name)
-    mean = mean_bytes(tables, pipeline, 0.0, [recompute] * len(tables.folded.kinds))
+    mean = mean_bytes(tables, pipeline, 0.0, [recompute] * len(tables.folded.kinds), resident=resident)
     lasting = mean.priced(instance, tables, 1.0)
     if not passing:
         return lasting
@@ -55,7 +58,8 @@ def byte_problem(
 def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints = FREE) -> tuple[float, Split] | None:
     """Return the split whose fullest stage needs the fewest bytes, with those bytes; None if no split is allowed.
 
-    All blocks of a stage recompute alike, or what comes nearest of what is allowed; of equals what is fastest.
+    All blocks of a stage recompute alike, or what comes nearest of what is allowed; of equals what is fastest. The
+    optimizer's state lies in host memory wherever it may and that frees bytes.
     """
     num_blocks, num_stages = len(memory.chain), pipeline.num_stages
     if num_stages > num_blocks:
@@ -65,21 +69,27 @@ def least_split(memory: ChainBytes, pipeline: Pipeline, constraints: Constraints
     best = np.full(num_blocks + 1, np.inf)
     best[0] = 0.0
     cuts, chosen = [], []
+    if not ranges.flavours:
+        return None
+    ways = [(number, away) for away in (False, True) for number in range(len(ranges.flavours))]
     for stage in range(num_stages):
-        each = np.stack([ranges.peaks(pipeline.in_flight(stage), number) for number in range(len(ranges.flavours))])
+        each = np.stack([ranges.peaks(pipeline.in_flight(stage), *way) for way in ways])
         chosen.append(each.argmin(axis=0))
         peaks = np.maximum(best[:num_blocks, None], each.min(axis=0))
         cuts.append(peaks.argmin(axis=0))
         best = peaks.min(axis=0)
     if not np.isfinite(best[num_blocks]):
         return None
-    found, recompute, stop = [], [], num_blocks
+    found, recompute, offload, stop = [], [], [], num_blocks
     for stage in reversed(range(num_stages)):
         first = int(cuts[stage][stop])
         found.append((first, stop))
-        recompute.append(ranges.flavours[int(chosen[stage][first, stop])][first:stop])
+        number, away = ways[int(chosen[stage][first, stop])]
+        recompute.append(ranges.flavours[number][first:stop])
+        offload.append(away)
         stop = first
-    return float(best[num_blocks]), Split(tuple(reversed(found)), tuple(reversed(recompute)))
+    hosted = tuple(reversed(offload)) if any(offload) else ()
+    return float(best[num_blocks]), Split(tuple(reversed(found)), tuple(reversed(recompute)), hosted)
 
 
 class _Ranges:
@@ -94,15 +104,21 @@ class _Ranges:
         num_blocks = len(memory.chain)
         shape = (num_blocks, num_blocks + 1)
         allowed = constraints.ranges(num_blocks, longest)
-        self._always, self._update = np.full(shape, np.inf), np.zeros(shape)
-        self._kept, self._running = (np.zeros((len(self.flavours), *shape)) for _ in range(2))
+        self._always, self._update, self._state = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
+        self._kept, self._running, self._hosted = (np.zeros((len(self.flavours), *shape)) for _ in range(3))
+        self._room = memory.host_room
+        self._lies = {away: np.zeros(shape, dtype=bool) for away in (False, True)}
         for start in range(1 if whole else num_blocks):
             last = min(num_blocks, start + longest)
             stops = [stop for stop in range(start + 1, last + 1) if allowed[start, stop - start - 1]]
             stops = [stop for stop in stops if not whole or stop == num_blocks]
             for stop in stops:
                 self._always[start, stop] = memory.always(start, stop)
-                self._update[start, stop] = memory.update[list(memory.chain[start:stop])].max()
+                kinds = list(memory.chain[start:stop])
+                self._update[start, stop] = memory.update[kinds].max()
+                self._state[start, stop] = memory.state[kinds].sum()
+                for away, lies in self._lies.items():
+                    lies[start, stop] = constraints.may_lie(start, stop, away=away)
             for number, flavours in enumerate(self.flavours):
                 self._walk(memory, start, stops, number, flavours)
 
@@ -118,18 +134,29 @@ class _Ranges:
             kept += holding.kept
             if block + 1 in wanted:
                 self._kept[number, start, block + 1] = kept
-                self._running[number, start, block + 1] = running + memory.beside(start, block + 1)
+                own = flavours[start : block + 1]
+                self._running[number, start, block + 1] = running + memory.beside(start, block + 1, own)
+                self._hosted[number, start, block + 1] = memory.host_bytes(start, block + 1, 1, own)
 
-    def peaks(self, in_flight: int, number: int) -> FloatArray:
-        """Return the peak bytes of every range with so many microbatches in flight."""
+    def peaks(self, in_flight: int, number: int, away: bool) -> FloatArray:
+        """Return the peak bytes of every range with so many microbatches in flight.
+
+        Args:
+            in_flight: Microbatches in flight.
+            number: Flavour of the blocks.
+            away: Whether the optimizer's state lies in host memory.
+        """
+        state = self._state if away else np.zeros(self._state.shape)
         passes = (in_flight - 1) * self._kept[number] + self._running[number]
-        return np.asarray(self._always + np.maximum(passes, self._update))
+        peaks = self._always - state + np.maximum(passes, self._update + state_buffers(state))
+        fits = state + in_flight * self._hosted[number] <= self._room
+        return np.where(fits & self._lies[away], peaks, np.inf)
 
 
 def _uniform(memory: ChainBytes, constraints: Constraints) -> tuple[tuple[Recompute, ...], ...]:
     """Return what blocks recompute if all do the same, as far as they may: one tuple per flavour."""
-    keeps = constraints.keeps or (frozenset(ON_DEVICE),) * len(memory.chain)
-    known = [flavour for flavour in ON_DEVICE if flavour in memory.flavours]
+    keeps = constraints.keeps or (frozenset(BY_SECONDS),) * len(memory.chain)
+    known = [flavour for flavour in BY_SECONDS if flavour in memory.flavours]
     found = []
     for wanted in known:
         at = known.index(wanted)
@@ -140,13 +167,17 @@ def _uniform(memory: ChainBytes, constraints: Constraints) -> tuple[tuple[Recomp
     return tuple(dict.fromkeys(found))
 
 
-def state_bytes(tables: Tables) -> float:
+def state_bytes(tables: Tables, resident: Sequence[Memory] = RESIDENT) -> float:
     """Return the bytes of parameters, sums of gradients and optimizer state at their smallest, on all devices together.
 
     Of the tables of one device it is what all devices of a job hold at least, whatever the plan.
+
+    Args:
+        tables: The decisions.
+        resident: What stays on the device through the step.
     """
     return sum(
         float(item.amounts.min()) * tables.folded.kinds[item.kind].count
         for item in tables.bytes
-        if item.memory in RESIDENT
+        if item.memory in resident
     )

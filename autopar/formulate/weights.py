@@ -139,10 +139,12 @@ class StageMix:
     Attributes:
         counts: Per flavour of recompute the instances of each kind.
         in_flight: Microbatches in flight.
+        offload: Whether the optimizer's state lies in host memory.
     """
 
     counts: tuple[tuple[int, ...], ...]
     in_flight: int
+    offload: bool = False
 
     def having(self, kind: int, memory: Memory) -> tuple[int, int]:
         """Return how many instances of a kind keep such memory for their backward, and how many make it again."""
@@ -163,13 +165,14 @@ def stage_mixes(chain: Sequence[int], pipeline: Pipeline, split: Split, num_kind
         for flavour in Recompute:
             chosen = kinds[[own is flavour for own in flavours]]
             counts.append(tuple(np.bincount(chosen, minlength=num_kinds).tolist()))
-        mixes.append(StageMix(tuple(counts), pipeline.in_flight(stage)))
+        mixes.append(StageMix(tuple(counts), pipeline.in_flight(stage), bool(split.offload) and split.offload[stage]))
     distinct = list(dict.fromkeys(mixes))
     return tuple(mix for mix in distinct if not any(_dominates(other, mix) for other in distinct if other != mix))
 
 
 def _dominates(big: StageMix, small: StageMix) -> bool:
-    return big.in_flight >= small.in_flight and bool((np.array(big.counts) >= np.array(small.counts)).all())
+    held = big.in_flight >= small.in_flight and big.offload <= small.offload
+    return held and bool((np.array(big.counts) >= np.array(small.counts)).all())
 
 
 def problem(
@@ -249,6 +252,8 @@ def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[li
             if not count:
                 continue
             start = starts[item.kind]
+            if item.memory is Memory.OPTIMIZER and mix.offload:
+                continue
             if item.memory in RESIDENT:
                 usages.append(Usage(item.node, begin, time, item.amounts * count))
             elif item.memory is Memory.TRANSIENT:

@@ -4,11 +4,12 @@ from autopar.pins.apply import constrain
 from autopar.pins.check import broken
 from autopar.pins.files import format_pins, load_pins, pins_from
 from autopar.pins.reading import pins_of
-from autopar.pins.records import BlockRecompute, Choices, Item, Pins
+from autopar.pins.records import BlockOffload, BlockRecompute, Choices, Item, Pins
 from autopar.pins.space import Frame
 from autopar.pins.unequal import unequal_left
 
 __all__ = [
+    "BlockOffload",
     "BlockRecompute",
     "Choices",
     "Frame",

@@ -7,12 +7,12 @@ from autopar.errors import PinError
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.zero import LEVELS
-from autopar.pins.records import ROLES, BlockRecompute, Choices, Pins
+from autopar.pins.hosting import hosting
+from autopar.pins.records import ROLES, Choices, Pins
 from autopar.pins.restrict import PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import Hosted
 from autopar.search.space import Configuration
-from autopar.tactics.stages import layers
 
 
 def constrain(
@@ -24,6 +24,7 @@ def constrain(
     batch: Callable[[Folded], Mapping[str, int]],
     *,
     trains: bool,
+    host: bool,
 ) -> tuple[list[Configuration], Constraints]:
     """Return what pins leave of the outer space, and what plans have to keep to inside it.
 
@@ -35,14 +36,15 @@ def constrain(
         rules: Returns the discovered strategies of a folded graph.
         batch: Returns the batch dim of every value of a folded graph that has one.
         trains: Whether there is a backward pass and an update.
+        host: Whether it is known how devices reach host memory.
 
     Raises:
         PinError: If a pin speaks of something that is not there, or nothing is left.
     """
     if not pins:
-        return list(space), Constraints(batch=batch)
+        return list(space), Constraints(reserve=frozenset(Hosted) if trains and host else frozenset(), batch=batch)
     for section, choices in (("pin", pins.pin), ("forbid", pins.forbid)):
-        for key in ("zero", "recompute"):
+        for key in ("zero", "recompute", "offload"):
             if getattr(choices, key) and not trains:
                 raise PinError(f"{section} {key}: inference has neither update nor backward pass", hint="leave it out")
     found = pinned_space(space, pins, frame)
@@ -54,18 +56,19 @@ def constrain(
             raise PinError(
                 f"within_node: there is no mesh axis {name!r}", hint=f"axes are {', '.join(sorted(set(axes)))}"
             )
+    left = hosting(pins, graph, trains=trains, host=host)
     own = Constraints(
         restrict=_placements(pins, found, graph, rules, batch),
         zero=LEVELS & frozenset(pins.pin.zero or LEVELS) - frozenset(pins.forbid.zero),
         cuts=_cuts(pins, frame.num_blocks),
-        keeps=_keeps(pins, graph) if trains else (),
+        keeps=left.keeps,
+        hosted=left.hosted,
+        reserve=left.reserve,
+        states=left.states,
         batch=batch,
     )
     if not own.zero:
         raise PinError("pin zero and forbid zero leave no level", hint="levels are 0, 1, 2 and 3")
-    for block, flavours in enumerate(own.keeps):
-        if not flavours:
-            raise PinError(f"recompute: nothing is left for block {block}", hint=f"there are {', '.join(ON_DEVICE)}")
     return found, own
 
 
@@ -89,24 +92,6 @@ def _cuts(pins: Pins, num_blocks: int) -> frozenset[int] | None:
     if not (pins.pin.boundaries or pins.forbid.boundaries):
         return None
     return frozenset(pins.pin.boundaries or range(1, num_blocks)) - frozenset(pins.forbid.boundaries)
-
-
-def _keeps(pins: Pins, folded: Folded) -> tuple[frozenset[Recompute], ...]:
-    """Return for each block what it may keep."""
-    if not (pins.pin.recompute or pins.forbid.recompute):
-        return ()
-    keeps = [frozenset(ON_DEVICE)] * folded.num_blocks
-    for item in pins.pin.recompute:
-        for block in _blocks(item, folded):
-            keeps[block] = keeps[block] & {Recompute(flavour) for flavour in item.flavours}
-    for item in pins.forbid.recompute:
-        for block in _blocks(item, folded):
-            keeps[block] = keeps[block] - {Recompute(flavour) for flavour in item.flavours}
-    return tuple(keeps)
-
-
-def _blocks(item: BlockRecompute, folded: Folded) -> Sequence[int]:
-    return layers(folded) if item.blocks is None else range(item.blocks[0], item.blocks[1] + 1)
 
 
 def words(pins: Pins) -> tuple[str, ...]:

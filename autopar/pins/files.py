@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 from autopar.errors import PinError, TacticError
-from autopar.pins.records import ROLES, Axes, BlockRecompute, Choices, Pins
-from autopar.recompute import ON_DEVICE, parse_recompute
+from autopar.pins.records import ROLES, Axes, BlockOffload, BlockRecompute, Choices, Pins
+from autopar.recompute import BY_SECONDS, Hosted, parse_recompute
 from autopar.schedule import SCHEDULES
+from autopar.tactics import Offload as OffloadTactic
 from autopar.tactics import Pipeline, Replicate, Shard, Tactic, schedule_from
 from autopar.tactics import Recompute as RecomputeTactic
 from autopar.tactics.files import read_yaml
@@ -109,6 +110,17 @@ def _with_tactics(found: dict[str, tuple[Any, ...]], where: str) -> Choices:
                     sizes = stages
                     if len(sizes) > 1:
                         said["boundaries"] = tuple(sum(sizes[:stage]) for stage in range(1, len(sizes)))
+            case OffloadTactic(what, None):
+                said = {"offload": (BlockOffload((what,)),)}
+            case OffloadTactic(what, of_stages) if of_stages is not None:
+                ends = [sum(sizes[:stage]) for stage in range(len(sizes) + 1)]
+                if max(of_stages) >= len(sizes):
+                    raise PinError(
+                        f"{where}: tactics: offload speaks of stages whose blocks no pipeline before it gives",
+                        hint="pin offload by ranges of blocks: offload: {0-7: optimizer}",
+                    )
+                own = tuple(BlockOffload((what,), (ends[stage], ends[stage + 1] - 1)) for stage in of_stages)
+                found["offload"] = (*found.get("offload", ()), *own)
             case RecomputeTactic(what, None):
                 said = {"recompute": _recompute(what, f"{where}: recompute")}
             case RecomputeTactic(what, of_stages) if of_stages is not None:
@@ -216,13 +228,19 @@ def _mesh(value: object, where: str) -> Axes:
 
 
 def _recompute(value: object, where: str) -> tuple[BlockRecompute, ...]:
-    flavours = _among(ON_DEVICE)
+    return tuple(BlockRecompute(own, blocks) for own, blocks in _ranged(value, BY_SECONDS, where))
+
+
+def _offload(value: object, where: str) -> tuple[BlockOffload, ...]:
+    return tuple(BlockOffload(own, blocks) for own, blocks in _ranged(value, ("none", *Hosted), where))
+
+
+def _ranged(value: object, known: Sequence[str], where: str) -> list[tuple[tuple[str, ...], tuple[int, int] | None]]:
+    """Return names, and the blocks they are for."""
+    names = _among(known)
     if not isinstance(value, Mapping):
-        return (BlockRecompute(flavours(value, where)),)
-    found = []
-    for blocks, own in value.items():
-        found.append(BlockRecompute(flavours(own, f"{where} of {blocks}"), _blocks(blocks, where)))
-    return tuple(found)
+        return [(names(value, where), None)]
+    return [(names(own, f"{where} of {blocks}"), _blocks(blocks, where)) for blocks, own in value.items()]
 
 
 def _blocks(text: object, where: str) -> tuple[int, int] | None:
@@ -230,7 +248,7 @@ def _blocks(text: object, where: str) -> tuple[int, int] | None:
         return None
     first, _, last = str(text).partition("-")
     if not first.isdecimal() or (last and not last.isdecimal()) or int(last or first) < int(first):
-        raise PinError(f"{where}: {text!r} are no blocks", hint="write first and last block: recompute: {0-7: full}")
+        raise PinError(f"{where}: {text!r} are no blocks", hint="write first and last block: {0-7: full}")
     return int(first), int(last or first)
 
 
@@ -260,6 +278,7 @@ _READERS: Mapping[str, Callable[[object, str], tuple[Any, ...]]] = {
     "chunks": _whole(1),
     "boundaries": _whole(1),
     "recompute": _recompute,
+    "offload": _offload,
     "zero": _whole(0),
     "tactics": _tactics,
 }

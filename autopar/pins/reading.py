@@ -4,9 +4,11 @@ from collections.abc import Mapping
 
 from autopar.discover import Rules
 from autopar.formulate.fold import Folded
-from autopar.pins.records import BlockRecompute, Choices, Pins
+from autopar.pins.records import BlockOffload, BlockRecompute, Choices, Pins
 from autopar.plan import Plan
-from autopar.tactics import Pipeline, Recompute
+from autopar.recompute import Hosted
+from autopar.recompute import Recompute as Flavour
+from autopar.tactics import Offload, Pipeline, Recompute
 from autopar.tactics.reading import tactics_of
 
 
@@ -24,7 +26,9 @@ def pins_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int]) 
     """
     groups = len({stage.devices for stage in plan.stages})
     placing = tuple(
-        tactic for tactic in tactics_of(plan, folded, rules, batch) if not isinstance(tactic, Pipeline | Recompute)
+        tactic
+        for tactic in tactics_of(plan, folded, rules, batch)
+        if not isinstance(tactic, Pipeline | Recompute | Offload)
     )
     recompute: list[BlockRecompute] = []
     trains = plan.job.mode == "train"
@@ -44,6 +48,21 @@ def pins_of(plan: Plan, folded: Folded, rules: Rules, batch: Mapping[str, int]) 
             chunks=(len(plan.stages) // groups,),
             boundaries=tuple(stage.blocks[0] for stage in plan.stages[1:]),
             recompute=tuple(recompute),
+            offload=_offload(plan) if trains else (),
             tactics=placing,
         )
     )
+
+
+def _offload(plan: Plan) -> tuple[BlockOffload, ...]:
+    """Return what lies in host memory: nothing, or by runs of blocks."""
+    runs: list[tuple[tuple[str, ...], int, int]] = []
+    for stage in plan.stages:
+        for block, flavour in enumerate(stage.flavours, stage.blocks[0]):
+            named = [str(Hosted.ACTIVATIONS)] * (flavour is Flavour.OFFLOAD) + [stage.offload] * bool(stage.offload)
+            what = tuple(named) or ("none",)
+            first = runs.pop()[1] if runs and runs[-1][0] == what else block
+            runs.append((what, first, block))
+    if len(runs) == 1 and runs[0][0] == ("none",):
+        return (BlockOffload(("none",)),)
+    return tuple(BlockOffload(what, (first, last)) for what, first, last in runs)

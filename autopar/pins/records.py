@@ -20,12 +20,29 @@ class BlockRecompute:
     """What some blocks keep of their forward.
 
     Attributes:
-        flavours: Any of "none", "selective" and "full".
+        flavours: Any of "none", "selective", "full" and "offload".
         blocks: First and last block of the chain; None for the layers: the blocks that repeat, all if none does.
     """
 
     flavours: tuple[str, ...]
     blocks: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOffload:
+    """What of some blocks lies in host memory.
+
+    Attributes:
+        what: "activations", "optimizer" or both, each of which may or may not if "none" is among them.
+        blocks: First and last block of the chain; None for the activations of the layers and the optimizer of all.
+    """
+
+    what: tuple[str, ...]
+    blocks: tuple[int, int] | None = None
+
+
+RANGED = {"recompute": "flavours", "offload": "what"}
+"""Decisions whose values may differ by range of blocks, and where a value says what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +63,7 @@ class Choices:
         chunks: Stages per group of devices.
         boundaries: Blocks of the chain at which a stage begins, besides the first.
         recompute: What blocks keep of their forward.
+        offload: What lies in host memory.
         zero: Levels of ZeRO, parameter by parameter.
         tactics: Where tensors lie, as tactics say it.
     """
@@ -63,6 +81,7 @@ class Choices:
     chunks: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
     recompute: tuple[BlockRecompute, ...] = ()
+    offload: tuple[BlockOffload, ...] = ()
     zero: tuple[int, ...] = ()
     tactics: tuple[Tactic, ...] = ()
 
@@ -114,7 +133,7 @@ class Pins:
         for section, choices in (("pin", self.pin), ("forbid", self.forbid)):
             for key in choices.named:
                 values = getattr(choices, key)
-                parts = [(-1, values)] if key not in ("tactics", "recompute") else [
+                parts = [(-1, values)] if key not in ("tactics", *RANGED) else [
                     (index, (value,)) for index, value in enumerate(values)
                 ]  # fmt: skip
                 found += [Item(section, key, index, as_text(key, part)) for index, part in parts]
@@ -155,14 +174,11 @@ def _plain(key: str, values: tuple[Any, ...]) -> Any:
         return schedule_to(values)
     if key == "mesh":
         shown = [_plain_mesh(mesh) for mesh in values]
-    elif key == "recompute":
-        if all(value.blocks is None for value in values):
-            shown = [flavour for value in values for flavour in value.flavours]
-        else:
-            return {
-                "layers" if value.blocks is None else "-".join(map(str, value.blocks)): _single(list(value.flavours))
-                for value in values
-            }
+    elif key in RANGED:
+        said = [(value.blocks, list(getattr(value, RANGED[key]))) for value in values]
+        if any(blocks is not None for blocks, _ in said):
+            return {"layers" if own is None else "-".join(map(str, own)): _single(names) for own, names in said}
+        shown = [name for _, names in said for name in names]
     else:
         shown = list(values)
     return _single(shown)

@@ -8,7 +8,7 @@ from math import prod
 from autopar.cluster import Cluster
 from autopar.cost import widest_tier
 from autopar.errors import PinError
-from autopar.pins.records import ROLES, Axes, Choices, Item, Pins
+from autopar.pins.records import RANGED, ROLES, Axes, Choices, Item, Pins
 from autopar.search.space import Configuration, meshes
 from autopar.search.submeshes import Unequal
 from autopar.sharding import Mesh
@@ -208,12 +208,13 @@ def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> N
                     f"{section} boundaries: no stage can begin at block {block}",
                     hint=f"blocks at which one can are 1 to {frame.num_blocks - 1}",
                 )
-        for item in choices.recompute:
-            if item.blocks is not None and item.blocks[1] >= frame.num_blocks:
-                raise PinError(
-                    f"{section} recompute: there is no block {item.blocks[1]}",
-                    hint=f"blocks are 0 to {frame.num_blocks - 1}",
-                )
+        for key in RANGED:
+            for item in getattr(choices, key):
+                if item.blocks is not None and item.blocks[1] >= frame.num_blocks:
+                    raise PinError(
+                        f"{section} {key}: there is no block {item.blocks[1]}",
+                        hint=f"blocks are 0 to {frame.num_blocks - 1}",
+                    )
         for level in choices.zero:
             if level > 3:
                 raise PinError(f"{section} zero: there is no level {level}", hint="levels are 0, 1, 2 and 3")

@@ -13,6 +13,7 @@ def format_sizing(sizing: Sizing) -> str:
             ("answer", f"{sizing.gpus} GPUs" if sizing.gpus is not None else "none"),
             ("proof", _proof(sizing)),
             ("plan", sizing.plan.summary if sizing.plan is not None else "none"),
+            *_hosted(sizing),
             ("step", f"{format_count(sizing.tokens)} {sizing.unit}s"),
         ]
     )
@@ -28,6 +29,14 @@ def format_sizing(sizing: Sizing) -> str:
     if failed:
         lines += [*heading("Numbers of GPUs without one"), *format_items(_reasons(failed))]
     return "\n".join(lines) + "\n"
+
+
+def _hosted(sizing: Sizing) -> list[tuple[str, str]]:
+    """Return what fewer GPUs do with host memory."""
+    if sizing.hosted is None:
+        return []
+    own = sizing.hosted
+    return [("with offload", f"{own.gpus} GPUs: {format_seconds(own.step_seconds or 0.0)} per step; {own.plan}")]
 
 
 def _proof(sizing: Sizing) -> str:

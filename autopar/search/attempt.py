@@ -19,14 +19,14 @@ from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.grouped import best_grouped, grouped_time
 from autopar.formulate.hull import step_program
 from autopar.formulate.mean import least_bytes
-from autopar.formulate.memory import ChainBytes
+from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Split, step_time
 from autopar.formulate.tables import FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.hull import Hull
 from autopar.search.limits import solve_limited
@@ -100,11 +100,17 @@ class Attempt:
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
         self._flavours = constraints.flavours()
-        least = least_bytes(tables, self.bounding)
-        self.least_bytes = {flavour: least[flavour] for flavour in self._flavours}
+        self.least_bytes = self._least_bytes(offload=constraints.hosts_optimizer)
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
-        self.weighing = Weighing(tables, self.pipeline, self.configuration.mesh.size)
+        self.weighing = Weighing(
+            tables,
+            self.pipeline,
+            self.configuration.mesh.size,
+            flavours=self._flavours,
+            hosted=bool(constraints.hosted),
+            host_room=search.host_room,
+        )
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
@@ -156,6 +162,7 @@ class Attempt:
             self.search.memory_limit,
             flavours=self.search.constraints.flavours(main.instances),
             fastest=self.fastest,
+            hosted=self.search.constraints.hosted,
         )
         self.hull = Hull(self.tables, program, self._priced)
         for known in (choice, *self.hint.choices):
@@ -254,16 +261,23 @@ class Attempt:
 
     def _fit(self, bound: float, cutoff: float) -> None:
         """Solve the placement problem under the memory of every stage, by flavour of recompute."""
-        assert self.relaxed_choice is not None, "found before"
         if not self.pipeline.fills:
             return  # what a stage holds is no number of microbatches
-        for recompute, least in self.least_bytes.items():
+        self._fit_with(bound, cutoff, offload=False)
+        offloads = self.best is None or any(self.best.split.offload)
+        if offloads and self.search.constraints.hosts_optimizer:
+            self._fit_with(bound, cutoff, offload=True)
+
+    def _fit_with(self, bound: float, cutoff: float, *, offload: bool) -> None:
+        """Solve the placement problem under the memory of every stage, the optimizer's state on the device or not."""
+        assert self.relaxed_choice is not None, "found before"
+        for recompute, least in self._least_bytes(offload=offload).items():
             if recompute is Recompute.SELECTIVE and not any(self.tables.selective):
                 continue
             near = self.best is not None and self.best.objective <= bound * (1 + MEMORY_GAP)
             if least > self.search.memory_limit or bound >= cutoff or near or self._stopped():
                 continue
-            split = self._even(self.relaxed_choice, recompute)
+            split = self._even(self.relaxed_choice, recompute, offload=offload)
             if split is None:
                 break
             mixes = stage_mixes(self.tables.folded.chain, self.pipeline, split, len(self.tables.folded.kinds))
@@ -313,7 +327,9 @@ class Attempt:
         weighting = weights(self.tables, self.pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False)
         instance = problem(self.tables, weighting, name=str(self.configuration))
         for recipe in known:
-            if min(least_bytes(self.tables, self.bounding, recipe.allowed).values()) > self.search.memory_limit:
+            resident = UNHOSTED if self.search.constraints.hosts_optimizer else RESIDENT
+            least = least_bytes(self.tables, self.bounding, recipe.allowed, resident=resident)
+            if min(least.values()) > self.search.memory_limit:
                 continue
             solution = self._run(restrict(instance, recipe))
             if solution.choice is not None:
@@ -389,16 +405,33 @@ class Attempt:
             if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best:
                 continue
             rest = self.weighing.bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
-            found = best_split(totals, *rest) if pipeline.fills else best_grouped(passes, totals, *rest)
+            seconds = self.weighing.seconds(choice, totals, passes, splits=splits)
+            found = best_split(seconds, *rest) if pipeline.fills else best_grouped(passes, seconds, *rest)
             if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
-                found = found[0], grouped_time(passes, totals, chain, pipeline, found[0], hop)
+                found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
                 self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
 
-    def _even(self, choice: Choice, recompute: Recompute) -> Split | None:
+    def weighed(self, choice: Choice) -> tuple[ChainBytes, FloatArray]:
+        """Return what every range of blocks holds for a choice, and the seconds of blocks, (kinds, slots)."""
+        splits = SCHEDULES[self.pipeline.schedule].splits
+        totals, passes = self.tables.block_seconds(choice), pass_seconds(self.tables, choice, splits=splits)
+        seconds = self.weighing.seconds(choice, totals, passes, splits=splits)
+        return self.weighing.bytes(choice, splits=splits), seconds
+
+    def _least_bytes(self, *, offload: bool) -> dict[Recompute, float]:
+        """Return what the fullest device holds at least, by what all blocks keep."""
+        resident = UNHOSTED if offload else RESIDENT
+        least = least_bytes(self.tables, self.bounding, resident=resident)
+        return {flavour: least[flavour] for flavour in self._flavours}
+
+    def _even(self, choice: Choice, recompute: Recompute, *, offload: bool) -> Split | None:
         """Return the split that would be best without memory limits; None if there is none."""
         totals = self.tables.block_seconds(choice)
         chain = self.tables.folded.chain
-        nothing = ChainBytes.nothing(chain, ON_DEVICE)
+        nothing = ChainBytes.nothing(chain, self._flavours)
         found = best_split(totals, nothing, self.pipeline, math.inf, 0.0, self.search.constraints)
-        return None if found is None else Split.uniform(found[0].ranges, tuple(recompute for _ in found[0].ranges))
+        if found is None:
+            return None
+        ranges = found[0].ranges
+        return Split.uniform(ranges, (recompute,) * len(ranges), (offload,) * len(ranges) if offload else ())

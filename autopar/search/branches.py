@@ -22,7 +22,7 @@ from autopar.formulate.recipes import placed_on
 from autopar.formulate.tables import Decision, Node, Tables
 from autopar.formulate.zero import LEVELS, keep_levels
 from autopar.ir.graph import Phase, Role
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.outcome import Candidate, draft_of
 from autopar.search.roles import AxisRole, activations_of
@@ -123,7 +123,7 @@ def apply(branches: tuple[Branch, ...], tables: Tables, constraints: Constraints
         match branch:
             case Keeping():
                 constraints = _keeping(branch, tables.folded, constraints)
-                if any(not own for own in constraints.keeps):
+                if any(own.isdisjoint(constraints.flavours()) for own in constraints.keeps):
                     return None
             case Sequential():
                 _join(masks, _sequence(branch, tables))
@@ -154,8 +154,8 @@ def _join(masks: dict[int, Mask], more: Iterator[tuple[int, Mask]]) -> None:
 def _keeping(branch: Keeping, folded: Folded, constraints: Constraints) -> Constraints:
     counts = [kind.count for kind in folded.kinds]
     repeated = max(counts) > 1
-    more = frozenset(ON_DEVICE[ON_DEVICE.index(Recompute(branch.than)) + 1 :])
-    keeps = constraints.keeps or (frozenset(ON_DEVICE),) * len(folded.chain)
+    more = frozenset((*ON_DEVICE[ON_DEVICE.index(Recompute(branch.than)) + 1 :], Recompute.OFFLOAD))
+    keeps = constraints.keeps or (frozenset(BY_SECONDS),) * len(folded.chain)
     left = (
         own & more if counts[kind] > 1 or not repeated else own for own, kind in zip(keeps, folded.chain, strict=True)
     )

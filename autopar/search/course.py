@@ -67,7 +67,7 @@ class Beginning(Series):
     def __init__(self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried) -> None:
         self._search, self._outcome, self._carried = search, outcome, carried
         family_of = {family[0]: family for family in space}
-        tries = first_tries([*family_of], search.global_batch, search.floor.bytes)
+        tries = first_tries([*family_of], search.global_batch, search.least_bytes)
         self._tries = [family_of[first] for first in tries]
         self.count = len(self._tries)
         self._best, self._worse = math.inf, 0

@@ -8,7 +8,7 @@ Parameters, sums of gradients and moments are sharded at most as far as the axes
 fullest of p stages holds at least one p-th of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -38,8 +38,9 @@ class Floor:
         compute: Its seconds on one device if only FLOPs count: base and slope, base + slope * samples.
         memory: The same if only bytes count.
         dims: Lengths of the dims that it reads and writes, (ops, dims) padded with 1, as base and slope.
-        states: Shapes of parameters, sums of gradients and moments, and the bytes of an element of all that have it.
+        states: Shapes of parameters and sums of gradients, and the bytes of an element of all that have it.
         samples: The two microbatch sizes it is made from.
+        moments: What `states` says, of moments, which can lie in host memory.
     """
 
     counts: FloatArray
@@ -49,6 +50,7 @@ class Floor:
     dims: tuple[FloatArray, FloatArray]
     states: tuple[tuple[tuple[int, ...], float], ...]
     samples: tuple[int, int]
+    moments: tuple[tuple[tuple[int, ...], float], ...] = ()
 
     def is_usual(self, samples: int) -> bool:
         """Whether microbatches of so many samples are imported as any others.
@@ -75,10 +77,16 @@ class Floor:
             devices *= np.where((lengths % axis.size == 0).any(axis=1), axis.size, 1)
         return np.asarray(self.launches + np.maximum(compute, memory) / devices)
 
-    def bytes(self, configuration: Configuration) -> float:
-        """Return a lower bound on what the fullest device of any plan holds of parameters, gradients and optimizer."""
+    def bytes(self, configuration: Configuration, *, offload: bool = False) -> float:
+        """Return a lower bound on what the fullest device of any plan holds of parameters, gradients and optimizer.
+
+        Args:
+            configuration: The configuration.
+            offload: Whether the optimizer's state may lie in host memory.
+        """
         axes = tuple(axis.size for axis in configuration.mesh.axes)
-        held = sum(size * prod(shape) / most_shards(shape, axes) for shape, size in self.states)
+        states = self.states if offload else (*self.states, *self.moments)
+        held = sum(size * prod(shape) / most_shards(shape, axes) for shape, size in states)
         return held / configuration.num_stages
 
 
@@ -112,7 +120,8 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     lengths = _lengths(small, large, common)
     slope = (lengths[1] - lengths[0]) / step
     dims = lengths[0] - slope * samples[0], slope
-    return Floor(counts, launches, compute, memory, dims, _states(small, costs), samples)
+    states, moments = _states(small, costs)
+    return Floor(counts, launches, compute, memory, dims, states, samples, moments)
 
 
 def scales(small: Folded, large: Folded, samples: tuple[int, int]) -> bool:
@@ -151,11 +160,18 @@ def _lengths(small: Folded, large: Folded, names: Sequence[str]) -> FloatArray:
     return found
 
 
-def _states(folded: Folded, costs: CostModel) -> tuple[tuple[tuple[int, ...], float], ...]:
-    """Return the shapes of what stays through the step, with the bytes of an element of all that have it."""
+def _states(folded: Folded, costs: CostModel) -> Iterator[tuple[tuple[tuple[int, ...], float], ...]]:
+    """Yield the shapes of what stays through the step, and the bytes of an element of all with it; moments last."""
     resident, _ = element_bytes(folded.graph, costs.policy)
+    for moments in (False, True):
+        yield tuple(_sizes(folded, resident, moments=moments).items())
+
+
+def _sizes(folded: Folded, resident: Mapping[str, float], *, moments: bool) -> dict[tuple[int, ...], float]:
     sizes: dict[tuple[int, ...], float] = {}
     for state in folded.graph.states:
+        if (state.role is Role.MOMENT) != moments:
+            continue
         if state.role is Role.PARAMETER:
             name = state.input
         elif state.role in (Role.GRADIENT, Role.MOMENT) and state.output != state.input:
@@ -164,7 +180,7 @@ def _states(folded: Folded, costs: CostModel) -> tuple[tuple[tuple[int, ...], fl
             continue
         shape = folded.graph.values[name].shape
         sizes[shape] = sizes.get(shape, 0.0) + resident[name]
-    return tuple(sizes.items())
+    return sizes
 
 
 def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, float, float]]:

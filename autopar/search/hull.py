@@ -103,7 +103,9 @@ class Hull:
         scale = np.where(self._memory, 1.0, 1.0 / self._unit)
         num_variables, num_columns = rows.lhs.shape[1], len(self._columns)
         columns = np.array(self._columns).T * scale[:, None]
-        matrix = np.hstack([rows.lhs, -columns])
+        # Seconds are counted in units, shares of memory are not.
+        own = np.where(rows.shares & ~self._memory[:, None], 1.0 / self._unit, 1.0)
+        matrix = np.hstack([rows.lhs * own, -columns])
         convex = np.concatenate([np.zeros(num_variables), np.ones(num_columns)])
         matrix = np.vstack([matrix, convex])
         least = np.append(rows.least * scale, 1.0)

@@ -9,7 +9,7 @@ from autopar.formulate.step import Split, StepTime
 from autopar.formulate.tables import Tables
 from autopar.plan import BlockPlan, StagePlan, Variant
 from autopar.problem import Choice
-from autopar.recompute import format_recompute
+from autopar.recompute import Hosted, format_recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.search.history import History
@@ -99,8 +99,15 @@ def draft_of(candidate: Candidate) -> Draft:
     devices = configuration.mesh.size
     groups = SCHEDULES[configuration.schedule].groups(configuration.num_stages, configuration.num_chunks)
     stages = tuple(
-        StagePlan(blocks, (group * devices, (group + 1) * devices), format_recompute(recompute))
-        for group, blocks, recompute in zip(groups, split.ranges, split.recompute, strict=True)
+        StagePlan(
+            blocks,
+            (group * devices, (group + 1) * devices),
+            format_recompute(recompute),
+            offload=str(Hosted.OPTIMIZER) if away else "",
+        )
+        for group, blocks, recompute, away in zip(
+            groups, split.ranges, split.recompute, split.offload or (False,) * len(split.ranges), strict=True
+        )
     )
     blocks = assemble_blocks(candidate.tables, candidate.choice)
     roles = roles_of_axes(configuration.mesh.axes, blocks, candidate.tables.folded)
@@ -145,6 +152,10 @@ class Outcome:
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
         closed: Configurations on meshes of three axes that were not opened: they are not part of the space.
         closed_floor: No plan of those that are not opened has a lower objective; infinity without any.
+        hosted: What could lie in host memory.
+        needed: What of it was only opened because nothing was found that fits without.
+        reserve: What could have lain there besides, and was not opened: it is not part of the space.
+        reserve_floor: No plan that has any of that there has a lower objective.
         unequal: What became of the stages with meshes of their own; None if the job has none.
     """
 
@@ -158,6 +169,10 @@ class Outcome:
     stopped: str = ""
     closed: tuple[Configuration, ...] = ()
     closed_floor: float = math.inf
+    hosted: frozenset[Hosted] = frozenset()
+    needed: frozenset[Hosted] = frozenset()
+    reserve: frozenset[Hosted] = frozenset()
+    reserve_floor: float = 0.0
     work: float = 0.0
     standings: dict[Family, Standing] = field(default_factory=dict)
     unequal: "UnequalSpace | None" = None

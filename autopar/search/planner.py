@@ -69,6 +69,7 @@ class Search:
         before: Seconds that have passed since the job was asked for.
         batch_dims: For solvers that follow recipes: the batch dim of every value.
         constraints: What else plans have to keep to.
+        host_room: Bytes of host memory per device.
         hire: Returns who does the work.
         unequal: Stages with meshes of their own; None if there are none.
         floors: Floor under step times on each group of equal nodes.
@@ -90,6 +91,7 @@ class Search:
     before: float = 0.0
     batch_dims: BatchDims | None = None
     constraints: Constraints = FREE
+    host_room: float = math.inf
     hire: Callable[["Search"], Crew] = Alone
     unequal: Unequal | None = None
     floors: tuple[Floor, ...] = ()
@@ -100,7 +102,7 @@ class Search:
         Raises:
             WorkerError: If processes of the search keep dying.
         """
-        outcome = Outcome(history=History(self.before))
+        outcome = Outcome(history=History(self.before), hosted=self.constraints.hosted)
         fewer = self._left([each for each in space if not is_data_major(each.mesh)], outcome)
         more = [each for each in space if is_data_major(each.mesh)]
         outcome.closed_floor = self._least(more)
@@ -169,13 +171,17 @@ class Search:
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
         """Return the configurations that need to be looked at; the others count as excluded."""
-        left = [each for each in space if self.floor.bytes(each) <= self.memory_limit]
+        left = [each for each in space if self.least_bytes(each) <= self.memory_limit]
         outcome.pruned += len(space) - len(left)
         return left
 
     def _least(self, space: list[Configuration]) -> float:
         """Return the least floor in seconds; infinity if there is none."""
         return min((self.least((each,)) for each in space), default=math.inf)
+
+    def least_bytes(self, configuration: Configuration) -> float:
+        """Return what a device of a configuration holds at least, whatever the plan."""
+        return self.floor.bytes(configuration, offload=self.constraints.hosts_optimizer)
 
     def portable(self) -> "Search":
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""

@@ -1,14 +1,14 @@
 """The declared space: which (pipeline degree, mesh, microbatches) combinations are searched."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cost import Overlap, Stack
 from autopar.errors import JobError
 from autopar.formulate.data_major import DATA_MAJOR, is_data_major
 from autopar.formulate.step import Pipeline
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
 from autopar.units import format_seconds
@@ -219,8 +219,16 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: in
         yield from (("interleaved", chunks) for chunks in CHUNKS if chunks * num_stages <= num_blocks)
 
 
-def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVICE) -> tuple[str, ...]:
-    """Return the space in words, for the report; `flavours` are those of recompute that are left."""
+def describe(
+    space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVICE, *, hosts_optimizer: bool = False
+) -> tuple[str, ...]:
+    """Return the space in words, for the report.
+
+    Args:
+        space: The configurations.
+        flavours: What blocks may keep of their forward.
+        hosts_optimizer: Whether the optimizer's state may lie in host memory.
+    """
     alike = (
         "equal blocks are sharded alike; values keep one placement between blocks",
         "the terms of a value have one reduction, the shards of a dim one number of chunks",
@@ -239,13 +247,16 @@ def describe(space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVI
         ]
         for wanted in (False, True)
     )
-    *others, last = map(str, flavours)
+    *others, last = [str(own) for own in flavours if own is not Recompute.OFFLOAD] or [str(Recompute.NONE)]
     recompute = f"{', '.join(others)} or {last} per block" if others else f"{last}"
+    hosted = "activation offload per block, " if Recompute.OFFLOAD in flavours else ""
+    hosted += "optimizer offload per stage, " if hosts_optimizer else ""
     return (
         f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(names)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
         *_data_major_words(data_major),
         f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
+        *((f"{hosted}each device up to its share of its host's memory",) if hosted else ()),
         *alike,
     )
 
@@ -258,6 +269,30 @@ def closed_words(closed: Sequence[Configuration], floor: float) -> tuple[str, ..
         f"not opened: {len(closed)} configurations on meshes of three axes whose major one is data parallel; no plan "
         f"there is faster than {format_seconds(floor)}",
     )
+
+
+def hosted_words(needed: Collection[Hosted], reserve: Collection[Hosted], floor: float) -> tuple[str, ...]:
+    """Return what is said of host memory where it was opened in need, or not at all.
+
+    Args:
+        needed: What may lie there since nothing was found that fits without.
+        reserve: What may not, since something was.
+        floor: Seconds that a plan with that takes at least.
+    """
+    found = []
+    if needed:
+        found.append(f"opened: {_offloads(needed)}, since no plan was found that fits without")
+    if reserve:
+        found.append(
+            f"not opened: {_offloads(reserve)}, since plans fit without (a pin opens it); no plan of equal stages "
+            f"with it is faster than {format_seconds(floor)}"
+        )
+    return tuple(found)
+
+
+def _offloads(hosted: Collection[Hosted]) -> str:
+    names = {Hosted.ACTIVATIONS: "activation offload", Hosted.OPTIMIZER: "optimizer offload"}
+    return " and ".join(name for own, name in names.items() if own in hosted)
 
 
 def _data_major_words(grids: Sequence[str]) -> tuple[str, ...]:

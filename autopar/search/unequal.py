@@ -185,6 +185,7 @@ class UnequalAttempt:
         stops: Callable[[], bool],
         end: Callable[[], float],
     ) -> None:
+        search = replace(search, constraints=replace(search.constraints, hosted=frozenset()))  # nothing is offloaded
         self._search, self._space, self._count, self._stops, self._end = search, space, count, stops, end
         self._folded = search.folded(search.global_batch // count)
         self._trains = SCHEDULES[space.schedule].trains

@@ -1,15 +1,19 @@
-"""What the blocks of a choice hold and hand over, lowered, as the simulator counts it."""
+"""What the blocks of a choice hold, hand over and copy to the host, lowered, as the simulator counts it."""
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from autopar.formulate.memory import ChainBytes
+from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import Tables
+from autopar.formulate.tables import FloatArray, Slot, Tables
 from autopar.problem import Choice
 from autopar.program.lower import lower_blocks
+from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
+from autopar.simulate.offload import host_links
 from autopar.simulate.ranges import chain_bytes
 
 
@@ -20,18 +24,61 @@ class Weighing:
         tables: What choices are of.
         pipeline: The stages.
         size: Devices of a stage.
+        flavours: What blocks may keep of their forward.
+        hosted: Whether anything may lie in host memory.
+        host_room: Bytes of host memory per device.
     """
 
-    def __init__(self, tables: Tables, pipeline: Pipeline, size: int) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        pipeline: Pipeline,
+        size: int,
+        *,
+        flavours: Sequence[Recompute] = ON_DEVICE,
+        hosted: bool = False,
+        host_room: float = math.inf,
+    ) -> None:
         self._tables, self._pipeline, self._size = tables, pipeline, size
-        self._weighed: tuple[Choice, dict[bool, ChainBytes]] | None = None
+        self._flavours, self._hosted, self._host_room = tuple(flavours), hosted, host_room
+        self._weighed: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Return what another process needs: what is kept is quickly found again."""
         return {**vars(self), "_weighed": None}
 
     def bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
-        """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
+        """Return what every range of blocks holds as a stage."""
+        return self._weigh(choice, splits=splits)[0]
+
+    def seconds(self, choice: Choice, totals: FloatArray, passes: FloatArray, *, splits: bool) -> FloatArray:
+        """Return the seconds of blocks with those of copies to and from host memory, if anything may lie there.
+
+        Args:
+            choice: The choice.
+            totals: (kinds, slots) seconds of its blocks.
+            passes: (kinds, passes) seconds of the same.
+            splits: Whether backwards are split.
+        """
+        _, links = self._weigh(choice, splits=splits)
+        if links is None:
+            return totals
+        whole = totals.copy()
+        whole[:, Slot.BACKWARD] = passes[:, 1]  # what is fetched runs beside the backward as it is, split or not
+        found = with_host(whole, links, self._pipeline.overlap)
+        found[:, Slot.BACKWARD] = totals[:, Slot.BACKWARD]
+        return found
+
+    def peak(self, choice: Choice, split: Split) -> float:
+        """Return the bytes of the fullest stage of a split, each holding what it has in flight."""
+        memory = self.bytes(choice, splits=False)
+        away = split.offload or (False,) * len(split.ranges)
+        return max(
+            memory.peak(*blocks, self._pipeline.in_flight(stage), flavours, offload=offload)
+            for stage, (blocks, flavours, offload) in enumerate(zip(split.ranges, split.recompute, away, strict=True))
+        )
+
+    def _weigh(self, choice: Choice, *, splits: bool) -> tuple[ChainBytes, HostLinks | None]:
         if self._weighed is None or self._weighed[0] != choice:
             self._weighed = choice, {}
         known = self._weighed[1]
@@ -39,16 +86,9 @@ class Weighing:
             folded, trains = self._tables.folded, SCHEDULES[self._pipeline.schedule].trains
             blocks = assemble_blocks(self._tables, choice)
             lowered = lower_blocks(blocks, folded, self._tables.resharder, splits=splits)
-            known[splits] = chain_bytes(lowered, folded, trains=trains)
+            memory = chain_bytes(lowered, folded, trains=trains, flavours=self._flavours, host_room=self._host_room)
+            known[splits] = memory, host_links(lowered, self._tables.costs) if self._hosted else None
         return known[splits]
-
-    def peak(self, choice: Choice, split: Split) -> float:
-        """Return the bytes of the fullest stage of a split, each holding what it has in flight."""
-        memory, stages = self.bytes(choice, splits=False), zip(split.ranges, split.recompute, strict=True)
-        return max(
-            memory.peak(*blocks, self._pipeline.in_flight(stage), flavours)
-            for stage, (blocks, flavours) in enumerate(stages)
-        )
 
     def hop(self, choice: Choice) -> float:
         """Return the mean seconds of handing one microbatch to the next stage, or back, over all places to cut."""

@@ -22,7 +22,7 @@ from math import fsum
 from typing import NamedTuple
 
 from autopar.cluster import Cluster
-from autopar.cost.overlap import STATE_BUCKET_BYTES, STATE_BUFFERS, TRANSIT_BLOCKS
+from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
 from autopar.program.records import Category, Program, SegmentPhase, StageProgram, Table
 from autopar.schedule import Pass, Task
 from autopar.simulate.blocks import NOTHING, BlockMemories, BlockMemory, Peak
@@ -105,15 +105,10 @@ def stage_memory(blocks: Iterable[BlockMemory], receiving: float, state: float =
         gathered=gathered_bytes([block.gathered for block in passed]),
         reducing=max(block.reducing for block in passed),
         receiving=receiving,
-        update=max(block.update for block in passed) + state_buffers(state),
+        update=max(block.update for block in passed) + float(state_buffers(state)),
         transit=TRANSIT_BLOCKS * max(block.hosted for block in passed),
         hosted=fsum(block.hosted for block in passed),
     )
-
-
-def state_buffers(state: float) -> float:
-    """Return the bytes on a device of the optimizer's state while it is updated, so many of which lie on its host."""
-    return min(STATE_BUFFERS * STATE_BUCKET_BYTES, state)
 
 
 class TaskMemory(NamedTuple):

@@ -13,13 +13,22 @@ from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.memory import received_bytes
 
 
-def chain_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: bool) -> ChainBytes:
+def chain_bytes(
+    lowered: Mapping[int, LoweredKind],
+    folded: Folded,
+    *,
+    trains: bool,
+    flavours: Sequence[Recompute] = ON_DEVICE,
+    host_room: float = np.inf,
+) -> ChainBytes:
     """Return what every range of a chain of blocks holds as a stage: what `stage_memory` says of it.
 
     Args:
         lowered: The kinds of blocks.
         folded: The chain of blocks; every stage holds the buffers of the model.
         trains: Whether there are backwards and an update.
+        flavours: What blocks may keep of their forward if there are.
+        host_room: Bytes of host memory per device.
     """
     table = {(kind, segment.phase): segment for kind, block in lowered.items() for segment in block.segments}
     memories = BlockMemories(table, trains)
@@ -39,7 +48,7 @@ def chain_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
     return ChainBytes(
         chain=folded.chain,
         walk=_Walk(memories),
-        flavours=ON_DEVICE if trains else (Recompute.NONE,),
+        flavours=tuple(flavours) if trains else (Recompute.NONE,),
         resident=each({kind: sum(amount for _, amount in own.resident.items()) for kind, own in lowered.items()}),
         gathered=block("gathered"),
         reducing=block("reducing"),
@@ -52,6 +61,7 @@ def chain_bytes(lowered: Mapping[int, LoweredKind], folded: Folded, *, trains: b
         shared=tuple(
             SharedBytes(copy.owner, copy.readers) for copy in copies([lowered[kind] for kind in folded.chain], folded)
         ),
+        host_room=host_room,
     )
 
 

@@ -82,7 +82,7 @@ class Explainer:
             PinError: If pins leave no plan at all, whatever the memory.
         """
         self._tell("what is missing")
-        found = thriftiest(self.task, end=time.monotonic() + self.limits.shortage)
+        found = thriftiest(self.task.opened, end=time.monotonic() + self.limits.shortage)
         if not self.task.space:
             raise PinError(
                 f"no stages with meshes of their own were found that fit {format_bytes(self.task.job.memory_limit)}, "
@@ -123,7 +123,7 @@ class Explainer:
     def _fits(self, task: Task) -> bool:
         """Whether a plan that fits is found."""
         limit = task.job.memory_limit
-        found = thriftiest(task, enough=limit, end=min(self._end, time.monotonic() + self.limits.look))
+        found = thriftiest(task.opened, enough=limit, end=min(self._end, time.monotonic() + self.limits.look))
         return found.bytes <= limit
 
     def _repinned(self, pins: Pins) -> Task | None:

@@ -10,12 +10,16 @@ So numbers are not skipped because a larger or smaller one failed, but because a
 
 A number that no bound excludes is searched; when time runs out it is listed as not looked at, and the answer as not
 proven.
+
+Nothing lies in host memory unless that is pinned: plans with it take several times as long. How few GPUs do with it is
+said beside the answer.
 """
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ import numpy as np
 from autopar.cluster import Cluster, load_cluster
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, PinError
 from autopar.formulate.building import build_tables
+from autopar.formulate.memory import UNHOSTED
 from autopar.formulate.thrift import state_bytes
 from autopar.pins import Pins, load_pins
 from autopar.plan import Plan
@@ -33,7 +38,7 @@ from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.sizing.explain import counts
 from autopar.sizing.goals import Goal, Per
-from autopar.sizing.planning import find_plan
+from autopar.sizing.planning import find_plan, quick
 from autopar.sizing.records import Looked, Sizing
 from autopar.sizing.thrift import thriftiest
 from autopar.task import NO_PINS, Effort, Task, prepare, resized
@@ -42,6 +47,12 @@ from autopar.workload import default_batch
 
 MOST_GPUS = 1024
 """Default of the largest number of GPUs that is looked at."""
+
+HOSTED_LOOKS = 3
+"""Numbers of GPUs on which plans with host memory are looked for, the least first."""
+
+HOSTED_SECONDS = 15.0
+"""Longest time each is searched."""
 
 COUNT_SECONDS = 30.0
 """Default of the longest time one number of GPUs is searched."""
@@ -157,7 +168,33 @@ class Finder:
             tokens=self.items,
             unit=self.unit,
             gpu_hour_price=self.goal.gpu_hour_price,
+            hosted=self._with_host([number for number in numbers if number < answer]),
         )
+
+    def _with_host(self, numbers: Sequence[int]) -> Looked | None:
+        """Return the least of the first few numbers on which a plan fits with host memory; None if none is found."""
+        if self.goal.target_seconds is not None or self.goal.budget is not None:
+            return None
+        folded = self.base.workload.folded(self.base.workload.fixed_batch or 1)
+        tables = build_tables(folded, self.base.rules_of(folded), Mesh.of(inner=1), self.base.costs)
+        left = state_bytes(tables, UNHOSTED)
+        tasks = (self._sized(number) for number in numbers if left / number <= self.base.job.memory_limit)
+        for task in islice((own for own in tasks if isinstance(own, Task) and own.constraints.reserve), HOSTED_LOOKS):
+            if self.should_stop():
+                return None
+            self.progress(Progress("gpus", detail=f"{task.job.gpus} GPUs with host memory"))
+            found = self._look(task.opened, quick(self.effort, HOSTED_SECONDS))
+            if found.outcome == "meets":
+                return found
+        return None
+
+    def _sized(self, number: int) -> Task | str:
+        """Return the job on a number of GPUs, with equal stages, or why there is none."""
+        try:
+            task = replace(resized(self.base, gpus=number), unequal=None)
+        except (JobError, ClusterError, PinError) as error:
+            return str(error.args[0])
+        return task if task.space else f"no equal stages of {number} GPUs keep to the pins"
 
     @property
     def unit(self) -> str:
@@ -246,16 +283,13 @@ class Finder:
     # What is known of a number.
 
     def _task(self, number: int) -> Task | str:
-        """Return the job on a number of GPUs, with equal stages, or why there is none.
+        """Return the job on a number of GPUs, with equal stages and without host memory, or why there is none.
 
         What is proven of a number is proven of equal stages.
         """
         if number not in self._tasks:
-            try:
-                task = replace(resized(self.base, gpus=number), unequal=None)
-                self._tasks[number] = task if task.space else f"no equal stages of {number} GPUs keep to the pins"
-            except (JobError, ClusterError, PinError) as error:
-                self._tasks[number] = str(error.args[0])
+            task = self._sized(number)
+            self._tasks[number] = task.on_device if isinstance(task, Task) else task
         return self._tasks[number]
 
     def _excluded(self, number: int) -> bool:
@@ -270,7 +304,7 @@ class Finder:
 
     def _why_not(self, task: Task) -> str:
         limit, number = task.job.memory_limit, task.job.gpus
-        state = self._state_bytes() / number
+        state = self._state_bytes(task) / number
         if state > limit:
             return f"parameters, gradients and optimizer take {format_bytes(state)} of {format_bytes(limit)} per device"
         if self.goal.target_seconds is not None or self.goal.budget is not None:
@@ -282,10 +316,11 @@ class Finder:
                 return f"no plan costs less than {price:.4g}"
         return ""
 
-    def _state_bytes(self) -> float:
+    def _state_bytes(self, task: Task) -> float:
         """Return the bytes that all devices of a job hold at least."""
+        if task.constraints.hosts_optimizer:
+            return 0.0
         if self._state is None:
-            task = self.base
             folded = task.workload.folded(task.workload.fixed_batch or 1)
             self._state = state_bytes(build_tables(folded, task.rules_of(folded), Mesh.of(inner=1), task.costs))
         return self._state
@@ -302,12 +337,12 @@ class Finder:
             task = self._task(number)
             assert isinstance(task, Task), "numbers without a task are excluded"
             self.progress(Progress("gpus", detail=f"{number} GPUs"))
-            self.looked[number] = self._look(task)
+            self.looked[number] = self._look(task, self.effort)
         return self.looked[number].outcome == "meets"
 
-    def _look(self, task: Task) -> Looked:
+    def _look(self, task: Task, effort: Effort) -> Looked:
         number, limit = task.job.gpus, task.job.memory_limit
-        thrifty = thriftiest(task, enough=limit, end=time.monotonic() + (self.effort.time_limit or COUNT_SECONDS))
+        thrifty = thriftiest(task, enough=limit, end=time.monotonic() + (effort.time_limit or COUNT_SECONDS))
         if thrifty.bytes > limit:
             proven = self._all_too_large(task)
             what = f"needs {format_bytes(thrifty.floor)} or more" if proven else (
@@ -316,7 +351,7 @@ class Finder:
             )  # fmt: skip
             return Looked(number, "fails", what, proven=proven)
         watch = _Watch(self.goal.target_seconds, self.should_stop)
-        found = find_plan(task, self.effort, progress=watch.progress, should_stop=watch.should_stop)
+        found = find_plan(task, effort, progress=watch.progress, should_stop=watch.should_stop)
         if found.plan is None or found.plan.simulated is None:
             return Looked(number, "fails", "a plan that fits was found by bytes, and none by the search")
         plan, seconds = found.plan, found.plan.simulated.step_seconds

@@ -1,13 +1,23 @@
-"""Whether a search that finds nothing has any hope: asked once, after some seconds without a plan."""
+"""Searches that say when there is no hope, and look in host memory then.
+
+Whether a search that finds nothing has any hope is asked once, after some seconds without a plan. Where nothing is
+found that fits on the devices alone, all is searched again with what may lie in host memory: copies make no plan faster
+that fits without them, and weighing them takes time where memory is short.
+"""
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
-from autopar.progress import Progress, ProgressCallback, StopCallback
+from autopar.problem import Problem
+from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.search.engine import HERE, Engine
 from autopar.search.outcome import Outcome
 from autopar.search.pieces import Finding
+from autopar.search.planner import Search
 from autopar.sizing.thrift import Thrifty, thriftiest
-from autopar.task import Task
+from autopar.task import Effort, Task
 
 PATIENCE = 4.0
 """Seconds without a plan after which the thriftiest one is looked for."""
@@ -16,8 +26,58 @@ ASKED_SECONDS = 10.0
 """Longest time that may take."""
 
 
+LEAST_SECONDS = 1.0
+"""A search with host memory has at least so much time."""
+
 SURE = 1.1
 """Where not all configurations were looked at, the thriftiest plan found has to be this much too large."""
+
+
+def search_plans(
+    task: Task,
+    effort: Effort,
+    *,
+    progress: ProgressCallback = silent,
+    should_stop: StopCallback = never,
+    on_problem: Callable[[Problem], None] | None = None,
+    engine: Engine = HERE,
+    late: bool = False,
+) -> Outcome:
+    """Return what is found in the space of a task: without host memory if anything fits so.
+
+    Args:
+        task: The task.
+        effort: How hard to look.
+        progress: Told how far it is.
+        should_stop: Polled.
+        on_problem: Given every placement problem that is solved, but those with a price on memory.
+        engine: Where to search.
+        late: Whether to take the thriftiest plan even if the search was stopped.
+    """
+    began, reserve = time.monotonic(), task.constraints.reserve
+
+    def tried(one: Task, effort: Effort) -> tuple[Search, Outcome]:
+        hope = Hope(one, progress, should_stop)
+        search = one.search(
+            effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem, engine=engine
+        )
+        outcome = search.run(one.space)
+        hope.rescue(outcome, late=late, end=time.monotonic() + (effort.time_limit or math.inf) if late else math.inf)
+        return search, outcome
+
+    search, outcome = tried(task.on_device, effort)
+    if not reserve:
+        return outcome
+    if outcome.candidates:
+        outcome.reserve, outcome.reserve_floor = reserve, min(map(search.least, zip(task.space)), default=0.0)
+        return outcome
+    if outcome.stopped:  # something might fit all the same
+        return outcome
+    if effort.time_limit is not None:
+        effort = replace(effort, time_limit=max(LEAST_SECONDS, effort.time_limit - (time.monotonic() - began)))
+    _, outcome = tried(task.opened, effort)
+    outcome.needed = reserve
+    return outcome
 
 
 class Hope:

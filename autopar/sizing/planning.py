@@ -1,14 +1,12 @@
 """The best plan of a task, or none: what questions about size are answered with."""
 
-import math
-import time
 from dataclasses import dataclass, replace
 
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.outcome import Outcome
-from autopar.sizing.hope import Hope
+from autopar.sizing.hope import search_plans
 from autopar.task import Effort, PhaseClock, Task
 from autopar.verdict import conclude
 
@@ -36,9 +34,7 @@ def find_plan(
     """
     clock = PhaseClock(before=task.phases)
     with clock("search"):
-        hope = Hope(task, progress, should_stop)
-        outcome = task.search(effort, progress=hope.progress, should_stop=hope.should_stop).run(task.space)
-        hope.rescue(outcome, late=True, end=time.monotonic() + (effort.time_limit or math.inf))
+        outcome = search_plans(task, effort, progress=progress, should_stop=should_stop, late=True)
     try:
         return Found(conclude(outcome, task, effort.solver, effort.top_k, clock), outcome)
     except (InfeasibleError, InterruptedSearchError):

@@ -133,6 +133,7 @@ class Sizing:
         tokens: Tokens of a step, or samples if the model has none.
         unit: "token" or "sample".
         gpu_hour_price: Price of a GPU for an hour; None if there is none.
+        hosted: The least number on which a plan fits that offloads to host memory; None if none below `gpus` is known.
     """
 
     goal: str
@@ -143,3 +144,4 @@ class Sizing:
     tokens: int
     unit: str
     gpu_hour_price: float | None = None
+    hosted: Looked | None = None

@@ -8,20 +8,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autopar.formulate.cuts import best_split
-from autopar.formulate.memory import KEPT, RESIDENT
+from autopar.formulate.memory import KEPT, RESIDENT, UNHOSTED
 from autopar.formulate.step import step_time
-from autopar.formulate.tables import Decision
+from autopar.formulate.tables import Decision, Memory
 from autopar.formulate.thrift import byte_problem, least_split
-from autopar.program.lower import lower, lower_blocks
+from autopar.program.lower import lower
+from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.assemble import assemble
 from autopar.search.attempt import Attempt
-from autopar.search.blocks import assemble_blocks
 from autopar.search.outcome import Candidate
 from autopar.search.planner import Search
 from autopar.search.space import PLAIN, Configuration
 from autopar.simulate import simulate
-from autopar.simulate.ranges import chain_bytes
 from autopar.sizing.records import Held, Shortage
 from autopar.task import Effort, Task
 
@@ -112,23 +111,25 @@ def _thrifty(space: list[Configuration], batch: int) -> list[Configuration]:
 def _thrifty_plan(attempt: Attempt, search: Search) -> tuple[float, Candidate] | None:
     """Return a plan of a configuration that needs little memory, with the bytes of its fullest stage."""
     tables, pipeline, constraints = attempt.tables, attempt.pipeline, search.constraints
-    folded, trains = tables.folded, SCHEDULES[pipeline.schedule].trains
-    flavour = min(attempt.least_bytes, key=lambda own: attempt.least_bytes[own])
+    folded = tables.folded
+    on_device = [own for own in attempt.least_bytes if own is not Recompute.OFFLOAD]
+    flavour = min(on_device or attempt.least_bytes, key=lambda own: attempt.least_bytes[own])
+    resident = UNHOSTED if constraints.hosts_optimizer else RESIDENT
     best: tuple[float, Candidate] | None = None
     counts = np.array([kind.count for kind in folded.kinds])
     second = 0.0  # bytes that a second is worth
     for passing, share in WEIGHTS:
         name = str(attempt.configuration)
-        instance = byte_problem(tables, pipeline, flavour, passing=passing, second=share * second, name=name)
+        instance = byte_problem(
+            tables, pipeline, flavour, passing=passing, second=share * second, resident=resident, name=name
+        )
         solution = search.solver.solve(instance, time_limit=SOLVE_SECONDS)
         choice = solution.choice
         if choice is None:
             break
-        totals = tables.block_seconds(choice)
+        memory, totals = attempt.weighed(choice)
         if not second:
             second = solution.cost / max(1e-12, float(counts @ totals.sum(axis=1)))
-        lowered = lower_blocks(assemble_blocks(tables, choice), folded, tables.resharder)
-        memory = chain_bytes(lowered, folded, trains=trains)
         found = least_split(memory, pipeline, constraints)
         if found is None or (best is not None and best[0] <= found[0]):
             continue
@@ -173,6 +174,8 @@ def _largest(candidate: Candidate, stage: int) -> tuple[Held, ...]:
     owners = {state.output: state.owner for state in tables.folded.graph.states}
     sums: dict[tuple[str, str], float] = {}
     for item in tables.bytes:
+        if item.memory is Memory.OPTIMIZER and candidate.split.offload and candidate.split.offload[stage]:
+            continue
         if item.memory in RESIDENT:
             what, times = str(item.memory), counts[item.kind]
         else:

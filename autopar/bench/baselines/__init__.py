@@ -52,15 +52,22 @@ def by_degrees(
     should_stop: StopCallback,
     kind: type[Race] = Race,
 ) -> Result:
-    """Return what a method comes to that states plans by degrees, of the space of a kind of race."""
+    """Return what a method comes to that states plans by degrees, of the space of a kind of race.
+
+    As for the planner, host memory is part of the space if nothing fits without.
+    """
     clock = PhaseClock(progress, before=task.phases)
     limit = math.inf if effort.time_limit is None else effort.time_limit
-    race = kind(task, name, time.monotonic() + limit, progress, should_stop)
-    with clock("search"):
-        method(race)
-        stopped = race.stopped
-    with clock("simulate"):
-        plans = _simulated(race, effort.top_k)
+    end = time.monotonic() + limit
+    for own in (task, task.opened) if task.constraints.reserve else (task,):
+        race = kind(own, name, end, progress, should_stop)
+        with clock("search"):
+            method(race)
+            stopped = race.stopped
+        with clock("simulate"):
+            plans = _simulated(race, effort.top_k)
+        if plans or stopped:
+            break
     figures, evaluated = tuple(map(PlanFigures.of, plans[: effort.top_k])), len(race.prices)
     why = stopped or ("exhausted" if plans else "infeasible")
     notes = [f"tactics cannot place {race.refused} of its plans"] if race.refused else []

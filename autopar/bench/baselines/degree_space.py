@@ -4,7 +4,8 @@ Every path from the root to a leaf is a plan that can be stated (`Degrees` accep
 stages, its schedule runs its microbatches). Grid search visits all leaves, the other searches some of them. The space
 holds every degree there is: any divisor of the number of devices for pp, tp and cp, what is left for dp, ep within dp,
 every number of microbatches that the planner tries, every schedule with up to one layer per stage, ZeRO 0 to 3,
-sequence parallelism, and recompute. Layers are cut evenly, as whoever states a plan by degrees does.
+sequence parallelism, recompute, and where the job's space has it what lies in host memory. Layers are cut evenly, as
+whoever states a plan by degrees does.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from math import gcd
 from autopar.degrees import Degrees
 from autopar.errors import TacticError
 from autopar.formulate.fold import Folded
-from autopar.recompute import ON_DEVICE, Recompute
+from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.space import divisors
 from autopar.sharding import Mesh
@@ -31,7 +32,7 @@ Value = int | bool | str | Flow
 Partial = Mapping[str, Value]
 """Decisions so far by name, in the order of `DECISIONS`."""
 
-DECISIONS = ("pp", "tp", "cp", "ep", "microbatch", "flow", "zero", "sequence_parallel", "recompute")
+DECISIONS = ("pp", "tp", "cp", "ep", "microbatch", "flow", "zero", "sequence_parallel", "recompute", "offload")
 """In this order: what comes later only depends on what comes before."""
 
 
@@ -94,6 +95,8 @@ class DegreeSpace:
         model: What of the model can be split.
         fixed_batch: Samples the model insists on per microbatch; None if it takes any number.
         trains: Whether there are backward passes.
+        flavours: What layers may keep of their forward if there are.
+        hosts_optimizer: Whether the optimizer's state may lie in host memory.
     """
 
     gpus: int
@@ -103,6 +106,8 @@ class DegreeSpace:
     model: "Splittable"
     fixed_batch: int | None
     trains: bool
+    flavours: tuple[Recompute, ...] = ON_DEVICE
+    hosts_optimizer: bool = False
 
     def options(self, partial: Partial) -> tuple[Value, ...]:
         """Return the values the next decision can take; none if the decisions so far lead nowhere."""
@@ -129,8 +134,10 @@ class DegreeSpace:
                 return (0, 1, 2, 3) if copying and self.trains else (0, 3) if copying else (0,)
             case "sequence_parallel":
                 return (False, True) if partial["tp"] != 1 and self.model.sequence else (False,)
+            case "recompute":
+                return tuple(map(str, self.flavours)) if self.trains else (str(Recompute.NONE),)
             case _:
-                return tuple(map(str, ON_DEVICE)) if self.trains else (str(Recompute.NONE),)
+                return ("", str(Hosted.OPTIMIZER)) if self.trains and self.hosts_optimizer else ("",)
 
     def degrees(self, complete: Partial) -> Degrees:
         """Return the plan that decisions come to once all are made."""
@@ -146,6 +153,7 @@ class DegreeSpace:
             zero=_whole(complete, "zero"),
             sequence_parallel=bool(complete["sequence_parallel"]),
             recompute=str(complete["recompute"]),
+            offload=str(complete["offload"]),
             schedule=flow[0],
             interleave=flow[1],
             microbatch=_whole(complete, "microbatch"),

@@ -101,6 +101,8 @@ class Race:
             model=what_splits(task, folded),
             fixed_batch=workload.fixed_batch,
             trains=workload.mode == "train",
+            flavours=task.constraints.flavours(),
+            hosts_optimizer=task.constraints.hosts_optimizer,
         )
 
     @property
@@ -139,7 +141,7 @@ class Race:
 
     def is_too_large(self, degrees: Degrees) -> bool:
         """Whether activations alone do not fit, whatever is shared and recomputed (`Estimator.floor_bytes`)."""
-        return self.estimator.floor_bytes(degrees) > self.task.job.memory_limit
+        return self.estimator.floor_bytes(degrees, self.task.constraints.flavours()) > self.task.job.memory_limit
 
     def finalists(self) -> list[Degrees]:
         """Return the fastest plans that fit, fastest first."""

@@ -1,0 +1,122 @@
+"""What pins say of host memory, and of what blocks keep: flavours by block, and where the optimizer's state may lie.
+
+Nothing lies in host memory unless it is pinned or nothing fits without (`Constraints.reserve`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.errors import PinError
+from autopar.formulate.fold import Folded
+from autopar.pins.records import BlockOffload, BlockRecompute, Pins
+from autopar.recompute import BY_SECONDS, Hosted, Recompute
+from autopar.tactics.stages import layers
+
+Keeps = list[frozenset[Recompute]]
+States = list[frozenset[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """What is left of what blocks keep and of what lies in host memory; see `Constraints`."""
+
+    keeps: tuple[frozenset[Recompute], ...] = ()
+    hosted: frozenset[Hosted] = frozenset()
+    reserve: frozenset[Hosted] = frozenset()
+    states: tuple[frozenset[bool], ...] = ()
+
+
+def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
+    """Return what pins leave.
+
+    Args:
+        pins: The pins.
+        folded: The graph of a microbatch.
+        trains: Whether there is a backward pass and an update.
+        host: Whether it is known how devices reach host memory.
+
+    Raises:
+        PinError: If something is pinned to host memory that is unknown, or nothing is left for a block.
+    """
+    if not trains:
+        return Hosting()
+    hosted = frozenset(_opened(pins))
+    if hosted and not host:
+        raise PinError(
+            f"{' and '.join(sorted(hosted))} cannot lie in host memory: the cluster does not say how devices reach it",
+            hint="leave it out, or give the cluster a host with tier, memory, devices, to_host and to_device",
+        )
+    never = {name for item in pins.forbid.offload if item.blocks is None for name in item.what}
+    reserve = frozenset(own for own in Hosted if own not in never) - hosted if host else frozenset()
+    if pins.pin.offload:
+        reserve = frozenset()
+    if not (pins.pin.recompute or pins.forbid.recompute or pins.pin.offload or pins.forbid.offload):
+        return Hosting(reserve=reserve)
+    keeps, states = _keeps(pins, folded), _states(pins, folded.num_blocks)
+    known = [own for own in BY_SECONDS if own is not Recompute.OFFLOAD or Hosted.ACTIVATIONS in hosted | reserve]
+    for block, (flavours, lies) in enumerate(zip(keeps, states, strict=True)):
+        if flavours.isdisjoint(known) or not lies:
+            what = "recompute" if lies else "offload"
+            raise PinError(f"{what}: nothing is left for block {block}", hint=f"there are {', '.join(known)}")
+    told = any(own != frozenset({False, True}) for own in states)
+    return Hosting(tuple(keeps), hosted, reserve, tuple(states) if told else ())
+
+
+def blocks_of(item: BlockRecompute | BlockOffload, folded: Folded) -> Sequence[int]:
+    """Return the blocks a pin speaks of."""
+    return layers(folded) if item.blocks is None else range(item.blocks[0], item.blocks[1] + 1)
+
+
+def _opened(pins: Pins) -> Iterator[Hosted]:
+    """Yield what is pinned to lie in host memory, or to be allowed to."""
+    if any(Recompute.OFFLOAD in item.flavours for item in pins.pin.recompute):
+        yield Hosted.ACTIVATIONS
+    for item in pins.pin.offload:
+        yield from (own for own in Hosted if own in item.what)
+
+
+def _keeps(pins: Pins, folded: Folded) -> Keeps:
+    """Return for each block what it may keep."""
+    keeps: Keeps = [frozenset(BY_SECONDS)] * folded.num_blocks
+    for item in pins.pin.recompute:
+        for block in blocks_of(item, folded):
+            keeps[block] = keeps[block] & {Recompute(flavour) for flavour in item.flavours}
+    for item in pins.forbid.recompute:
+        for block in blocks_of(item, folded):
+            keeps[block] = keeps[block] - {Recompute(flavour) for flavour in item.flavours}
+    for own in pins.pin.offload:
+        if Hosted.ACTIVATIONS not in own.what:
+            _close(keeps, own)
+        elif "none" not in own.what:
+            for block in blocks_of(own, folded):
+                keeps[block] = keeps[block] & {Recompute.OFFLOAD}
+    for own in pins.forbid.offload:
+        if Hosted.ACTIVATIONS in own.what:
+            _close(keeps, own)
+    return keeps
+
+
+def _close(keeps: Keeps, item: BlockOffload) -> None:
+    for block in _spoken(item, len(keeps)):
+        keeps[block] = keeps[block] - {Recompute.OFFLOAD}
+
+
+def _spoken(item: BlockOffload, num_blocks: int) -> range:
+    """Return the blocks for which a pin says what does not lie in host memory, and where the optimizer's state does."""
+    return range(num_blocks) if item.blocks is None else range(item.blocks[0], item.blocks[1] + 1)
+
+
+def _states(pins: Pins, num_blocks: int) -> States:
+    """Return for each block whether its optimizer's state may lie in host memory, and on the device."""
+    states: States = [frozenset({False, True})] * num_blocks
+    for item in pins.pin.offload:
+        wanted = {Hosted.OPTIMIZER in item.what}
+        if "none" in item.what:
+            wanted |= {False}
+        for block in _spoken(item, num_blocks):
+            states[block] = states[block] & wanted
+    for item in pins.forbid.offload:
+        if Hosted.OPTIMIZER in item.what:
+            for block in _spoken(item, num_blocks):
+                states[block] = states[block] - {True}
+    return states

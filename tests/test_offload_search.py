@@ -1,0 +1,183 @@
+"""What goes to host memory as a choice of the search: opened in need or where it is pinned, priced, executed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autopar.api import plan_task
+from autopar.bench.baselines import BASELINES
+from autopar.bench.baselines.race import Race
+from autopar.bench.records import Result
+from autopar.cluster import PRESETS
+from autopar.errors import InfeasibleError, PinError
+from autopar.formulate.constraints import FREE, Constraints
+from autopar.pins import broken, pins_from
+from autopar.pins.reading import pins_of
+from autopar.plan import Plan
+from autopar.progress import never, silent
+from autopar.recompute import BY_SECONDS, Hosted, Recompute
+from autopar.search.space import Configuration
+from autopar.sharding import Mesh
+from autopar.simulate import simulate
+from autopar.sizing.records import Infeasibility
+from autopar.sizing.thrift import thriftiest
+from autopar.task import Effort, Task, pinned, prepare
+from tests.executions import COSTS, Execution, found_candidates, model_rules, written
+from tests.formulations import DIMS
+
+ALL = frozenset(Hosted)
+SLOW = replace(PRESETS["h100"], host=replace(PRESETS["h100"].known_host(), to_host=1e8, to_device=1e8))
+"""Devices whose host link is so slow that copies show in models as small as these."""
+
+
+def _task(memory: float | None = None, gpus: int = 2, **pins: Any) -> Task:
+    return prepare(
+        "zoo:mlp-xs", gpus=gpus, cluster=SLOW, global_batch=8, dims=DIMS["mlp-xs"], memory_limit=memory,
+        pins=pins_from(pins) if pins else None,
+    )  # fmt: skip
+
+
+def _least(task: Task) -> tuple[float, float]:
+    """Return the bytes of the thriftiest plans: on devices alone, and with host memory."""
+    alone, opened = thriftiest(task), thriftiest(task.opened)
+    assert opened.bytes < alone.bytes
+    return alone.bytes, opened.bytes
+
+
+def _hosted(plan: Plan) -> set[Hosted]:
+    activations = any(Recompute.OFFLOAD in stage.flavours for stage in plan.stages)
+    optimizer = any(stage.offload for stage in plan.stages)
+    return {own for own, there in zip(Hosted, (activations, optimizer), strict=True) if there}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("keeps", [{Recompute.OFFLOAD}, set(BY_SECONDS)], ids=["activations", "any"])
+def test_what_the_search_chooses_computes_the_same(stages: int, keeps: set[Recompute], cache_dir: Path) -> None:
+    """The law, for plans that do not fit on the device: it takes what the simulator says, and fits where it should."""
+    execution, rules = Execution.of("gpt2", 4, 2), model_rules("gpt2", cache_dir)
+    configuration = Configuration(stages, Mesh.of(inner=2), 2, "1f1b")
+    own = Constraints(hosted=ALL, keeps=(frozenset(keeps),) * len(execution.folded.chain))
+    limit, plan = 5e5, None
+    while plan is None or not _hosted(plan):
+        limit /= 1.2
+        (candidate, *_) = found_candidates(execution.folded, rules, configuration, 4, limit, COSTS, own)
+        plan = written(candidate, 8, True)
+
+    execution.check(plan)
+    timeline = simulate(execution.program(plan), COSTS)
+    assert timeline.fits(limit)
+    assert timeline.step_seconds == pytest.approx(candidate.objective, rel=0.02)
+
+
+def test_host_memory_is_opened_in_need_only() -> None:
+    """Just below what fits on devices alone a plan with host memory is found; where plans fit, none is looked for."""
+    alone, opened = _least(_task())
+
+    free, tight = (plan_task(_task(limit), Effort()) for limit in (1.01 * alone, 1.01 * opened))
+
+    assert free.search is not None
+    assert tight.search is not None
+    assert not _hosted(free)
+    assert any(line.startswith("not opened: activation offload and optimizer") for line in free.search.space)
+    assert _hosted(tight)
+    assert any(line.startswith("opened: activation offload and optimizer") for line in tight.search.space)
+    assert tight.search.bound <= tight.objective
+
+
+def test_no_plan_with_host_memory_is_faster_than_the_report_says() -> None:
+    """What is said of the space that was not opened holds when it is."""
+    alone, _ = _least(_task())
+    task = _task(1.01 * alone)
+    outcome = task.search(Effort()).run(task.space)
+    opened = pinned(task, pins_from({"pin": {"offload": ["none", "activations", "optimizer"]}}))
+
+    found = opened.search(Effort()).run(opened.space)
+
+    assert found.bound <= found.best <= outcome.best * (1 + 1e-9)
+    assert found.best >= min(task.search(Effort()).least((each,)) for each in task.space)
+
+
+@pytest.mark.parametrize(
+    ("pins", "hosted"),
+    [
+        ({"pin": {"offload": ["activations", "optimizer"]}}, {Hosted.ACTIVATIONS, Hosted.OPTIMIZER}),
+        ({"pin": {"offload": "optimizer"}}, {Hosted.OPTIMIZER}),
+        ({"pin": {"offload": "activations"}}, {Hosted.ACTIVATIONS}),
+        ({"pin": {"recompute": "offload", "stages": 2}}, {Hosted.ACTIVATIONS}),
+        ({"pin": {"offload": {"0-2": "optimizer", "3-4": "none"}, "stages": 2, "boundaries": 3}}, {Hosted.OPTIMIZER}),
+        ({"pin": {"offload": "none"}}, set()),
+        ({"forbid": {"offload": "activations"}}, set()),
+    ],
+    ids=str,
+)
+def test_pinned_offload_is_kept_to(pins: dict[str, Any], hosted: set[Hosted]) -> None:
+    """What is named is in host memory, everywhere, and nothing else."""
+    task = _task(**pins)
+    plan = plan_task(task, Effort())
+
+    assert _hosted(plan) == hosted
+    folded = task.workload.folded(plan.microbatch)
+    assert broken(plan, task.pins, folded) == ()
+    if hosted:
+        assert broken(plan, pins_from({"forbid": {"offload": list(map(str, hosted))}}), folded)
+        assert broken(plan, pins_from({"pin": {"offload": "none"}}), folded)
+    else:
+        assert broken(plan, pins_from({"pin": {"offload": "optimizer"}}), folded)
+    own = pins_of(plan, folded, task.rules_of(folded), task.workload.batch_dims_of(folded))
+    assert broken(plan, own, folded) == ()
+    assert plan_task(pinned(task, own), Effort()).objective == pytest.approx(plan.objective, rel=1e-9)
+
+
+def test_forbidding_host_memory_is_part_of_the_conflict() -> None:
+    """Without the pin a plan fits, and how long it takes is said."""
+    limit = 1.01 * _least(_task())[1]
+
+    with pytest.raises(InfeasibleError) as caught:
+        plan_task(_task(limit, forbid={"offload": ["activations", "optimizer"]}), Effort())
+
+    report = caught.value.report
+    assert isinstance(report, Infeasibility)
+    assert "forbid offload: [activations, optimizer]" in report.conflict
+    (way,) = (way for way in report.relaxations if "offload" in way.what)
+    assert way.peak_bytes <= limit
+    assert np.isfinite(way.step_seconds)
+
+
+def test_a_cluster_without_hosts_offloads_nothing() -> None:
+    task = prepare(
+        "zoo:mlp-xs", gpus=2, cluster=replace(PRESETS["h100"], host=None), global_batch=8, dims=DIMS["mlp-xs"]
+    )
+    assert not task.constraints.reserve
+
+    with pytest.raises(PinError, match="optimizer cannot lie in host memory: the cluster does not say"):
+        pinned(task, pins_from({"pin": {"offload": "optimizer"}}))
+
+
+def test_constraints_are_closed_unless_opened() -> None:
+    assert Recompute.OFFLOAD not in FREE.flavours()
+    assert Constraints(reserve=ALL).opened.flavours() == BY_SECONDS
+    assert Constraints(reserve=ALL).opened.hosts_optimizer
+
+
+def test_grid_search_gets_what_the_space_has() -> None:
+    """Offload where it is pinned, and where nothing fits without; else none of its plans has any."""
+    effort = Effort(top_k=1, time_limit=60.0)
+
+    def offloads(task: Task) -> tuple[set[str], Result]:
+        space = Race(task, "grid", 0.0, silent, never).space
+        found = {str(value) for leaf in space.leaves() for name, value in leaf.items() if name == "offload"}
+        return found, BASELINES["grid"].find(task, effort, "grid", silent, never)
+
+    free, plain = offloads(_task())
+    pinned_, _ = offloads(_task(pin={"offload": ["none", "optimizer"]}))
+    assert free == {""}
+    assert pinned_ == {"", "optimizer"}
+
+    result, limit = plain, plain.plans[0].peak_bytes
+    while "offloaded" not in result.plans[0].summary:
+        limit /= 1.3
+        _, result = offloads(_task(limit))
+    assert result.plans[0].peak_bytes <= limit
