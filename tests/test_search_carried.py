@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from autopar.cost import Overlap, Stack
+from autopar.formulate.building import build_tables
 from autopar.formulate.grouped import grouped_time
 from autopar.formulate.loads import least_load
 from autopar.formulate.scheduled import StageWork, pass_seconds, scheduled_step
 from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.tables import Tables
 from autopar.formulate.weights import problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
