@@ -396,7 +396,7 @@ class _Step:
             return
         rest = slower * (1 - share) * self._sums(Slot.REDUCE)
         chain = self.tables.folded.chain
-        for last in sorted({0, min(1, len(chain) - 1), len(chain) - 1}):
+        for last in sorted({0, min(1, len(chain) - 1), max(0, len(chain) - 2), len(chain) - 1}):
             # The blocks up to this one are done with their backward and all they reduce comes after the blocks behind.
             before = np.bincount(chain[:last], minlength=len(self.counts)).astype(np.float64)
             upto = before.copy()

@@ -22,29 +22,22 @@ from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import ChainBytes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import pass_seconds
-from autopar.formulate.step import Split
+from autopar.formulate.step import Split, step_time
 from autopar.formulate.tables import FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.hull import Hull
+from autopar.search.limits import solve_limited
+from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
 from autopar.search.space import Configuration
 from autopar.search.weighing import Weighing
-from autopar.solvers.base import Work
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
-
-PLACEMENT_WORK = 8e9
-"""Units of work one placement problem may take, about a nanosecond each; most take a hundredth of it.
-
-A limit of work, unlike one of time, cuts the same problems at the same point on every machine, however busy it is."""
-
-PLACEMENT_SECONDS = 8.0
-"""The same for solvers that do not count their work."""
 
 HEAVY_KINDS = 3
 """Kinds of blocks whose own least time is looked for; the others count as free in that bound."""
@@ -241,7 +234,23 @@ class Attempt:
         if near or not more or self.hull.steps >= MOST_STEPS:
             self.exhausted = True
             self._fit(bound, cutoff)
+            if self.best is not None and bound * (1 + NEAR) < self.best.objective < cutoff:
+                self._look_nearby()
         return bound
+
+    def _look_nearby(self) -> None:
+        """Look for better plans of one stage near the best one."""
+        if self.best is None or self.hull is None or self.pipeline.num_stages > 1:
+            return
+        split, chain = self.best.split, self.tables.folded.chain
+
+        def seconds(choice: Choice) -> float:
+            return step_time(self.tables.block_seconds(choice), chain, self.pipeline, split, 0.0).seconds
+
+        instance, constant = self.hull.priced()
+        near = Neighbourhood(self.tables, instance)
+        for choice in descend(self.best.choice, near, constant, seconds, self._stopped):
+            self._consider(choice)
 
     def _fit(self, bound: float, cutoff: float) -> None:
         """Solve the placement problem under the memory of every stage, by flavour of recompute."""
@@ -348,22 +357,19 @@ class Attempt:
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
     ) -> Solution:
-        solver, work = self.search.solver, Work(PLACEMENT_WORK)
-        began, left = time.monotonic(), self._deadline() - time.monotonic()
-        clock = max(0.1, left if solver.counts else min(PLACEMENT_SECONDS, left))
-        solution = solver.solve(
+        found = solve_limited(
+            self.search.solver,
             instance,
-            time_limit=clock,
+            self._deadline(),
             start=start,
             cutoff=cutoff,
             gap=gap,
             should_stop=self.search.should_stop,
             seed=self.search.seed,
-            work=work,
         )
-        self.work += work.done
-        self.cut += work.left == 0.0 or time.monotonic() - began >= clock
-        return solution
+        self.work += found.work
+        self.cut += found.cut
+        return found.solution
 
     def _consider(self, choice: Choice) -> None:
         """Split the chain for a choice and keep the plan if it is the best of the configuration."""

@@ -46,6 +46,14 @@ class Hull:
         self._smoothing = SMOOTHING
         self._memory = self.rows.memory_rows
 
+    def priced(self) -> tuple[Problem, float]:
+        """Return the placement problem at the prices of the bound, of what runs nothing again, and its constant."""
+        assert self._best is not None, "prices were tried"
+        paid = np.where(self._memory, self._unit, 1.0) * self._best
+        factors = np.tensordot(paid, self.rows.seconds[:, 0], axes=1)
+        constant = float(paid @ (self.rows.least + self.rows.host[:, 0])) + self.rows.fixed
+        return self._priced(factors, paid @ self.rows.bytes[:, 0], paid @ self.rows.pairs), constant
+
     @property
     def choices(self) -> tuple[Choice, ...]:
         """The choices known, the latest first."""

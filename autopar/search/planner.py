@@ -118,11 +118,12 @@ class Search:
                 waves += opened
             else:
                 outcome.closed = tuple(more)
-            lowest = min(lowest, search_unequal(self, outcome, clock.stops, clock.end))
+            unequal = search_unequal(self, outcome, clock.stops, clock.end)
+            lowest = min(lowest, unequal)
             outcome.complete = lowest
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
-                outcome.complete = self._runners_up(crew, known, outcome, clock, lowest)
+                outcome.complete = min(unequal, self._runners_up(crew, known, outcome, clock, lowest))
         best = outcome.best
         outcome.bound = min(best, lowest)
         outcome.history.note(best, outcome.bound)
