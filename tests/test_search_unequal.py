@@ -265,25 +265,23 @@ def _two_generations() -> Cluster:
     return Cluster.mixed("two", (NodeGroup(1, a100), NodeGroup(1, v100)), Link("Ethernet", 5e9, 30e-6))
 
 
-def _solve(cache_dir: Path, **arguments: object) -> Plan:
-    plan = solve("zoo:gpt2", dims={"num_layers": 4}, cache_dir=cache_dir, **arguments)  # type: ignore[arg-type]
-    return plan
+def _solve(cache_dir: Path, layers: int, **arguments: object) -> Plan:
+    return solve("zoo:gpt2", dims={"num_layers": layers}, cache_dir=cache_dir, **arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow  # two whole searches of a model of real size on 16 devices
+@pytest.mark.slow  # a whole search for a model of real size on 16 devices
 def test_different_nodes_get_different_stages(cache_dir: Path) -> None:
     """On A100 and V100 a stage on each beats one mesh of both, at the pace of the slower, in the simulator."""
     plan = _solve(
-        cache_dir, gpus=16, cluster=_two_generations(), global_batch=128, pins=Pins(pin=Choices(microbatches=(8,)))
+        cache_dir, 8, gpus=16, cluster=_two_generations(), global_batch=128, pins=Pins(pin=Choices(microbatches=(8,)))
     )
 
     equal = [other for other in plan.alternatives if not other.variants]
     assert plan.simulated is not None
     assert plan.variants
     assert equal
-    assert all(
-        plan.simulated.step_seconds < other.simulated.step_seconds for other in equal if other.simulated is not None
-    )
+    steps = [other.simulated.step_seconds for other in equal if other.simulated is not None]
+    assert plan.simulated.step_seconds < 0.9 * min(steps)
     assert plan.objective == pytest.approx(plan.simulated.step_seconds, rel=0.02)
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -292,13 +290,14 @@ def test_three_stages_on_eight_devices_can_be_pinned(cache_dir: Path) -> None:
     """No equal meshes make three stages of eight devices."""
     pins = Pins(pin=Choices(stages=(3,), microbatches=(8,)))
 
-    plan = _solve(cache_dir, gpus=8, cluster="a100", global_batch=32, pins=pins)
+    plan = _solve(cache_dir, 4, gpus=8, cluster="a100", global_batch=32, pins=pins)
 
     assert len(plan.stages) == 3
     assert plan.stages[-1].devices[1] == 8
     with pytest.raises(PinError, match="stages"):
         _solve(
             cache_dir,
+            4,
             gpus=8,
             cluster="a100",
             global_batch=32,
