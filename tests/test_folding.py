@@ -6,14 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from autopar.formulate import building
 from autopar.formulate import fold as folding
-from autopar.formulate import tables as tabling
+from autopar.formulate.building import build_tables
 from autopar.formulate.fold import Folded
 from autopar.formulate.grouped import grouped_time
 from autopar.formulate.options import Options
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, step_time
-from autopar.formulate.tables import Decision, Tables, build_tables
+from autopar.formulate.tables import Decision, Tables
 from autopar.ir.graph import Graph, Op
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE
@@ -139,13 +140,13 @@ def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choic
 def test_tables_are_built_once_per_distinct_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve layers have the decisions, prices and bytes of four, array for array, and ask for no more of them."""
     asked: list[str] = []
-    of_op = tabling._Builder._options
+    of_op = building._Builder._options
 
-    def ask(builder: tabling._Builder, kind: int, op: Op) -> Options:
+    def ask(builder: building._Builder, kind: int, op: Op) -> Options:
         asked.append(op.name)
         return of_op(builder, kind, op)
 
-    monkeypatch.setattr(tabling._Builder, "_options", ask)
+    monkeypatch.setattr(building._Builder, "_options", ask)
     mesh = Mesh.of(outer=2, inner=2)
     sizes = []
     for layers in (4, 12):
