@@ -8,6 +8,7 @@ from itertools import islice, product
 import numpy as np
 import pytest
 
+from autopar.formulate.narrow import narrow
 from autopar.formulate.step import Split, step_time
 from autopar.formulate.weights import problem, weights
 from autopar.plan import StagePlan
@@ -21,7 +22,7 @@ from autopar.search.roles import roles_of_axes
 from autopar.search.signature import Signature, distinct, signature
 from autopar.search.space import families
 from autopar.task import Effort, Task, prepare
-from tests.formulations import DIMS, lowered_bytes, optimum, splits, stage_peak
+from tests.formulations import DIMS, lowered_bytes, optimum, splits, stage_peak, tables
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -99,15 +100,15 @@ def _everything(own: Attempt) -> Iterator[tuple[float, Choice, Ranges]]:
 
     On one device all choices are alike: one in a hundred will do.
     """
-    tables, pipeline = own.tables, own.pipeline
-    every = product(*(range(node.count) for node in tables.nodes))
-    for choice in every if tables.mesh.size > 1 else islice(every, 0, None, 100):
-        totals = tables.block_seconds(choice)
+    made, pipeline = own.tables, own.pipeline
+    every = product(*(range(node.count) for node in made.nodes))
+    for choice in every if made.mesh.size > 1 else islice(every, 0, None, 100):
+        totals = made.block_seconds(choice)
         if np.isfinite(totals).all():
             hop = own.weighing.hop(choice)
-            for ranges in splits(tables.folded.num_blocks, pipeline.num_stages):
+            for ranges in splits(made.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
-                yield step_time(totals, tables.folded.chain, pipeline, split, hop).seconds, choice, ranges
+                yield step_time(totals, made.folded.chain, pipeline, split, hop).seconds, choice, ranges
 
 
 def _signature(own: Attempt, choice: Choice, ranges: Ranges) -> Signature:
@@ -115,6 +116,28 @@ def _signature(own: Attempt, choice: Choice, ranges: Ranges) -> Signature:
     stages = tuple(StagePlan(part, (0, 1), "none") for part in ranges)
     roles = roles_of_axes(own.configuration.mesh.axes, blocks, own.tables.folded)
     return signature(own.configuration, stages, blocks, roles)
+
+
+def test_narrowed_tables_price_the_choices_that_are_left_alike() -> None:
+    """Random strategies are left out, then random choices of what is left are priced by both; meshes of two axes."""
+    whole, rng = tables("gpt2"), np.random.default_rng(0)
+    masks = {index: rng.random(node.count) < 0.5 for index, node in enumerate(whole.nodes)}
+    for index, node in enumerate(whole.nodes):
+        masks[index][rng.integers(node.count)] = True
+    kept = [np.flatnonzero(masks[index]) for index in range(len(whole.nodes))]
+
+    left = narrow(whole, masks)
+
+    assert left is not None
+    for _ in range(5):
+        choice = tuple(int(rng.integers(node.count)) for node in left.nodes)
+        before = tuple(int(own[strategy]) for own, strategy in zip(kept, choice, strict=True))
+        np.testing.assert_array_equal(left.kind_totals(choice), whole.kind_totals(before))
+        assert [b.amounts[choice[b.node]] for b in left.bytes] == [b.amounts[before[b.node]] for b in whole.bytes]
+        assert [e.outside and e.outside.at(choice[e.first], choice[e.second]) for e in left.edges] == [
+            e.outside and e.outside.at(before[e.first], before[e.second]) for e in whole.edges
+        ]
+    assert narrow(whole, {0: np.zeros(whole.nodes[0].count, dtype=bool)}) is None
 
 
 @pytest.mark.parametrize("memory", [None, 7.0e3])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.formulate.tables import Bytes, Edge, Forbidden, Node, Tables
+from autopar.formulate.tables import Bytes, Edge, Forbidden, IntArray, Node, Outside, Tables
 
 Mask = NDArray[np.bool_]
 
@@ -27,13 +27,16 @@ def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
     def node(index: int, own: Node) -> Node:
         if index not in kept:
             return own
-        rows = kept[index]
+        left = kept[index]
         return replace(
             own,
-            seconds=own.seconds[rows],
-            options=None if own.options is None else own.options.select(rows),
-            placements=None if own.placements is None else own.placements[rows],
+            seconds=own.seconds[left],
+            options=None if own.options is None else own.options.select(left),
+            placements=None if own.placements is None else own.placements[left],
         )
+
+    def rows(index: int, numbers: IntArray) -> IntArray:
+        return numbers[kept[index]] if index in kept else numbers
 
     def pair(first: int, second: int, table: NDArray[np.float64]) -> NDArray[np.float64]:
         table = table[kept[first]] if first in kept else table
@@ -42,7 +45,10 @@ def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
     def edge(own: Edge) -> Edge:
         if own.first not in kept and own.second not in kept:
             return own
-        return replace(own, table=pair(own.first, own.second, own.table))
+        outside = own.outside and Outside(
+            own.outside.seconds, rows(own.first, own.outside.source), rows(own.second, own.outside.target)
+        )
+        return replace(own, table=pair(own.first, own.second, own.table), outside=outside)
 
     def bytes_of(own: Bytes) -> Bytes:
         return replace(own, amounts=own.amounts[kept[own.node]]) if own.node in kept else own
