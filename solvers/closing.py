@@ -50,7 +50,7 @@ class Closing:
 def close_in(field: Field, budget: Budget, enough: float = math.inf) -> Closing:
     """Return the cheapest choice and a bound on it, which mostly are equal.
 
-    Equal arguments give equal answers unless the time is over before the sweeps are.
+    Equal arguments give equal answers unless the time is over before the sweeps are; its sweeps are counted.
 
     Args:
         field: Costs; nodes that are gone have no labels.
