@@ -42,7 +42,15 @@ def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
     def edge(own: Edge) -> Edge:
         if own.first not in kept and own.second not in kept:
             return own
-        return replace(own, table=pair(own.first, own.second, own.table))
+        outside = own.outside
+        if outside is not None:
+            source, target = outside.source, outside.target
+            outside = replace(
+                outside,
+                source=source[kept[own.first]] if own.first in kept else source,
+                target=target[kept[own.second]] if own.second in kept else target,
+            )
+        return replace(own, table=pair(own.first, own.second, own.table), outside=outside)
 
     def bytes_of(own: Bytes) -> Bytes:
         return replace(own, amounts=own.amounts[kept[own.node]]) if own.node in kept else own
