@@ -7,7 +7,7 @@ import pytest
 
 from autopar import solvers
 from autopar.problem import Termination
-from autopar.search import attempt
+from autopar.search import limits
 from autopar.search.outcome import Outcome
 from autopar.solvers.base import Work
 from autopar.task import Effort, prepare
@@ -81,7 +81,7 @@ def _outcome() -> Outcome:
 def test_a_slow_machine_finds_the_same_plans(limit: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one that takes minutes from each look at the clock to the next; also where limits of work cut problems."""
     if limit is not None:
-        monkeypatch.setattr(attempt, "PLACEMENT_WORK", limit)
+        monkeypatch.setattr(limits, "PLACEMENT_WORK", limit)
 
     found = _outcome()
     _slow(monkeypatch, 60.0)

@@ -12,7 +12,6 @@ that if devices differ: else there is little to gain.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,8 +27,8 @@ from autopar.plan import BlockPlan, StagePlan, Variant
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.attempt import PLACEMENT_SECONDS
 from autopar.search.legs import Options, distinct_legs, options_of, start_places
+from autopar.search.limits import solve_limited
 from autopar.search.outcome import Candidate, Draft, Outcome
 from autopar.search.pieces import Finding
 from autopar.search.placed import (
@@ -261,13 +260,12 @@ class UnequalAttempt:
         return configuration.pipeline(self._search.costs.stack)
 
     def _solve(self, instance: Problem, cutoff: float) -> Solution:
-        began = time.monotonic()
-        left = max(0.1, min(PLACEMENT_SECONDS, self._end() - began))
-        solution = self._search.solver.solve(
-            instance, time_limit=left, cutoff=cutoff, should_stop=self._search.should_stop, seed=self._search.seed
+        search = self._search
+        found = solve_limited(
+            search.solver, instance, self._end(), cutoff=cutoff, should_stop=search.should_stop, seed=search.seed
         )
-        self._cut += time.monotonic() - began >= left
-        return solution
+        self._cut += found.cut
+        return found.solution
 
     def relaxed(self) -> Staging:
         """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""

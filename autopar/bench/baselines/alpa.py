@@ -29,8 +29,9 @@ from autopar.problem import Choice
 from autopar.progress import Progress
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.attempt import PLACEMENT_SECONDS, Attempt
+from autopar.search.attempt import Attempt
 from autopar.search.history import History
+from autopar.search.limits import PLACEMENT_SECONDS
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pieces import Finding
 from autopar.search.planner import Search
