@@ -14,7 +14,7 @@ from autopar.solvers.polytope import LinearProgram
 
 STEP_BASE = 10_000
 """What a step takes beside looking at nonzeros, in nonzeros."""
-SIMPLEX_STEP, BRANCH_STEP = 1.0, 20.0
+SIMPLEX_STEP, BRANCH_STEP = 1.0, 3000.0
 """Units of work per nonzero and step of the simplex method, and from one question of branch and bound to the next."""
 
 _FEASIBLE = 2

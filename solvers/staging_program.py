@@ -66,8 +66,13 @@ class Program:
         return tuple(sorted(taken, key=lambda leg: leg.start))
 
 
-def _survivors(problem: Staging, most: float) -> list[tuple[int, Leg]]:
-    """Return the stages, each with its level, that a route of at most so many seconds can have."""
+def survivors(problem: Staging, most: float) -> list[tuple[int, Leg]]:
+    """Return the stages, each with its level, that a route of at most so many seconds can have.
+
+    Args:
+        problem: The problem.
+        most: Seconds.
+    """
     fastest = problem.seconds.min(axis=3)
     counts = np.array([level + 1 in problem.counts for level in range(problem.levels)])
     lowest = narrowest(problem.at, problem.sizes, problem.starts, fastest, counts)
@@ -110,7 +115,7 @@ def _survivors(problem: Staging, most: float) -> list[tuple[int, Leg]]:
 
 def program(problem: Staging, most: float) -> Program:
     """Return the integer program of the routes of at most so many seconds."""
-    legs = _survivors(problem, most)
+    legs = survivors(problem, most)
     levels = problem.levels
     hands: dict[tuple[int, int, int, int, int], int] = {}
     leaving: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)

@@ -10,11 +10,12 @@ import numpy as np
 from autopar.cluster import PRESETS
 from autopar.cost import CostModel
 from autopar.discover import Rules, discover
+from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray, Holding, State
 from autopar.formulate.step import Pipeline, Split, step_time
-from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.tables import Tables
 from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.problem import Problem

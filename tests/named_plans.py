@@ -16,10 +16,11 @@ import numpy as np
 
 from autopar import solvers
 from autopar.discover import Rules
+from autopar.formulate.building import build_tables
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import batch_dims
 from autopar.formulate.step import Split, StepTime
-from autopar.formulate.tables import Decision, Node, Tables, build_tables
+from autopar.formulate.tables import Decision, Node, Tables
 from autopar.ir.graph import Graph, Op, Phase, Role
 from autopar.plan import Plan
 from autopar.problem import Problem

@@ -7,9 +7,10 @@ import numpy as np
 
 from autopar import solvers
 from autopar.discover import Rules
+from autopar.formulate.building import build_tables
 from autopar.formulate.fold import Folded
 from autopar.formulate.step import Pipeline, Split, StepTime
-from autopar.formulate.tables import Node, Tables, build_tables
+from autopar.formulate.tables import Node, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Graph, Role
 from autopar.plan import Job, ModelInfo, OpPlacement, Plan

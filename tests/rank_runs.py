@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from autopar import solvers
 from autopar.discover import Rules, discover
+from autopar.formulate.building import build_tables
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import batch_dims, recipes, restrict
 from autopar.formulate.step import Split, StepTime
-from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.tables import Tables
 from autopar.plan import Job, Plan
 from autopar.problem import Choice, Problem
 from autopar.ranks.clock import Clock

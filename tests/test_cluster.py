@@ -223,6 +223,21 @@ def test_mixed_clusters_survive_being_written_and_read() -> None:
     assert cluster_from_dict(MIXED.to_dict()) == MIXED
 
 
+def test_price_of_a_mixed_cluster_is_that_of_the_devices_used() -> None:
+    """Group by group; unknown if it is of one that is used. It survives being written and read."""
+    cheap, dear = (replace(load_cluster(name), gpu_hour_price=price) for name, price in (("a100", 1.5), ("h100", 3.0)))
+    both = Cluster.mixed("mixed", (NodeGroup(1, cheap), NodeGroup(2, dear)), BETWEEN)
+    partly = Cluster.mixed("mixed", (NodeGroup(1, cheap), NodeGroup(2, load_cluster("h100"))), BETWEEN)
+
+    assert [both.hour_price(devices) for devices in (4, 8, 16)] == [6.0, 12.0, 12.0 + 24.0]
+    assert [partly.hour_price(devices) for devices in (8, 16)] == [12.0, None]
+    assert cheap.hour_price(4) == 6.0
+    assert load_cluster("h100").hour_price(4) is None
+    assert parse_cluster(format_cluster(both)) == both
+    with pytest.raises(ClusterError, match="gpu_hour_price"):
+        replace(cheap, gpu_hour_price=0.0)
+
+
 def test_devices_of_a_mixed_cluster_belong_to_their_group() -> None:
     """4 nodes of 8 A100, then 8 nodes of 8 H100: devices 0 to 31 and 32 to 95."""
     assert [MIXED.group_of(device).name for device in (0, 31, 32, 95)] == ["a100", "a100", "h100", "h100"]

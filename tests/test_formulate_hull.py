@@ -7,11 +7,12 @@ import pytest
 
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.discover import discover
+from autopar.formulate.building import build_tables
 from autopar.formulate.hull import step_program
 from autopar.formulate.offload import with_host
 from autopar.formulate.scheduled import scheduled_step, stage_works
 from autopar.formulate.step import Pipeline, Split, stage_times, step_time, time_of
-from autopar.formulate.tables import OUTSIDE, Tables, build_tables
+from autopar.formulate.tables import OUTSIDE, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from autopar.discover import Rule, Rules, Strategy, discover
+from autopar.formulate.building import build_tables
 from autopar.formulate.fold import fold
 from autopar.formulate.meaning import Meaning, meaning
 from autopar.formulate.recipes import batch_dims, recipes, restrict
-from autopar.formulate.tables import build_tables
 from autopar.ir.graph import Graph, Op
 from autopar.program.records import Collective, Compute, SegmentPhase, Slice
 from autopar.search.space import Configuration

@@ -12,9 +12,11 @@ import pytest
 from autopar.cost import Stack
 from autopar.discover import Halo, Local, Replaced, Rules, Strategy, discover
 from autopar.errors import PlanError
+from autopar.formulate.building import build_tables
+from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.options import Options, options
-from autopar.formulate.tables import Slot, build_tables, element_bytes
+from autopar.formulate.tables import Slot
 from autopar.ir.graph import Graph
 from autopar.plan import BlockPlan, HaloRows, LocalKind, ReplacedNumber
 from autopar.program.records import Compute, Exchange, Program, Start

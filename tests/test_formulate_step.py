@@ -8,12 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.cost import Overlap, Stack
+from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.mean import least_bytes, mean_bytes
 from autopar.formulate.memory import BlockBytes, ChainBytes, FloatArray
-from autopar.formulate.step import Pipeline, Split, step_time
-from autopar.formulate.tables import Slot, build_tables
+from autopar.formulate.step import Pipeline, Split, StageTimes, step_time, time_of
+from autopar.formulate.tables import Slot
 from autopar.formulate.weights import kind_weights, problem, weights
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
 from tests.formulations import (
@@ -590,3 +591,29 @@ def test_no_weight_of_a_bound_is_negative() -> None:
     assert weighting.factors.min() == 0.0
     assert weighting.factors[:, Slot.REDUCE].tolist() == [kind.count for kind in found.folded.kinds]
     assert weighting.factors[:, Slot.BACKWARD].tolist() == [float(kind.id == last) for kind in found.folded.kinds]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "forward-only"])
+def test_hops_of_their_own_are_those_of_all_where_they_are_equal(schedule: str) -> None:
+    """An array with the same seconds everywhere, or nothing back in inference, gives what one number gives."""
+    rng = np.random.default_rng(2)
+    trains = schedule != "forward-only"
+    for count in (1, 2, 5):
+        parts = [rng.uniform(0.5, 1.5, count) for _ in range(7)]
+        parts[1] *= trains
+        stages, pipeline = StageTimes(*parts), Pipeline(count, 4, schedule)
+        both = np.tile([0.3, 0.3 * trains], (count - 1, 1))
+
+        assert time_of(stages, pipeline, both).seconds == pytest.approx(time_of(stages, pipeline, 0.3).seconds)
+
+
+def test_hops_of_their_own_by_hand() -> None:
+    """Forwards of 1 s, backwards of 2 s on three stages, on 0.1 and 0.3 s, back 0.2 and 0.4 s, two microbatches.
+
+    All passes take 9 s and hops 1 s. From one microbatch to the next it takes 3 s for a stage, (6 + 0.3) / 2 and
+    (6 + 0.7) / 2 s for two, (9 + 1) / 3 for three.
+    """
+    each = [np.ones(3), 2 * np.ones(3), *(np.zeros(3) for _ in range(5))]
+    hops = np.array([[0.1, 0.2], [0.3, 0.4]])
+
+    assert time_of(StageTimes(*each), Pipeline(3, 2, "1f1b"), hops).seconds == pytest.approx(10 + 3.35)

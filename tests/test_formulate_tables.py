@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from autopar.cost import ALONE, Bucketed, Fused, Resharder
+from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import Producer, Source
 from autopar.formulate.memory import block_bytes
 from autopar.formulate.step import Pipeline
 from autopar.formulate.step import Split as Cut
-from autopar.formulate.tables import Decision, IntArray, Slot, Tables, element_bytes
+from autopar.formulate.tables import Decision, IntArray, Slot, Tables
 from autopar.formulate.weights import problem, stage_mixes, weights
 from autopar.ir.graph import Op, Phase, Role
 from autopar.recompute import Recompute

@@ -1,6 +1,7 @@
 """One model on several clusters and numbers of GPUs: every cell is a plan of its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 
 import autopar
 from autopar.cli import main
+from autopar.cluster import format_cluster, load_cluster
 from autopar.errors import ClusterError, JobError
 from autopar.plan import Plan
+from autopar.report.summary import verdict
 from autopar.report.whatif import format_whatif
 from tests.formulations import DIMS
 
@@ -29,6 +32,22 @@ def test_cells_are_the_plans_of_solve_and_prices_follow() -> None:
         assert cell.items_per_second == pytest.approx(8 / plan.simulated.step_seconds)
         price = cell.gpus * plan.simulated.step_seconds / 3600 * 1.5 / 8e-6
         assert cell.price_per_million == (pytest.approx(price) if cell.cluster == "a100" else None)
+
+
+def test_prices_are_those_of_the_clusters_unless_given(tmp_path: Path) -> None:
+    """And the report of a plan on such a cluster has the same one."""
+    file = tmp_path / "ours.yaml"
+    file.write_text(format_cluster(replace(load_cluster("h100"), name="ours", gpu_hour_price=2.5)))
+
+    own = autopar.whatif("zoo:mlp-xs", gpus=[2], clusters=[str(file)], **MLP).cells[0]
+    given = autopar.whatif("zoo:mlp-xs", gpus=[2], clusters=[str(file)], gpu_hour_price=5.0, **MLP).cells[0]
+
+    assert own.step_seconds is not None
+    assert own.price_per_million is not None
+    assert own.price_per_million == pytest.approx(2 * own.step_seconds / 3600 * 2.5 / 8e-6)
+    assert given.price_per_million == pytest.approx(2 * own.price_per_million)
+    assert own.plan is not None
+    assert f"{own.price_per_million:.4g} per million samples, 5 an hour" in dict(verdict(own.plan))["price"]
 
 
 def test_cells_without_a_plan_say_why() -> None:
@@ -85,6 +104,7 @@ def test_command_writes_table_plans_and_figure(tmp_path: Path, capsys: pytest.Ca
     assert max(map(len, text.splitlines())) <= 80
     assert (folder / "whatif.txt").read_text() == text
     assert (folder / "scaling.svg").exists()
+    assert "What if</h2>" in (folder / "report.html").read_text()
     cells = json.loads((folder / "whatif.json").read_text())["cells"]
     for gpus, cell in zip((2, 4), cells, strict=True):
         plan = Plan.load(folder / f"a100-{gpus}.json")

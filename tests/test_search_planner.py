@@ -10,11 +10,12 @@ import pytest
 from autopar.api import plan_task
 from autopar.bench.baselines.recipes import recipe_search
 from autopar.errors import InterruptedSearchError
+from autopar.formulate.building import build_tables
 from autopar.formulate.grouped import grouped_time
 from autopar.formulate.memory import RESIDENT
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, step_time
-from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.tables import Tables
 from autopar.formulate.weights import problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
@@ -77,7 +78,7 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
             totals, memory_of = found.block_seconds(choice), lowered_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
-            hop = attempt._hop(choice)
+            hop = attempt.weighing.hop(choice)
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(ranges))]
@@ -236,7 +237,7 @@ def test_a_time_limit_waits_for_the_first_plan() -> None:
 
 def test_a_time_limit_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """If there is no plan well after the limit, that is said, and what to do."""
-    for module in ("attempt", "planner"):
+    for module in ("attempt", "course"):
         monkeypatch.setattr(f"autopar.search.{module}.OVERTIME_SECONDS", 0.0)
 
     with pytest.raises(InterruptedSearchError, match="no plan found until well after the time limit") as caught:

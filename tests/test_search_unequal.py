@@ -13,20 +13,23 @@ import pytest
 from autopar import solve, solvers
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
 from autopar.errors import PinError
-from autopar.pins import Choices, Pins
+from autopar.formulate.step import Pipeline
+from autopar.pins import Choices, Pins, unequal_left
 from autopar.plan import Plan
 from autopar.search.floor import floor
-from autopar.search.legs import Options
+from autopar.search.legs import Options, options_of
 from autopar.search.outcome import Candidate, Outcome
+from autopar.search.placed import Placed
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
 from autopar.search.submeshes import nearest, submeshes, unequal
-from autopar.search.unequal import UnequalAttempt, least_unequal
+from autopar.search.unequal import UnequalAttempt, least_unequal, worth_while
 from autopar.simulate import simulate
 from autopar.solvers import staging as dynamic
 from autopar.staging import Leg, Route
-from tests.executions import COSTS, Execution, model_rules, written
+from tests.executions import COSTS, Execution, model_rules, random_choice, written
 
+NOTHING = Choices()
 GPUS, SAMPLES, COUNT = 6, 4, 2
 """Six devices and four samples per microbatch: dp=3 divides no batch."""
 
@@ -152,6 +155,27 @@ def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
         value = options.staging.value(route)
         assert value >= best.bound
         assert options.time(route).seconds >= value * (1 - 1e-9)
+
+
+def test_no_placement_is_below_the_bounding_problem(cache_dir: Path) -> None:
+    """Random placements on every mesh: what stages take of them is at least what the bounding problem says."""
+    search, attempt, _ = _options(cache_dir)
+    assert search.unequal is not None
+    bound = dynamic.solve(attempt.relaxed()).bound
+    rng = np.random.default_rng(8)
+    placed = []
+    for submesh in search.unequal.submeshes:
+        tables = search.constraints.tables(
+            _execution().folded, model_rules("gpt2", cache_dir), submesh.mesh, search.costs.on(submesh.devices)
+        )
+        assert tables is not None
+        placed += [Placed.of(submesh, tables, random_choice(tables, rng), trains=True) for _ in range(2)]
+
+    found = options_of(
+        placed, Pipeline(5, COUNT, "1f1b"), frozenset(range(2, 6)), search.costs, GPUS, 1e12, search.constraints
+    )
+
+    assert dynamic.solve(found.staging).seconds >= bound
 
 
 def test_the_value_of_a_route_is_the_formula_where_hand_overs_take_no_time(cache_dir: Path) -> None:
@@ -280,3 +304,36 @@ def test_three_stages_on_eight_devices_can_be_pinned(cache_dir: Path) -> None:
             global_batch=32,
             pins=Pins(pin=Choices(stages=(3,), mesh=((("", 2), ("", 2)),))),
         )
+
+
+def test_pins_leave_what_they_say_of_unequal_stages() -> None:
+    """Numbers of stages and microbatches are taken up; who speaks of the one mesh of equal stages means those."""
+    space = unequal(_space(5), COSTS.cluster.of_job(GPUS), GPUS, 5)
+    assert space is not None
+
+    def left(pin: Choices = NOTHING, forbid: Choices = NOTHING) -> tuple[int, ...]:
+        found = unequal_left(space, Pins(pin=pin, forbid=forbid), SAMPLES * COUNT)
+        return () if found is None else found.stages
+
+    assert left() == (2, 3, 4, 5)
+    assert left(Choices(stages=(3, 7))) == (3,)
+    assert left(forbid=Choices(stages=(2, 3))) == (4, 5)
+    assert left(Choices(microbatches=(COUNT,), microbatch_size=(SAMPLES,))) == (2, 3, 4, 5)
+    for pin in (
+        Choices(microbatches=(COUNT + 1,)),
+        Choices(microbatch_size=(SAMPLES + 1,)),
+        Choices(schedule=("zb-h1",)),
+        Choices(mesh=((("", 2),),)),
+        Choices(dp=(2,)),
+    ):
+        assert left(pin) == ()
+
+
+def test_nothing_is_opened_near_the_floor() -> None:
+    """Up to 15 % above the floor there is little to gain; where nodes differ, anything above it counts."""
+    alike, floors = PRESETS["a100"], {1: 2.0, 2: 1.0, 4: 1.05, 8: 1.1, 16: 1.2}
+
+    assert worth_while(alike, 1.14, floors) == []
+    assert worth_while(alike, 1.16, floors) == [2]
+    assert worth_while(_two_generations(), 1.08, floors) == [2, 4]
+    assert worth_while(alike, math.inf, floors) == [2, 4, 8]

@@ -18,6 +18,8 @@ import pytest
 import autopar
 from autopar.errors import JobError, WorkerError
 from autopar.plan import Plan
+from autopar.search import pieces
+from autopar.search.attempt import Attempt
 from autopar.search.crew import Alone, Crew
 from autopar.search.engine import Engine
 from autopar.search.outcome import Outcome
@@ -62,6 +64,25 @@ def test_two_processes_find_what_one_finds(job: Callable[[], Task]) -> None:
     assert alone.candidates
     assert alone.cut == together.cut == 0
     assert _answer(together) == _answer(alone)
+
+
+def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts whose tables are written again when they are gone on with end as those that were kept."""
+    task, packed = _task(), []
+    kept = _run(task)
+    pack = pieces._pack
+
+    def note(attempt: Attempt) -> bytes:
+        packed.append(attempt)
+        return pack(attempt)
+
+    monkeypatch.setattr(pieces, "KEPT_NODES", 0)
+    monkeypatch.setattr(pieces, "_pack", note)
+
+    anew = _run(task)
+
+    assert packed
+    assert _answer(anew) == _answer(kept)
 
 
 def test_plans_of_several_processes_are_those_of_one() -> None:

@@ -12,10 +12,11 @@ import pytest
 import autopar
 from autopar.api import plan_task
 from autopar.cli import main
+from autopar.cluster import load_cluster
 from autopar.errors import InfeasibleError, JobError, PinError
+from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import build_tables
 from autopar.formulate.thrift import least_split, state_bytes
 from autopar.pins import pins_from
 from autopar.recompute import ON_DEVICE
@@ -25,6 +26,7 @@ from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
 from autopar.sizing import hope
 from autopar.sizing.explain import Limits, counts, explain_infeasible
+from autopar.sizing.goals import Goal, Per
 from autopar.sizing.gpus import find_gpus
 from autopar.sizing.records import Infeasibility
 from autopar.sizing.thrift import shortage, thriftiest
@@ -200,6 +202,7 @@ def test_pins_that_leave_no_plan_at_all_are_an_error_of_their_own() -> None:
 def test_the_answer_fits_a_terminal_and_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     """80 columns of text on standard error, JSON on standard output, exit code 3."""
     arguments = ["solve", "zoo:mlp-xs", "--gpus", "2", "--memory-limit", "1e-6", "--global-batch", "8", "--no-cache"]
+    arguments += [word for name, size in DIMS["mlp-xs"].items() for word in ("--set", f"{name}={size}")]
 
     assert main([*arguments, "--json"]) == 3
 
@@ -293,15 +296,22 @@ def test_a_budget_takes_the_fastest_plan_within_it() -> None:
     ("per", "steps", "times"), [("step", None, 1.0), ("million", None, 1e6 / (16 * 6)), ("run", 50, 50.0)]
 )
 def test_a_budget_is_for_what_it_says(per: str, steps: int | None, times: float) -> None:
-    """The batch is 16 samples of 6 tokens."""
-    found = find_gpus(
-        "zoo:gpt2", budget=1e9, per=per, steps=steps, gpu_hour_price=3600.0, max_gpus=1, **GPT, **PATIENT
-    )  # fmt: skip
+    """The batch is 16 samples of 6 tokens; a GPU second costs 1."""
+    goal = Goal(budget=1e9, per=Per(per), steps=steps, gpu_hour_price=3600.0)
+
+    assert goal.price(4, 0.5, 16 * 6) == pytest.approx(4 * 0.5 * times)
+
+
+def test_tokens_are_what_a_budget_per_million_counts() -> None:
+    """Of a model that reads tokens; the price is the cluster's where none is given."""
+    machine = replace(load_cluster("h100"), gpu_hour_price=3600.0)
+
+    found = find_gpus("zoo:gpt2", budget=1e9, per="million", cluster=machine, max_gpus=1, **GPT, **PATIENT)
 
     (answer,) = (own for own in found.looked if own.gpus == found.gpus)
     assert answer.step_seconds is not None
     assert found.tokens == 16 * 6
-    assert answer.cost == pytest.approx(answer.gpus * answer.step_seconds * times)
+    assert answer.cost == pytest.approx(answer.gpus * answer.step_seconds * 1e6 / (16 * 6))
 
 
 def test_goals_nobody_meets_are_answered_with_the_nearest() -> None:
@@ -364,6 +374,7 @@ def test_numbers_fill_nodes() -> None:
 
 def test_the_command_asks_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["solve", "zoo:mlp-xs", "--global-batch", "8", "--max-gpus", "2", "--no-cache"]
+    arguments += [word for name, size in DIMS["mlp-xs"].items() for word in ("--set", f"{name}={size}")]
 
     assert main([*arguments, "--find-min-gpus"]) == 0
     text = capsys.readouterr().out

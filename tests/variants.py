@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.discover import Rules
+from autopar.formulate.building import build_tables
 from autopar.formulate.fold import Folded
 from autopar.formulate.step import Split, StepTime
-from autopar.formulate.tables import Tables, build_tables
+from autopar.formulate.tables import Tables
 from autopar.plan import Plan, StagePlan, Variant
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE, Recompute

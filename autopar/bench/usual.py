@@ -26,8 +26,8 @@ SHARE = 0.1
 """Time of the grid if nobody says, as a share of what its plan took."""
 LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
 """That time is never less or more than this."""
-SWEPT = "1F1B, tensor parallelism within a node, ZeRO 1 or 3"
-"""The degrees in words."""
+SWEPT = {"train": "1F1B, tensor parallelism within a node, ZeRO 1 or 3", "infer": "tensor parallelism within a node"}
+"""The degrees in words, by mode."""
 
 _SCHEDULES = ("1f1b", "forward-only")
 _ZERO = (1, 3)
@@ -115,7 +115,7 @@ def usual_grid(
     best = found.best
     return Rival(
         method="grid search",
-        space=SWEPT,
+        space=SWEPT[task.job.mode],
         summary="" if best is None else best.summary,
         step_seconds=None if best is None else best.step_seconds,
         peak_bytes=None if best is None else best.peak_bytes,

@@ -347,3 +347,9 @@ class Resharder:
         if found is None:
             found = self._known[key] = reshards(shape, element_bytes, self.mesh, self.cost, chunks)
         return found
+
+
+@lru_cache(maxsize=2)  # while tables are written and blocks lowered for one mesh
+def bucketed(mesh: Mesh, costs: CostModel) -> Resharder:
+    """Return the changes of placement on a mesh of what travels in buckets."""
+    return Resharder(mesh, Bucketed(costs))

@@ -10,10 +10,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from autopar.cost import Bucketed, Resharder
+from autopar.cost.reshard import bucketed
+from autopar.formulate.facts import element_bytes
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.options import local_sizes
-from autopar.formulate.tables import Decision, Edge, IntArray, Slot, Tables, element_bytes
+from autopar.formulate.tables import Decision, Edge, IntArray, Slot, Tables
 
 
 class BufferUse(StrEnum):
@@ -44,8 +45,8 @@ _USES = {
 def buffers(tables: Tables) -> tuple[Buffer, ...]:
     """Return the buffers of a graph; those that are always empty are left out."""
     resident, wire = element_bytes(tables.folded.graph, tables.costs.policy)
-    bucketed = Resharder(tables.mesh, Bucketed(tables.costs))
     found = []
+    known: dict[tuple[int, BufferUse, float, float], FloatArray] = {}  # equal prices are of equal ways
     for index, edge in enumerate(tables.edges):
         use = _USES.get(edge.slot)
         first, second = tables.nodes[edge.first], tables.nodes[edge.second]
@@ -58,12 +59,18 @@ def buffers(tables: Tables) -> tuple[Buffer, ...]:
             continue
         source, target = _ends(tables, edge)
         value, name = tables.folded.graph.values[edge.value], edge.value
-        ways = bucketed if use is BufferUse.REDUCING else tables.resharder
-        ends, handed = ways.of(value.shape, wire[name], tables.meaning.chunks(name)).ways(source, target)
-        if use is BufferUse.REDUCING:
-            amounts = handed * min(1.0, resident[name] / wire[name])
-        else:
-            amounts = np.where(ends, local_sizes(value.shape, target, tables.mesh) * min(resident[name], wire[name]), 0)
+        key = (id(edge.table), use, resident[name], wire[name])
+        if key not in known:
+            reducing = use is BufferUse.REDUCING
+            resharder = bucketed(tables.mesh, tables.costs) if reducing else tables.resharder
+            ways = resharder.of(value.shape, wire[name], tables.meaning.chunks(name))
+            ends, handed = ways.ways(source, target)
+            if reducing:
+                known[key] = handed * min(1.0, resident[name] / wire[name])
+            else:
+                size = local_sizes(value.shape, target, tables.mesh) * min(resident[name], wire[name])
+                known[key] = np.where(ends, size, 0)
+        amounts = known[key]
         if amounts.any():
             found.append(Buffer(index, edge.kind, use, amounts))
     return tuple(found)

@@ -13,11 +13,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from autopar.cost import Bucketed, CostModel, DtypePolicy, Move, Resharder
+from autopar.cost import CostModel, DtypePolicy, Move, Resharder
+from autopar.cost.reshard import bucketed
 from autopar.errors import PlanError
+from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.formulate.split import weight_ops
-from autopar.formulate.tables import element_bytes
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import OFFLOADS, BlockPlan, OpPlacement, Plan, StagePlan, Variant, check_variants
 from autopar.program.again import run_again
@@ -235,7 +236,7 @@ def lower_blocks(
     costs = resharder.cost
     assert isinstance(costs, CostModel), "what travels in buckets is told apart here"
     handed, sizes = _known(folded, costs.policy)
-    reshards = _Reshards(resharder, Resharder(resharder.mesh, Bucketed(costs)))
+    reshards = _Reshards(resharder, bucketed(resharder.mesh, costs))
     lowered = {}
     for block in blocks:
         if not 0 <= block.kind < len(folded.kinds):

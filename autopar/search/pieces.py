@@ -15,6 +15,7 @@ from autopar.problem import Choice
 from autopar.search.attempt import Attempt
 from autopar.search.branches import Branch, apply
 from autopar.search.outcome import Candidate
+from autopar.search.pace import NO_HINT, UNKNOWN, Hint, Pace
 from autopar.search.space import Family
 from autopar.sharding import Mesh
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:  # it knows this module
 
 SEARCH, TABLES = "search", "tables"
 """What stands in a state for what every process has or can make."""
+
+KEPT_NODES = 50_000
+"""Decisions in the tables of attempts that wait: about a dozen of a model without repeated blocks, hundreds else."""
 
 
 class _Pickler(pickle.Pickler):
@@ -67,6 +71,7 @@ class Piece:
         cutoff: Plans that take longer interest nobody, in seconds.
         urgent: Whether no plan is known yet, so that any will do.
         hasty: Bound below which a plan is looked for as well, in seconds.
+        hint: What is known of the same microbatches under other schedules.
         branches: What plans of the configuration have to do to be of interest.
         starts: Choices that are known to be worth considering, of the tables of these branches.
     """
@@ -77,6 +82,7 @@ class Piece:
     cutoff: float
     urgent: bool = False
     hasty: float = 0.0
+    hint: Hint = NO_HINT
     branches: tuple[Branch, ...] = ()
     starts: tuple[Choice, ...] = ()
 
@@ -110,6 +116,9 @@ class Finding:
     state: bytes | None = None
     is_final: bool = True
     others: tuple[Candidate, ...] = ()
+    pace: Pace = UNKNOWN
+    unlimited: float = 0.0
+    choices: tuple[Choice, ...] = ()
     work: float = 0.0
 
     @property
@@ -130,6 +139,8 @@ class Workbench:
         self._search = search
         self._portable = portable
         self._attempts: dict[Cell, Attempt] = {}
+        self._states: dict[Cell, bytes] = {}
+        """Of attempts that have waited long: their tables are written again when they are gone on with."""
         self._tables: tuple[tuple[Mesh, int], Tables | None] | None = None
         """Of the last mesh and number of microbatches that branches were asked for: more of these follow."""
 
@@ -154,7 +165,7 @@ class Workbench:
                 bound = attempt.advance(piece.bound, piece.cutoff)
         is_final = attempt.exhausted or (piece.work is Work.BOUND and bound >= piece.cutoff)
         if not is_final:
-            self._attempts[piece.on] = attempt
+            self._keep(piece.on, attempt)
         return Finding(
             bound,
             attempt.best,
@@ -162,6 +173,9 @@ class Workbench:
             self._packed(attempt),
             is_final=is_final,
             work=attempt.work - work,
+            pace=attempt.pace,
+            unlimited=attempt.unlimited,
+            choices=attempt.choices,
         )
 
     def _begun(self, piece: Piece, end: float) -> Attempt | None:
@@ -178,16 +192,21 @@ class Workbench:
             return None
         return Attempt(replace(self._search, constraints=left[1]), piece.configuration, left[0], end)
 
+    def _keep(self, on: Cell, attempt: Attempt) -> None:
+        """Keep an attempt to go on with, and of those that have waited longest no more than what was found."""
+        self._attempts[on] = attempt
+        while len(self._attempts) > 1 and sum(len(own.tables.nodes) for own in self._attempts.values()) > KEPT_NODES:
+            oldest = next(iter(self._attempts))
+            self._states[oldest] = _pack(self._attempts.pop(oldest))
+
     def _packed(self, attempt: Attempt) -> bytes | None:
-        if not self._portable:
-            return None
-        file = BytesIO()
-        _Pickler(file, attempt).dump(attempt)
-        return file.getvalue()
+        return _pack(attempt) if self._portable else None
 
     def _attempt(self, piece: Piece, end: float, state: bytes | None) -> Attempt | None:
         """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
         attempt = self._attempts.pop(piece.on, None)
+        kept = self._states.pop(piece.on, None)
+        state = kept if state is None else state
         if attempt is None or state is not None:
             attempt = self._begun(piece, end)
             if attempt is not None and state is None:
@@ -196,5 +215,12 @@ class Workbench:
                 attempt = _Unpickler(BytesIO(state), attempt).load()
                 assert isinstance(attempt, Attempt), "states are of attempts"
         if attempt is not None:
-            attempt.end, attempt.urgent = end, piece.urgent
+            attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
         return attempt
+
+
+def _pack(attempt: Attempt) -> bytes:
+    """Return what was found on a configuration."""
+    file = BytesIO()
+    _Pickler(file, attempt).dump(attempt)
+    return file.getvalue()

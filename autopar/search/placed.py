@@ -24,7 +24,7 @@ from autopar.simulate.ranges import chain_bytes
 Solve = Callable[[Problem, float], Solution]
 """Solves a problem, or proves that its optimum is above a cutoff."""
 
-FREE_STEPS, PRICED_STEPS = 3, 4
+FREE_STEPS, PRICED_STEPS = 2, 3
 """Prices that are tried for more choices, without and with a price on memory."""
 
 ROOMY = 0.3
@@ -40,7 +40,10 @@ ELSEWHERE = 1e-3
 """Blocks that a kind counts as where a stage has none."""
 
 SHARE = 0.02
-"""Kinds of blocks that take less than this of the model's time count as free in a bound."""
+"""Kinds of blocks that take less than this of the model's time take no more than their launches in a bound."""
+
+HEAVY_KINDS = 6
+"""Kinds whose least time is looked for, the heaviest ones; the others, too, take no more than their launches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +92,9 @@ def least_seconds(tables: Tables, solve: Solve, rough: FloatArray) -> FloatArray
     """
     host = tables.host_seconds.sum(axis=1)
     least = host.copy()
-    for kind in np.flatnonzero(rough >= SHARE).tolist():
+    for kind in np.argsort(-rough, kind="stable")[:HEAVY_KINDS].tolist():
+        if rough[kind] < SHARE:
+            break
         solution = solve(problem(tables, kind_weights(tables, kind, 0.0)), math.inf)
         least[kind] = max(least[kind], solution.bound)
     return np.asarray(np.maximum(0.0, least))

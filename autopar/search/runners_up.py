@@ -81,7 +81,7 @@ class RunnersUp(Series):
         best: dict[Family, Candidate] = {}
         of = {configuration: family for family in known for configuration in family}
         for candidate in outcome.candidates:
-            if candidate.configuration in of:
+            if candidate.configuration in of and not candidate.signature.others:
                 best.setdefault(of[candidate.configuration], candidate)
         for family in known:
             standing = outcome.standings.get(family) or Standing(search.least(family), Stage.NEW)

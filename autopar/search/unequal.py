@@ -12,7 +12,6 @@ that if devices differ: else there is little to gain.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,8 +27,8 @@ from autopar.plan import BlockPlan, StagePlan, Variant
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.attempt import PLACEMENT_SECONDS
 from autopar.search.legs import Options, distinct_legs, options_of, start_places
+from autopar.search.limits import solve_limited
 from autopar.search.outcome import Candidate, Draft, Outcome
 from autopar.search.pieces import Finding
 from autopar.search.placed import (
@@ -46,6 +45,7 @@ from autopar.search.signature import signature
 from autopar.search.space import Configuration
 from autopar.search.submeshes import Submesh, Unequal, nearest
 from autopar.solvers import staging as dynamic
+from autopar.solvers.staging_program import survivors
 from autopar.staging import FloatArray, Route, Staging
 from autopar.units import format_seconds
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # it knows this module
 WEAK = 1.15
 """Unequal stages are opened if the best plan on equal ones is at least this much slower than a floor under them."""
 
-MOST_COUNTS = 4
+MOST_COUNTS = 3
 """Numbers of microbatches that are worked on: those of the least floors."""
 
 
@@ -121,7 +121,7 @@ def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool]
     found = UnequalSpace(space)
     outcome.unequal = found
     floors = {count: least_unequal(search, space, count) for count in space.microbatches}
-    opened = [] if stops() else _worth_while(search.costs.cluster, outcome.best, floors)
+    opened = [] if stops() else worth_while(search.costs.cluster, outcome.best, floors)
     found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
     if not opened:
         return math.inf
@@ -157,7 +157,7 @@ def least_unequal(search: "Search", space: Unequal, count: int) -> float:
     return float(search.floors[0].counts @ least) + search.costs.stack["step_seconds"]
 
 
-def _worth_while(cluster: Cluster, best: float, floors: Mapping[int, float]) -> list[int]:
+def worth_while(cluster: Cluster, best: float, floors: Mapping[int, float]) -> list[int]:
     """Return the numbers of microbatches to look at: those with the least floors, if there is something to gain."""
     weak = 1.0 if cluster.groups else WEAK
     below = sorted((floor, count) for count, floor in floors.items() if best >= weak * floor)
@@ -206,6 +206,11 @@ class UnequalAttempt:
         bound = dynamic.solve(relaxed, outcome.best).bound
         if self._stops() or bound >= outcome.best * (1 - OPTIMALITY_TOLERANCE):
             return bound
+        if outcome.candidates:  # meshes that no better plan has are let go
+            used = {leg.option for _, leg in survivors(relaxed, outcome.best)}
+            self._tables = {
+                submesh: tables for number, (submesh, tables) in enumerate(self._tables.items()) if number in used
+            }
         placed, cutoff = self._placed(), self._search.threshold(outcome)
         for _ in range(ROUNDS):
             if not placed or self._stops():
@@ -256,13 +261,12 @@ class UnequalAttempt:
         return configuration.pipeline(self._search.costs.stack)
 
     def _solve(self, instance: Problem, cutoff: float) -> Solution:
-        began = time.monotonic()
-        left = max(0.1, min(PLACEMENT_SECONDS, self._end() - began))
-        solution = self._search.solver.solve(
-            instance, time_limit=left, cutoff=cutoff, should_stop=self._search.should_stop, seed=self._search.seed
+        search = self._search
+        found = solve_limited(
+            search.solver, instance, self._end(), cutoff=cutoff, should_stop=search.should_stop, seed=search.seed
         )
-        self._cut += time.monotonic() - began >= left
-        return solution
+        self._cut += found.cut
+        return found.solution
 
     def relaxed(self) -> Staging:
         """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""

@@ -27,8 +27,8 @@ import numpy as np
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, PinError
+from autopar.formulate.building import build_tables
 from autopar.formulate.memory import UNHOSTED
-from autopar.formulate.tables import build_tables
 from autopar.formulate.thrift import state_bytes
 from autopar.pins import Pins, load_pins
 from autopar.plan import Plan

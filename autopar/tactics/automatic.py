@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from autopar import solvers
 from autopar.cost import CostModel
 from autopar.discover import Rules, Strategy
+from autopar.formulate.building import build_tables
 from autopar.formulate.options import encode
 from autopar.formulate.step import Pipeline as Flow
-from autopar.formulate.tables import Decision, Tables, build_tables
+from autopar.formulate.tables import Decision, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Op, Value
 from autopar.problem import Choice
 from autopar.progress import never, silent
 from autopar.recompute import Recompute
-from autopar.search.attempt import PLACEMENT_SECONDS, Attempt
+from autopar.search.attempt import Attempt
 from autopar.search.floor import floor
+from autopar.search.limits import solve_limited
 from autopar.search.planner import Search
 from autopar.search.space import Configuration
 from autopar.tactics.state import OpKey, State, is_partial, sharded_dim
@@ -143,8 +145,7 @@ def complete(
     attempt = _Collecting(search, [configuration], tables, end)
     for hidden in HIDDEN:
         weighting = weights(tables, flow, recompute=Recompute.NONE, hidden=hidden, bounding=False, traffic=None)
-        left = max(0.1, min(PLACEMENT_SECONDS, end - time.monotonic()))
-        solution = search.solver.solve(problem(tables, weighting), time_limit=left)
+        solution = solve_limited(search.solver, problem(tables, weighting), end).solution
         if solution.choice is not None:
             attempt.remember(solution.choice)
     bound = attempt.relaxed(math.inf)

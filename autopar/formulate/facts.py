@@ -1,0 +1,111 @@
+"""What is known of a folded graph whatever the mesh: bytes per element, fused ops, what the host launches.
+
+All of it is found once per graph, for there are many meshes.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost import ALONE, CostModel, DtypePolicy, Fused
+from autopar.formulate.fold import Folded
+from autopar.ir.graph import Graph, Phase, Role
+
+FloatArray = NDArray[np.float64]
+
+
+@lru_cache(maxsize=32)
+def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the bytes per element of every value in memory and on the wire.
+
+    The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
+    before and after the sum over microbatches. A gradient that passes between blocks as well (of a parameter that is
+    added to an activation of its shape) has that of activations, as in blocks that have no such parameter. Kept for the
+    meshes of one microbatch size: not to be changed.
+    """
+    resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
+    sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
+    summing = [(op, output) for op in graph.ops for output in op.outputs if output in sums]
+    ends: dict[str, set[int]] = {name: set() for op, _ in summing for name in op.inputs}  # blocks that use it
+    for op in graph.ops:
+        for name in (*op.inputs, *op.outputs):
+            if name in ends:
+                ends[name].add(op.block)
+    for op, output in summing:
+        for name in op.inputs:
+            if name != sums[output] and ends[name] == {op.block}:
+                resident[name] = wire[name] = policy.gradient_wire
+    return resident, wire
+
+
+@lru_cache(maxsize=32)
+def read_bytes(graph: Graph, policy: DtypePolicy) -> dict[str, float]:
+    """Return the bytes per element of every value as forward and backward read it; not to be changed."""
+    resident, wire = element_bytes(graph, policy)
+    states = [state for state in graph.states if state.role is Role.PARAMETER]
+    return resident | {name: wire[name] for state in states for name in (state.input, state.output)}
+
+
+@lru_cache(maxsize=32)
+def fused_ops(folded: Folded, costs: CostModel) -> dict[str, Fused]:
+    """Return by name the ops that are not kernels of their own; not to be changed."""
+    ranks = {name: len(value.shape) for name, value in folded.graph.values.items()}
+    return {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
+
+
+@lru_cache(maxsize=32)
+def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
+    """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
+    values, fused = folded.graph.values, fused_ops(folded, costs)
+    seconds = np.zeros((len(folded.kinds), 2))
+    for kind in folded.kinds:
+        for op in kind.ops:
+            if op.phase is not Phase.UPDATE:
+                rank = next((len(values[name].shape) for name in op.inputs if name), 0)
+                column = int(op.phase is Phase.BACKWARD)
+                seconds[kind.id, column] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
+
+
+@lru_cache(maxsize=32)
+def host_seconds_again(folded: Folded, costs: CostModel, selective: tuple[frozenset[int], ...]) -> FloatArray:
+    """Return the seconds in which the host launches the kernels of some forward ops of each kind, (kinds,)."""
+    values, fused = folded.graph.values, fused_ops(folded, costs)
+    seconds = np.zeros(len(folded.kinds))
+    for kind, positions in zip(folded.kinds, selective, strict=True):
+        for op in (kind.ops[position] for position in positions):
+            rank = next((len(values[name].shape) for name in op.inputs if name), 0)
+            seconds[kind.id] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
+
+
+@lru_cache(maxsize=32)
+def covering_ops(folded: Folded) -> frozenset[str]:
+    """Return the ops of the backward, by name, that only make the gradient of one parameter.
+
+    What they make ends in exactly one sum of gradients and leaves the block nowhere else. Nothing waits for it, so that
+    collectives run beside it.
+    """
+    sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
+    readers = folded.readers
+    found = []
+    for kind in folded.kinds:
+        reached: dict[str, frozenset[str]] = {}  # value -> the sums it goes into; more than one if it leaves the block
+        for op in reversed(kind.ops):
+            if op.phase is not Phase.BACKWARD:
+                continue
+            ends: frozenset[str] = frozenset()
+            for name in filter(None, op.outputs):
+                users = readers.get(name, [])
+                if name in sums:
+                    reached[name] = frozenset({name})
+                elif any(user.block != op.block for user in users):
+                    reached[name] = frozenset({name, ""})
+                else:
+                    uses = (reached.get(made, {made, ""}) for user in users for made in user.outputs if made)
+                    reached[name] = frozenset().union(*uses)
+                ends |= reached[name]
+            if len(ends) == 1 and ends <= sums:
+                found.append(op.name)
+    return frozenset(found)

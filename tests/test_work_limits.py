@@ -1,0 +1,97 @@
+"""Limits of work: what they cut is the same on a slow machine as on a fast one, and so is the plan."""
+
+import time
+from itertools import count, pairwise
+
+import pytest
+
+from autopar import solvers
+from autopar.problem import Termination
+from autopar.search import limits
+from autopar.search.outcome import Outcome
+from autopar.solvers.base import Work
+from autopar.task import Effort, prepare
+from tests.checks import check_solution
+from tests.formulations import DIMS
+from tests.instances import k_tree
+
+HARD = k_tree(60, width=6, tightness=0.35, num_strategies=6, seed=3)
+"""A problem that no method closes at once: a wide graph under a limit."""
+
+COUNTING = [name for name in solvers.available() if solvers.load(name).counts]
+
+
+def _slow(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    """Make every look at the clock find so many seconds gone."""
+    ticks = count()
+    monkeypatch.setattr(time, "monotonic", lambda: step * next(ticks))
+
+
+def test_parts_of_work_are_counted_in_the_whole() -> None:
+    """What is left of a part is no more than what is left of the whole."""
+    whole = Work(100)
+    part = Work(80, whole)
+
+    part.spend(30)
+    whole.spend(60)
+
+    assert (whole.done, part.done) == (90, 30)
+    assert (whole.left, part.left) == (10, 10)
+    part.spend(20)
+    assert whole.left == part.left == 0
+
+
+def test_solvers_that_count_are_known() -> None:
+    """The default among them, or placement problems were cut by a clock."""
+    assert "auto" in COUNTING
+
+
+@pytest.mark.parametrize("name", COUNTING)
+@pytest.mark.parametrize("limit", [1e5, 1e7, 1e8])
+def test_a_limit_of_work_cuts_at_the_same_point(name: str, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice, the second time on a machine whose clock runs away; what is claimed holds."""
+    first, second = Work(limit), Work(limit)
+
+    found = solvers.load(name).solve(HARD, work=first)
+    _slow(monkeypatch, 100.0)
+    again = solvers.load(name).solve(HARD, work=second)
+
+    check_solution(HARD, found)
+    assert (found, first.done) == (again, second.done)
+    assert first.left == 0
+    assert found.termination in (Termination.FEASIBLE, Termination.UNKNOWN)
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_more_work_is_no_worse(name: str) -> None:
+    """The bound rises and the cost falls."""
+    found = [solvers.load(name).solve(HARD, work=Work(limit)) for limit in (1e5, 1e7, 1e9)]
+
+    for less, more in pairwise(found):
+        assert more.cost <= less.cost
+        assert more.bound >= less.bound
+
+
+def _outcome() -> Outcome:
+    task = prepare("zoo:mlp-xs", gpus=2, global_batch=4, dims=DIMS["mlp-xs"] | {"num_layers": 2})
+    return task.search(Effort(top_k=3)).run(task.space)
+
+
+@pytest.mark.parametrize("limit", [None, 100.0])
+def test_a_slow_machine_finds_the_same_plans(limit: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one that takes minutes from each look at the clock to the next; also where limits of work cut problems."""
+    if limit is not None:
+        monkeypatch.setattr(limits, "PLACEMENT_WORK", limit)
+
+    found = _outcome()
+    _slow(monkeypatch, 60.0)
+    again = _outcome()
+
+    assert (found.cut > 0) is (limit is not None)
+    assert _answer(found) == _answer(again)
+
+
+def _answer(outcome: Outcome) -> tuple[object, ...]:
+    """Return all of an outcome but the clock."""
+    plans = [(plan.configuration, plan.choice, plan.split, plan.objective) for plan in outcome.candidates]
+    return plans, outcome.bound, outcome.complete, outcome.cut, outcome.solved, outcome.pruned, outcome.work
