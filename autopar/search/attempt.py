@@ -107,9 +107,9 @@ class Attempt:
             tables,
             self.pipeline,
             self.configuration.mesh.size,
-            flavours=self._flavours,
-            hosted=bool(constraints.hosted),
-            host_room=search.host_room,
+            self._flavours,
+            search.host_room,
+            bool(constraints.hosted),
         )
 
     def relaxed(self, cutoff: float) -> float:
@@ -405,7 +405,7 @@ class Attempt:
             if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best:
                 continue
             rest = self.weighing.bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
-            seconds = self.weighing.seconds(choice, totals, passes, splits=splits)
+            seconds = self.weighing.copied(choice, totals, passes, splits=splits)
             found = best_split(seconds, *rest) if pipeline.fills else best_grouped(passes, seconds, *rest)
             if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
                 found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
@@ -416,8 +416,7 @@ class Attempt:
         """Return what every range of blocks holds for a choice, and the seconds of blocks, (kinds, slots)."""
         splits = SCHEDULES[self.pipeline.schedule].splits
         totals, passes = self.tables.block_seconds(choice), pass_seconds(self.tables, choice, splits=splits)
-        seconds = self.weighing.seconds(choice, totals, passes, splits=splits)
-        return self.weighing.bytes(choice, splits=splits), seconds
+        return self.weighing.bytes(choice, splits=splits), self.weighing.copied(choice, totals, passes, splits=splits)
 
     def _least_bytes(self, *, offload: bool) -> dict[Recompute, float]:
         """Return what the fullest device holds at least, by what all blocks keep."""

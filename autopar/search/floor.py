@@ -39,8 +39,8 @@ class Floor:
         memory: The same if only bytes count.
         dims: Lengths of the dims that it reads and writes, (ops, dims) padded with 1, as base and slope.
         states: Shapes of parameters and sums of gradients, and the bytes of an element of all that have it.
+        moments: The same of moments, which can lie in host memory.
         samples: The two microbatch sizes it is made from.
-        moments: What `states` says, of moments, which can lie in host memory.
     """
 
     counts: FloatArray
@@ -49,6 +49,7 @@ class Floor:
     memory: tuple[FloatArray, FloatArray]
     dims: tuple[FloatArray, FloatArray]
     states: tuple[tuple[tuple[int, ...], float], ...]
+    moments: tuple[tuple[tuple[int, ...], float], ...]
     samples: tuple[int, int]
     moments: tuple[tuple[tuple[int, ...], float], ...] = ()
 
@@ -121,7 +122,7 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     slope = (lengths[1] - lengths[0]) / step
     dims = lengths[0] - slope * samples[0], slope
     states, moments = _states(small, costs)
-    return Floor(counts, launches, compute, memory, dims, states, samples, moments)
+    return Floor(counts, launches, compute, memory, dims, states, moments, samples)
 
 
 def scales(small: Folded, large: Folded, samples: tuple[int, int]) -> bool:

@@ -4,10 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from autopar.formulate.memory import ChainBytes
+from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import FloatArray, Slot, Tables
+from autopar.formulate.tables import Slot, Tables
 from autopar.problem import Choice
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
@@ -25,8 +25,8 @@ class Weighing:
         pipeline: The stages.
         size: Devices of a stage.
         flavours: What blocks may keep of their forward.
-        hosted: Whether anything may lie in host memory.
         host_room: Bytes of host memory per device.
+        offloads: Whether anything may lie there.
     """
 
     def __init__(
@@ -34,13 +34,12 @@ class Weighing:
         tables: Tables,
         pipeline: Pipeline,
         size: int,
-        *,
         flavours: Sequence[Recompute] = ON_DEVICE,
-        hosted: bool = False,
         host_room: float = math.inf,
+        offloads: bool = False,
     ) -> None:
         self._tables, self._pipeline, self._size = tables, pipeline, size
-        self._flavours, self._hosted, self._host_room = tuple(flavours), hosted, host_room
+        self._flavours, self._host_room, self._offloads = tuple(flavours), host_room, offloads
         self._weighed: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -48,17 +47,17 @@ class Weighing:
         return {**vars(self), "_weighed": None}
 
     def bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
-        """Return what every range of blocks holds as a stage."""
+        """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
         return self._weigh(choice, splits=splits)[0]
 
-    def seconds(self, choice: Choice, totals: FloatArray, passes: FloatArray, *, splits: bool) -> FloatArray:
+    def copied(self, choice: Choice, totals: FloatArray, passes: FloatArray, *, splits: bool) -> FloatArray:
         """Return the seconds of blocks with those of copies to and from host memory, if anything may lie there.
 
         Args:
             choice: The choice.
-            totals: (kinds, slots) seconds of its blocks.
-            passes: (kinds, passes) seconds of the same.
-            splits: Whether backwards are split.
+            totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
+            passes: (kinds, 3) seconds of its passes, `scheduled.pass_seconds`.
+            splits: Whether the backward is split.
         """
         _, links = self._weigh(choice, splits=splits)
         if links is None:
@@ -69,16 +68,8 @@ class Weighing:
         found[:, Slot.BACKWARD] = totals[:, Slot.BACKWARD]
         return found
 
-    def peak(self, choice: Choice, split: Split) -> float:
-        """Return the bytes of the fullest stage of a split, each holding what it has in flight."""
-        memory = self.bytes(choice, splits=False)
-        away = split.offload or (False,) * len(split.ranges)
-        return max(
-            memory.peak(*blocks, self._pipeline.in_flight(stage), flavours, offload=offload)
-            for stage, (blocks, flavours, offload) in enumerate(zip(split.ranges, split.recompute, away, strict=True))
-        )
-
     def _weigh(self, choice: Choice, *, splits: bool) -> tuple[ChainBytes, HostLinks | None]:
+        """Return the bytes of ranges of blocks, and the time of their copies if anything may lie in host memory."""
         if self._weighed is None or self._weighed[0] != choice:
             self._weighed = choice, {}
         known = self._weighed[1]
@@ -87,8 +78,17 @@ class Weighing:
             blocks = assemble_blocks(self._tables, choice)
             lowered = lower_blocks(blocks, folded, self._tables.resharder, splits=splits)
             memory = chain_bytes(lowered, folded, trains=trains, flavours=self._flavours, host_room=self._host_room)
-            known[splits] = memory, host_links(lowered, self._tables.costs) if self._hosted else None
+            known[splits] = memory, host_links(lowered, self._tables.costs) if self._offloads else None
         return known[splits]
+
+    def peak(self, choice: Choice, split: Split) -> float:
+        """Return the bytes of the fullest stage of a split, each holding what it has in flight."""
+        memory, away = self.bytes(choice, splits=False), split.offload or (False,) * len(split.ranges)
+        stages = zip(split.ranges, split.recompute, away, strict=True)
+        return max(
+            memory.peak(*blocks, self._pipeline.in_flight(stage), flavours, offload=hosted)
+            for stage, (blocks, flavours, hosted) in enumerate(stages)
+        )
 
     def hop(self, choice: Choice) -> float:
         """Return the mean seconds of handing one microbatch to the next stage, or back, over all places to cut."""
