@@ -42,7 +42,12 @@ def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
     def edge(own: Edge) -> Edge:
         if own.first not in kept and own.second not in kept:
             return own
-        return replace(own, table=pair(own.first, own.second, own.table))
+        outside = own.outside
+        if outside is not None:
+            source = outside.source[kept[own.first]] if own.first in kept else outside.source
+            target = outside.target[kept[own.second]] if own.second in kept else outside.target
+            outside = replace(outside, source=source, target=target)
+        return replace(own, table=pair(own.first, own.second, own.table), outside=outside)
 
     def bytes_of(own: Bytes) -> Bytes:
         return replace(own, amounts=own.amounts[kept[own.node]]) if own.node in kept else own
