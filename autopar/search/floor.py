@@ -51,7 +51,6 @@ class Floor:
     states: tuple[tuple[tuple[int, ...], float], ...]
     moments: tuple[tuple[tuple[int, ...], float], ...]
     samples: tuple[int, int]
-    moments: tuple[tuple[tuple[int, ...], float], ...] = ()
 
     def is_usual(self, samples: int) -> bool:
         """Whether microbatches of so many samples are imported as any others.
