@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.formulate.tables import Bytes, Edge, Forbidden, Node, Tables
+from autopar.formulate.tables import Bytes, Edge, Forbidden, Node, Outside, Tables
 
 Mask = NDArray[np.bool_]
 
@@ -42,7 +42,17 @@ def narrow(tables: Tables, masks: Mapping[int, Mask]) -> Tables | None:
     def edge(own: Edge) -> Edge:
         if own.first not in kept and own.second not in kept:
             return own
-        return replace(own, table=pair(own.first, own.second, own.table))
+        return replace(own, table=pair(own.first, own.second, own.table), outside=outside(own))
+
+    def outside(own: Edge) -> Outside | None:
+        if own.outside is None:
+            return None
+        source, target = own.outside.source, own.outside.target
+        return replace(
+            own.outside,
+            source=source[kept[own.first]] if own.first in kept else source,
+            target=target[kept[own.second]] if own.second in kept else target,
+        )
 
     def bytes_of(own: Bytes) -> Bytes:
         return replace(own, amounts=own.amounts[kept[own.node]]) if own.node in kept else own
