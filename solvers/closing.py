@@ -26,6 +26,8 @@ SWEEP = 4.0
 """Units of work of a sweep per entry of the tables."""
 LOOKS = 20
 """Sweeps between two choices that are polished."""
+DOMINANCE, SWEEP, LOOK = 80.0, 6.0, 50.0
+"""Units of work per entry of all tables: of leaving out dominated labels, of a sweep, and of polishing a choice."""
 CLOSED = 1e-9
 """Relative gap at which there is nothing more to find."""
 
@@ -50,13 +52,15 @@ class Closing:
 def close_in(field: Field, budget: Budget, enough: float = math.inf) -> Closing:
     """Return the cheapest choice and a bound on it, which mostly are equal.
 
-    Equal arguments give equal answers unless the time is over before the sweeps are.
+    Equal arguments give equal answers unless the time is over before the sweeps are; its work is counted.
 
     Args:
         field: Costs; nodes that are gone have no labels.
         budget: Time.
         enough: A bound that is enough.
     """
+    size = sum(table.size for table in field.tables.values())
+    budget.work.spend(DOMINANCE * size)
     better = undominated(_filled(field), Memory.unlimited())
     kept = [own[: len(unary)] for own, unary in zip(better, field.unary, strict=True)]
     smaller = _filled(field.restrict(kept))

@@ -136,6 +136,7 @@ def test_no_time_leaves_everything_to_be_looked_at_and_says_so() -> None:
 
     assert {own.outcome for own in weighing.alternatives} == {"not looked at"}
     assert weighing.stopped == "time limit"
+    assert max(map(len, format_weighing(weighing).splitlines())) <= 80
     assert "not looked at" in format_weighing(weighing)
 
 

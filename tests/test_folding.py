@@ -19,9 +19,9 @@ from autopar.ir.graph import Graph, Op
 from autopar.problem import Choice
 from autopar.recompute import ON_DEVICE
 from autopar.schedule import SCHEDULES
-from autopar.search.attempt import Attempt
 from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
+from autopar.search.weighing import Weighing
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes
@@ -134,7 +134,7 @@ def _best(task: Task, configuration: Configuration) -> Candidate:
 
 
 def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choice) -> float:
-    return Attempt(task.search(Effort()), [configuration], tables, math.inf)._hop(choice)
+    return Weighing(tables, configuration.pipeline(task.costs.stack), configuration.mesh.size).hop(choice)
 
 
 def test_tables_are_built_once_per_distinct_block(monkeypatch: pytest.MonkeyPatch) -> None:

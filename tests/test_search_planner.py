@@ -78,7 +78,7 @@ def test_the_whole_space_by_enumeration(memory: float | None) -> None:
             totals, memory_of = found.block_seconds(choice), lowered_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
-            hop = attempt._hop(choice)
+            hop = attempt.weighing.hop(choice)
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(ranges))]
@@ -237,7 +237,7 @@ def test_a_time_limit_waits_for_the_first_plan() -> None:
 
 def test_a_time_limit_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """If there is no plan well after the limit, that is said, and what to do."""
-    for module in ("attempt", "planner"):
+    for module in ("attempt", "course"):
         monkeypatch.setattr(f"autopar.search.{module}.OVERTIME_SECONDS", 0.0)
 
     with pytest.raises(InterruptedSearchError, match="no plan found until well after the time limit") as caught:

@@ -105,7 +105,7 @@ def _everything(own: Attempt) -> Iterator[tuple[float, Choice, Ranges]]:
     for choice in every if made.mesh.size > 1 else islice(every, 0, None, 100):
         totals = made.block_seconds(choice)
         if np.isfinite(totals).all():
-            hop = own._hop(choice)
+            hop = own.weighing.hop(choice)
             for ranges in splits(made.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 yield step_time(totals, made.folded.chain, pipeline, split, hop).seconds, choice, ranges

@@ -10,12 +10,14 @@ ascending order until (m - 1) T is too much.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.loads import least_load
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures, special_blocks
 from autopar.formulate.step import Pipeline, Split, StepTime, step_time
@@ -110,7 +112,7 @@ def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipe
     blocks = np.asarray(seconds)[np.asarray(chain)]
     slowest = float(blocks.sum())
     if pipeline.num_chunks > 1:
-        slowest = max(slowest / pipeline.num_groups, float(blocks.max()))
+        slowest = least_load(Counter(blocks.tolist()), pipeline.num_groups)
     elif pipeline.num_stages > 1:
         slowest = evenest(np.concatenate([[0.0], np.cumsum(blocks)]), pipeline.num_stages)
     if not pipeline.fills:

@@ -40,8 +40,11 @@ HOST_RATIOS = (0.5, 1.0, 2.0)
 SHORTAGE = 10.0
 """Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
 
-Name = str | tuple[str, int, int | None]
-"""Of a variable: what it is, and for passes of a block the kind and, where flavours differ, their number."""
+_Pass = tuple[str, int, int | None]
+"""Of a pass of a block: what it is, the kind and, where flavours differ, their number."""
+
+Name = str | _Pass
+"""Of a variable."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,15 +147,6 @@ class _Rows:
         )
 
 
-def flow_factors(pipeline: Pipeline) -> tuple[float, float]:
-    """Return how often the seconds of all groups and those of the slowest count in a lower bound on the flow.
-
-    1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Where the backward is split, or groups hold several stages, the first
-    of which may be short, nothing but its own work holds up the slowest group: m max_g t_g.
-    """
-    return (1.0, pipeline.num_microbatches - 1.0) if pipeline.fills else (0.0, float(pipeline.num_microbatches))
-
-
 def step_program(
     tables: Tables,
     pipeline: Pipeline,
@@ -212,9 +206,8 @@ class _Step:
             self._tail()
         if np.isfinite(self.limit):
             self._memory()
-        fill, follow = flow_factors(pipeline)
-        cost: dict[Name, float] = {"all": fill, "pace": follow, "tail": 1.0, "short": SHORTAGE}
-        return rows.program(cost, pipeline.fixed)
+        self._flow(passes)
+        return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed)
 
     # Prices: matrices over flavours, kinds and slots.
 
@@ -271,10 +264,10 @@ class _Step:
 
     # Rows.
 
-    def _passes(self) -> dict[Name, float]:
+    def _passes(self) -> dict[_Pass, float]:
         """Write the rows of the passes of one instance of each kind, and return the sum of all passes."""
         host, again = self.tables.host_seconds, self.tables.host_seconds_again
-        total: dict[Name, float] = {}
+        total: dict[_Pass, float] = {}
         for kind, count in enumerate(self.counts):
             for index in range(len(self.flavours)) if kind == self.main else [None]:
                 self._pass(("forward", kind, index), self._forward_terms(*_FORWARD), kind, index, host[kind, 0])
@@ -328,7 +321,7 @@ class _Step:
             _backward(1.0, 1.0, wait, gather),
         ]
 
-    def _groups(self, passes: Mapping[Name, float]) -> None:
+    def _groups(self, passes: Mapping[_Pass, float]) -> None:
         """Write the rows of t_s, summed over all stages: a sum of maxima is at least each maximum of sums."""
         share, slower = self.overlap.share, self.overlap.slowdown - 1
         gradient, counts = self._sums(Slot.GRADIENT), self.counts
@@ -342,6 +335,29 @@ class _Step:
             slow: dict[Name, float] = {"all": 1 / turns}
             slow.update({name: -slower * factor for name, factor in passes.items()})
             self.rows.add(slow, gradient)
+
+    def _flow(self, passes: Mapping[_Pass, float]) -> None:
+        """Write what all microbatches take.
+
+        1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Where the backward is split, or groups hold several stages, the
+        first of which may be short: what the slowest group does, m max_g t_g; what all groups do on average, and then
+        update; and what any longest path has of all passes (`least_counts`).
+        """
+        pipeline, rows = self.pipeline, self.rows
+        if pipeline.fills:
+            rows.add({"flow": 1.0, "all": -1.0, "pace": 1.0 - pipeline.num_microbatches})
+            return
+        own = pipeline.num_microbatches / pipeline.num_groups
+        rows.add({"flow": 1.0, "pace": -float(pipeline.num_microbatches)})
+        rows.add({"flow": 1.0, "all": -own}, self._sums(Slot.UPDATE) / pipeline.num_groups)
+        forward, backward = pipeline.counts
+        if forward > own or backward > own:
+            turns = 1 + (pipeline.turns if pipeline.num_chunks > 1 else 0.0)
+            path: dict[Name, float] = {"flow": 1.0}
+            for name, count in passes.items():
+                once = self.counts[name[1]] if name[0] == "forward" else 0.0  # what runs again is part of the backward
+                path[name] = -turns * (forward * once + backward * (count - once))
+            rows.add(path)
 
     def _undivided(self, groups: int) -> None:
         """Write that the slowest group holds at least its share of any one kind, in whole blocks."""
@@ -380,7 +396,7 @@ class _Step:
             return
         rest = slower * (1 - share) * self._sums(Slot.REDUCE)
         chain = self.tables.folded.chain
-        for last in sorted({0, min(1, len(chain) - 1), len(chain) - 1}):
+        for last in sorted({0, min(1, len(chain) - 1), max(0, len(chain) - 2), len(chain) - 1}):
             # The blocks up to this one are done with their backward and all they reduce comes after the blocks behind.
             before = np.bincount(chain[:last], minlength=len(self.counts)).astype(np.float64)
             upto = before.copy()

@@ -49,6 +49,7 @@ from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.holding import moments
+from autopar.schedule.least import least_counts
 
 Hop: TypeAlias = float | FloatArray
 """Seconds of handing one microbatch on, and of handing it back: one number for all, or (stages - 1, 2) of both ways."""
@@ -93,9 +94,24 @@ class Pipeline:
         return own and all(other.fills for other in self.others)
 
     @property
-    def rounds(self) -> int:
+    def rounds(self) -> float:
         """How often a step takes at least the mean of what all groups take for a microbatch."""
-        return self.num_microbatches + (self.num_groups - 1 if self.fills else 0)
+        if self.fills:
+            return self.num_microbatches + self.num_groups - 1
+        return max(self.num_microbatches, self.num_groups * min(self.counts))
+
+    @property
+    def counts(self) -> tuple[float, float]:
+        """How often the forwards and the backwards of all stages count at least in a step, for one microbatch."""
+        found = [self._counts, *(other.counts for other in self.others)]
+        return min(forward for forward, _ in found), min(backward for _, backward in found)
+
+    @property
+    def _counts(self) -> tuple[float, float]:
+        schedule, groups = SCHEDULES[self.schedule], self.num_groups
+        if schedule.splits or not schedule.trains:
+            return self.num_microbatches / groups, self.num_microbatches / groups
+        return least_counts(schedule, groups, self.num_microbatches, self.num_chunks)
 
     def hops(self, hop: Hop) -> float:
         """Return the seconds of all hops of one microbatch; `hop` as of `step_time`."""

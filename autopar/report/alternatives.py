@@ -4,7 +4,16 @@ from autopar.alternatives.records import Alternative, Weighing
 from autopar.alternatives.tensor import TensorView
 from autopar.plan import Simulated
 from autopar.report.parts import changed_parts, time_parts
-from autopar.report.text import format_change, format_entries, format_items, format_share, format_table, heading
+from autopar.report.text import (
+    WIDTH,
+    format_change,
+    format_entries,
+    format_items,
+    format_share,
+    format_table,
+    heading,
+    wrap,
+)
 from autopar.units import format_bytes, format_seconds
 
 BINDING = 0.005
@@ -27,7 +36,7 @@ def format_weighing(weighing: Weighing) -> str:
         if left:
             told.append(f"{name} {value} -> {', '.join(left)}: not looked at")
         lines += ["", f"{name} {value}", *format_items(told)]
-    return "\n".join([*lines, "", ended(weighing)]) + "\n"
+    return "\n".join([*lines, "", *wrap(ended(weighing), WIDTH)]) + "\n"
 
 
 def _told(name: str, value: str, other: Alternative, simulated: Simulated) -> str:

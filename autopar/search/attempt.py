@@ -9,7 +9,6 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,19 +22,19 @@ from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import ChainBytes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import pass_seconds
-from autopar.formulate.step import Split
+from autopar.formulate.step import Split, step_time
 from autopar.formulate.tables import FloatArray, Slot, Tables
 from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mixes, weights
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
-from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
-from autopar.search.blocks import assemble_blocks
 from autopar.search.hull import Hull
 from autopar.search.limits import solve_limited
+from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
+from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
 from autopar.search.space import Configuration
-from autopar.simulate.ranges import chain_bytes
+from autopar.search.weighing import Weighing
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -76,6 +75,9 @@ class Attempt:
         cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems so far.
         exhausted: Whether nothing here raises the bound further.
+        pace: What a microbatch takes at least, whatever memory it takes.
+        unlimited: Lower bound on every plan, whatever memory it takes; 0 if unknown.
+        hint: What is known of the same microbatches under other schedules.
     """
 
     def __init__(self, search: "Search", family: Sequence[Configuration], tables: Tables, end: float) -> None:
@@ -89,6 +91,8 @@ class Attempt:
         self.cut = 0
         self.work = 0.0
         self.exhausted = False
+        self.pace, self.hint = UNKNOWN, NO_HINT
+        self.unlimited = 0.0
         self.cutoff = math.inf
         self.hull: Hull | None = None
         self._first = 0.0
@@ -100,38 +104,49 @@ class Attempt:
         self.least_bytes = {flavour: least[flavour] for flavour in self._flavours}
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
-        self._weighed: tuple[Choice, dict[bool, ChainBytes]] | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what was found, for another process; it has search and tables of its own."""
-        return {**vars(self), "_weighed": None}
+        self.weighing = Weighing(tables, self.pipeline, self.configuration.mesh.size)
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
         self.cutoff = cutoff
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
+        bound = self._without_limits(cutoff)
+        self.unlimited = max(self.unlimited, bound)
+        return bound
+
+    def _without_limits(self, cutoff: float) -> float:
         if self.hull is None:
             self._first = self._first_bound(cutoff)
         bound = self._first
         if self.hull is None or bound >= cutoff:
             return bound
+        if self.pipeline.num_stages > 1:
+            bound = max(bound, self._undivided() + self.pipeline.fixed)
         if cutoff < math.inf:  # else nothing is known yet that it might exclude
             bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
-        if bound >= cutoff or self.pipeline.num_stages == 1 or self.relaxed_choice is None:
-            return bound
-        totals = self.tables.block_seconds(self.relaxed_choice)
-        return max(bound, self._undivided(totals) + self.pipeline.fixed)
+        return bound
 
     def _first_bound(self, cutoff: float) -> float:
         """Return the bound of one placement problem, and begin the hull with its choice unless that is enough."""
-        fixed = self.pipeline.fixed
+        fixed, hint = self.pipeline.fixed, self.hint
+        if hint.pace.seconds and hint.choices:
+            self.pace, found = hint.pace, hint.choices[0]
+            bound = hint.pace.seconds * self.bounding.rounds / self.bounding.num_groups + fixed
+            return self._begun(bound, cutoff, found)
         hidden = 1.0 if self.pipeline.num_stages == 1 else 0.0
         solution = self._solve(hidden=hidden, recompute=self.fastest, bounding=True, cutoff=cutoff - fixed)
-        bound = max(solution.bound, self._launched()) + fixed
-        if solution.choice is None or bound >= cutoff:
+        bound = max(solution.bound, launched(self.tables, self.bounding)) + fixed
+        if self.pipeline.num_stages > 1:
+            seconds = (bound - fixed) * self.bounding.num_groups / self.bounding.rounds
+            self.pace = Pace(seconds, hint.pace.blocks or (0.0,) * len(self.tables.folded.chain))
+        return self._begun(bound, cutoff, solution.choice)
+
+    def _begun(self, bound: float, cutoff: float, choice: Choice | None) -> float:
+        """Begin the hull with a choice unless the bound is enough, and return the bound."""
+        if choice is None or bound >= cutoff:
             return bound
-        self.relaxed_choice = choice = solution.choice
+        self.relaxed_choice = choice
         self._consider(choice)
         folded = self.tables.folded
         main = max(folded.kinds, key=lambda kind: kind.count)
@@ -143,8 +158,15 @@ class Attempt:
             fastest=self.fastest,
         )
         self.hull = Hull(self.tables, program, self._priced)
-        self.hull.add(choice)
+        for known in (choice, *self.hint.choices):
+            self.hull.add(known)
         return bound
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Placements that are good at some prices, the best one without limits first."""
+        found = () if self.hull is None else self.hull.choices
+        return found if self.relaxed_choice is None else tuple(dict.fromkeys((self.relaxed_choice, *found)))
 
     def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
         """Raise the bound of the hull until it is above the cutoff or the best plan; return it and whether it may rise.
@@ -168,23 +190,22 @@ class Attempt:
     def _priced(self, instance: Problem, cutoff: float) -> Solution:
         return self._run(self._with_recipes(instance), None, cutoff)
 
-    def _launched(self) -> float:
-        """Return the bound that sees the host only: it launches the kernels of every block, whatever the choice."""
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        microbatch = float(counts @ self.tables.host_seconds.sum(axis=1))
-        return microbatch * self.bounding.rounds / self.bounding.num_groups
-
-    def _undivided(self, totals: FloatArray) -> float:
+    def _undivided(self) -> float:
         """Return the bound that sees that blocks are not divided between stages: each kind at its own least time."""
-        counts = np.array([kind.count for kind in self.tables.folded.kinds])
-        inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
-        least = np.zeros(len(counts))
-        for kind in np.argsort(-inline)[:HEAVY_KINDS]:
-            weighting = kind_weights(self.tables, int(kind), 0.0)
-            solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
-            host = float(self.tables.host_seconds[kind].sum())
-            least[kind] = max(0.0, host, solution.bound)
-        return least_flow(least, self.tables.folded.chain, self.bounding)
+        assert self.relaxed_choice is not None, "found before"
+        chain = self.tables.folded.chain
+        if not any(self.pace.blocks):
+            counts = np.array([kind.count for kind in self.tables.folded.kinds])
+            totals = self.tables.block_seconds(self.relaxed_choice)
+            inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
+            least = np.zeros(len(counts))
+            for kind in np.argsort(-inline)[:HEAVY_KINDS]:
+                weighting = kind_weights(self.tables, int(kind), 0.0)
+                solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
+                host = float(self.tables.host_seconds[kind].sum())
+                least[kind] = max(0.0, host, solution.bound)
+            self.pace = replace(self.pace, blocks=tuple(least[np.asarray(chain)].tolist()))
+        return self.pace.flow(self.bounding)
 
     def improve(self, bound: float, cutoff: float) -> float:
         """Work until the bound is above the cutoff or nothing raises it, and return the bound."""
@@ -213,7 +234,23 @@ class Attempt:
         if near or not more or self.hull.steps >= MOST_STEPS:
             self.exhausted = True
             self._fit(bound, cutoff)
+            if self.best is not None and bound * (1 + NEAR) < self.best.objective < cutoff:
+                self._look_nearby()
         return bound
+
+    def _look_nearby(self) -> None:
+        """Look for better plans of one stage near the best one."""
+        if self.best is None or self.hull is None or self.pipeline.num_stages > 1:
+            return
+        split, chain = self.best.split, self.tables.folded.chain
+
+        def seconds(choice: Choice) -> float:
+            return step_time(self.tables.block_seconds(choice), chain, self.pipeline, split, 0.0).seconds
+
+        instance, constant = self.hull.priced()
+        near = Neighbourhood(self.tables, instance)
+        for choice in descend(self.best.choice, near, constant, seconds, self._stopped):
+            self._consider(choice)
 
     def _fit(self, bound: float, cutoff: float) -> None:
         """Solve the placement problem under the memory of every stage, by flavour of recompute."""
@@ -246,7 +283,7 @@ class Attempt:
                     break
                 self._consider(solution.choice)
                 # The problem does not see all bytes, such as those of collectives on the way: leave room for them.
-                excess = self._excess(solution.choice, split)
+                excess = self.weighing.peak(solution.choice, split) - self.search.memory_limit
                 if excess <= 0:
                     break
                 limit -= excess
@@ -340,7 +377,7 @@ class Attempt:
         if choice in self._considered or not np.isfinite(totals).all():
             return
         self._considered.add(choice)
-        hop, limit = self._hop(choice), self.search.memory_limit
+        hop, limit = self.weighing.hop(choice), self.search.memory_limit
         known: dict[bool, FloatArray] = {}
         for configuration in self.family:
             pipeline = configuration.pipeline(self.search.costs.stack)
@@ -351,31 +388,12 @@ class Attempt:
             best = min(self.cutoff, self.best.objective if self.best is not None else math.inf)
             if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best:
                 continue
-            rest = self._bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
+            rest = self.weighing.bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
             found = best_split(totals, *rest) if pipeline.fills else best_grouped(passes, totals, *rest)
             if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
                 found = found[0], grouped_time(passes, totals, chain, pipeline, found[0], hop)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
                 self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
-
-    def _excess(self, choice: Choice, split: Split) -> float:
-        """Return the bytes by which the fullest stage of a split is over the limit."""
-        memory = self._bytes(choice, splits=False)
-        stages = enumerate(zip(split.ranges, split.recompute, strict=True))
-        peaks = [memory.peak(*blocks, self.pipeline.in_flight(stage), flavours) for stage, (blocks, flavours) in stages]
-        return max(peaks) - self.search.memory_limit
-
-    def _bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
-        """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
-        if self._weighed is None or self._weighed[0] != choice:
-            self._weighed = choice, {}
-        known = self._weighed[1]
-        if splits not in known:
-            folded, trains = self.tables.folded, SCHEDULES[self.pipeline.schedule].trains
-            blocks = assemble_blocks(self.tables, choice)
-            lowered = lower_blocks(blocks, folded, self.tables.resharder, splits=splits)
-            known[splits] = chain_bytes(lowered, folded, trains=trains)
-        return known[splits]
 
     def _even(self, choice: Choice, recompute: Recompute) -> Split | None:
         """Return the split that would be best without memory limits; None if there is none."""
@@ -384,22 +402,3 @@ class Attempt:
         nothing = ChainBytes.nothing(chain, ON_DEVICE)
         found = best_split(totals, nothing, self.pipeline, math.inf, 0.0, self.search.constraints)
         return None if found is None else Split.uniform(found[0].ranges, tuple(recompute for _ in found[0].ranges))
-
-    def _hop(self, choice: Choice) -> float:
-        """Return the mean seconds of handing one microbatch to the next stage, or back, over all places to cut."""
-        groups, chain = self.pipeline.num_groups, self.tables.folded.chain
-        if groups == 1:
-            return 0.0
-        memory, size = self._bytes(choice, splits=False), self.configuration.mesh.size
-        sent = [memory.arriving[kind] for kind in chain[1:]]
-        if SCHEDULES[self.pipeline.schedule].trains:
-            sent += [memory.returning[kind] for kind in chain[:-1]]
-        costs = self.search.costs
-        tiers = Counter(costs.cluster.boundary_tier(start, size) for start in range(0, (groups - 1) * size, size))
-        amounts = Counter(sent)
-        seconds = (
-            many * count * costs.send_seconds(amount, tier)
-            for amount, many in amounts.items()
-            for tier, count in tiers.items()
-        )
-        return math.fsum(seconds) / (len(sent) * (groups - 1))

@@ -25,6 +25,7 @@ from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 
 FloatArray = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,7 @@ class Floor:
         memory: The same if only bytes count.
         dims: Lengths of the dims that it reads and writes, (ops, dims) padded with 1, as base and slope.
         states: Shapes of parameters, sums of gradients and moments, and the bytes of an element of all that have it.
+        samples: The two microbatch sizes it is made from.
     """
 
     counts: FloatArray
@@ -46,12 +48,23 @@ class Floor:
     memory: tuple[FloatArray, FloatArray]
     dims: tuple[FloatArray, FloatArray]
     states: tuple[tuple[tuple[int, ...], float], ...]
+    samples: tuple[int, int]
+
+    def is_usual(self, samples: int) -> bool:
+        """Whether microbatches of so many samples are imported as any others.
+
+        One sample, or as many as another dim has, may be simplified.
+        """
+        base, slope = self.dims
+        return samples > 1 and not bool((base[slope == 0] == samples).any())
 
     def seconds(self, configuration: Configuration, global_batch: int) -> float:
         """Return a lower bound on the step seconds of any plan of a configuration."""
         per_op = self.op_seconds(configuration.mesh, global_batch / configuration.num_microbatches)
         microbatch = float(self.counts @ per_op)
-        return microbatch * configuration.pipeline(DEFAULT).rounds / configuration.num_stages
+        pipeline = configuration.pipeline(DEFAULT)
+        rounds = pipeline.rounds if pipeline.fills else pipeline.num_microbatches  # more would take a linear program
+        return microbatch * rounds / configuration.num_stages
 
     def op_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
         """Return the least that each distinct op takes on a mesh for a microbatch of so many samples, (ops,)."""
@@ -99,7 +112,20 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     lengths = _lengths(small, large, common)
     slope = (lengths[1] - lengths[0]) / step
     dims = lengths[0] - slope * samples[0], slope
-    return Floor(counts, launches, compute, memory, dims, _states(small, costs))
+    return Floor(counts, launches, compute, memory, dims, _states(small, costs), samples)
+
+
+def scales(small: Folded, large: Folded, samples: tuple[int, int]) -> bool:
+    """Whether two microbatch sizes have the same ops, on dims that do not see the samples or are multiples of them."""
+    few, many = ({op.name: op.kind for kind in folded.kinds for op in kind.ops} for folded in (small, large))
+    return few == many and bool(_in_proportion(_lengths(small, large, [*few]), samples).all())
+
+
+def _in_proportion(lengths: FloatArray, samples: tuple[int, int]) -> Mask:
+    """Return which dims do not see the samples, or are whole multiples of them; `lengths` as of `_lengths`."""
+    few, many = lengths
+    multiples = (few * samples[1] == many * samples[0]) & (few % samples[0] == 0)
+    return np.asarray((few > 0) & ((few == many) | multiples))
 
 
 def _lengths(small: Folded, large: Folded, names: Sequence[str]) -> FloatArray:

@@ -40,11 +40,24 @@ class Hull:
         self._tables, self._solve, self.rows = tables, solve, rows
         self.bound, self.value, self.steps = 0.0, math.inf, 0
         self._unit = 0.0
-        self._known: set[tuple[Choice, int]] = set()
+        self._known: dict[tuple[Choice, int], None] = {}
         self._columns: list[FloatArray] = []
         self._best: FloatArray | None = None
         self._smoothing = SMOOTHING
         self._memory = self.rows.memory_rows
+
+    def priced(self) -> tuple[Problem, float]:
+        """Return the placement problem at the prices of the bound, of what runs nothing again, and its constant."""
+        assert self._best is not None, "prices were tried"
+        paid = np.where(self._memory, self._unit, 1.0) * self._best
+        factors = np.tensordot(paid, self.rows.seconds[:, 0], axes=1)
+        constant = float(paid @ (self.rows.least + self.rows.host[:, 0])) + self.rows.fixed
+        return self._priced(factors, paid @ self.rows.bytes[:, 0], paid @ self.rows.pairs), constant
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The choices known, the latest first."""
+        return tuple(dict.fromkeys(choice for choice, _ in reversed(self._known)))
 
     def add(self, choice: Choice, flavour: int | None = None) -> bool:
         """Make a choice known, under one flavour or under all; return whether it is new."""
@@ -59,7 +72,7 @@ class Hull:
         for index in range(len(self.rows.flavours)) if flavour is None else (flavour,):
             if (choice, index) in self._known:
                 continue
-            self._known.add((choice, index))
+            self._known[choice, index] = None
             seconds = np.tensordot(self.rows.seconds[:, index], totals, axes=2) + self.rows.host[:, index]
             self._columns.append(seconds + self.rows.bytes[:, index] @ amounts + between)
             self._unit = self._unit or max(float(seconds.max()), 1e-12)

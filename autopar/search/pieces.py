@@ -15,6 +15,7 @@ from autopar.problem import Choice
 from autopar.search.attempt import Attempt
 from autopar.search.branches import Branch, apply
 from autopar.search.outcome import Candidate
+from autopar.search.pace import NO_HINT, UNKNOWN, Hint, Pace
 from autopar.search.space import Family
 from autopar.sharding import Mesh
 
@@ -70,6 +71,7 @@ class Piece:
         cutoff: Plans that take longer interest nobody, in seconds.
         urgent: Whether no plan is known yet, so that any will do.
         hasty: Bound below which a plan is looked for as well, in seconds.
+        hint: What is known of the same microbatches under other schedules.
         branches: What plans of the configuration have to do to be of interest.
         starts: Choices that are known to be worth considering, of the tables of these branches.
     """
@@ -80,6 +82,7 @@ class Piece:
     cutoff: float
     urgent: bool = False
     hasty: float = 0.0
+    hint: Hint = NO_HINT
     branches: tuple[Branch, ...] = ()
     starts: tuple[Choice, ...] = ()
 
@@ -113,6 +116,9 @@ class Finding:
     state: bytes | None = None
     is_final: bool = True
     others: tuple[Candidate, ...] = ()
+    pace: Pace = UNKNOWN
+    unlimited: float = 0.0
+    choices: tuple[Choice, ...] = ()
     work: float = 0.0
 
     @property
@@ -167,6 +173,9 @@ class Workbench:
             self._packed(attempt),
             is_final=is_final,
             work=attempt.work - work,
+            pace=attempt.pace,
+            unlimited=attempt.unlimited,
+            choices=attempt.choices,
         )
 
     def _begun(self, piece: Piece, end: float) -> Attempt | None:
@@ -206,7 +215,7 @@ class Workbench:
                 attempt = _Unpickler(BytesIO(state), attempt).load()
                 assert isinstance(attempt, Attempt), "states are of attempts"
         if attempt is not None:
-            attempt.end, attempt.urgent = end, piece.urgent
+            attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
         return attempt
 
 

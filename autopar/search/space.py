@@ -9,6 +9,7 @@ from autopar.errors import JobError
 from autopar.formulate.data_major import DATA_MAJOR, is_data_major
 from autopar.formulate.step import Pipeline
 from autopar.recompute import ON_DEVICE, Recompute
+from autopar.schedule import SCHEDULES
 from autopar.sharding import Mesh
 from autopar.units import format_seconds
 
@@ -64,12 +65,14 @@ Family = tuple[Configuration, ...]
 def families(space: Sequence[Configuration]) -> list[Family]:
     """Return the configurations that differ in the schedule only, together: placements are looked for once for all.
 
-    Those with plain schedules are a family of their own, whose bound is tighter than that of the others.
+    Those with plain schedules are a family of their own, whose bound is tighter than that of the others, and so are
+    those that split the backward, in which collectives have less to hide behind, and those with several stages per
+    group, which need not be neighbours.
     """
-    found: dict[tuple[int, Mesh, int, bool], list[Configuration]] = {}
+    found: dict[tuple[int, Mesh, int, bool, bool, bool], list[Configuration]] = {}
     for each in space:
-        key = (each.num_stages, each.mesh, each.num_microbatches, each.schedule in PLAIN)
-        found.setdefault(key, []).append(each)
+        kind = each.schedule in PLAIN, SCHEDULES[each.schedule].splits, each.num_chunks > 1
+        found.setdefault((each.num_stages, each.mesh, each.num_microbatches, *kind), []).append(each)
     return [tuple(family) for family in found.values()]
 
 

@@ -1,0 +1,109 @@
+"""Bounds of configurations from what is known of others on the same mesh, without a problem of their own.
+
+A microbatch of k s samples takes at most k times as long as one of s under the same placements: a kernel or a message
+has its launch or latency once, the host and gathers of parameters do not see the samples, tiles and waves are filled no
+worse, and whatever divides a dim divides k times its length. So what one microbatch of s samples takes at least through
+all blocks, or through one, P(s), obeys k P(s) >= P(k s), and P(k s) bounds every configuration with s samples on the
+mesh: it runs such microbatches, and more often. Without pipeline the step time itself is bounded so.
+
+P is that of joint backwards, which hide more than those of schedules that split them; what is known of the latter holds
+for the latter only. Memory is left out on both sides: more samples take more of it.
+
+None of this holds where the graph of s samples has fewer ops or other dims than that of k s, as it may if an importer
+simplifies what one sample needs not, or as many as another dim has. So two graphs of usual sizes are compared once, and
+those of other sizes with them (`floor.scales`).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from autopar.cost import Stack
+from autopar.formulate.fold import Folded
+from autopar.problem import Choice
+from autopar.schedule import SCHEDULES
+from autopar.search.floor import Floor, scales
+from autopar.search.pace import UNKNOWN, Hint, Pace
+from autopar.search.pieces import Finding
+from autopar.search.space import Configuration, Family
+from autopar.sharding import Mesh
+
+MOST_CHOICES = 12
+"""Placements that are told of at most."""
+
+
+class Carried:
+    """What is known of configurations, and what follows for others.
+
+    Args:
+        folded: Returns the folded graph for a number of samples per microbatch.
+        floor: Knows which numbers of samples are usual.
+        stack: The software.
+        global_batch: Samples per step.
+    """
+
+    def __init__(self, folded: Callable[[int], Folded], floor: Floor, stack: Stack, global_batch: int) -> None:
+        self._folded, self._floor, self._stack, self._batch = folded, floor, stack, global_batch
+        self._paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
+        self._steps: dict[Mesh, dict[int, float]] = {}
+        self._choices: dict[tuple[Mesh, int], dict[bool, tuple[Choice, ...]]] = {}
+        self._compared: dict[tuple[int, int], bool] = {}
+
+    def learn(self, family: Family, finding: Finding) -> None:
+        """Take what was found of configurations that differ in the schedule only."""
+        first = family[0]
+        samples = self._samples(first)
+        if finding.choices:
+            self._choices.setdefault((first.mesh, samples), {})[SCHEDULES[first.schedule].splits] = finding.choices
+        if first.num_stages == 1:
+            steps = self._steps.setdefault(first.mesh, {})
+            steps[samples] = max(steps.get(samples, 0.0), finding.unlimited)
+        elif finding.pace != UNKNOWN:
+            # that of single blocks is always that of joint backwards
+            parts = {False: finding.pace}
+            if SCHEDULES[first.schedule].splits:
+                parts = {False: replace(finding.pace, seconds=0.0), True: finding.pace}
+            for splits, pace in parts.items():
+                paces = self._paces.setdefault((first.mesh, splits), {})
+                paces[samples] = pace.joined(paces.get(samples, UNKNOWN))
+
+    def hint(self, family: Family) -> Hint:
+        """Return what is known of the same microbatches of configurations that differ in the schedule only."""
+        first = family[0]
+        samples, splits = self._samples(first), SCHEDULES[first.schedule].splits
+        pace = self._paces.get((first.mesh, splits), {}).get(samples, UNKNOWN)
+        joint = self._paces.get((first.mesh, False), {}).get(samples, UNKNOWN)
+        choices = self._choices.get((first.mesh, samples), {})
+        ordered = dict.fromkeys((*choices.get(splits, ()), *choices.get(not splits, ())))
+        return Hint(Pace(pace.seconds, joint.blocks), tuple(ordered)[:MOST_CHOICES])
+
+    def least(self, family: Family) -> float:
+        """Return a lower bound on the step seconds of every plan of configurations that differ in the schedule only."""
+        first = family[0]
+        samples = self._samples(first)
+        if first.num_stages == 1:
+            known = self._steps.get(first.mesh, {})
+            return max((known[more] for more in self._more(known, samples)), default=0.0)
+        pace = UNKNOWN
+        for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
+            paces = self._paces.get((first.mesh, splits), {})
+            for more in self._more(paces, samples):
+                pace = pace.joined(paces[more].scaled(samples / more))
+        if pace == UNKNOWN:
+            return 0.0
+        return min(pace.step(configuration.pipeline(self._stack)) for configuration in family)
+
+    def _samples(self, configuration: Configuration) -> int:
+        return self._batch // configuration.num_microbatches
+
+    def _more(self, known: dict[int, Pace] | dict[int, float], samples: int) -> Iterator[int]:
+        """Yield the known numbers of samples from which something follows for microbatches of so many."""
+        yield from (more for more in known if more == samples or (more % samples == 0 and self._scales(samples, more)))
+
+    def _scales(self, few: int, many: int) -> bool:
+        """Whether the graphs of two numbers of samples differ in these only."""
+        usual = self._floor.is_usual(few) and self._floor.is_usual(many)
+        sizes = self._floor.samples if usual else (few, many)
+        if sizes not in self._compared:
+            small, large = (self._folded(samples) for samples in sizes)
+            self._compared[sizes] = scales(small, large, sizes)
+        return self._compared[sizes]

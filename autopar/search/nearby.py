@@ -1,0 +1,111 @@
+"""Better plans near a good one: one decision is changed, and what is around it follows.
+
+Prices find the choices at the corners of what is possible. Between them a plan may shard some parameters of a layer and
+not the others, which is never the best at any prices. Each decision of the best plan is changed to each of its other
+strategies in turn, the decisions around it are taken anew at the prices of the best bound, and what comes out is timed
+by the formula, unless these prices, which are below that, are too high already.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+
+import numpy as np
+
+from autopar.formulate.memory import FloatArray
+from autopar.formulate.tables import Decision, Tables
+from autopar.problem import Choice, Problem
+
+ROUNDS = 2
+"""How often the decisions around a changed one are taken anew, each given the others."""
+
+CHANGES = 5000
+"""How many changes are looked at: of models that repeat one block twice as many as there are, a few seconds' worth."""
+
+BETTER = 1e-9
+"""Better by less, relative, is rounding."""
+
+
+class Neighbourhood:
+    """Choices near others, at the prices of a placement problem.
+
+    Args:
+        tables: The decisions.
+        instance: What they cost.
+    """
+
+    def __init__(self, tables: Tables, instance: Problem) -> None:
+        self._nodes = tables.nodes
+        self._instance, self._costs = instance, instance.node_costs
+        self._around: list[list[tuple[int, FloatArray, float]]] = [[] for _ in tables.nodes]
+        ends = zip(instance.edge_nodes.tolist(), instance.edge_table_ids.tolist(), instance.edge_weights, strict=True)
+        for (first, second), table, weight in ends:
+            prices = np.asarray(instance.edge_tables[table], dtype=np.float64)
+            self._around[first].append((second, prices, float(weight)))
+            self._around[second].append((first, prices.T, float(weight)))
+
+    @property
+    def order(self) -> list[int]:
+        """The decisions, those about parameters first."""
+        return sorted(range(len(self._nodes)), key=lambda index: self._nodes[index].decision is not Decision.PARAMETER)
+
+    def changed(self, choice: Choice, index: int, limit: float) -> Iterator[Choice | None]:
+        """Yield the choices in which one decision is another; None for those whose price is not below a limit."""
+        for strategy in range(self._nodes[index].count):
+            if strategy != choice[index]:
+                found = self._moved(choice, index, strategy)
+                yield found if found is not None and self._instance.cost(found) < limit else None
+
+    def _moved(self, choice: Choice, index: int, strategy: int) -> Choice | None:
+        new = list(choice)
+        new[index] = strategy
+        near = [other for other, *_ in self._around[index]]
+        far = [other for node in near for other, *_ in self._around[node]]
+        follow = [node for node in dict.fromkeys([*near, *far]) if node != index]
+        for _ in range(ROUNDS):
+            for node in follow:
+                new[node] = int(self._prices(new, node).argmin())
+        possible = all(np.isfinite(self._prices(new, node)[new[node]]) for node in (index, *follow))
+        return tuple(new) if possible else None
+
+    def _prices(self, choice: Sequence[int], node: int) -> FloatArray:
+        """Return what each strategy of a node costs beside the others of a choice."""
+        found = np.array(self._costs[node], dtype=np.float64)
+        for other, table, weight in self._around[node]:
+            if weight:
+                found += weight * table[:, choice[other]]
+            else:
+                found[~np.isfinite(table[:, choice[other]])] = np.inf
+        return found
+
+
+def descend(
+    start: Choice,
+    near: Neighbourhood,
+    constant: float,
+    seconds: Callable[[Choice], float],
+    stops: Callable[[], bool],
+) -> Iterator[Choice]:
+    """Yield ever better choices, until none near the last one is better or enough were looked at.
+
+    Args:
+        start: Where to begin.
+        near: What is near, at prices that are below `seconds` for every choice.
+        constant: What the prices leave out.
+        seconds: Times a choice.
+        stops: Whether to stop.
+    """
+    choice, best, unchanged, left = start, seconds(start), 0, CHANGES
+    for index in cycle(near.order):
+        for other in near.changed(choice, index, best * (1 - BETTER) - constant):
+            left -= 1
+            if not left or stops():
+                return
+            found = math.inf if other is None else seconds(other)
+            if other is not None and found < best * (1 - BETTER):
+                choice, best, unchanged = other, found, 0
+                yield choice
+                break
+        unchanged += 1
+        if unchanged > len(start):
+            return

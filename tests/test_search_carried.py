@@ -1,0 +1,207 @@
+"""Bounds that need no problem of their own: from paths, from whole blocks, and from other configurations."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from autopar.cost import Overlap, Stack
+from autopar.formulate.building import build_tables
+from autopar.formulate.grouped import grouped_time
+from autopar.formulate.loads import least_load
+from autopar.formulate.scheduled import StageWork, pass_seconds, scheduled_step
+from autopar.formulate.step import Pipeline, Split
+from autopar.formulate.tables import Tables
+from autopar.formulate.weights import problem, weights
+from autopar.recompute import ON_DEVICE, Recompute
+from autopar.schedule import SCHEDULES
+from autopar.schedule.least import least_counts
+from autopar.search.attempt import Attempt
+from autopar.search.carried import Carried
+from autopar.search.floor import floor, scales
+from autopar.search.pace import UNKNOWN
+from autopar.search.pieces import Finding
+from autopar.search.space import Configuration, Family, families
+from autopar.sharding import Mesh
+from autopar.task import Effort, Task, prepare
+from tests.formulations import COSTS, DIMS, folded, optimum, random_choice, rules, splits
+
+CLOSE = 3e-6
+"""Relative: placement problems are proven optimal to 1e-6 each."""
+
+MESHES = {
+    "2x2": Mesh.of(outer=2, inner=2),
+    "3x2": Mesh.of(outer=3, inner=2),
+}
+
+
+@pytest.mark.parametrize("size", [(2, 2), (2, 4), (3, 6), (4, 8)])
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4)])
+def test_no_step_is_shorter_than_the_counts_say(name: str, chunks: int, size: tuple[int, int]) -> None:
+    """However unevenly stages are cut: of random seconds, of one stage with everything, and of empty ones."""
+    groups, microbatches = size
+    forward, backward = least_counts(SCHEDULES[name], groups, microbatches, chunks)
+    count = groups * chunks
+    rng = np.random.default_rng(count)
+    shapes = [rng.exponential(size=(count, 2)) * (rng.random((count, 1)) < share) for share in (1.0, 0.5, 0.3) * 20]
+    shapes += [np.outer(np.eye(count)[stage], [1.0, 2.0]) for stage in range(count)]
+    shapes += [np.full((count, 2), 1.0), np.outer(np.ones(count), [0.0, 1.0]), np.outer(np.ones(count), [1.0, 0.0])]
+
+    for shape in shapes:
+        seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage) for stage in shape.tolist()])
+        assert forward * shape[:, 0].sum() + backward * shape[:, 1].sum() <= seconds * (1 + 1e-9) + 1e-12
+    if name == "gpipe":
+        assert min(forward, backward) == pytest.approx((microbatches + groups - 1) / groups, rel=1e-5)
+    else:
+        assert forward + 2 * backward > 3 * microbatches / groups, "there is a bubble"
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize(
+    "sizes", [(1.0,) * 6, (1.0,) * 5 + (2.4, 0.3), (0.5, 2.0, 2.0, 2.0), (3.0, 1.0, 1.0, 1.0, 0.0)]
+)
+def test_the_fullest_group_by_enumeration(sizes: tuple[float, ...], groups: int) -> None:
+    """All ways to put blocks on groups; blocks of one size and a few others."""
+    best = min(
+        max(sum(size for size, own in zip(sizes, places, strict=True) if own == group) for group in range(groups))
+        for places in product(range(groups), repeat=len(sizes))
+    )
+
+    assert least_load(Counter(sizes), groups) == pytest.approx(best, rel=1e-6)
+
+
+def test_many_sizes_are_bounded_by_their_mean_and_the_largest() -> None:
+    """Too many for every combination."""
+    sizes = dict.fromkeys(np.linspace(1.0, 2.0, 9).tolist(), 1)
+
+    assert least_load(sizes, 3) == pytest.approx(4.5)
+    assert least_load(sizes, 9) == 2.0
+
+
+@cache
+def _tables(model: str, mesh: str, samples: int) -> Tables:
+    return build_tables(folded(model, "train", samples), rules(model), MESHES[mesh], COSTS)
+
+
+@cache
+def _pace(model: str, mesh: str, samples: int) -> float:
+    """Return the least seconds of a microbatch through all blocks."""
+    found = _tables(model, mesh, samples)
+    pipeline = Pipeline(2, 1, "interleaved", Overlap.of(COSTS.stack), num_chunks=1)
+    own = weights(found, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
+    return 2 * optimum(problem(found, own))[0]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b", "mlp-xs"])
+def test_more_samples_at_once_take_no_longer_each(model: str, mesh: str) -> None:
+    """Under the best placements of each number, where the graphs differ in the samples only."""
+    compared = 0
+    for few, many in ((2, 4), (3, 6), (2, 12)):
+        if scales(folded(model, "train", few), folded(model, "train", many), (few, many)):
+            compared += 1
+            assert _pace(model, mesh, many) * few / many <= _pace(model, mesh, few) * (1 + CLOSE)
+    assert compared
+
+
+def test_other_ops_or_dims_do_not_scale() -> None:
+    """A microbatch of one sample has no Expand; three samples are no multiple of two."""
+    llama, gpt = (
+        {samples: folded(name, "train", samples) for samples in (1, 2, 3, 4)} for name in ("llama3-8b", "gpt2")
+    )
+
+    assert not scales(llama[1], llama[4], (1, 4))
+    assert scales(gpt[2], gpt[4], (2, 4))
+    assert not scales(gpt[2], gpt[4], (2, 6)), "dims are no such multiples"
+    assert floor(gpt[2], gpt[4], (2, 4), COSTS).is_usual(3)
+    assert not floor(gpt[2], gpt[4], (2, 4), COSTS).is_usual(1)
+
+
+@cache
+def _task() -> Task:
+    """Return a small job whose blocks take time that is not for launches alone, so that samples matter."""
+    dims = DIMS["gpt2"] | {"hidden": 1024, "heads": 8, "seq": 1024, "vocab": 512}
+    return prepare("zoo:gpt2", gpus=8, cluster="h100", global_batch=24, dims=dims)
+
+
+def _random_plans(task: Task, family: Family, number: int) -> list[float]:
+    """Return the step seconds of random choices under every split of each schedule, as the planner computes them."""
+    found = task.search(Effort()).attempt(family, np.inf)
+    assert found is not None
+    rng = np.random.default_rng(number)
+    pipelines = [configuration.pipeline(task.costs.stack) for configuration in family]
+    own = weights(found.tables, pipelines[0], recompute=Recompute.NONE, hidden=0.0, bounding=True)
+    instance = problem(found.tables, own)
+    choice, chain = optimum(instance)[1], found.tables.folded.chain
+    seconds = []
+    for _ in range(number):
+        totals = found.tables.block_seconds(choice)
+        for pipeline in pipelines:
+            passes = pass_seconds(found.tables, choice, splits=SCHEDULES[pipeline.schedule].splits)
+            ranges = splits(len(chain), pipeline.num_stages)
+            for index in rng.integers(len(ranges), size=min(6, len(ranges))):
+                redo = tuple(ON_DEVICE[number] for number in rng.integers(3, size=pipeline.num_stages))
+                split = Split.uniform(ranges[index], redo)
+                seconds.append(grouped_time(passes, totals, chain, pipeline, split, 0.0).seconds)
+        choice = random_choice(instance, rng, near=choice)
+    return seconds
+
+
+def test_no_plan_is_faster_than_what_others_say() -> None:
+    """Whatever the schedule: from bounds of all kinds of schedules with larger microbatches."""
+    task = _task()
+    search = task.search(Effort())
+    mesh = Mesh.of(outer=2, inner=2)
+    known = families([each for each in task.space if each.mesh == mesh and each.num_microbatches in (2, 12)])
+    carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
+    assert not any(carried.least(family) for family in known), "nothing is known"
+    for family in known:
+        if family[0].num_microbatches == 2:
+            attempt = search.attempt(family, np.inf)
+            assert attempt is not None
+            bound = attempt.relaxed(np.inf)
+            carried.learn(family, Finding(bound, None, 0, pace=attempt.pace, unlimited=attempt.unlimited))
+            assert carried.least(family) <= bound * (1 + CLOSE)
+
+    told = {(own.schedule, own.num_chunks) for family in known for own in family}
+    assert {name for name, _ in told} == {"1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"}
+    for family in known:
+        least = carried.least(family)
+        assert least > 0
+        assert all(least <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
+
+
+def test_without_pipeline_smaller_microbatches_are_no_faster() -> None:
+    """The step time of one stage is bounded by that of fewer microbatches on the same mesh."""
+    task = _task()
+    search = task.search(Effort())
+    carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
+    family = [(Configuration(1, Mesh.of(outer=4, inner=2), count, "1f1b"),) for count in (2, 4, 12)]
+    first = search.attempt(family[0], np.inf)
+    assert first is not None
+    carried.learn(family[0], Finding(0.0, None, 0, unlimited=first.relaxed(np.inf)))
+
+    for more in family[1:]:
+        attempt = search.attempt(more, np.inf)
+        assert attempt is not None
+        assert 0 < carried.least(more) <= attempt.relaxed(np.inf) * (1 + CLOSE)
+    assert carried.least((replace(family[0][0], num_microbatches=3),)) == 0.0, "8 samples are no multiple of 12"
+
+
+def test_the_bound_of_every_family_is_below_its_plans() -> None:
+    """Families whose members hide as much as each other, and hold stages alike; without memory limits."""
+    task = _task()
+    stack = Stack("turns", scalars=(("interleave_overhead", 0.1),))
+    task = replace(task, costs=replace(task.costs, stack=stack))
+    mesh = Mesh.of(outer=2, inner=2)
+    for family in families([each for each in task.space if each.mesh == mesh and each.num_microbatches == 6]):
+        assert len({(SCHEDULES[own.schedule].splits, own.num_chunks > 1) for own in family}) == 1
+        attempt = task.search(Effort()).attempt(family, np.inf)
+        assert isinstance(attempt, Attempt)
+        bound = max(attempt.relaxed(np.inf), attempt.relaxed(1e9))
+
+        assert attempt.pace != UNKNOWN
+        assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))

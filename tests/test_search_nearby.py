@@ -1,0 +1,56 @@
+"""Choices near others: what is found is possible, better by the formula, and no worse than what is next to it."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from autopar.formulate.step import Pipeline, Split, step_time
+from autopar.formulate.weights import problem, weights
+from autopar.problem import Choice
+from autopar.recompute import Recompute
+from autopar.search.nearby import Neighbourhood, descend
+from tests.formulations import good_choice, random_choice, tables
+
+PIPELINE = Pipeline(1, 2, "1f1b")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_near_and_better_is_found(seed: int) -> None:
+    """From a choice that was spoilt at random to one that no single change with what follows from it makes better."""
+    found = tables("mlp-xs")
+    whole = Split.uniform(((0, found.folded.num_blocks),), (Recompute.NONE,))
+    weighting = weights(found, PIPELINE, recompute=Recompute.NONE, hidden=0.0, bounding=True)
+    instance = problem(found, weighting)
+
+    def seconds(choice: Choice) -> float:
+        return step_time(found.block_seconds(choice), found.folded.chain, PIPELINE, whole, 0.0).seconds
+
+    start = random_choice(instance, np.random.default_rng(seed), near=good_choice("mlp-xs", "train"))
+    near = Neighbourhood(found, instance)
+    steps = [start, *descend(start, near, 0.0, seconds, lambda: False)]
+
+    times = [seconds(choice) for choice in steps]
+    assert all(math.isfinite(instance.cost(choice)) for choice in steps)
+    assert len(steps) > 1, "what was spoilt can be mended"
+    assert all(later < earlier for earlier, later in itertools.pairwise(times))
+    for index in range(len(start)):
+        for other in near.changed(steps[-1], index, math.inf):
+            assert other is None or seconds(other) >= times[-1] * (1 - 1e-6)
+
+
+def test_prices_that_are_too_high_are_not_timed() -> None:
+    """With a constant above what the start takes nothing is looked at but the start."""
+    found = tables("mlp-xs")
+    instance = problem(found, weights(found, PIPELINE, recompute=Recompute.NONE, hidden=0.0, bounding=True))
+    timed: list[Choice] = []
+
+    def seconds(choice: Choice) -> float:
+        timed.append(choice)
+        return 1.0
+
+    start = good_choice("mlp-xs", "train")
+
+    assert not list(descend(start, Neighbourhood(found, instance), 2.0, seconds, lambda: False))
+    assert timed == [start]
