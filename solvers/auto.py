@@ -13,7 +13,7 @@ left is branched on.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -100,9 +100,8 @@ class _Search:
             self._budget.raise_bound(math.inf)
             return
         self._budget.raise_bound(self._field.lowest_cost(), EXACT)
-        relaxed = self._minimise(self._field, enough=self._budget.upper)
+        relaxed = self._minimise(self._field, enough=self._budget.upper, tell=self._open)
         if relaxed is None:
-            self._improve(greedy(self._field.softened()))
             return
         labels, bound = relaxed
         self._budget.raise_bound(bound, EXACT)
@@ -123,6 +122,12 @@ class _Search:
     def _offer(self, labels: Sequence[int]) -> bool:
         return self._budget.offer(self._prepared.strategies(self._merged.invert(labels)))
 
+    def _open(self, labels: list[int], bound: float) -> None:
+        """Take down what is known before the linear program, which may take all that is left of the budget."""
+        self._budget.raise_bound(bound, EXACT)
+        for start in (labels, greedy(self._field.softened())):
+            self._improve(start)
+
     def _improve(self, labels: Sequence[int]) -> None:
         """Offer what repair and descent reach from `labels`."""
         state = State(self._field, self._memory, labels)
@@ -131,12 +136,17 @@ class _Search:
             self._offer(state.labels)
 
     def _minimise(
-        self, field: Field, *, rounded: bool = False, enough: float = math.inf
+        self,
+        field: Field,
+        *,
+        rounded: bool = False,
+        enough: float = math.inf,
+        tell: Callable[[list[int], float], None] | None = None,
     ) -> tuple[list[int], float] | None:
         """Return a minimiser of `field` without limits and a bound on its minimum; None if the budget ran out.
 
         If `rounded`, the choice may be a fractional one rounded, and forbidden. If the bound reaches `enough`, it may
-        be any.
+        be any. If the field is wide, `tell` is given a choice and a bound before what takes long.
         """
         reduced = eliminate(field)
         if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:
@@ -144,6 +154,8 @@ class _Search:
         closing = close_in(reduced.field, self._budget, enough)
         if closing.closed:
             return reduced.invert(closing.labels), closing.bound
+        if tell is not None:
+            tell(reduced.invert(closing.labels), closing.bound)
         if self._budget.spent():
             return None
         part = reduced.field.restrict(closing.kept)

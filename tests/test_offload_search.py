@@ -111,7 +111,7 @@ def test_no_plan_with_host_memory_is_faster_than_the_report_says() -> None:
         ({"pin": {"offload": "none"}}, set()),
         ({"forbid": {"offload": "activations"}}, set()),
     ],
-    ids=str,
+    ids=["both", "optimizer", "activations", "by-recompute", "by-blocks", "none", "forbidden"],
 )
 def test_pinned_offload_is_kept_to(pins: dict[str, Any], hosted: set[Hosted]) -> None:
     """What is named is in host memory, everywhere, and nothing else."""
