@@ -78,6 +78,7 @@ def _fixed(
             "zero": shared,
             "sequence_parallel": sequence,
             "recompute": str(recompute),
+            "offload": "",
         }
     )
 
