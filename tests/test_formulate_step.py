@@ -160,6 +160,22 @@ def test_stage_bytes_by_hand() -> None:
     assert memory.stage_bytes(counts, 2, Recompute.FULL) == 67.0
 
 
+_OUTSIDE = {
+    Slot.GRADIENT_OUTSIDE: (Slot.GRADIENT,),
+    Slot.REDUCE_OUTSIDE: (Slot.REDUCE,),
+    Slot.FORWARD_OUTSIDE: (Slot.FORWARD_GATHER,),
+    Slot.BACKWARD_OUTSIDE: (Slot.BACKWARD_GATHER,),
+    Slot.SELECTIVE_OUTSIDE: (Slot.SELECTIVE_GATHER,),
+}
+
+
+def _consistent(totals: FloatArray) -> None:
+    """Let no more leave nodes than there is, and passes wait for gathers only."""
+    totals[:, [Slot.FORWARD_WAIT, Slot.BACKWARD_WAIT, Slot.SELECTIVE_WAIT]] = 0.0
+    for outside, whole in _OUTSIDE.items():
+        totals[:, outside] = np.minimum(totals[:, outside], totals[:, list(whole)].sum(axis=1))
+
+
 @st.composite
 def _chains(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, float]:
     """Draw block seconds and bytes whose traffic hides behind compute, a pipeline, a limit and a hop."""
@@ -189,6 +205,7 @@ def _chains(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, f
     overlap = draw(st.sampled_from([Overlap(), Overlap(1.25, 0.0), Overlap(1.5, 0.25)]))
     if overlap != Overlap():
         totals[:, Slot.GRADIENT] = 0.0  # traffic that makes passes longer does not hide
+    _consistent(totals)
     pipeline = Pipeline(
         draw(st.integers(1, 4)),
         draw(st.sampled_from([1, 2, 3, 8])),
@@ -237,6 +254,7 @@ def test_best_split_keeps_to_constraints(
     """Where stages may begin and what blocks may recompute: of what is left, the best."""
     totals, memory, pipeline, limit, _ = case
     totals[:, [Slot.REDUCE, Slot.GRADIENT]] = 0.0
+    _consistent(totals)
     blocks = len(memory.chain)
     cuts = data.draw(st.none() | st.frozensets(st.integers(1, blocks)))
     flavours = st.frozensets(st.sampled_from(memory.flavours), min_size=1)
@@ -258,6 +276,7 @@ def _hosting(draw: st.DrawFn) -> tuple[FloatArray, ChainBytes, Pipeline, float, 
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kinds = len(totals)
     totals[:, [Slot.REDUCE, Slot.GRADIENT]] = 0.0
+    _consistent(totals)
     walk = memory.walk
     saved = walk.memory.kept[NONE]  # type: ignore[attr-defined]
     walk.memory.kept[Recompute.OFFLOAD] = np.zeros(kinds)  # type: ignore[attr-defined]
