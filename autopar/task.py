@@ -222,7 +222,7 @@ def pinned(task: Task, pins: Pins) -> Task:
     fixed = workload.fixed_batch
     space = _space(workload, task.costs.cluster, job.gpus, job.global_batch)
     blocks = workload.folded(fixed or job.global_batch).num_blocks
-    left = unequal_left(unequal(space, task.costs.cluster, job.gpus, blocks), pins, job.global_batch)
+    left = unequal_left(unequal(space, task.costs.cluster, job.gpus, blocks), pins, job.global_batch, blocks)
     frame = Frame(task.costs.cluster, job.gpus, job.global_batch, fixed, blocks, left)
     space, constraints = constrain(
         space,

@@ -311,12 +311,13 @@ def test_pins_leave_what_they_say_of_unequal_stages() -> None:
     assert space is not None
 
     def left(pin: Choices = NOTHING, forbid: Choices = NOTHING) -> tuple[int, ...]:
-        found = unequal_left(space, Pins(pin=pin, forbid=forbid), SAMPLES * COUNT)
+        found = unequal_left(space, Pins(pin=pin, forbid=forbid), SAMPLES * COUNT, 6)
         return () if found is None else found.stages
 
     assert left() == (2, 3, 4, 5)
     assert left(Choices(stages=(3, 7))) == (3,)
     assert left(forbid=Choices(stages=(2, 3))) == (4, 5)
+    assert left(forbid=Choices(boundaries=(1, 2, 3, 4))) == (2,)
     assert left(Choices(microbatches=(COUNT,), microbatch_size=(SAMPLES,))) == (2, 3, 4, 5)
     for pin in (
         Choices(microbatches=(COUNT + 1,)),

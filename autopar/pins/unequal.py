@@ -9,20 +9,26 @@ EQUAL_ONLY = ("mesh", "within_node", "chunks", *ROLES)
 """Decisions about the one mesh that equal stages have: whoever speaks of them means equal stages."""
 
 
-def unequal_left(space: Unequal | None, pins: Pins, global_batch: int) -> Unequal | None:
+def unequal_left(space: Unequal | None, pins: Pins, global_batch: int, num_blocks: int) -> Unequal | None:
     """Return what pins leave of the space of unequal stages; None if nothing.
 
     Args:
         space: The space without pins.
         pins: The pins.
         global_batch: Samples per step.
+        num_blocks: Blocks of the model.
     """
     if space is None or any(getattr(choices, name) for choices in (pins.pin, pins.forbid) for name in EQUAL_ONLY):
         return None
     pin, forbid = pins.pin, pins.forbid
     if (pin.schedule and space.schedule not in pin.schedule) or space.schedule in forbid.schedule:
         return None
-    stages = tuple(count for count in space.stages if count in (pin.stages or (count,)) and count not in forbid.stages)
+    starts = set(pin.boundaries or range(1, num_blocks)) - set(forbid.boundaries)
+    stages = tuple(
+        count
+        for count in space.stages
+        if count in (pin.stages or (count,)) and count not in forbid.stages and count <= len(starts) + 1
+    )
     counts = tuple(
         count
         for count in space.microbatches
