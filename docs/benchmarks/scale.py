@@ -169,8 +169,10 @@ def main() -> None:
             files = {name: Path(folder, f"{name}.json") for name in CASES}
             names = [name for name, file in files.items() if file.exists()]
             page(names, lambda name: dict(json.loads(files[name].read_text())))
-        case names:
+        case names if set(names) <= set(CASES):
             page(names or list(CASES), measured)
+        case _:
+            raise SystemExit(f"the cases are {', '.join(CASES)}")
 
 
 if __name__ == "__main__":
