@@ -129,7 +129,7 @@ class RunnersUp(Series):
             left.stage = Stage.DONE
         self._outcome.take(finding, self._search.keep)
         heapq.heappush(self._open, (left.bound, number))
-        detail = " ".join([str(left.cell[0][0]), *map(str, left.cell[1])])
+        detail = str(left.cell[0][0])
         self._search.tell(self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
 
     def _threshold(self) -> float:
