@@ -234,7 +234,8 @@ def test_best_split_is_best(
     """No split that fits takes less time, whatever its blocks recompute; where none fits there is no answer.
 
     Where hops make the pace slower the one that is found may be worse, by no more than that, and where traffic of
-    gradients outlasts backwards, by no more than all of it: which blocks recompute decides what hides it.
+    gradients, or what is gathered to run again, outlasts backwards, by no more than all of it: which blocks recompute
+    decides what hides it.
     """
     totals, memory, pipeline, _, hop = case
     found = best_split(*case)
@@ -365,8 +366,8 @@ def test_what_fits_without_host_memory_is_no_faster_with_it(
 
 
 def _traffic(totals: FloatArray, memory: ChainBytes) -> float:
-    """Return the seconds of all traffic of gradients."""
-    return float(totals[list(memory.chain)][:, [Slot.REDUCE, Slot.GRADIENT]].sum())
+    """Return the seconds of all traffic of gradients, and of what is gathered to run again before it."""
+    return float(totals[list(memory.chain)][:, [Slot.REDUCE, Slot.GRADIENT, Slot.SELECTIVE_GATHER]].sum())
 
 
 @given(_chains())

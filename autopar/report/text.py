@@ -131,7 +131,7 @@ def _continued(header: Sequence[str], rows: Sequence[Sequence[str]], sizes: Sequ
         if number:
             lines.append("")
         part = [[row[i] for i in group] for row in rows]
-        lines += format_table([header[i] for i in group], part, max(width, 10**6 if len(group) == 2 else width))
+        lines += format_table([header[i] for i in group], part, width)
     return lines
 
 
