@@ -77,7 +77,10 @@ class Carried:
         return Hint(Pace(pace.seconds, joint.blocks), tuple(ordered)[:MOST_CHOICES])
 
     def least(self, family: Family) -> float:
-        """Return a lower bound on the step seconds of every plan of configurations that differ in the schedule only."""
+        """Return a lower bound on the step seconds of every plan of configurations that differ in the schedule only.
+
+        It knows what others say, and what the longest path through a step takes at least.
+        """
         first = family[0]
         samples = self._samples(first)
         if first.num_stages == 1:
@@ -88,9 +91,13 @@ class Carried:
             paces = self._paces.get((first.mesh, splits), {})
             for more in self._more(paces, samples):
                 pace = pace.joined(paces[more].scaled(samples / more))
-        if pace == UNKNOWN:
-            return 0.0
-        return min(pace.step(configuration.pipeline(self._stack)) for configuration in family)
+        return min(self._least(configuration, pace) for configuration in family)
+
+    def _least(self, configuration: Configuration, pace: Pace) -> float:
+        """Return what follows from a pace for the step, whatever its order, and for its longest path."""
+        pipeline = configuration.pipeline(self._stack)
+        path = self._floor.path_seconds(configuration, self._batch, pipeline, pace.seconds)
+        return path if pace == UNKNOWN else max(path, pace.step(pipeline))
 
     def _samples(self, configuration: Configuration) -> int:
         return self._batch // configuration.num_microbatches
