@@ -51,7 +51,7 @@ def test_no_step_is_shorter_than_the_counts_say(name: str, chunks: int, size: tu
     shapes += [np.full((count, 2), 1.0), np.outer(np.ones(count), [0.0, 1.0]), np.outer(np.ones(count), [1.0, 0.0])]
 
     for shape in shapes:
-        seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage) for stage in shape.tolist()])
+        seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage[:3]) for stage in shape.tolist()])
         assert forward * shape[:, 0].sum() + backward * shape[:, 1].sum() <= seconds * (1 + 1e-9) + 1e-12
     if name == "gpipe":
         assert min(forward, backward) == pytest.approx((microbatches + groups - 1) / groups, rel=1e-5)
@@ -78,7 +78,7 @@ def test_no_step_is_shorter_than_its_longest_path(name: str, chunks: int, size: 
             rest = rng.exponential(size=(count, len(alike))) * (rng.random((count, len(alike))) < kept)
             rest *= rng.choice([0.0, 0.01, 1.0])
             shape = 3 * np.outer(shares, alike) + rest
-            seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage) for stage in shape.tolist()])
+            seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage[:3]) for stage in shape.tolist()])
             assert found.step(shape[:, 0].sum(), shape[:, 1:].sum()) <= seconds * (1 + 1e-9)
 
 

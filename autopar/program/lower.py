@@ -174,7 +174,7 @@ def _known(
     folded: Folded, policy: DtypePolicy
 ) -> tuple[dict[int, HandOver], tuple[Mapping[str, float], Mapping[str, float]]]:
     """Return what lowering needs to know of a graph whatever the plan."""
-    return hand_overs(folded), element_bytes(folded.graph, policy)
+    return hand_overs(folded.pattern), element_bytes(folded, policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +199,13 @@ def copies(blocks: Sequence[LoweredKind], folded: Folded) -> list[Copy]:
     """Return the parameters that blocks share, given all blocks of the chain as they are lowered."""
     if not any(block.borrowed for block in blocks):
         return []
-    names = _names(folded)
+    names = instance_names(folded)
     owners = {names[block].get(name, name): block for block, found in enumerate(blocks) for name in found.owned}
     readers: dict[str, list[tuple[int, float]]] = {}
     for block, lowered in enumerate(blocks):
         for name, size in lowered.borrowed.items():
             readers.setdefault(names[block].get(name, name), []).append((block, size))
     return [Copy(owners[name], tuple(found)) for name, found in readers.items() if name in owners]
-
-
-@lru_cache(maxsize=16)
-def _names(folded: Folded) -> tuple[Mapping[str, str], ...]:
-    return instance_names(folded)
 
 
 def lower_blocks(

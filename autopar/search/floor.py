@@ -11,7 +11,7 @@ Parameters, sums of gradients and moments are sharded at most as far as the axes
 fullest of p stages holds at least one p-th of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -19,8 +19,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, DEFAULT, CostModel, is_view, op_bytes
-from autopar.formulate.facts import element_bytes
+from autopar.cost import ALONE, DEFAULT, CostModel, DtypePolicy, is_view, op_bytes
+from autopar.formulate.facts import element_bytes, fused_ops, moved_bytes
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
 from autopar.formulate.split import weight_ops
@@ -117,7 +117,7 @@ class Floor:
         forward, *backward = self.passes_seconds(configuration.mesh, samples).sum(axis=0).tolist()
         besides = max(0.0, pace - forward - sum(backward))
         seconds = path.step(forward, sum(backward)) + min(path.forward, path.backward) * besides
-        return pipeline.with_turns * seconds + pipeline.fixed
+        return float(pipeline.with_turns * seconds + pipeline.fixed)
 
     def passes_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
         """Return the least that each pass of a microbatch takes in all blocks that are alike, and in all others.
@@ -181,7 +181,7 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     lengths = _lengths(small, large, common)
     slope = (lengths[1] - lengths[0]) / step
     dims = lengths[0] - slope * samples[0], slope
-    states, moments = _states(small, costs)
+    states, moments = _states(small.pattern, costs.policy)
     return Floor(counts, launches, compute, memory, dims, states, moments, samples, alike, passes)
 
 
@@ -235,11 +235,11 @@ def _lengths(small: Folded, large: Folded, names: Sequence[str]) -> FloatArray:
     return found
 
 
-def _states(folded: Folded, costs: CostModel) -> Iterator[tuple[tuple[tuple[int, ...], float], ...]]:
-    """Yield the shapes of what stays through the step, and the bytes of an element of all with it; moments last."""
-    resident, _ = element_bytes(folded.graph, costs.policy)
-    for moments in (False, True):
-        yield tuple(_sizes(folded, resident, moments=moments).items())
+@lru_cache(maxsize=8)
+def _states(folded: Folded, policy: DtypePolicy) -> tuple[tuple[tuple[tuple[int, ...], float], ...], ...]:
+    """Return the shapes of what stays through the step, and the bytes of an element of all with it; moments last."""
+    resident, _ = element_bytes(folded, policy)
+    return tuple(tuple(_sizes(folded, resident, moments=moments).items()) for moments in (False, True))
 
 
 def _sizes(folded: Folded, resident: Mapping[str, float], *, moments: bool) -> dict[tuple[int, ...], float]:
@@ -260,11 +260,10 @@ def _sizes(folded: Folded, resident: Mapping[str, float], *, moments: bool) -> d
 
 def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, float, float]]:
     """Return count and seconds of launch, compute and memory of every distinct op but views and updates, by name."""
-    element_bytes = costs.policy.graph_read_bytes(folded.graph)
+    element_bytes = moved_bytes(folded, costs.policy)
     work = {}
-    ranks = {name: len(value.shape) for name, value in folded.graph.values.items()}
+    fused = fused_ops(folded, costs)
     for kind in folded.kinds:
-        fused = costs.fuse(kind.ops, ranks)
         for op in kind.ops:
             part = fused.get(op.name, ALONE)
             if op.phase is Phase.UPDATE or not part.launches:
