@@ -90,7 +90,8 @@ def test_the_longest_path_sees_the_bubble(name: str, groups: int, seen: float) -
     chunks, microbatches = 2 if name == "zb-v" else 1, 2 * groups
     alike = (0.32, 0.42, 0.26)
     found = least_path(SCHEDULES[name], groups, microbatches, chunks, alike, (0.0, 0.0))
-    stages = [StageWork(*(part / (groups * chunks) for part in alike))] * groups * chunks
+    forward, backward, weight = (part / (groups * chunks) for part in alike)
+    stages = [StageWork(forward, backward, weight)] * groups * chunks
 
     bubble = scheduled_step(name, groups, microbatches, stages) - microbatches / groups
 
@@ -279,3 +280,19 @@ def test_schedules_with_too_long_a_path_are_left_out_of_the_bound() -> None:
     assert narrow.left_out == pytest.approx(first)
     assert second * (1 - CLOSE) <= bound <= first * (1 + CLOSE)
     assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
+
+
+def test_a_path_is_left_out_only_where_it_excludes_nothing() -> None:
+    """Equal stages take no less than the least path says, so that what they take is enough to know."""
+    task = _task()
+    search = task.search(Effort())
+    carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
+    for family in (family for family in families(task.space) if family[0].num_microbatches in (4, 6)):
+        least = carried.least(family)
+        evenly = [
+            search.floor.even_seconds(own, search.global_batch, own.pipeline(task.costs.stack), 0.0) for own in family
+        ]
+
+        assert carried.least(family, least) == least
+        assert carried.least(family, 2 * min(evenly)) == 0.0
+        assert least <= min(evenly) * (1 + CLOSE)

@@ -77,6 +77,11 @@ class LeastPath:
         )
 
 
+def is_looked_at(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> bool:
+    """Whether the paths through a step are looked at: several groups wait for each other, in not too many tasks."""
+    return num_groups > 1 and len(schedule.passes) * num_groups * num_chunks * num_microbatches <= MOST_TASKS
+
+
 def least_path(
     schedule: Schedule,
     num_groups: int,
@@ -102,8 +107,7 @@ def least_path(
     """
     assert len(alike) == len(schedule.passes), "one number per pass"
     total = sum(alike)
-    tasks = len(schedule.passes) * num_groups * num_chunks * num_microbatches
-    if num_groups == 1 or tasks > MOST_TASKS or total <= 0:
+    if not is_looked_at(schedule, num_groups, num_microbatches, num_chunks) or total <= 0:
         return None
     parts = tuple(int(part / total * PARTS) for part in alike)
     besides = tuple(round(part / total * PARTS) for part in rest)
@@ -128,7 +132,7 @@ def least_counts(
     assert schedule.trains, "both passes"
     assert not schedule.splits, "and no third one"
     own = num_microbatches / num_groups
-    if num_groups == 1 or 2 * num_groups * num_chunks * num_microbatches > MOST_TASKS:
+    if not is_looked_at(schedule, num_groups, num_microbatches, num_chunks):
         return own, own
     rest = FORWARD_SHARE, 1 - FORWARD_SHARE
     _, forward, backward = _counts(schedule, num_groups, num_microbatches, num_chunks, (0, 0), rest)

@@ -139,7 +139,7 @@ class Bounding(Series):
         """Return the floor of a family, raised by what others say unless it is enough to exclude the family."""
         if not self._outcome.candidates or least >= self._outcome.best:
             return least
-        return max(least, self._carried.least(family))
+        return max(least, self._carried.least(family, self._outcome.best))
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`: floors ascend, so that all after one too slow are at least as slow."""
@@ -155,7 +155,7 @@ class Bounding(Series):
         """See `Series.piece`: what is known of others may be enough."""
         least, number = self._floors[index]
         self._cutoffs[index] = self.threshold()
-        follows = self._carried.least(self.space[number])
+        follows = self._carried.least(self.space[number], self._cutoffs[index])
         if follows >= self._cutoffs[index]:
             self._needless[index] = follows
             return None

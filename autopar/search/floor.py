@@ -11,6 +11,7 @@ Parameters, sums of gradients and moments are sharded at most as far as the axes
 fullest of p stages holds at least one p-th of them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,11 +24,12 @@ from autopar.cost import ALONE, DEFAULT, CostModel, DtypePolicy, is_view, op_byt
 from autopar.formulate.facts import element_bytes, fused_ops, moved_bytes
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
+from autopar.formulate.scheduled import StageWork, scheduled_step
 from autopar.formulate.split import weight_ops
 from autopar.formulate.step import Pipeline
 from autopar.ir.graph import Phase, Role
 from autopar.schedule import SCHEDULES, Pass
-from autopar.schedule.least import LeastPath, least_path
+from autopar.schedule.least import PARTS, LeastPath, is_looked_at, least_path
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 
@@ -101,6 +103,24 @@ class Floor:
         count, chunks = configuration.num_microbatches, configuration.num_chunks
         return least_path(schedule, configuration.num_stages, count, chunks, alike.tolist(), besides)
 
+    def even_seconds(self, configuration: Configuration, global_batch: int, pipeline: Pipeline, pace: float) -> float:
+        """Return what a step takes if all stages are equal, more than `path_seconds` ever finds, at little cost.
+
+        Arguments as of `path_seconds`; infinity where that finds nothing.
+        """
+        schedule, count = SCHEDULES[configuration.schedule], configuration.num_microbatches
+        size = configuration.num_stages, count, configuration.num_chunks
+        if pipeline.fills or not schedule.trains or not is_looked_at(schedule, *size):
+            return math.inf
+        passes = self.passes_seconds(configuration.mesh, global_batch / count).sum(axis=0)
+        passes[1] += max(0.0, pace - passes.sum())
+        total = float(passes.sum())
+        parts = tuple(math.ceil(part / total * PARTS) for part in passes.tolist()) if total > 0 else (0,) * len(passes)
+        if not schedule.splits:
+            parts = (parts[0], sum(parts[1:]), 0)
+        units = _even_units(configuration.schedule, *size, parts)
+        return pipeline.with_turns * units * total / PARTS + pipeline.fixed
+
     def path_seconds(self, configuration: Configuration, global_batch: int, pipeline: Pipeline, pace: float) -> float:
         """Return the least seconds of a step that follow from its longest path; 0 if nothing does.
 
@@ -148,6 +168,17 @@ class Floor:
         states = self.states if offload else (*self.states, *self.moments)
         held = sum(size * prod(shape) / most_shards(shape, axes) for shape, size in states)
         return held / configuration.num_stages
+
+
+@lru_cache(maxsize=4096)
+def _even_units(
+    schedule: str, num_groups: int, num_microbatches: int, num_chunks: int, passes: tuple[int, ...]
+) -> float:
+    """Return what a step takes if all stages are equal, given the passes of one microbatch through all of them."""
+    count = num_groups * num_chunks
+    forward, backward, weight = (own / count for own in passes)
+    stage = StageWork(forward, backward, weight)
+    return scheduled_step(schedule, num_groups, num_microbatches, [stage] * count)
 
 
 @lru_cache(maxsize=65536)
