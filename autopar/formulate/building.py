@@ -301,15 +301,11 @@ class _Builder:
 
     def _close_step(self) -> None:
         """Connect new parameters with old: who owns a shard of the update sends it to who stores the parameter."""
-        for state in self.graph.states:
-            if state.role is not Role.PARAMETER or state.output == state.input:
-                continue
+        for state in states_of(self.folded).updates:
             new = self.folded.by_value.get(state.output)
             old = self.folded.by_value.get(state.input)
             if new is None or old is None or old not in self.parameter_node:
                 continue
-            if self.nodes[self.parameter_node[old]].name != state.input:
-                continue  # not the representative
             value = self.graph.values[state.input]
             share = self.nodes[self.parameter_node[old]].share
             source = self.op_node[new.kind, new.position]

@@ -26,11 +26,13 @@ class States:
         written: By what is stored, those that a step changes.
         parameters: Names of parameters before the step.
         owners: By what is stored, the parameter it belongs to.
+        updates: The parameters that stand for others of their kind and that a step changes.
     """
 
     written: Mapping[str, State]
     parameters: frozenset[str]
     owners: Mapping[str, str]
+    updates: tuple[State, ...]
 
 
 def states_of(folded: Folded) -> States:
@@ -40,11 +42,12 @@ def states_of(folded: Folded) -> States:
 
 @lru_cache(maxsize=32)
 def _states(folded: Folded) -> States:
-    states = folded.graph.states
+    states, distinct = folded.graph.states, {parameter.value.name for parameter in folded.parameters}
     return States(
         {state.output: state for state in states if state.output != state.input},
         frozenset(state.input for state in states if state.role is Role.PARAMETER),
         {state.output: state.owner for state in states},
+        tuple(own for own in states if own.input in distinct and own.output != own.input),
     )
 
 

@@ -146,7 +146,7 @@ class BlockLowering:
         self.late = weight_ops(folded, self.kind) if splits else frozenset()
         self.selective = frozenset(block.selective)
         self.resident, self.wire = sizes
-        known = _states(folded)
+        known = _states(folded.pattern)
         self.whole, self.roles, self.states, self.moments = known.whole, known.roles, known.inputs, known.moments
         self.ops = {op.op: op for op in block.ops}
         self.homes: dict[str, Placements] = {}
