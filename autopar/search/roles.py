@@ -4,7 +4,8 @@ The solver decides op by op what a mesh axis does; the word says what it does to
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
 parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
 sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
-this but splits some of the parameters, or another dim of most activations, is tensor parallel in part of the model.
+this but splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
+parallel in part of the model: the head by the vocabulary, say, where the weight it shares with an embedding is copied.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -15,7 +16,7 @@ from autopar.formulate.facts import states_of
 from autopar.formulate.fold import Folded
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan
-from autopar.sharding import Axis, Placement, Placements, Shard, parse_placements
+from autopar.sharding import Axis, Partial, Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05
 """Share of the parameters that makes an axis more than idle."""
@@ -30,6 +31,7 @@ class Tally:
     first: float = 0.0
     second: float = 0.0
     spatial: float = 0.0
+    terms: float = 0.0
 
     def add(self, placement: Placement, elements: float, rank: int) -> None:
         """Count elements of a tensor of `rank` dims."""
@@ -39,6 +41,7 @@ class Tally:
             self.first += elements * (placement.dim == 0)
             self.second += elements * (placement.dim == 1)
             self.spatial += elements * (placement.dim >= 2 and rank >= 4)
+        self.terms += elements * isinstance(placement, Partial)
 
     def most(self, part: float) -> bool:
         """Whether a part is more than half."""
@@ -76,8 +79,8 @@ class AxisTallies:
         if self.activations.most(self.activations.spatial):
             return "spatial"
         # A stage may have products with parameters of others alone, split where these are copied.
-        inside = self.activations.split - self.activations.first - self.activations.second - self.activations.spatial
-        return "tp" if self.used.split > _SOME * self.used.total or self.activations.most(inside) else "idle"
+        shared = self.activations.split + self.activations.terms
+        return "tp" if self.used.split > _SOME * self.used.total or self.activations.most(shared) else "idle"
 
     @property
     def zero(self) -> int:
