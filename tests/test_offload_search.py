@@ -173,7 +173,7 @@ def test_constraints_are_closed_unless_opened() -> None:
 
 def test_grid_search_gets_what_the_space_has() -> None:
     """Offload where it is pinned, and where nothing fits without; else none of its plans has any."""
-    effort = Effort(top_k=1, time_limit=60.0)
+    effort = Effort(top_k=1)
 
     def offloads(task: Task) -> tuple[set[str], Result]:
         space = Race(task, "grid", 0.0, silent, never).space
