@@ -22,6 +22,8 @@ from autopar.solvers.flat import Flat, FlatMemory
 from autopar.solvers.memory import Memory
 from autopar.solvers.relaxation import WINDOW, Relaxation
 
+ENTRIES, WORK = MAX_ENTRIES // 4, MAX_WORK // 4
+"""Of an elimination here: its tables are all kept, and as many again for what each label and pair raises."""
 PASSES = 4
 """Times labels are dropped by messages at most."""
 LEAST_DROPPED = 0.1
@@ -78,7 +80,7 @@ def below(problem: Problem, ceiling: float, budget: Budget) -> Left | None:
     room = ROUNDING * abs(ceiling)
     order = None
     for _ in range(PASSES):
-        order = order_of(prepared.field, MAX_ENTRIES, MAX_WORK)
+        order = order_of(prepared.field, ENTRIES, WORK)
         if order is not None or budget.stopped() or budget.work.left == 0.0:
             break
         before = sum(map(len, prepared.labels))
