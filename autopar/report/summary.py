@@ -260,7 +260,7 @@ def _reserve(plan: Plan) -> list[str]:
 
 def _search(search: SearchReport) -> list[str]:
     left = search.configurations - search.solved - search.pruned
-    counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
+    counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} left"
     if search.cut:
         counts += f"; {search.cut} placement problems cut by their limit"
     return [
