@@ -20,6 +20,7 @@ from autopar.plan import Job, Plan
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
+from autopar.search.roles import roles_of_axes
 from autopar.search.summary import summarise
 from autopar.simulate import Timeline, simulate
 from autopar.tactics.by_degrees import mesh_by_degrees, placing_by_degrees, stages_by_degrees
@@ -27,6 +28,14 @@ from autopar.tactics.draft import Draft
 from autopar.task import check_request, default_limit, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
+
+_DIVIDED = {
+    "dp": "the samples of a microbatch",
+    "cp": "the positions of a sequence",
+    "ep": "the experts of a layer",
+    "tp": "the attention heads and the widths of the layers",
+}
+"""What an axis of a mesh by degrees splits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +209,8 @@ def predict(
 ) -> Prediction:
     """Return what a plan stated by degrees comes to: time of a step, where it goes, memory of every stage.
 
-    A plan that does not fit into memory is predicted all the same; `Prediction.fits` tells.
+    A plan that does not fit into memory is predicted all the same; `Prediction.fits` tells. The number of devices is
+    the product of the degrees.
 
     Args:
         model: Path of an ONNX file, or `zoo:NAME`.
@@ -224,4 +234,21 @@ def predict(
     workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
     predictor = Predictor(workload, cache_dir)
     policy = load_policy(precision)
-    return predictor.predict(degrees, machine, software, policy=policy, memory_limit=memory_limit, trace=trace)
+    found = predictor.predict(degrees, machine, software, policy=policy, memory_limit=memory_limit, trace=trace)
+    _check_work(found.plan, workload.folded(degrees.samples))
+    return found
+
+
+def _check_work(plan: Plan, folded: Folded) -> None:
+    """Refuse degrees that leave all devices of an axis the same work.
+
+    Raises:
+        JobError: If they do.
+    """
+    for found in roles_of_axes(plan.mesh, plan.blocks, folded):
+        if found.role == "idle" and found.axis.size > 1:
+            name, size = found.axis.name, found.axis.size
+            raise JobError(
+                f"{name} {size} splits nothing of {plan.model.name}: {size} devices would do the same work",
+                hint=f"choose a {name} that divides {_DIVIDED[name]}, or 1",
+            )

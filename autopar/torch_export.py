@@ -77,7 +77,7 @@ def to_onnx(module: Any, example_inputs: Sequence[Any] | Mapping[str, Any]) -> "
     program = _exported(_without_weights(module).eval(), args, kwargs)
     model = program.model
     weights = _take_weights(model)
-    with _quiet():
+    with _quiet(), _splits_tried_on_slices():
         program.optimize()
     _turn_weights(model)
     _give_weights(model, weights)
@@ -133,6 +133,27 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _splits_tried_on_slices() -> Iterator[None]:
+    """Have onnxscript try its rule for two slices on slices only.
+
+    Whatever op it is given, it first looks at all ops of the graph, though it rewrites nothing that is no Slice: half
+    of the time that a model of 80 layers took.
+    """
+    from onnxscript.rewriter.rules.common import slice_split_rule
+
+    tried = slice_split_rule.try_rewrite
+
+    def on_slices(model: Any, graph: Any, node: Any, **how: Any) -> Any:
+        return tried(model, graph, node, **how) if node.op_type == "Slice" else None
+
+    slice_split_rule.try_rewrite = on_slices
+    try:
+        yield
+    finally:
+        del slice_split_rule.try_rewrite
 
 
 def _take_weights(model: Any) -> list[Any]:

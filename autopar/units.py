@@ -5,6 +5,8 @@ import re
 from decimal import Decimal
 
 _DECIMAL = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_NO_TIME = 1e-15
+"""Seconds that are what is left of a sum by rounding."""
 _PREFIXES = ("P", "T", "G", "M", "k", "")
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
 
@@ -72,10 +74,12 @@ def format_count(value: float) -> str:
 def format_seconds(value: float) -> str:
     """Return seconds for reading.
 
-    >>> format_seconds(0.01234), format_seconds(3.2e-5), format_seconds(71.5)
-    ('12.3 ms', '32 us', '71.5 s')
+    >>> format_seconds(0.01234), format_seconds(3.2e-5), format_seconds(71.5), format_seconds(-1e-19)
+    ('12.3 ms', '32 us', '71.5 s', '0 s')
     """
-    if value == 0 or not math.isfinite(value):
+    if abs(value) < _NO_TIME:
+        return "0 s"
+    if not math.isfinite(value):
         return f"{value:g} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(value) >= scale:

@@ -292,6 +292,54 @@ def test_interrupted_search_writes_its_best_plan_and_exits_with_130(
     assert "stopped     interrupted: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("command", "work"),
+    [
+        (["export", "PLAN", "--to", "megatron", "-o", "OUT"], "autopar.frameworks.export"),
+        (["report", "PLAN", "-o", "OUT"], "autopar.page.look"),
+        (["figures", "PLAN", "-o", "OUT"], "autopar.page.look"),
+        (["whatif", "zoo:gpt2", "--gpus", "8", "-o", "OUT"], "autopar.scenarios.whatif"),
+        (["explain", "PLAN", "--alternatives", "-o", "OUT"], "autopar.alternatives.weigh"),
+        (["simulate", "PLAN", "--trace", "OUT"], "autopar.api.simulate_plan"),
+    ],
+)
+def test_ctrl_c_in_the_middle_of_the_work_leaves_nothing(
+    command: list[str], work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback, no half of a file, and the exit code of an interrupted command."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    two_stage_plan().save(tmp_path / "plan.json")
+    names = {"PLAN": str(tmp_path / "plan.json"), "OUT": str(tmp_path / "out")}
+    monkeypatch.setattr(work, interrupted)
+
+    code = main([names.get(word, word) for word in command])
+
+    assert code == 130
+    assert capsys.readouterr().err.strip() == "error: interrupted"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "plan.json"]
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_no_traceback() -> None:
+    """Which takes half a second, long enough for somebody who sees a mistake in what he typed."""
+    script = """
+import sys
+from autopar.cli import main
+class Interrupts:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "autopar.cli.commands":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts)
+sys.exit(main(["doctor"]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nerror: interrupted\n")
+
+
 def test_signals_do_what_they_did_before_once_the_search_is_over() -> None:
     """A library user's handlers are given back."""
     before = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))

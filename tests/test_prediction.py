@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import autopar
+from autopar.cli import main
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import CostModel
 from autopar.degrees import Degrees
@@ -212,6 +213,7 @@ def test_impossible_degrees_are_refused(given: dict[str, object], message: str) 
         (Degrees(pp=2, global_batch=2, layers=(5, 5)), "layers per stage add up to 10, the model has 12"),
         (Degrees(pp=2, interleave=2, global_batch=3), "3 are no whole number of rounds"),
         (Degrees(dp=12, global_batch=12), "12 GPUs do not fill nodes of 8"),
+        (Degrees(tp=5, global_batch=1), "tp 5 splits nothing of gpt2: 5 devices would do the same work"),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(degrees: Degrees, message: str, cache_dir: Path) -> None:
@@ -221,3 +223,20 @@ def test_what_does_not_fit_the_model_is_refused(degrees: Degrees, message: str, 
 
     assert message in caught.value.args[0]
     assert caught.value.hint
+
+
+def test_the_number_of_devices_that_degrees_come_to_is_said(
+    cache_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it was given; then it has to be the product of the degrees."""
+    command = ["predict", "zoo:mlp-xs", "--dp", "2", "--tp", "2", "--global-batch", "4", "--cache-dir", str(cache_dir)]
+
+    codes = [main([*command, *more]) for more in ([], ["--gpus", "4"], ["--gpus", "8"])]
+
+    assert codes == [0, 0, 2]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("dp", "error", "hint"))]
+    assert said == [
+        "dp 2 x cp 1 x tp 2 x pp 1: predicting for 4 GPUs; --gpus N checks that",
+        "error: dp 2 x cp 1 x tp 2 x pp 1 are 4 devices, not 8",
+        "hint: --gpus 4, or other degrees",
+    ]

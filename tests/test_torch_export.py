@@ -143,6 +143,27 @@ def test_modules_become_models(tmp_path: Path) -> None:
 
 @needs_torch
 @pytest.mark.slow
+def test_the_short_cut_through_the_exporter_changes_nothing() -> None:
+    """Two halves become one split, with the rule tried on slices only as with the rule tried everywhere."""
+    import onnx
+    import onnx_ir
+    from onnxscript import optimizer
+
+    text = """<ir_version: 10, opset_import: ["": 20]> halves (float[2, 8] x) => (float[2, 4] y)
+    <int64[1] a = {0}, int64[1] b = {4}, int64[1] c = {8}, int64[1] d = {1}>
+    { s = Relu(x) r = Slice(s, b, c, d) l = Slice(s, a, b, d) m = Sigmoid(r) y = Mul(l, m) }"""
+    quick, slow = (onnx_ir.from_proto(onnx.parser.parse_model(text)) for _ in range(2))
+
+    with torch_export._splits_tried_on_slices():
+        optimizer.optimize_ir(quick)
+    optimizer.optimize_ir(slow)
+
+    assert [node.op_type for node in quick.graph] == ["Relu", "Split", "Sigmoid", "Mul"]
+    assert onnx_ir.to_proto(quick) == onnx_ir.to_proto(slow)
+
+
+@needs_torch
+@pytest.mark.slow
 def test_what_cannot_be_traced_gets_one_error(tmp_path: Path) -> None:
     """Control flow that depends on data."""
     import torch

@@ -40,7 +40,12 @@ def _degree(name: str, text: str) -> Option:
 
 @click.command()
 @model_argument
-@click.option("--gpus", type=positive_whole(), metavar="N", help="Number of devices, to check the degrees against.")
+@click.option(
+    "--gpus",
+    type=positive_whole(),
+    metavar="N",
+    help="Number of devices, to check the degrees against; default: their product.",
+)
 @_degree("dp", "Data-parallel degree, expert groups included.")
 @_degree("tp", "Tensor-parallel degree.")
 @_degree("pp", "Pipeline degree: groups of devices.")
@@ -102,8 +107,10 @@ def predict(
     from autopar.report.prediction import format_prediction
 
     degrees = Degrees(**{field.name: request.pop(field.name) for field in fields(Degrees)})
-    if gpus is not None and gpus != degrees.gpus:
-        product = f"dp {degrees.dp} x cp {degrees.cp} x tp {degrees.tp} x pp {degrees.pp}"
+    product = f"dp {degrees.dp} x cp {degrees.cp} x tp {degrees.tp} x pp {degrees.pp}"
+    if gpus is None:
+        click.echo(f"{product}: predicting for {degrees.gpus} GPUs; --gpus N checks that", err=True)
+    elif gpus != degrees.gpus:
         raise JobError(
             f"{product} are {degrees.gpus} devices, not {gpus}",
             hint=f"--gpus {degrees.gpus}, or other degrees",
