@@ -146,3 +146,14 @@ def test_names_of_baselines_are_checked() -> None:
     assert baselines_of(("beam", "all")) == ("beam", *(name for name in BASELINES if name != "beam"))
     with pytest.raises(JobError, match="no baseline 'gird'"):
         baselines_of(("gird",))
+
+
+def test_grid_search_passes_over_what_cannot_be_placed() -> None:
+    """Three devices divide neither sequences of 32 nor 4 heads: what is left is found all the same."""
+    task = prepare("zoo:gpt2", gpus=3, cluster="a100", global_batch=3, dims=DIMS | {"num_layers": 2})
+    race = _race(task)
+
+    grid(race)
+
+    assert race.skipped
+    assert race.best < math.inf

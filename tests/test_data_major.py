@@ -131,15 +131,19 @@ def _task() -> Task:
     return prepare("zoo:mlp-xs", gpus=8, global_batch=8, dims={"num_layers": 2, "hidden": 16})
 
 
-@pytest.mark.parametrize("weak", [0.0, np.inf], ids=["opened", "closed"])
-def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every configuration solved on its own, and random choices under every split, against bound or floor."""
+@pytest.mark.parametrize(("weak", "pieces"), [(0.0, 0), (np.inf, 0), (np.inf, 1), (np.inf, 1000)], ids=str)
+def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every configuration solved on its own, and random choices under every split, against the bound.
+
+    That is the bound of the whole space, whether meshes of three axes are searched, not, or for so many pieces of work.
+    """
     monkeypatch.setattr("autopar.search.planner.WEAK", weak)
+    monkeypatch.setattr("autopar.search.planner.THIRD_LEAST", pieces)
+    monkeypatch.setattr("autopar.search.planner.THIRD_SHARE", 0.0)
     task = _task()
     search = task.search(Effort(top_k=1))
     outcome = search.run(task.space)
     three = [each for each in task.space if is_data_major(each.mesh)]
-    said = outcome.bound if weak == 0.0 else outcome.closed_floor
     rng = np.random.default_rng(0)
     best, tried = np.inf, 0
     for configuration in three:
@@ -148,31 +152,49 @@ def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, monkeypatch: p
         attempt.improve(attempt.relaxed(np.inf), np.inf)
         assert attempt.best is not None
         best = min(best, attempt.best.objective)
-        tried += _tried(attempt, configuration, said, rng)
+        tried += _tried(attempt, configuration, outcome.bound, rng)
 
     assert tried > 10
-    assert said <= best * (1 + CLOSE)
-    assert outcome.closed == (() if weak == 0.0 else tuple(three))
+    assert outcome.bound <= best * (1 + CLOSE)
+    assert outcome.closed_floor >= outcome.bound
     assert outcome.solved + outcome.pruned == len(task.space) - len(outcome.closed)
-    if weak == 0.0:
+    if weak == 0.0 or pieces == 1000:
+        assert outcome.closed == ()
         assert outcome.candidates[0].objective <= best * (1 + CLOSE)
-    else:
+    elif not pieces:
+        floors = {search.least((each,)): each for each in three}
+        assert outcome.closed_floor == min(floors)
+        assert {each for floor, each in floors.items() if floor < outcome.best} <= set(outcome.closed)
         assert not any(is_data_major(candidate.configuration.mesh) for candidate in outcome.candidates)
 
 
-@pytest.mark.parametrize("opened", [True, False])
-def test_the_report_says_whether_they_were_opened(opened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.search.planner.WEAK", 0.0 if opened else np.inf)
+def test_more_work_on_three_axes_proves_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.search.planner.WEAK", np.inf)
+    monkeypatch.setattr("autopar.search.planner.THIRD_SHARE", 0.0)
+    task = _task()
+    bounds = []
+    for pieces in (0, 1, 1000):
+        monkeypatch.setattr("autopar.search.planner.THIRD_LEAST", pieces)
+        bounds.append(task.search(Effort(top_k=1)).run(task.space).bound)
+
+    assert bounds == sorted(bounds)
+    assert bounds[0] < bounds[-1]
+
+
+@pytest.mark.parametrize("pieces", [0, 1000])
+def test_the_report_says_what_is_left_of_them(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.search.planner.WEAK", np.inf)
+    monkeypatch.setattr("autopar.search.planner.THIRD_LEAST", pieces)
+    monkeypatch.setattr("autopar.search.planner.THIRD_SHARE", 0.0)
     task = _task()
 
     report = plan_task(task, Effort(top_k=1)).search
 
     assert report is not None
-    words = "; ".join(report.space)
-    closed = [line for line in words.split("; ") if line.startswith("not opened: ") and "three axes" in line]
-    assert (not closed) == opened
-    assert ("meshes of three axes whose major one is data parallel 2×2×2;" in words) == opened
-    assert report.configurations == sum(opened or not is_data_major(each.mesh) for each in task.space)
+    left = [line for line in report.space if line.startswith("not searched to the end: ") and "three axes" in line]
+    assert bool(left) == (pieces == 0)
+    assert any("meshes of three axes whose major one is data parallel 2×2×2;" in line for line in report.space)
+    assert report.configurations == len(task.space)
     assert report.bound <= report.objective
 
 

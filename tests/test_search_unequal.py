@@ -334,3 +334,25 @@ def test_nothing_is_opened_near_the_floor() -> None:
     assert worth_while(alike, 1.16, floors) == [2]
     assert worth_while(_two_generations(), 1.08, floors) == [2, 4]
     assert worth_while(alike, math.inf, floors) == [2, 4, 8]
+
+
+def test_work_is_counted_and_cuts_the_search_at_the_same_point(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With half of the work the bound is no higher, still one of the same plans, and the same every time."""
+    search = _search(cache_dir)
+    whole, attempt = Outcome(), _attempt(search)
+    bound = attempt.run(whole)
+    assert whole.work == pytest.approx(attempt.work)
+    assert 0 < bound <= whole.best
+
+    monkeypatch.setattr("autopar.search.unequal.MOST_WORK", attempt.work / 2)
+    cut = []
+    for _ in range(2):
+        outcome, attempt = Outcome(), _attempt(search)
+        cut.append((attempt.run(outcome), attempt.work, outcome.best))
+        assert outcome.work == pytest.approx(attempt.work)
+
+    assert cut[0] == cut[1]
+    assert cut[0][0] <= bound
+    assert cut[0][1] < whole.work

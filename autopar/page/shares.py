@@ -68,7 +68,7 @@ def _explored(search: SearchReport) -> str:
     left = search.configurations - search.solved - search.pruned
     return (
         f"{why_stopped(search)}; of {search.configurations} configurations "
-        f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
+        f"{search.solved} solved, {search.pruned} excluded by their bound, {left} left"
     )
 
 

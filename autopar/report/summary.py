@@ -278,7 +278,7 @@ def _reserve(plan: Plan) -> list[str]:
 
 def _search(search: SearchReport) -> list[str]:
     left = search.configurations - search.solved - search.pruned
-    counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} not looked at"
+    counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} left"
     if search.cut:
         counts += f"; {search.cut} placement problem{'s' if search.cut > 1 else ''} cut by their limit"
     return [

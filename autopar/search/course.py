@@ -93,7 +93,10 @@ class Beginning(Series):
 
 
 class Bounding(Series):
-    """Bounds configurations in the order of their floors.
+    """Bounds configurations in the order of what is known of them: their floors, or what follows from others.
+
+    The latter is looked up when a configuration is next. Where floors are far too low, as on slow links, configurations
+    like those that are known to be slow wait until others were looked at, and mostly need not be any more.
 
     Attributes:
         pending: Bound and number of the configurations that could be of interest.
@@ -116,11 +119,9 @@ class Bounding(Series):
         self.closed = math.inf
         self.space, self.elsewhere, self.rivals = space, elsewhere, rivals
         self._search, self._outcome, self._carried = search, outcome, carried
-        floors = [self._raised(search.least(family), family) for family in space]
-        self._floors = sorted((least, number) for number, least in enumerate(floors))
+        self._ahead = sorted((search.least(family), number) for number, family in enumerate(space))
+        self._busy: dict[int, tuple[float, int]] = {}
         self._cutoffs: dict[int, float] = {}
-        self._needless: dict[int, float] = {}
-        self._left = set(range(len(space)))
         self._failures = 0
 
     def threshold(self) -> float:
@@ -131,55 +132,44 @@ class Bounding(Series):
 
     @property
     def unseen(self) -> float:
-        """The least floor of those that were not looked at and might have been."""
-        floors = (self._floors[index] for index in self._left)
-        return min((self._raised(least, self.space[number]) for least, number in floors), default=math.inf)
-
-    def _raised(self, least: float, family: Family) -> float:
-        """Return the floor of a family, raised by what others say unless it is enough to exclude the family."""
-        if not self._outcome.candidates or least >= self._outcome.best:
-            return least
-        return max(least, self._carried.least(family, self._outcome.best))
+        """The least that is known of those that were not looked at and might have been."""
+        return min((known for known, _ in (*self._ahead[:1], *self._busy.values())), default=math.inf)
 
     def ends(self, index: int) -> bool:
-        """See `Series.ends`: floors ascend, so that all after one too slow are at least as slow."""
-        least = self._floors[index][0]
-        if least < self.threshold():
+        """See `Series.ends`: what follows from others for the next one may be enough, and all after it are no less."""
+        while self._ahead:
+            known, number = self._ahead[0]
+            follows = self._carried.least(self.space[number], self.threshold())
+            if follows <= known:
+                break
+            heapq.heapreplace(self._ahead, (follows, number))
+        if self._ahead and self._ahead[0][0] < self.threshold():
             return False
-        self.closed = min(self.closed, least)
-        self._outcome.pruned += sum(len(self.space[number]) for _, number in self._floors[index:])
-        self._left -= set(range(index, len(self._floors)))
+        for known, number in self._ahead:
+            self._outcome.note(self.space[number], known, Stage.NEW)
+            self._outcome.pruned += len(self.space[number])
+            self.closed = min(self.closed, known)
+        self._ahead = []
         return True
 
-    def piece(self, index: int) -> Piece | None:
-        """See `Series.piece`: what is known of others may be enough."""
-        least, number = self._floors[index]
+    def piece(self, index: int) -> Piece:
+        """See `Series.piece`."""
+        known, number = self._busy[index] = heapq.heappop(self._ahead)
         self._cutoffs[index] = self.threshold()
-        follows = self._carried.least(self.space[number], self._cutoffs[index])
-        if follows >= self._cutoffs[index]:
-            self._needless[index] = follows
-            return None
-        hasty = self._outcome.best / FAR if self._failures < HURRIES else 0.0
-        urgent = not self._outcome.candidates
         return Piece(
             Work.BOUND,
             self.space[number],
-            max(least, follows),
+            known,
             self._cutoffs[index],
-            urgent=urgent,
-            hasty=hasty,
+            urgent=not self._outcome.candidates,
+            hasty=self._outcome.best / FAR if self._failures < HURRIES else 0.0,
             hint=self._carried.hint(self.space[number]),
         )
 
     def take(self, index: int, finding: Finding | None) -> None:
         """See `Series.take`."""
-        least, number = self._floors[index]
-        self._left.discard(index)
-        if finding is None:
-            self._outcome.note(self.space[number], self._needless[index], Stage.NEW)
-            self.closed = min(self.closed, self._needless[index])
-            self._outcome.pruned += len(self.space[number])
-            return
+        assert finding is not None, "every piece is done"
+        _, number = self._busy.pop(index)
         self._carried.learn(self.space[number], finding)
         self._failures += finding.best is None and finding.bound * FAR < self._outcome.best
         self._outcome.take(finding, self._search.keep)
@@ -189,8 +179,8 @@ class Bounding(Series):
             self._outcome.pruned += len(self.space[number])
         else:
             self.pending.append((finding.bound, number))
-        lowest = min([least, self.closed, self.elsewhere, *(bound for bound, _ in self.pending)])
-        self._search.tell(self._outcome, "bound", index + 1, len(self._floors), lowest, str(self.space[number][0]))
+        lowest = min([self.unseen, self.closed, self.elsewhere, *(bound for bound, _ in self.pending)])
+        self._search.tell(self._outcome, "bound", index + 1, len(self.space), lowest, str(self.space[number][0]))
 
 
 class Advancing(Series):

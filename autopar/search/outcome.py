@@ -150,8 +150,9 @@ class Outcome:
         standings: What is known of the families that were looked at.
         history: What was known when.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
-        closed: Configurations on meshes of three axes that were not opened: they are not part of the space.
-        closed_floor: No plan of those that are not opened has a lower objective; infinity without any.
+        pieces: Pieces of work that were done.
+        closed: Configurations on meshes of three axes that may have a better plan and were not worked on to the end.
+        closed_floor: No plan on these meshes has a lower objective unless all were searched; infinity then.
         hosted: What could lie in host memory.
         needed: What of it was only opened because nothing was found that fits without.
         reserve: What could have lain there besides, and was not opened: it is not part of the space.
@@ -174,6 +175,7 @@ class Outcome:
     reserve: frozenset[Hosted] = frozenset()
     reserve_floor: float = 0.0
     work: float = 0.0
+    pieces: int = 0
     standings: dict[Family, Standing] = field(default_factory=dict)
     unequal: "UnequalSpace | None" = None
 
@@ -196,6 +198,7 @@ class Outcome:
 
         Only the best few are kept, but as many distinct ones as are wanted, if there are.
         """
+        self.pieces += 1
         self.cut += finding.cut
         self.work += finding.work
         for found in finding.plans:

@@ -28,6 +28,9 @@ SEARCH, TABLES = "search", "tables"
 KEPT_NODES = 50_000
 """Decisions in the tables of attempts that wait: about a dozen of a model without repeated blocks, hundreds else."""
 
+KEPT_TABLES = 10_000
+"""Decisions in tables that are kept for other schedules and branches, besides the last ones."""
+
 
 class _Pickler(pickle.Pickler):
     """Packs an attempt without its search and tables."""
@@ -141,8 +144,8 @@ class Workbench:
         self._attempts: dict[Cell, Attempt] = {}
         self._states: dict[Cell, bytes] = {}
         """Of attempts that have waited long: their tables are written again when they are gone on with."""
-        self._tables: tuple[tuple[Mesh, int], Tables | None] | None = None
-        """Of the last mesh and number of microbatches that branches were asked for: more of these follow."""
+        self._tables: dict[tuple[Mesh, int], Tables | None] = {}
+        """Of the last meshes and numbers of microbatches: schedules and branches do not differ in them."""
 
     def do(self, piece: Piece, seconds: float, state: bytes | None = None) -> Finding:
         """Return what comes of a piece.
@@ -180,17 +183,23 @@ class Workbench:
 
     def _begun(self, piece: Piece, end: float) -> Attempt | None:
         """Return work on a configuration that is just begun; None if no plan of it keeps to the constraints."""
+        tables = self._tables_of(piece.configuration)
+        if tables is None:
+            return None
         if not piece.branches:
-            return self._search.attempt(piece.configuration, end)
-        first = piece.configuration[0]
-        of = first.mesh, first.num_microbatches
-        if self._tables is None or self._tables[0] != of:
-            self._tables = of, self._search.tables(piece.configuration)
-        tables = self._tables[1]
-        left = None if tables is None else apply(piece.branches, tables, self._search.constraints)
+            return Attempt(self._search, piece.configuration, tables, end)
+        left = apply(piece.branches, tables, self._search.constraints)
         if left is None:
             return None
         return Attempt(replace(self._search, constraints=left[1]), piece.configuration, left[0], end)
+
+    def _tables_of(self, family: Family) -> Tables | None:
+        """Return the decisions of configurations that differ in the schedule, and keep them for other schedules."""
+        of = family[0].mesh, family[0].num_microbatches
+        self._tables[of] = self._tables.pop(of) if of in self._tables else self._search.tables(family)
+        while len(self._tables) > 1 and sum(len(own.nodes) for own in self._tables.values() if own) > KEPT_TABLES:
+            self._tables.pop(next(iter(self._tables)))
+        return self._tables[of]
 
     def _keep(self, on: Cell, attempt: Attempt) -> None:
         """Keep an attempt to go on with, and of those that have waited longest no more than what was found."""

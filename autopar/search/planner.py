@@ -1,10 +1,11 @@
 """The search over hybrids: per configuration the best placements, stage boundaries and recompute, with bounds.
 
-1. Configurations are bounded in the order of their floors (`floor.py`), without memory limits, which also finds most
-   plans that fit anyway (`attempt.py`).
+1. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
+   without memory limits, which also finds most plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
-3. Configurations on meshes of three axes are opened if the best plan on others is `WEAK` times as slow as their least
-   floor. Else there is little to gain, and they take twice as long as all others.
+3. Configurations on meshes of three axes take twice as long as all others. If the best plan is `WEAK` times as slow as
+   their least floor they are searched in the same way. Else there is little to gain, and those with the least bounds
+   are worked on for a share of the work (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 
 All is done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
@@ -38,6 +39,7 @@ from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.search.submeshes import Unequal
 from autopar.search.sweep import sweep
+from autopar.search.third_axis import ThirdAxis
 from autopar.search.unequal import search_unequal
 from autopar.solvers import Solver
 
@@ -45,7 +47,10 @@ KEEP_WITHIN = 1.05
 """Configurations that are not excluded up to this factor of the best plan are bounded further, for the runners-up."""
 
 WEAK = 1.15
-"""Meshes of three axes are opened if the best plan on others is at least this much slower than their least floor."""
+"""Meshes of three axes are searched in full if the best plan on others is so much slower than their least floor."""
+
+THIRD_SHARE, THIRD_LEAST = 0.1, 6
+"""Pieces of work on meshes of three axes else: a share of those on others, and how many there may always be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,8 +109,8 @@ class Search:
         """
         outcome = Outcome(history=History(self.before), hosted=self.constraints.hosted)
         fewer = self._left([each for each in space if not is_data_major(each.mesh)], outcome)
-        more = [each for each in space if is_data_major(each.mesh)]
-        outcome.closed_floor = self._least(more)
+        more = self._left([each for each in space if is_data_major(each.mesh)], outcome)
+        outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
         carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch)
         with self.hire(self) as crew:
@@ -114,22 +119,42 @@ class Search:
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
             lowest = self._search(crew, waves, outcome, clock, carried)
             if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
-                outcome.closed_floor = math.inf
-                opened = _waves(families(self._left(more, outcome)))
+                outcome.closed, outcome.closed_floor = (), math.inf
+                opened = _waves(families(more))
                 lowest = self._search(crew, opened, outcome, clock, carried, lowest)
                 waves += opened
-            else:
-                outcome.closed = tuple(more)
-            unequal = search_unequal(self, outcome, clock.stops, clock.end)
-            lowest = min(lowest, unequal)
+            elif more and not outcome.stopped:
+                self._third_axis(crew, families(more), outcome, clock, carried, lowest)
+            others = min(search_unequal(self, outcome, clock.stops, clock.end), outcome.closed_floor)
+            lowest = min(lowest, others)
             outcome.complete = lowest
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
-                outcome.complete = min(unequal, self._runners_up(crew, known, outcome, clock, lowest))
+                outcome.complete = min(others, self._runners_up(crew, known, outcome, clock, lowest))
         best = outcome.best
         outcome.bound = min(best, lowest)
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _third_axis(
+        self, crew: Crew, space: list[Family], outcome: Outcome, clock: Clock, carried: Carried, lowest: float
+    ) -> None:
+        """Work on the meshes of three axes with the least bounds for a share of the work, and note what is left.
+
+        Args:
+            crew: Who does the work.
+            space: The configurations.
+            outcome: Added to.
+            clock: When to stop.
+            carried: What follows from what is known of others; added to.
+            lowest: No plan of the others has a lower objective, in seconds.
+        """
+        third = ThirdAxis(self, outcome, space, carried, lowest)
+        count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
+        sweep(crew, third, count, clock.end, clock.stops, clock.heard)
+        outcome.closed, outcome.closed_floor = third.left, third.own
+        outcome.solved += third.worked
+        outcome.pruned += third.excluded
 
     def _runners_up(self, crew: Crew, known: list[Family], outcome: Outcome, clock: Clock, lowest: float) -> float:
         """Look for the best of the plans akin to no better one; return up to where none is missing."""

@@ -262,12 +262,12 @@ def describe(
 
 
 def closed_words(closed: Sequence[Configuration], floor: float) -> tuple[str, ...]:
-    """Return what is said of configurations on meshes of three axes that were not opened; `floor` in seconds."""
+    """Return what is said of configurations on meshes of three axes that are left; `floor` in seconds."""
     if not closed:
         return ()
     return (
-        f"not opened: {len(closed)} configurations on meshes of three axes whose major one is data parallel; no plan "
-        f"there is faster than {format_seconds(floor)}",
+        f"not searched to the end: {len(closed)} configurations on meshes of three axes whose major one is data "
+        f"parallel; no plan there is faster than {format_seconds(floor)}, which the gap takes into account",
     )
 
 

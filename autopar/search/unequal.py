@@ -58,6 +58,8 @@ WEAK = 1.15
 MOST_COUNTS = 3
 """Numbers of microbatches that are worked on: those of the least floors."""
 
+MOST_WORK = 4e10
+"""Units of work on one number of microbatches from which on no further choices of placements are looked for."""
 
 ROUNDS = 4
 """Times a staging problem is solved, each time with choices for the stages that were found the last time."""
@@ -175,6 +177,9 @@ class UnequalAttempt:
         count: The number of microbatches.
         stops: Whether to stop now.
         end: Returns when to end, on the monotonic clock.
+
+    Attributes:
+        work: Units of work of all placement problems so far.
     """
 
     def __init__(
@@ -187,11 +192,13 @@ class UnequalAttempt:
         end: Callable[[], float],
     ) -> None:
         search = replace(search, constraints=replace(search.constraints, hosted=frozenset()))  # nothing is offloaded
-        self._search, self._space, self._count, self._stops, self._end = search, space, count, stops, end
+        self._search, self._space, self._count, self._end = search, space, count, end
+        self._asked = stops
         self._folded = search.folded(search.global_batch // count)
         self._trains = SCHEDULES[space.schedule].trains
         self._stages = max(space.stages)
-        self._cut = 0
+        self._cut, self._told = 0, 0.0
+        self.work = 0.0
         rules = search.rules(self._folded)
         self._tables: dict[Submesh, Tables] = {}
         for submesh in submeshes:
@@ -206,6 +213,7 @@ class UnequalAttempt:
         relaxed = self.relaxed()
         bound = dynamic.solve(relaxed, outcome.best).bound
         if self._stops() or bound >= outcome.best * (1 - OPTIMALITY_TOLERANCE):
+            outcome.take(self._finding(bound, None), self._search.keep)
             return bound
         if outcome.candidates:  # meshes that no better plan has are let go
             used = {leg.option for _, leg in survivors(relaxed, outcome.best)}
@@ -221,12 +229,22 @@ class UnequalAttempt:
             if not found.route:
                 break
             cutoff = found.seconds
-            outcome.take(Finding(bound, self.candidate(options, found.route), self._cut), self._search.keep)
-            self._cut = 0
+            outcome.take(self._finding(bound, self.candidate(options, found.route)), self._search.keep)
             placed = self._with_own(options, found.route)
             if len(placed) == len(options.placed):
                 break
+        outcome.take(self._finding(bound, None), self._search.keep)
         return bound
+
+    def _finding(self, bound: float, best: Candidate | None) -> Finding:
+        """Return what came of the work since the last one."""
+        found = Finding(bound, best, self._cut, work=self.work - self._told)
+        self._cut, self._told = 0, self.work
+        return found
+
+    def _stops(self) -> bool:
+        """Whether to stop now, since somebody wants to or as much work was done as there may be."""
+        return self._asked() or self.work >= MOST_WORK
 
     def options(self) -> Options | None:
         """Return what stages can be chosen from at first; None if there is nothing."""
@@ -267,6 +285,7 @@ class UnequalAttempt:
             search.solver, instance, self._end(), cutoff=cutoff, should_stop=search.should_stop, seed=search.seed
         )
         self._cut += found.cut
+        self.work += found.work
         return found.solution
 
     def relaxed(self) -> Staging:
@@ -282,7 +301,8 @@ class UnequalAttempt:
             return np.asarray(total[found.stop] - total[found.start])
 
         for number, tables in enumerate(self._tables.values()):
-            least = least_seconds(tables, self._solve, rough_shares(tables))
+            rough = np.zeros(len(folded.kinds)) if self._stops() else rough_shares(tables)  # launches only
+            least = least_seconds(tables, self._solve, rough)
             resident, kept = _least_bytes(tables, trains=self._trains)
             held = sums(resident)[None] + flying[:, None] * sums(kept)[None] + folded.buffer_bytes
             seconds[:, number, :, 0] = np.where(held <= limit, sums(least)[None], np.inf)
@@ -306,10 +326,13 @@ class UnequalAttempt:
 
     def _placed(self) -> list[Placed]:
         """Return what stages can be chosen from."""
-        search, found = self._search, []
+        search = self._search
+        found: list[Placed] = []
         flavours = search.constraints.flavours()
         fastest = search.constraints.fastest(self._folded.chain, len(self._folded.kinds))
         for submesh, tables in self._tables.items():
+            if found and self._stops():
+                break
             even = max(2, min(self._stages, round(self._space.devices / submesh.mesh.size)))
             choices = pareto_choices(
                 tables, self._pipeline(even), search.memory_limit, flavours, fastest, self._solve, self._stops

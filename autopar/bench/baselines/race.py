@@ -140,8 +140,15 @@ class Race:
             return math.inf
 
     def is_too_large(self, degrees: Degrees) -> bool:
-        """Whether activations alone do not fit, whatever is shared and recomputed (`Estimator.floor_bytes`)."""
-        return self.estimator.floor_bytes(degrees, self.task.constraints.flavours()) > self.task.job.memory_limit
+        """Whether activations alone do not fit, whatever is shared and recomputed (`Estimator.floor_bytes`).
+
+        Nothing is known of plans that the tactics cannot place: others with more samples may be placed.
+        """
+        try:
+            least = self.estimator.floor_bytes(degrees, self.task.constraints.flavours())
+        except TacticError:
+            return False
+        return least > self.task.job.memory_limit
 
     def finalists(self) -> list[Degrees]:
         """Return the fastest plans that fit, fastest first."""

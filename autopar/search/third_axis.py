@@ -1,0 +1,118 @@
+"""Work on meshes of three axes, where the least bound is, as long as it may take.
+
+They are twice as many as all others and seldom better by much, so that they get a share of the work that the others
+took. All schedules are looked at together: the configuration with the least bound is next, be it a floor, what follows
+from others on its mesh (`carried.py`), or its own. So the least bound, which is what is proven, rises soonest.
+"""
+
+import heapq
+import math
+from typing import TYPE_CHECKING
+
+from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.search.carried import Carried
+from autopar.search.outcome import Outcome, Stage
+from autopar.search.pieces import Finding, Piece, Work
+from autopar.search.space import Configuration, Family
+from autopar.search.sweep import Series
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.planner import Search
+
+
+class ThirdAxis(Series):
+    """Works on the configuration with the least bound until none can have a better plan.
+
+    Args:
+        search: What it is part of.
+        outcome: What is known, and is added to.
+        space: The configurations.
+        carried: What follows from what is known of others; added to.
+        elsewhere: No plan of the other configurations has a lower objective, in seconds.
+    """
+
+    def __init__(
+        self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried, elsewhere: float
+    ) -> None:
+        self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
+        self._elsewhere = elsewhere
+        self._open = sorted((search.least(family), number) for number, family in enumerate(space))
+        self._done: list[tuple[float, int]] = []
+        self._busy: dict[int, tuple[float, int]] = {}
+        self._seen: set[int] = set()
+        self._worked: set[int] = set()
+
+    @property
+    def own(self) -> float:
+        """No plan of these configurations has a lower objective, in seconds."""
+        return min((bound for bound, _ in (*self._open, *self._busy.values(), *self._done)), default=math.inf)
+
+    @property
+    def left(self) -> tuple[Configuration, ...]:
+        """Those that may have a better plan and were not worked on to the end."""
+        return tuple(configuration for number in sorted(self._rivals) for configuration in self._space[number])
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`."""
+        self._carry()
+        return not self._busy and not (self._open and self._is_rival(self._open[0][0]))
+
+    def piece(self, index: int) -> Piece | None:
+        """See `Series.piece`: there is nothing to do while others are at what could be done."""
+        if not self._open or not self._is_rival(self._open[0][0]):
+            return None
+        bound, number = self._busy[index] = heapq.heappop(self._open)
+        family, cutoff = self._space[number], self._outcome.best
+        urgent = not self._outcome.candidates
+        if number in self._seen:
+            self._worked.add(number)
+            return Piece(Work.ADVANCE, family, bound, cutoff, urgent=urgent)
+        self._seen.add(number)
+        return Piece(Work.BOUND, family, bound, cutoff, urgent=urgent, hint=self._carried.hint(family))
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        if finding is None:
+            return
+        known, number = self._busy.pop(index)
+        family, bound = self._space[number], max(known, finding.bound)
+        if number not in self._worked:
+            self._carried.learn(family, finding)
+        self._outcome.take(finding, self._search.keep)
+        is_done = finding.is_final and number in self._worked
+        self._outcome.note(family, bound, Stage.DONE if is_done else Stage.NEW if finding.is_final else Stage.OPEN)
+        if is_done:
+            self._done.append((bound, number))
+        else:
+            heapq.heappush(self._open, (bound, number))
+        lowest = min(self.own, self._elsewhere)
+        self._search.tell(self._outcome, "third axis", len(self._seen), len(self._space), lowest, str(family[0]))
+
+    @property
+    def worked(self) -> int:
+        """How many configurations were worked on until there was nothing left to do."""
+        return sum(len(self._space[number]) for number in self._worked - self._rivals)
+
+    @property
+    def excluded(self) -> int:
+        """How many configurations are excluded by their bounds, and were not worked on."""
+        rest = set(range(len(self._space))) - self._worked - self._rivals
+        return sum(len(self._space[number]) for number in rest)
+
+    @property
+    def _rivals(self) -> set[int]:
+        """The configurations on which there is something to do."""
+        return {number for bound, number in (*self._open, *self._busy.values()) if self._is_rival(bound)}
+
+    def _carry(self) -> None:
+        """Raise the bounds of what is next by what follows from others."""
+        while self._open:
+            bound, number = self._open[0]
+            follows = 0.0 if number in self._seen else self._carried.least(self._space[number], self._outcome.best)
+            if follows <= bound:
+                return
+            heapq.heapreplace(self._open, (follows, number))
+
+    def _is_rival(self, bound: float) -> bool:
+        """Whether there may be a plan that is better than the best."""
+        return bound < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)

@@ -1,0 +1,108 @@
+"""The course of a search: what is looked at before what, and what is not looked at any more."""
+
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import pytest
+
+from autopar.search.carried import Carried
+from autopar.search.course import Bounding
+from autopar.search.outcome import Outcome
+from autopar.search.pace import NO_HINT
+from autopar.search.pieces import Finding
+from autopar.search.planner import Search
+from autopar.search.signature import Signature
+from autopar.search.space import Configuration, Family
+from autopar.search.third_axis import ThirdAxis
+from autopar.sharding import Mesh
+
+FLOORS = {1: 1.0, 2: 2.0, 4: 3.0, 8: 4.0}
+"""Of configurations by their number of microbatches."""
+
+FAMILIES: list[Family] = [(Configuration(1, Mesh.of(inner=2), count, "1f1b"),) for count in FLOORS]
+
+
+class _Known(Carried):
+    """Knows what follows for some configurations as soon as another one was looked at."""
+
+    def __init__(self, follows: Mapping[int, float]) -> None:
+        self._follows, self._told = follows, False
+
+    def learn(self, family: Family, finding: Finding) -> None:
+        self._told = True
+
+    def least(self, family: Family, cutoff: float = 0.0) -> float:
+        return self._follows.get(family[0].num_microbatches, 0.0) if self._told else 0.0
+
+    def hint(self, family: Family) -> object:  # type: ignore[override]
+        return NO_HINT
+
+
+def _search() -> Search:
+    found = SimpleNamespace(
+        least=lambda family: FLOORS[family[0].num_microbatches],
+        threshold=lambda outcome: outcome.best,
+        tell=lambda *_: None,
+        keep=1,
+    )
+    return found  # type: ignore[return-value]
+
+
+def _order(series: Bounding | ThirdAxis, bounds: Mapping[int, list[float]], outcome: Outcome, best: float) -> list[int]:
+    """Return the microbatches of what is looked at, given what comes of it each time; a plan is known after two."""
+    found: list[int] = []
+    left = {count: list(each) for count, each in bounds.items()}
+    while not series.ends(len(found)):
+        piece = series.piece(len(found))
+        assert piece is not None
+        count = piece.configuration[0].num_microbatches
+        found.append(count)
+        bound = left[count].pop(0)
+        series.take(len(found) - 1, Finding(bound, None, 0, is_final=not left[count]))
+        if len(found) == 2 and math.isfinite(best):
+            plan = SimpleNamespace(objective=best, signature=Signature((), 1, "", 1, "none"))
+            outcome.candidates = [plan]  # type: ignore[list-item]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("follows", "best", "order", "closed"),
+    [
+        ({}, math.inf, [1, 2, 4, 8], math.inf),
+        ({2: 9.0}, math.inf, [1, 4, 8, 2], math.inf),  # its floor is far too low: it waits
+        ({2: 9.0}, 8.0, [1, 4, 8], 9.0),  # and by then a plan is faster
+        ({4: 5.5, 8: 6.5}, 6.0, [1, 2, 4], 6.5),
+    ],
+)
+def test_what_is_known_to_be_slow_waits(
+    follows: dict[int, float], best: float, order: list[int], closed: float
+) -> None:
+    outcome = Outcome()
+    bounding = Bounding(_search(), outcome, FAMILIES, math.inf, _Known(follows), rivals=True)
+
+    found = _order(bounding, {1: [1.5], 2: [2.5], 4: [5.7], 8: [5.8]}, outcome, best)
+
+    assert found == order
+    assert bounding.closed == closed
+    assert bounding.unseen == math.inf
+    assert outcome.pruned == len(FAMILIES) - len(order)
+    for family in FAMILIES:
+        count = family[0].num_microbatches
+        assert count in order or outcome.standings[family].bound == follows[count]
+
+
+@pytest.mark.parametrize(("follows", "order", "own"), [(7.0, [1, 2, 1, 4, 8], 7.5), (7.3, [1, 2, 1, 4], 7.3)])
+def test_the_least_bound_of_three_axes_is_raised_first(follows: float, order: list[int], own: float) -> None:
+    """Whether by a bound of its own or by what follows; it ends where nothing is below the best plan, at 7.2."""
+    outcome = Outcome()
+    third = ThirdAxis(_search(), outcome, FAMILIES, _Known({8: follows}), math.inf)
+    assert third.own == 1.0
+    assert len(third.left) == len(FAMILIES)
+
+    found = _order(third, {1: [2.5, 7.9], 2: [9.0], 4: [7.5], 8: [8.0]}, outcome, 7.2)
+
+    assert found == order
+    assert third.own == own
+    assert third.left == ()
+    assert (third.worked, third.excluded) == (1, 3)
