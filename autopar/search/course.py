@@ -116,7 +116,8 @@ class Bounding(Series):
         self.closed = math.inf
         self.space, self.elsewhere, self.rivals = space, elsewhere, rivals
         self._search, self._outcome, self._carried = search, outcome, carried
-        self._floors = sorted((search.least(family), number) for number, family in enumerate(space))
+        floors = [self._raised(search.least(family), family) for family in space]
+        self._floors = sorted((least, number) for number, least in enumerate(floors))
         self._cutoffs: dict[int, float] = {}
         self._needless: dict[int, float] = {}
         self._left = set(range(len(space)))
@@ -131,7 +132,14 @@ class Bounding(Series):
     @property
     def unseen(self) -> float:
         """The least floor of those that were not looked at and might have been."""
-        return min((self._floors[index][0] for index in self._left), default=math.inf)
+        floors = (self._floors[index] for index in self._left)
+        return min((self._raised(least, self.space[number]) for least, number in floors), default=math.inf)
+
+    def _raised(self, least: float, family: Family) -> float:
+        """Return the floor of a family, raised by what others say unless it is enough to exclude the family."""
+        if not self._outcome.candidates or least >= self._outcome.best:
+            return least
+        return max(least, self._carried.least(family, self._outcome.best))
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`: floors ascend, so that all after one too slow are at least as slow."""
@@ -147,7 +155,7 @@ class Bounding(Series):
         """See `Series.piece`: what is known of others may be enough."""
         least, number = self._floors[index]
         self._cutoffs[index] = self.threshold()
-        follows = self._carried.least(self.space[number])
+        follows = self._carried.least(self.space[number], self._cutoffs[index])
         if follows >= self._cutoffs[index]:
             self._needless[index] = follows
             return None
