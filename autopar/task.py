@@ -222,8 +222,12 @@ def pinned(task: Task, pins: Pins) -> Task:
     fixed = workload.fixed_batch
     space = _space(workload, task.costs.cluster, job.gpus, job.global_batch)
     blocks = workload.folded(fixed or job.global_batch).num_blocks
-    left = unequal_left(unequal(space, task.costs.cluster, job.gpus, blocks), pins, job.global_batch, blocks)
-    frame = Frame(task.costs.cluster, job.gpus, job.global_batch, fixed, blocks, left)
+    declared = unequal(space, task.costs.cluster, job.gpus, blocks)
+    left = unequal_left(declared, pins, job.global_batch, blocks)
+    open_count = pins.without(*(item for item in pins.items if (item.section, item.key) == ("pin", "stages")))
+    any_count = unequal_left(declared, open_count, job.global_batch, blocks)
+    counts = () if any_count is None else any_count.stages
+    frame = Frame(task.costs.cluster, job.gpus, job.global_batch, fixed, blocks, left, counts)
     space, constraints = constrain(
         space,
         pins,

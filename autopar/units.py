@@ -81,6 +81,8 @@ def format_seconds(value: float) -> str:
         return "0 s"
     if not math.isfinite(value):
         return f"{value:g} s"
+    if abs(value) >= 1000:
+        return f"{value:,.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(value) >= scale:
             return f"{value / scale:.3g} {unit}"

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar import huggingface, models
-from autopar.errors import JobError, ModelError, PlanError
+from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError
+from autopar.formulate.excerpt import Excerpt, excerpt
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.recipes import batch_dims
-from autopar.ir.blocks import find_blocks
+from autopar.formulate.resize import Resizing, Sample, place_blocks
+from autopar.ir.blocks import Cut, cut
 from autopar.ir.graph import Graph
 from autopar.onnx import load
+from autopar.onnx.abridge import abridged
 from autopar.onnx.content import content_digest
-from autopar.onnx.reader import read
+from autopar.onnx.importer import import_model
+from autopar.onnx.reader import Source, read
 from autopar.plan import ModelInfo, Plan
 from autopar.training import training_step
 
@@ -32,7 +36,7 @@ _PROBES = (6, 10, 14, 22, 26, 34, 38, 46)
 
 @dataclass(eq=False)
 class Workload:
-    """One model under one job; graphs are built once per microbatch size.
+    """One model under one job; graphs are made once per microbatch size, most of them from one that is built whole.
 
     Attributes:
         source: File path, `zoo:NAME` or `hf:PATH`, as the user gave it.
@@ -50,6 +54,7 @@ class Workload:
     loss: str
     optimizer: str
     _folded: dict[int, Folded] = field(default_factory=dict, repr=False)
+    _built: "list[_Built]" = field(default_factory=list, repr=False)
 
     def forward(self, samples: int | None) -> Graph:
         """Return the imported graph for a number of samples, or for the number it was exported with.
@@ -57,9 +62,13 @@ class Workload:
         Raises:
             ModelError: If the model cannot be imported, or not with that number.
         """
+        return load(self.model, dims=self.bound, batch=samples)
+
+    @property
+    def bound(self) -> Mapping[str, int]:
+        """Sizes of dynamic dims of what is imported."""
         # What --set names on such a model went into its builder; it has no dynamic dim but the batch.
-        dims = {} if self.source.startswith((ZOO, HUGGING_FACE)) else self.dims
-        return load(self.model, dims=dims, batch=samples)
+        return {} if self.source.startswith((ZOO, HUGGING_FACE)) else self.dims
 
     def proto(self) -> "onnx.ModelProto":
         """Return the model as it was before the import.
@@ -82,15 +91,33 @@ class Workload:
             UnsupportedOpError: If an op cannot be differentiated.
         """
         with _uncollected():
-            graph = find_blocks(self.forward(None if samples == self.fixed_batch else samples))
-            return training_step(graph, loss=self.loss, optimizer=self.optimizer) if self.mode == "train" else graph
+            return self.step(self._cut(samples).graph)
+
+    def _cut(self, samples: int) -> Cut:
+        return cut(self.forward(None if samples == self.fixed_batch else samples))
+
+    def step(self, graph: Graph) -> Graph:
+        """Return what is run for a forward graph with blocks."""
+        return training_step(graph, loss=self.loss, optimizer=self.optimizer) if self.mode == "train" else graph
 
     def folded(self, samples: int) -> Folded:
-        """Return the distinct blocks of a microbatch."""
+        """Return the distinct blocks of a microbatch, made from those of another size where that is the same."""
         if samples not in self._folded:
             with _uncollected():
-                self._folded[samples] = fold(self.graph(samples))
+                self._folded[samples] = self._resized(samples) or self._build(samples)
         return self._folded[samples]
+
+    def _build(self, samples: int) -> Folded:
+        """Import and fold the whole model."""
+        found = self._cut(samples)
+        folded = fold(self.step(found.graph))
+        self._built.append(_Built(self, samples, found, folded))
+        return folded
+
+    def _resized(self, samples: int) -> Folded | None:
+        """Return the distinct blocks as an excerpt of the model tells them; None if it does not."""
+        found = (built.resized(samples) for built in self._built)
+        return next((folded for folded in found if folded is not None), None)
 
     @cached_property
     def fixed_batch(self) -> int | None:
@@ -135,9 +162,15 @@ class Workload:
         """The graph rules are discovered on: with a batch that no other dim of the model shares."""
         if self.fixed_batch is not None:
             return self.folded(self.fixed_batch).graph
-        smallest = self.forward(1)  # its backward has the same dims
+        samples = [built.sample(1) for built in self._built if built.resizing is not None]
+        smallest = next((sample.forward for sample in samples if sample is not None), None)
+        if smallest is None:
+            smallest = self.forward(1)  # its backward has the same dims
         sizes = {size for value in smallest.values.values() for size in value.shape}
-        return self.graph(next((size for size in _PROBES if size not in sizes), _PROBES[0]))
+        size = next((size for size in _PROBES if size not in sizes), _PROBES[0])
+        with _uncollected():
+            resized = self._resized(size)
+        return self.graph(size) if resized is None else resized.graph
 
     def info(self) -> ModelInfo:
         """Return what a plan records of the model."""
@@ -145,6 +178,61 @@ class Workload:
         dims = tuple(sorted((name, int(value)) for name, value in self.dims.items()))
         sha256 = graph.metadata["sha256"]
         return ModelInfo(graph.name, self.source, sha256, graph.num_parameters, dims, _tokens(graph))
+
+
+@dataclass(eq=False)
+class _Built:
+    """A model that was built whole for one microbatch size, and the excerpt of it that tells other sizes.
+
+    Attributes:
+        workload: The model.
+        samples: The microbatch size.
+        cut: Its forward graph, cut into blocks.
+        folded: Its distinct blocks.
+    """
+
+    workload: Workload
+    samples: int
+    cut: Cut
+    folded: Folded
+
+    @cached_property
+    def excerpt(self) -> Excerpt | None:
+        """What is kept of its layers; None if that would be most of them."""
+        return excerpt(self.cut.graph, self.folded.chain)
+
+    @cached_property
+    def source(self) -> Source | None:
+        """The excerpt as a model to be imported; None if there is none."""
+        if self.excerpt is None:
+            return None
+        return abridged(read(self.workload.model), self.excerpt.joins, self.excerpt.dropped)
+
+    @cached_property
+    def resizing(self) -> Resizing | None:
+        """What makes other sizes; None if the excerpt does not tell them."""
+        known = self.sample(self.samples)
+        if known is None or self.excerpt is None:
+            return None
+        return Resizing.of(self.cut, self.folded, self.excerpt.kept, known)
+
+    def resized(self, samples: int) -> Folded | None:
+        """Return the distinct blocks of another microbatch size; None if the excerpt does not tell them."""
+        if self.resizing is None:
+            return None
+        sample = self.sample(samples)
+        return None if sample is None else self.resizing.at(sample)
+
+    def sample(self, samples: int) -> Sample | None:
+        """Return the excerpt for a number of samples; None if it cannot be built, and the whole has to say why."""
+        if self.source is None or self.excerpt is None:
+            return None
+        try:
+            graph = import_model(self.source, self.workload.bound, samples)
+            forward = place_blocks(graph, self.cut.graph, self.excerpt.kept)
+            return None if forward is None else Sample(forward, self.workload.step(forward))
+        except (ModelError, UnsupportedOpError):
+            return None
 
 
 @contextmanager

@@ -1,17 +1,48 @@
 """Settings all tests share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from autopar.discover import discovery
+from autopar.discover.rules import Rule
+from autopar.discover.store import Store
+
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+FIND_RULES = ("test_discover", "test_law_rules", "test_tactics_shardy")
+"""How the files begin whose tests are about finding rules: each of them finds its own."""
+
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for rules that all tests share."""
-    return tmp_path_factory.mktemp("rules")
+    """Return a folder for rules that all tests share, those of other processes of this run too."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "rules"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+class RememberingStore(Store):
+    """Rules kept in memory, those of earlier tests among them."""
+
+    _known: tuple[dict[str, Rule], dict[str, str]] = ({}, {})
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__(folder)
+        if folder is None:
+            self._rules, self._signatures = self._known
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rules_are_found_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where nothing is kept on disk, let a test know the rules that earlier ones found: the same op, the same rule."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.path.name.startswith(FIND_RULES):
+            patch.setattr(discovery, "Store", RememberingStore)
+        yield

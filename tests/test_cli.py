@@ -371,7 +371,7 @@ with Interruption() as interruption:
         for expected in ("ready\n", "asked\n"):
             assert process.stdout.readline() == expected
             process.send_signal(signal.SIGINT)
-        code = process.wait(timeout=10)
+        code = process.wait(timeout=60)
 
     assert code == -signal.SIGINT
 

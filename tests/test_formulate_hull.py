@@ -8,9 +8,10 @@ import pytest
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.discover import discover
 from autopar.formulate.building import build_tables
+from autopar.formulate.grouped import grouped_time
 from autopar.formulate.hull import step_program
 from autopar.formulate.offload import with_host
-from autopar.formulate.scheduled import scheduled_step, stage_works
+from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, stage_times, step_time, time_of
 from autopar.formulate.tables import OUTSIDE, Tables
 from autopar.formulate.weights import problem, weights
@@ -18,7 +19,9 @@ from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
 from autopar.search.blocks import assemble_blocks
+from autopar.search.floor import floor
 from autopar.search.hull import Hull
+from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate.offload import host_links
 from autopar.solvers import load
@@ -27,6 +30,9 @@ from tests.formulations import COSTS, good_choice, lowered_bytes, random_choice,
 
 TOLERANCE = 2e-6
 """Relative: the linear program is solved to 1e-7 in units of about a step time."""
+
+SAMPLES = 8
+"""Of a microbatch of the tables."""
 
 NONE = Recompute.NONE
 
@@ -100,7 +106,12 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
     chain, overlap = found.folded.chain, Overlap.of(STACKS[stack])
     chunks = 2 if schedule == "interleaved" and 2 * num_groups <= len(chain) else 1
     pipeline = Pipeline(num_groups * chunks, 4 * num_groups, schedule, overlap, 1e-4, chunks, 0.1)
-    hull = Hull(found, step_program(found, pipeline, np.inf), _solve)
+    microbatches = pipeline.num_microbatches
+    under = floor(found.folded, found.folded, (SAMPLES, SAMPLES), found.costs)
+    configuration = Configuration(num_groups, found.mesh, microbatches, schedule, chunks)
+    path = under.path(configuration, SAMPLES * microbatches)
+    assert (path is None) == (num_groups == 1 or schedule == "1f1b")
+    hull = Hull(found, step_program(found, pipeline, np.inf, path=path), _solve)
     hull.add(good_choice(model, "train"))
     for _ in range(6):
         hull.step(np.inf, lambda _: None, memory=False)
@@ -113,9 +124,9 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
             continue
         for ranges in splits(len(chain), pipeline.num_stages):
             split = _mixed(ranges, rng)
-            if schedule.startswith("zb"):
-                works = stage_works(found, choice, split, splits=True)
-                seconds = scheduled_step(schedule, num_groups, pipeline.num_microbatches, works) + pipeline.fixed
+            if schedule != "1f1b":
+                passes = pass_seconds(found, choice, splits=schedule != "interleaved")
+                seconds = grouped_time(passes, totals, chain, pipeline, split, 0.0).seconds
             else:
                 seconds = time_of(stage_times(totals, chain, split, overlap), pipeline, 0.0).seconds
             assert hull.bound <= seconds * (1 + TOLERANCE)

@@ -141,7 +141,7 @@ def test_halos_are_priced_and_held() -> None:
     graph = spatial_net(train=False)
     whole = fold(graph)
     tables = build_tables(whole, discover(graph), MESH, COSTS)
-    resident, wire = element_bytes(graph, COSTS.policy)
+    resident, wire = element_bytes(whole, COSTS.policy)
     checked = 0
 
     for index, node in enumerate(tables.nodes):

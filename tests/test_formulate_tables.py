@@ -75,7 +75,7 @@ def test_edges_price_the_change_of_placement(name: str) -> None:
     found = tables(name)
     rng = np.random.default_rng(0)
     graph = found.folded.graph
-    _, wire = element_bytes(graph, found.costs.policy)
+    _, wire = element_bytes(found.folded, found.costs.policy)
 
     for edge in found.edges:
         first, second = found.nodes[edge.first], found.nodes[edge.second]
@@ -130,7 +130,7 @@ class _Unfolded:
     def __post_init__(self) -> None:
         folded = self.found.folded
         self.graph = folded.graph
-        self.resident, self.wire = element_bytes(self.graph, self.found.costs.policy)
+        self.resident, self.wire = element_bytes(folded, self.found.costs.policy)
         self.op_node = {(n.kind, n.position): i for i, n in enumerate(self.found.nodes) if n.decision is Decision.OP}
         self.named = {n.name: i for i, n in enumerate(self.found.nodes) if n.decision is Decision.COPY}
         self.stored = {n.name: i for i, n in enumerate(self.found.nodes) if n.decision is Decision.PARAMETER}

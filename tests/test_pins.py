@@ -139,7 +139,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pins", "message", "hint"),
     [
-        ({"stages": 9}, "stages: 9 cannot occur: 8 GPUs", "1, 2, 4"),
+        ({"stages": 9}, "stages: 9 cannot occur: 8 GPUs", "there are 1, 2, 3, 4, 5"),
         ({"microbatches": 3}, "3 does not divide the batch of 16", "2 does"),
         ({"microbatch_size": 5}, "5 does not divide the batch of 16", "4 does"),
         ({"mesh": "3x2"}, "has 6 devices, a stage of 8 GPUs never has", "2, 4, 8"),

@@ -65,7 +65,13 @@ def _long_names(plan: Plan) -> Plan:
     return replace(plan, blocks=tuple(replace(block, states=states) for block in plan.blocks))
 
 
-@pytest.mark.parametrize("change", [_without_search, _long_summary, _many_stages, _one_device, _long_names])
+def _many_sizes(plan: Plan) -> Plan:
+    return replace(plan, model=replace(plan.model, dims=tuple((f"num_of_{i}", 1024) for i in range(9))))
+
+
+@pytest.mark.parametrize(
+    "change", [_without_search, _long_summary, _many_stages, _one_device, _long_names, _many_sizes]
+)
 def test_every_line_fits_80_columns(change: Callable[[Plan], Plan]) -> None:
     """Whatever the plan lacks or has too much of."""
     plan = change(two_stage_plan())

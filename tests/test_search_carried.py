@@ -18,13 +18,13 @@ from autopar.formulate.tables import Tables
 from autopar.formulate.weights import problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
-from autopar.schedule.least import least_counts
+from autopar.schedule.least import least_counts, least_path
 from autopar.search.attempt import Attempt
 from autopar.search.carried import Carried
 from autopar.search.floor import floor, scales
 from autopar.search.pace import UNKNOWN
 from autopar.search.pieces import Finding
-from autopar.search.space import Configuration, Family, families
+from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.formulations import COSTS, DIMS, folded, optimum, random_choice, rules, splits
@@ -51,12 +51,58 @@ def test_no_step_is_shorter_than_the_counts_say(name: str, chunks: int, size: tu
     shapes += [np.full((count, 2), 1.0), np.outer(np.ones(count), [0.0, 1.0]), np.outer(np.ones(count), [1.0, 0.0])]
 
     for shape in shapes:
-        seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage) for stage in shape.tolist()])
+        seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage[:3]) for stage in shape.tolist()])
         assert forward * shape[:, 0].sum() + backward * shape[:, 1].sum() <= seconds * (1 + 1e-9) + 1e-12
     if name == "gpipe":
         assert min(forward, backward) == pytest.approx((microbatches + groups - 1) / groups, rel=1e-5)
     else:
         assert forward + 2 * backward > 3 * microbatches / groups, "there is a bubble"
+
+
+SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
+
+
+@pytest.mark.parametrize("size", [(2, 2), (2, 4), (3, 6), (4, 8)])
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
+def test_no_step_is_shorter_than_its_longest_path(name: str, chunks: int, size: tuple[int, int]) -> None:
+    """Whatever shares stages have of what is alike, down to one with everything, and wherever the rest is."""
+    groups, microbatches = size
+    schedule, count = SCHEDULES[name], groups * chunks
+    alike = np.array([0.32, 0.42, 0.26] if schedule.splits else [0.32, 0.68])
+    rng = np.random.default_rng(count)
+    for besides in ((0.0, 0.0), (0.02, 0.05), (0.5, 0.2)):
+        found = least_path(schedule, groups, microbatches, chunks, (3 * alike).tolist(), besides)
+        assert found is not None
+        for kept in (1.0, 0.5, 0.3) * 12:
+            shares = rng.dirichlet(np.ones(count)) if kept == 1.0 else np.eye(count)[rng.integers(count)]
+            rest = rng.exponential(size=(count, len(alike))) * (rng.random((count, len(alike))) < kept)
+            rest *= rng.choice([0.0, 0.01, 1.0])
+            shape = 3 * np.outer(shares, alike) + rest
+            seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage[:3]) for stage in shape.tolist()])
+            assert found.step(shape[:, 0].sum(), shape[:, 1:].sum()) <= seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "seen"), [("zb-h1", 2, 0.95), ("zb-h1", 4, 0.95), ("zb-h2", 4, 0.7), ("zb-v", 4, 0.7)]
+)
+def test_the_longest_path_sees_the_bubble(name: str, groups: int, seen: float) -> None:
+    """That of equal stages, whose weight passes are shorter than their backwards; uneven ones have less of it."""
+    chunks, microbatches = 2 if name == "zb-v" else 1, 2 * groups
+    alike = (0.32, 0.42, 0.26)
+    found = least_path(SCHEDULES[name], groups, microbatches, chunks, alike, (0.0, 0.0))
+    forward, backward, weight = (part / (groups * chunks) for part in alike)
+    stages = [StageWork(forward, backward, weight)] * groups * chunks
+
+    bubble = scheduled_step(name, groups, microbatches, stages) - microbatches / groups
+
+    assert found is not None
+    assert found.step(0.32, 0.68) - microbatches / groups >= seen * bubble > 0
+
+
+def test_long_steps_and_single_groups_have_no_path() -> None:
+    """Nothing is looked at that takes long and says little."""
+    assert least_path(SCHEDULES["zb-h1"], 1, 4, 1, (1.0, 1.0, 1.0), (0.0, 0.0)) is None
+    assert least_path(SCHEDULES["zb-h1"], 32, 512, 1, (1.0, 1.0, 1.0), (0.0, 0.0)) is None
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
@@ -157,14 +203,15 @@ def test_no_plan_is_faster_than_what_others_say() -> None:
     mesh = Mesh.of(outer=2, inner=2)
     known = families([each for each in task.space if each.mesh == mesh and each.num_microbatches in (2, 12)])
     carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
-    assert not any(carried.least(family) for family in known), "nothing is known"
+    untold = {family: carried.least(family) for family in known}
+    assert all((least > 0) == (family[0].schedule not in PLAIN) for family, least in untold.items()), "paths only"
     for family in known:
         if family[0].num_microbatches == 2:
             attempt = search.attempt(family, np.inf)
             assert attempt is not None
             bound = attempt.relaxed(np.inf)
             carried.learn(family, Finding(bound, None, 0, pace=attempt.pace, unlimited=attempt.unlimited))
-            assert carried.least(family) <= bound * (1 + CLOSE)
+            assert carried.least(family) >= max(untold[family], bound * (family[0].schedule in PLAIN) * (1 - CLOSE))
 
     told = {(own.schedule, own.num_chunks) for family in known for own in family}
     assert {name for name, _ in told} == {"1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"}
@@ -205,3 +252,47 @@ def test_the_bound_of_every_family_is_below_its_plans() -> None:
 
         assert attempt.pace != UNKNOWN
         assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
+
+
+def test_schedules_with_too_long_a_path_are_left_out_of_the_bound() -> None:
+    """ZB-H1 beside ZB-H2: what is left is bounded by itself, and the bound says no more than holds for both."""
+    task = _task()
+    search = task.search(Effort())
+    (family,) = (
+        family
+        for family in families(task.space)
+        if family[0].num_stages == 4 and family[0].num_microbatches == 6 and family[0].schedule == "zb-h1"
+    )
+    whole, narrow = (search.attempt(family, np.inf) for _ in range(2))
+    assert whole is not None
+    assert narrow is not None
+    whole.relaxed(np.inf)
+    first, second = (
+        search.floor.path_seconds(own, search.global_batch, own.pipeline(task.costs.stack), whole.pace.seconds)
+        for own in family
+    )
+    assert second < first, "less is put off"
+    assert whole.bounded == family
+
+    bound = narrow.relaxed(first)
+
+    assert narrow.bounded == family[1:]
+    assert narrow.left_out == pytest.approx(first)
+    assert second * (1 - CLOSE) <= bound <= first * (1 + CLOSE)
+    assert all(bound <= seconds * (1 + CLOSE) for seconds in _random_plans(task, family, 4))
+
+
+def test_a_path_is_left_out_only_where_it_excludes_nothing() -> None:
+    """Equal stages take no less than the least path says, so that what they take is enough to know."""
+    task = _task()
+    search = task.search(Effort())
+    carried = Carried(search.folded, search.floor, task.costs.stack, task.job.global_batch)
+    for family in (family for family in families(task.space) if family[0].num_microbatches in (4, 6)):
+        least = carried.least(family)
+        evenly = [
+            search.floor.even_seconds(own, search.global_batch, own.pipeline(task.costs.stack), 0.0) for own in family
+        ]
+
+        assert carried.least(family, least) == least
+        assert carried.least(family, 2 * min(evenly)) == 0.0
+        assert least <= min(evenly) * (1 + CLOSE)

@@ -32,7 +32,7 @@ class _Known(Carried):
     def learn(self, family: Family, finding: Finding) -> None:
         self._told = True
 
-    def least(self, family: Family) -> float:
+    def least(self, family: Family, cutoff: float = 0.0) -> float:
         return self._follows.get(family[0].num_microbatches, 0.0) if self._told else 0.0
 
     def hint(self, family: Family) -> object:  # type: ignore[override]

@@ -118,6 +118,19 @@ def test_a_reordering_names_the_part_that_differs() -> None:
     assert reorderings((b, replace(a, objective=2.0))) == []
 
 
+def test_a_reordering_names_all_parts_that_matter() -> None:
+    """Those a quarter as far apart as the first one, which comes first, and none that speaks for the other order."""
+    a = _plan(1.1, 1.2, passes=(0.9, 0.9), waits=(0.1, 0.1), end=(0.1, 0.2), update=(0.1, 0.1))
+    b = _plan(1.0, 1.3, passes=(0.8, 0.9), waits=(0.1, 0.4), end=(0.1, 0.1), update=(0.1, 0.11))
+
+    (told,) = reorderings((a, b))
+
+    assert told.endswith(
+        "simulated: waits 400 ms instead of 100 ms, of the other 100 ms instead of 100 ms; "
+        "passes 900 ms instead of 800 ms, of the other 900 ms instead of 900 ms"
+    )
+
+
 @pytest.mark.parametrize(
     ("complete", "words"),
     [(0.0, ""), (1.4, "no plan that differs from these"), (1.05, "may exist from 1.05 s")],

@@ -7,7 +7,7 @@ import pytest
 import autopar
 from autopar.degrees import Degrees
 from autopar.search.roles import AxisTallies
-from autopar.sharding import Placement, Replicate, Shard
+from autopar.sharding import Partial, Placement, Replicate, Shard
 
 
 def tallies(**fields: tuple[Placement, float]) -> AxisTallies:
@@ -44,6 +44,17 @@ def test_a_tied_head_is_no_activation(cache_dir: Path) -> None:
     plan = autopar.predict("zoo:gpt2", Degrees(dp=2, tp=2, global_batch=8), dims=dims, cache_dir=cache_dir).plan
 
     assert plan.summary.startswith("dp=2 × tp=2")
+
+
+@pytest.mark.parametrize("halves", [(Shard(1), Shard(2)), (Shard(1), Partial("sum"))])
+def test_an_axis_that_shares_all_work_is_not_idle(halves: tuple[Placement, Placement]) -> None:
+    """The logits of a head by their vocabulary, dim 2 or, turned for the loss, 1; or as terms of a sum."""
+    axis = AxisTallies.empty()
+    for placement in halves:
+        axis.activations.add(placement, 0.5, 3)
+    axis.used.add(Replicate(), 1.0, 2)  # the embedding, whose transpose is split
+
+    assert axis.role == "tp"
 
 
 @pytest.mark.parametrize(

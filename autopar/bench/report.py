@@ -10,7 +10,7 @@ from autopar.bench.conditions import Conditions
 from autopar.bench.records import Comparison, PlanFigures, Result
 from autopar.bench.svg import Axis, Curve, chart
 from autopar.plan import write_atomically
-from autopar.report.summary import WHY_STOPPED, describe_job, describe_model
+from autopar.report.summary import WHY_STOPPED, describe_job, describe_model, headline
 from autopar.report.text import format_entries, format_table, heading
 from autopar.units import format_bytes, format_seconds
 
@@ -28,7 +28,7 @@ _SHORT = {"exhausted": "done"}
 def format_comparison(comparison: Comparison) -> str:
     """Return the table of a comparison for a terminal of 100 columns, with the plans and the verdict."""
     results = comparison.results
-    lines = [describe_model(comparison), describe_job(comparison), ""]
+    lines = [*headline(comparison), ""]
     lines += format_table(_HEADER, [_cells(result, comparison) for result in results], TABLE_WIDTH)
     lines += ["", *format_entries([(result.method, _plan(result)) for result in results], TABLE_WIDTH)]
     lines += ["", *format_entries([("verdict", verdict(comparison))], TABLE_WIDTH)]

@@ -19,7 +19,8 @@ from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.scheduled import StageWork, link_jobs
 from autopar.formulate.step import Split, StageTimes, stage_times
 from autopar.formulate.tables import Slot
-from autopar.program.lower import LoweredKind, copies
+from autopar.program.block import LoweredKind
+from autopar.program.lower import copies
 from autopar.program.records import HOST_PHASES, Category, Collective, Segment, SegmentPhase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, chunks_of

@@ -44,7 +44,7 @@ _USES = {
 
 def buffers(tables: Tables) -> tuple[Buffer, ...]:
     """Return the buffers of a graph; those that are always empty are left out."""
-    resident, wire = element_bytes(tables.folded.graph, tables.costs.policy)
+    resident, wire = element_bytes(tables.folded, tables.costs.policy)
     found = []
     known: dict[tuple[int, BufferUse, float, float], FloatArray] = {}  # equal prices are of equal ways
     for index, edge in enumerate(tables.edges):

@@ -12,7 +12,7 @@ from autopar.cost import ALONE, CostModel, Fused, Resharder
 from autopar.cost.collectives import leaves_node
 from autopar.cost.reshard import bucketed
 from autopar.discover import Rules, Strategy
-from autopar.formulate.facts import covering_ops, element_bytes, fused_ops, read_bytes
+from autopar.formulate.facts import covering_ops, element_bytes, fused_ops, read_bytes, states_of
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import meaning
 from autopar.formulate.options import Options, is_partial, local_sizes
@@ -69,11 +69,11 @@ class _Builder:
         self.resharder, self.bucketed = Resharder(mesh, costs), bucketed(mesh, costs)
         self.leaves_nodes = any(leaves_node(axis, costs.cluster.devices_per_node) for axis in mesh.axes)
         self.covering_ops = covering_ops(folded)
-        self.resident, self.wire = element_bytes(self.graph, costs.policy)
-        self.read = read_bytes(self.graph, costs.policy)
-        self.trains = any(op.phase is Phase.BACKWARD for op in self.graph.ops)
+        self.resident, self.wire = element_bytes(folded, costs.policy)
+        self.read = read_bytes(folded, costs.policy)
+        self.trains = any(op.phase is Phase.BACKWARD for kind in folded.kinds for op in kind.ops)
         self.results = frozenset() if self.trains else frozenset(self.graph.outputs)
-        self.written = {state.output: state for state in self.graph.states if state.output != state.input}
+        self.written = states_of(folded).written
         self.fused = fused_ops(folded, costs)
         self.selective = selective_ops(folded, costs)
 
@@ -301,15 +301,11 @@ class _Builder:
 
     def _close_step(self) -> None:
         """Connect new parameters with old: who owns a shard of the update sends it to who stores the parameter."""
-        for state in self.graph.states:
-            if state.role is not Role.PARAMETER or state.output == state.input:
-                continue
+        for state in states_of(self.folded).updates:
             new = self.folded.by_value.get(state.output)
             old = self.folded.by_value.get(state.input)
             if new is None or old is None or old not in self.parameter_node:
                 continue
-            if self.nodes[self.parameter_node[old]].name != state.input:
-                continue  # not the representative
             value = self.graph.values[state.input]
             share = self.nodes[self.parameter_node[old]].share
             source = self.op_node[new.kind, new.position]

@@ -1,8 +1,11 @@
 """What is known of a folded graph whatever the mesh: bytes per element, fused ops, what the host launches.
 
-All of it is found once per graph, for there are many meshes.
+All of it is found once per graph, for there are many meshes; what does not depend on the number of samples either is
+found once for all microbatch sizes. What is returned is kept, and not to be changed.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -10,20 +13,57 @@ from numpy.typing import NDArray
 
 from autopar.cost import ALONE, CostModel, DtypePolicy, Fused
 from autopar.formulate.fold import Folded
-from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.graph import Phase, Role, State
 
 FloatArray = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class States:
+    """The persistent tensors of a step, by what is asked of them.
+
+    Attributes:
+        written: By what is stored, those that a step changes.
+        parameters: Names of parameters before the step.
+        owners: By what is stored, the parameter it belongs to.
+        updates: The parameters that stand for others of their kind and that a step changes.
+    """
+
+    written: Mapping[str, State]
+    parameters: frozenset[str]
+    owners: Mapping[str, str]
+    updates: tuple[State, ...]
+
+
+def states_of(folded: Folded) -> States:
+    """Return the persistent tensors of a graph."""
+    return _states(folded.pattern)
+
+
 @lru_cache(maxsize=32)
-def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
+def _states(folded: Folded) -> States:
+    states, distinct = folded.graph.states, {parameter.value.name for parameter in folded.parameters}
+    return States(
+        {state.output: state for state in states if state.output != state.input},
+        frozenset(state.input for state in states if state.role is Role.PARAMETER),
+        {state.output: state.owner for state in states},
+        tuple(own for own in states if own.input in distinct and own.output != own.input),
+    )
+
+
+def element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Return the bytes per element of every value in memory and on the wire.
 
     The gradient of a parameter has the precision it is summed in from the start, so that it costs the same to reduce
     before and after the sum over microbatches. A gradient that passes between blocks as well (of a parameter that is
-    added to an activation of its shape) has that of activations, as in blocks that have no such parameter. Kept for the
-    meshes of one microbatch size: not to be changed.
+    added to an activation of its shape) has that of activations, as in blocks that have no such parameter.
     """
+    return _element_bytes(folded.pattern, policy)
+
+
+@lru_cache(maxsize=32)
+def _element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[dict[str, float], dict[str, float]]:
+    graph = folded.graph
     resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
     summing = [(op, output) for op in graph.ops for output in op.outputs if output in sums]
@@ -39,18 +79,34 @@ def element_bytes(graph: Graph, policy: DtypePolicy) -> tuple[dict[str, float], 
     return resident, wire
 
 
+def read_bytes(folded: Folded, policy: DtypePolicy) -> Mapping[str, float]:
+    """Return the bytes per element of every value as forward and backward read it."""
+    return _read_bytes(folded.pattern, policy)
+
+
 @lru_cache(maxsize=32)
-def read_bytes(graph: Graph, policy: DtypePolicy) -> dict[str, float]:
-    """Return the bytes per element of every value as forward and backward read it; not to be changed."""
-    resident, wire = element_bytes(graph, policy)
-    states = [state for state in graph.states if state.role is Role.PARAMETER]
-    return resident | {name: wire[name] for state in states for name in (state.input, state.output)}
+def _read_bytes(folded: Folded, policy: DtypePolicy) -> dict[str, float]:
+    resident, wire = element_bytes(folded, policy)
+    states = [state for state in folded.graph.states if state.role is Role.PARAMETER]
+    return {**resident, **{name: wire[name] for state in states for name in (state.input, state.output)}}
+
+
+def moved_bytes(folded: Folded, policy: DtypePolicy) -> Mapping[str, float]:
+    """Return the bytes per element of every value as kernels move it, gradients as they are stored."""
+    return _moved_bytes(folded.pattern, policy)
+
+
+@lru_cache(maxsize=32)
+def _moved_bytes(folded: Folded, policy: DtypePolicy) -> dict[str, float]:
+    return policy.graph_read_bytes(folded.graph)
 
 
 @lru_cache(maxsize=32)
 def fused_ops(folded: Folded, costs: CostModel) -> dict[str, Fused]:
     """Return by name the ops that are not kernels of their own; not to be changed."""
-    ranks = {name: len(value.shape) for name, value in folded.graph.values.items()}
+    values = folded.graph.values
+    names = {name for kind in folded.kinds for op in kind.ops for name in (*op.inputs, *op.outputs) if name}
+    ranks = {name: len(values[name].shape) for name in names}
     return {name: fused for kind in folded.kinds for name, fused in costs.fuse(kind.ops, ranks).items()}
 
 
@@ -80,13 +136,17 @@ def host_seconds_again(folded: Folded, costs: CostModel, selective: tuple[frozen
     return seconds
 
 
-@lru_cache(maxsize=32)
 def covering_ops(folded: Folded) -> frozenset[str]:
     """Return the ops of the backward, by name, that only make the gradient of one parameter.
 
     What they make ends in exactly one sum of gradients and leaves the block nowhere else. Nothing waits for it, so that
     collectives run beside it.
     """
+    return _covering_ops(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _covering_ops(folded: Folded) -> frozenset[str]:
     sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
     readers = folded.readers
     found = []

@@ -127,6 +127,7 @@ class Folded:
         by_value: Producer of every value that has one.
         producers: Op that defines each value.
         readers: Ops that read each value, in program order, each once.
+        origin: The folded graph of another microbatch size that it was made of, if it was; see `pattern`.
     """
 
     graph: Graph
@@ -139,6 +140,12 @@ class Folded:
     by_value: Mapping[str, Producer]
     producers: Mapping[str, Op]
     readers: Mapping[str, Sequence[Op]]
+    origin: "Folded | None" = None
+
+    @property
+    def pattern(self) -> "Folded":
+        """What has the same names, types and structure: all that depends on these alone is found once, for it."""
+        return self if self.origin is None else self.origin
 
     @property
     def num_blocks(self) -> int:

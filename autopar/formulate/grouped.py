@@ -95,7 +95,7 @@ def grouped_time(
 ) -> StepTime:
     """Return the step time of a split under any schedule; arguments as of `best_grouped`."""
     splits = SCHEDULES[pipeline.schedule].splits
-    turns = 1 + (pipeline.turns if pipeline.num_chunks > 1 else 0.0)
+    turns = pipeline.with_turns
     works = works_of(passes * turns, totals, chain, split, splits=splits)
     seconds = scheduled_step(pipeline.schedule, pipeline.num_groups, pipeline.num_microbatches, works, (hop, hop))
     each = np.array([work.forward + work.backward + work.weight for work in works])

@@ -36,6 +36,7 @@ from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
+from autopar.schedule.least import LeastPath
 
 HOST_RATIOS = (0.5, 1.0, 2.0)
 """Seconds of the device over those of the host at which the mean of both (`launched`) is replaced by its tangent."""
@@ -167,6 +168,7 @@ def step_program(
     flavours: Sequence[Recompute] = ON_DEVICE,
     fastest: Sequence[Recompute] = (),
     hosted: Collection[Hosted] = (),
+    path: LeastPath | None = None,
 ) -> StepProgram:
     """Return the linear program of a configuration.
 
@@ -177,9 +179,10 @@ def step_program(
         flavours: What blocks may recompute, from fastest to slowest.
         fastest: By kind the least that its blocks recompute; nothing if not given.
         hosted: What may lie in host memory.
+        path: What is known of the longest path through a step, under each of its schedules.
     """
     least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
-    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted).program()
+    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path).program()
 
 
 class _Step:
@@ -193,8 +196,9 @@ class _Step:
         flavours: tuple[Recompute, ...],
         fastest: tuple[Recompute, ...],
         hosted: Collection[Hosted],
+        path: LeastPath | None,
     ) -> None:
-        self.fastest, self.hosted = fastest, hosted
+        self.fastest, self.hosted, self.path = fastest, hosted, path
         self.tables, self.pipeline, self.limit = tables, pipeline, limit
         self.overlap = pipeline.overlap
         self.kinds = tables.folded.kinds
@@ -358,7 +362,7 @@ class _Step:
         """Write the rows of t_s, summed over all stages: a sum of maxima is at least each maximum of sums."""
         share, slower = self.overlap.share, self.overlap.slowdown - 1
         gradient, counts = self._sums(Slot.GRADIENT), self.counts
-        turns = 1 + (self.pipeline.turns if self.pipeline.num_chunks > 1 else 0.0)
+        turns = self.pipeline.with_turns
         whole: dict[Name, float] = {"all": 1 / turns}
         whole.update({name: -factor for name, factor in passes.items()})
         self.rows.add(whole, (share + slower * (1 - share)) * gradient)
@@ -374,7 +378,8 @@ class _Step:
 
         1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Where the backward is split, or groups hold several stages, the
         first of which may be short: what the slowest group does, m max_g t_g; what all groups do on average, and then
-        update; and what any longest path has of all passes (`least_counts`).
+        update; and what the longest path has of all passes (`least_counts`), and of blocks that are alike
+        (`least_path`).
         """
         pipeline, rows = self.pipeline, self.rows
         if pipeline.fills:
@@ -385,12 +390,19 @@ class _Step:
         rows.add({"flow": 1.0, "all": -own}, self._sums(Slot.UPDATE) / pipeline.num_groups)
         forward, backward = pipeline.counts
         if forward > own or backward > own:
-            turns = 1 + (pipeline.turns if pipeline.num_chunks > 1 else 0.0)
-            path: dict[Name, float] = {"flow": 1.0}
-            for name, count in passes.items():
-                once = self.counts[name[1]] if name[0] == "forward" else 0.0  # what runs again is part of the backward
-                path[name] = -turns * (forward * once + backward * (count - once))
-            rows.add(path)
+            rows.add(self._longest(passes, forward, backward))
+        if self.path is not None:
+            longest = self._longest(passes, self.path.forward, self.path.backward)
+            rows.add(longest, least=pipeline.with_turns * self.path.constant)
+
+    def _longest(self, passes: Mapping[_Pass, float], forward: float, backward: float) -> dict[Name, float]:
+        """Return the flow less so many times what all forwards and all backwards take."""
+        turns = self.pipeline.with_turns
+        path: dict[Name, float] = {"flow": 1.0}
+        for name, count in passes.items():
+            once = self.counts[name[1]] if name[0] == "forward" else 0.0  # what runs again is part of the backward
+            path[name] = -turns * (forward * once + backward * (count - once))
+        return path
 
     def _undivided(self, groups: int) -> None:
         """Write that the slowest group holds at least its share of any one kind, in whole blocks."""

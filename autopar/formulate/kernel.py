@@ -69,7 +69,8 @@ def _thin_out(new: Floats, keep: Ints, count: int, most: int) -> int:
         else:
             best = place
         hull[size - 1] = keep[best]
-    keep[:size] = hull[:size]
+    for place in range(size):
+        keep[place] = hull[place]
     return size
 
 
@@ -130,6 +131,7 @@ def _frontiers(
     state = np.zeros(most * flavours, dtype=np.int64)
     new = np.empty((most * flavours, COLUMNS))
     origin = np.empty((most * flavours, 2), dtype=np.int64)
+    order = np.empty(most * flavours, dtype=np.int64)
     keep = np.empty(most * flavours, dtype=np.int64)
     for window in range(count):
         before = parent[window]
@@ -138,11 +140,10 @@ def _frontiers(
         for old in range(olds):
             for own in range(flavours):
                 own_state = 0
+                for column in range(COLUMNS):
+                    new[size, column] = found[before, old, column] if before >= 0 else 0.0
                 if before >= 0:
-                    new[size] = found[before, old]
                     own_state = states[before, old]
-                else:
-                    new[size] = 0.0
                 fullest = new[size, KEPT] + running[window, own_state, own]
                 new[size, RUNNING] = max(new[size, RUNNING] + late[window], fullest)
                 new[size, KEPT] += kept[window, own_state, own]
@@ -158,11 +159,16 @@ def _frontiers(
                 if on_device <= room[window] and (waiting + 1) * new[size, HOSTED] <= host_room:
                     origin[size, 0], origin[size, 1] = old, own
                     size += 1
-        order = np.argsort(new[:size, AGAIN], kind="mergesort")
-        kept_number = 0
-        for index in order:
+        for index in range(size):  # inserted: there are few, and nearly in order
+            place = index
+            while place > 0 and new[order[place - 1], AGAIN] > new[index, AGAIN]:
+                order[place] = order[place - 1]
+                place -= 1
+            order[place] = index
+        for turn in range(size):
+            index = order[turn]
             beaten = False
-            for place in range(kept_number):
+            for place in range(number[window]):
                 other = keep[place]
                 if (  # sums of the same numbers in another order differ by rounding
                     covers[window, state[other], state[index]]
@@ -176,15 +182,16 @@ def _frontiers(
                     beaten = True
                     break
             if not beaten:
-                keep[kept_number] = index
-                kept_number += 1
-        taken = _thin(new, keep, kept_number, most) if kept_number > most else kept_number
-        for place in range(taken):
+                keep[number[window]] = index
+                number[window] += 1
+        if number[window] > most:
+            number[window] = _thin(new, keep, number[window], most)
+        for place in range(number[window]):
             index = keep[place]
-            found[window, place] = new[index]
-            source[window, place], flavour[window, place] = origin[index]
+            for column in range(COLUMNS):
+                found[window, place, column] = new[index, column]
+            source[window, place], flavour[window, place] = origin[index, 0], origin[index, 1]
             states[window, place] = state[index]
-        number[window] = taken
     return found, number, source, flavour
 
 

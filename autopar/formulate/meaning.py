@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from autopar.discover import Rule, Rules, Strategy
+from autopar.formulate.facts import states_of
 from autopar.formulate.fold import Folded, Producer, Source, boundary_groups
 from autopar.ir.graph import Op, Role
 from autopar.sharding import REDUCTIONS, Partial, Placement, Placements, Replicate, Shard
@@ -135,13 +136,19 @@ def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning
     chosen to lie in chunks), and where no dim is left that two devices could share before and cannot share now. All
     other dims have one chunk.
     """
-    order = {op.name: index for index, op in enumerate(folded.graph.ops)}
-    ops = sorted((op for kind in folded.kinds for op in kind.ops), key=lambda op: order[op.name])
-    classes = _Classes(folded)
+    ops = [folded.kinds[kind].ops[position] for kind, position in _in_order(folded.pattern)]
+    classes = _classes(folded.pattern)
     reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
     arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
     in_chunks = frozenset(name for name, _ in chunks)
     return Meaning(folded, rules, classes, reductions, chunks, in_chunks, frozenset(arriving), any_terms, {})
+
+
+@lru_cache(maxsize=32)
+def _in_order(folded: Folded) -> tuple[tuple[int, int], ...]:
+    """Return kind and position of the ops of all kinds, in the order of the graph."""
+    places = {op.name: (kind.id, position) for kind in folded.kinds for position, op in enumerate(kind.ops)}
+    return tuple(places[op.name] for op in folded.graph.ops if op.name in places)
 
 
 class _Union(Generic[Key]):
@@ -173,7 +180,15 @@ class _Union(Generic[Key]):
 
 
 class _Classes:
-    """Values that have one meaning: those of all instances of a kind, on both sides of a boundary, before and after."""
+    """Values that have one meaning: those of all instances of a kind, on both sides of a boundary, before and after.
+
+    Args:
+        folded: The graph.
+
+    Attributes:
+        sums: Classes of sums of gradients.
+        parameters: Classes of parameters.
+    """
 
     def __init__(self, folded: Folded) -> None:
         self._folded = folded
@@ -184,9 +199,11 @@ class _Classes:
             names = [self._representative(producer) for producer in producers]
             for name in names[1:]:
                 self._union.join(names[0], name)
-        for state in folded.graph.states:
-            if state.output != state.input:
-                self._union.join(self._name(state.input), self._name(state.output))
+        for state in states_of(folded).written.values():
+            self._union.join(self._name(state.input), self._name(state.output))
+        states = folded.graph.states
+        self.sums = frozenset(self.of(state.input) for state in states if state.role is Role.GRADIENT)
+        self.parameters = frozenset(self.of(state.input) for state in states if state.role is Role.PARAMETER)
 
     def of(self, value: str) -> str:
         """Return the name of a value's class."""
@@ -203,6 +220,12 @@ class _Classes:
         if producer.source is Source.STATE:
             return self._parameters[producer]
         return self._folded.kinds[producer.kind].ops[producer.position].outputs[producer.slot]
+
+
+@lru_cache(maxsize=32)
+def _classes(folded: Folded) -> _Classes:
+    """Return the classes of values; those of one microbatch size are those of all."""
+    return _Classes(folded)
 
 
 def _placed(names: Sequence[str], placements: Placements, free: frozenset[str]) -> Iterator[tuple[str, Placement]]:
@@ -229,7 +252,6 @@ def _times(strategy: Strategy, factor: int) -> Strategy:
 def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) -> dict[str, str]:
     """Return by class what the terms of its values are put together by."""
     found: dict[str, str] = {}
-    sums = {classes.of(state.input) for state in folded.graph.states if state.role is Role.GRADIENT}
     leaving: dict[int, list[Strategy]] = {}  # by rule, the strategies that leave terms
     for op in ops:
         rule = rules.of(op)
@@ -241,7 +263,7 @@ def _reductions(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Class
                 [(classes.of(name), placement.reduce) for name, placement in placed if isinstance(placement, Partial)]
                 for placed in _sides(op, strategy, folded.free)
             )
-            in_place = sums & {name for name, _ in made}  # terms are added to terms
+            in_place = classes.sums & {name for name, _ in made}  # terms are added to terms
             if all(found.get(name) == reduce for name, reduce in read if name in found or name not in in_place):
                 for name, reduce in made:
                     offered.setdefault(name, set()).add(reduce)
@@ -300,14 +322,13 @@ def _chunks(ops: Sequence[Op], folded: Folded, rules: Rules, classes: _Classes) 
                 ties.join((owners[dims[0][0]], dims[0][1]), (owners[place], dim))
         asking += [[((owners[place], dim), chunks) for place, dim, chunks in dims] for dims in lines.asking]
     members = ties.sets()
-    parameters = {classes.of(state.input) for state in folded.graph.states if state.role is Role.PARAMETER}
     values = folded.graph.values
 
     def bears(dim: Dim, chunks: int) -> bool:
         """Whether all dims tied to this one can be cut in so many chunks and still be shared by two devices."""
         tied = members.get(dim, [dim])
         sizes = [values[name].shape[index] for name, index in tied]
-        return any(name in parameters for name, _ in tied) and all(
+        return any(name in classes.parameters for name, _ in tied) and all(
             size % (2 * chunks) == 0 for size in sizes if size % 2 == 0
         )
 

@@ -17,9 +17,10 @@ from functools import lru_cache
 from math import fsum
 
 from autopar.cost import CostModel, op_flops
+from autopar.formulate.facts import moved_bytes, states_of
 from autopar.formulate.fold import VIEW_KINDS, BlockKind, Folded
 from autopar.formulate.options import whole_shapes
-from autopar.ir.graph import Op, Phase, Role
+from autopar.ir.graph import Op, Phase
 
 WORTH = 2.0
 """Bytes per second of rerun that a value must free, in units of what full recompute frees per second."""
@@ -46,7 +47,7 @@ def selective_ops(folded: Folded, costs: CostModel) -> tuple[frozenset[int], ...
         folded: The graph.
         costs: Seconds of ops, bytes they keep.
     """
-    element_bytes = costs.policy.graph_read_bytes(folded.graph)
+    element_bytes = moved_bytes(folded, costs.policy)
     return tuple(_of_kind(folded, kind, costs, element_bytes) for kind in folded.kinds)
 
 
@@ -76,7 +77,7 @@ class _Search:
         self._maker = {name: position for position in self._forward for name in kind.ops[position].outputs if name}
         self._seconds, self._kept = {}, {}
         read = {name for position in self._forward for name in kind.ops[position].inputs}
-        parameters = {state.input for state in graph.states if state.role is Role.PARAMETER and state.input in read}
+        parameters = set(states_of(folded).parameters & read)
         self._products: set[int] = set()
         for position in self._forward:
             op = kind.ops[position]

@@ -94,6 +94,11 @@ class Pipeline:
         return own and all(other.fills for other in self.others)
 
     @property
+    def with_turns(self) -> float:
+        """How many times as long a pass is as in a group that holds one stage."""
+        return 1 + (self.turns if self.num_chunks > 1 else 0.0)
+
+    @property
     def rounds(self) -> float:
         """How often a step takes at least the mean of what all groups take for a microbatch."""
         if self.fills:

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.formulate.facts import states_of
 from autopar.formulate.fold import Producer
 from autopar.formulate.tables import Decision, FloatArray, Forbidden, Slot, Tables
 from autopar.ir.graph import Role
@@ -44,9 +45,9 @@ def _pairs(tables: Tables, unwanted: frozenset[int], axis: int | None) -> Iterat
     ops = {(node.kind, node.position): index for index, node in enumerate(tables.nodes) if node.options is not None}
     parameters = {node.name: index for index, node in enumerate(tables.nodes) if node.decision is Decision.PARAMETER}
     made: dict[str, dict[Role, Producer]] = {}
-    for state in tables.folded.graph.states:
-        producer = tables.folded.by_value.get(state.output)
-        if state.output != state.input and producer is not None:
+    for name, state in states_of(tables.folded).written.items():
+        producer = tables.folded.by_value.get(name)
+        if producer is not None and state.owner in parameters:
             made.setdefault(state.owner, {})[state.role] = producer
     for name, parameter in parameters.items():
         own = made.get(name, {})

@@ -20,6 +20,7 @@ from autopar.ir.repeats import MAX_OUTPUTS, NO_SOURCE, Region, cut_positions, fi
 from autopar.ir.repeats import Sequence as OpSequence
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _MAX_PIECES = 64  # a piece that is not repeated has at least this fraction of the model's work
 
@@ -34,6 +35,51 @@ class _Numbers:
         return self._of.setdefault(key, len(self._of))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """Core ops in one order, and what repeats in it.
+
+    Attributes:
+        core: The ops.
+        crossing: Names of the values that other ops read, in the order of the sequence.
+        sequence: The ops as arrays.
+        regions: What repeats.
+    """
+
+    core: tuple[Op, ...]
+    crossing: tuple[str, ...]
+    sequence: OpSequence
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """How a forward graph is cut into blocks.
+
+    Attributes:
+        graph: The graph with ops in canonical order and `op.block` set.
+        lines: The orders that were looked at, the one that was taken last.
+        starts: Position of each block's first op.
+    """
+
+    graph: Graph
+    lines: tuple[Line, ...]
+    starts: tuple[int, ...]
+
+    def holds(self, nbytes: Sequence[Ints], work: Floats) -> bool:
+        """Whether a graph that differs in the sizes of dims only, types being equal where they are, is cut alike.
+
+        Args:
+            nbytes: By line, the bytes of its crossing values.
+            work: What `work_of` says of the core ops of the last line.
+        """
+        sequences = [replace(line.sequence, value_bytes=own) for line, own in zip(self.lines, nbytes, strict=True)]
+        alike = all(
+            tuple(find_regions(sequence)) == line.regions for line, sequence in zip(self.lines, sequences, strict=True)
+        )
+        return alike and tuple(_starts(work, sequences[-1], self.lines[-1].regions)) == self.starts
+
+
 def find_blocks(graph: Graph) -> Graph:
     """Return the graph with ops in canonical order and `op.block` set.
 
@@ -44,28 +90,42 @@ def find_blocks(graph: Graph) -> Graph:
     Raises:
         GraphError: If the graph has backward or update ops: blocks are found before a training step is built.
     """
+    return cut(graph).graph
+
+
+def cut(graph: Graph) -> Cut:
+    """Find blocks as `find_blocks` does, and tell how."""
     if any(op.phase in (Phase.BACKWARD, Phase.UPDATE) for op in graph.ops):
         raise GraphError("blocks of a training step cannot be found", hint="find blocks of the forward graph first")
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
     ordered = canonical_order(graph, forward)
-    sequence = _sequence(graph, ordered)
-    regions = find_regions(sequence)
-    shared = _shared(graph, ordered, regions)
+    lines = [_line(graph, ordered)]
+    shared = _shared(ordered, lines[0].regions)
     if shared:
         # Values that all layers read are computed within the first one, which is therefore not equal to the others:
         # move them up.
         again = canonical_order(graph, forward, shared)
-        sequence_again = _sequence(graph, again)
-        regions_again = find_regions(sequence_again)
-        if sum(region.size for region in regions_again) > sum(region.size for region in regions):
-            ordered, sequence, regions = again, sequence_again, regions_again
-    starts = _starts(graph, ordered.core, sequence, regions)
-    blocks = np.searchsorted(starts, np.arange(len(ordered.core)), side="right") - 1
+        lines.append(_line(graph, again))
+        covered = [sum(region.size for region in line.regions) for line in lines]
+        if covered[1] > covered[0]:
+            ordered = again
+        else:
+            lines.reverse()
+    line = lines[-1]
+    work = np.array([work_of(op, graph) for op in line.core], np.float64)
+    starts = _starts(work, line.sequence, line.regions)
+    blocks = np.searchsorted(starts, np.arange(len(line.core)), side="right") - 1
     ops = [replace(op, block=0) for op in ordered.early]
-    ops += [replace(op, block=int(block)) for op, block in zip(ordered.core, blocks, strict=True)]
+    ops += [replace(op, block=int(block)) for op, block in zip(line.core, blocks, strict=True)]
     last = ops[-1].block if ops else 0
     ops += [replace(op, block=last) for op in graph.ops if op.phase is Phase.LOSS]
-    return replace(graph, ops=tuple(ops), values=_in_order(graph, ops))
+    found = replace(graph, ops=tuple(ops), values=_in_order(graph, ops))
+    return Cut(found, tuple(lines), tuple(starts))
+
+
+def _line(graph: Graph, ordered: Ordered) -> Line:
+    crossing, sequence = _sequence(graph, ordered)
+    return Line(ordered.core, crossing, sequence, tuple(find_regions(sequence)))
 
 
 def _in_order(graph: Graph, ops: Sequence[Op]) -> dict[str, Value]:
@@ -75,11 +135,11 @@ def _in_order(graph: Graph, ops: Sequence[Op]) -> dict[str, Value]:
     return {name: graph.values[name] for name in dict.fromkeys((*names, *graph.values))}
 
 
-def _sequence(graph: Graph, ordered: Ordered) -> OpSequence:
-    """Return the core ops as arrays."""
+def _sequence(graph: Graph, ordered: Ordered) -> tuple[tuple[str, ...], OpSequence]:
+    """Return the names of the values that core ops read of each other, and the ops as arrays."""
     number = _Numbers()
     type_of = {name: number((value.shape, value.dtype)) for name, value in graph.values.items()}
-    content_of = {name: number(_content(graph, name)) for name in graph.constants}
+    content_of = {name: number(content(graph.constants[name])) for name in graph.constants}
     role_of = {state.input: state.role for state in graph.states}
     defined: dict[str, int] = {}
     outside = _Numbers()
@@ -114,25 +174,29 @@ def _sequence(graph: Graph, ordered: Ordered) -> OpSequence:
         tokens.append(number((op.kind, op.attrs, tuple(slots), results)))
         trained.append(is_trained)
         first_slot.append(len(sources))
-    values = [graph.values[name] for name in last_use]
-    return OpSequence(
+    return tuple(last_use), OpSequence(
         token=np.array(tokens, np.int64),
         first_slot=np.array(first_slot, np.int64),
         source=np.array(sources, np.int64),
         trained=np.array(trained, bool),
         value_position=np.array([defined[name] // MAX_OUTPUTS for name in last_use], np.int64),
         value_last=np.array(list(last_use.values()), np.int64),
-        value_bytes=np.array([value.size * ITEM_BYTES.get(value.dtype, 1) for value in values], np.int64),
+        value_bytes=np.array([num_bytes(graph.values[name]) for name in last_use], np.int64),
     )
 
 
-def _content(graph: Graph, name: str) -> Hashable:
-    array = graph.constants[name]
+def num_bytes(value: Value) -> int:
+    """Return the bytes of a value, by which blocks are cut."""
+    return value.size * ITEM_BYTES.get(value.dtype, 1)
+
+
+def content(array: NDArray[np.generic]) -> Hashable:
+    """Return something that is equal for constants of equal content."""
     data = array.tobytes()
     return str(array.dtype), array.shape, data if len(data) <= 64 else hashlib.sha256(data).digest()
 
 
-def _shared(graph: Graph, ordered: Ordered, regions: Sequence[Region]) -> list[str]:
+def _shared(ordered: Ordered, regions: Sequence[Region]) -> list[str]:
     """Return values defined before a region that all its instances (the first aside) read, in order of definition."""
     instance_of = {
         position: (index, (position - region.start) // region.period)
@@ -152,13 +216,12 @@ def _shared(graph: Graph, ordered: Ordered, regions: Sequence[Region]) -> list[s
     return sorted(shared, key=lambda name: position_of[name])
 
 
-def _starts(graph: Graph, core: Sequence[Op], sequence: OpSequence, regions: Sequence[Region]) -> list[int]:
-    """Return the position of each block's first op."""
-    work = np.array([_work(op, graph) for op in core], np.float64)
+def _starts(work: Floats, sequence: OpSequence, regions: Sequence[Region]) -> list[int]:
+    """Return the position of each block's first op, given the work of each."""
     least = float(work.sum()) / _MAX_PIECES
     starts: list[int] = []
     low = 0
-    for region in (*regions, Region(len(core), 0, 0)):
+    for region in (*regions, Region(sequence.size, 0, 0)):
         if low < region.start:
             starts += _pieces(sequence, work, least, low, region.start)
         starts += range(region.start, region.stop, region.period or 1)
@@ -191,7 +254,7 @@ def _pieces(sequence: OpSequence, work: Floats, least: float, low: int, high: in
     return starts
 
 
-def _work(op: Op, graph: Graph) -> float:
+def work_of(op: Op, graph: Graph) -> float:
     """Return a rough number of multiplications: enough to tell large pieces from small ones."""
     size = float(sum(graph.values[name].size for name in op.outputs if name))
     if op.kind in ("MatMul", "Gemm") and graph.values[op.inputs[0]].shape:
@@ -267,7 +330,7 @@ class _Facts:
             if state.output != state.input:
                 facts.leaving[state.output] = state
         for name in graph.constants:
-            facts.sort[name] = ("constant", _content(graph, name))
+            facts.sort[name] = ("constant", content(graph.constants[name]))
         roles = {state.input: state.role for state in graph.states}
         for op in graph.ops:
             for name in op.inputs:

@@ -28,6 +28,7 @@ class Frame:
         fixed_batch: Samples per microbatch the model insists on; None if it takes any number.
         num_blocks: Length of the chain of blocks.
         unequal: Stages with meshes of their own that the pins leave; None if none.
+        stages: Numbers of such stages that could be pinned, all else as it is pinned.
     """
 
     cluster: Cluster
@@ -36,6 +37,7 @@ class Frame:
     fixed_batch: int | None
     num_blocks: int
     unequal: Unequal | None = None
+    stages: tuple[int, ...] = ()
 
 
 def pinned_space(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
@@ -168,8 +170,7 @@ def _alike(axes: Axes, pinned: Axes) -> bool:
 def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> None:
     """Raise an error for the first pinned value that cannot occur, whatever else is pinned."""
     pin = pins.pin
-    others = () if frame.unequal is None else frame.unequal.stages
-    stages = sorted({*(configuration.num_stages for configuration in space), *others})
+    stages = sorted({*(configuration.num_stages for configuration in space), *frame.stages})
     _check("stages", pin.stages, stages, f"{frame.gpus} GPUs and {frame.num_blocks} blocks")
     _check("schedule", pin.schedule, sorted({c.schedule for c in space}), "this job")
     _check("chunks", pin.chunks, sorted({c.num_chunks for c in space}), "this job")

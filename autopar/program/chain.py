@@ -8,6 +8,7 @@ read) are *far*: the block that makes them exports them, and the blocks that rea
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autopar.formulate.fold import Folded
 from autopar.ir.blocks import instance_ops
@@ -57,6 +58,11 @@ def instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
 
     Names that an instance shares with its representative (a tied parameter, the model's inputs) are listed, too.
     """
+    return _instance_names(folded.pattern)
+
+
+@lru_cache(maxsize=4)
+def _instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
     names: list[Mapping[str, str]] = []
     for kind, ops in zip(folded.chain, instance_ops(folded.graph), strict=True):
         known: dict[str, str] = {}

@@ -6,7 +6,7 @@ from itertools import groupby
 from autopar.errors import PlanError
 from autopar.plan import BlockPlan, Plan
 from autopar.report.parts import time_parts
-from autopar.report.summary import describe_job, describe_model, memory_categories
+from autopar.report.summary import headline, memory_categories
 from autopar.report.text import format_change, format_entries, format_table, heading
 from autopar.units import format_bytes, format_seconds
 
@@ -27,7 +27,7 @@ def format_difference(first: Plan, second: Plan) -> str:
             hint="compare plans of one model",
         )
     changes = [*_outer(first, second)]
-    lines = [describe_model(first), describe_job(first), ""]
+    lines = [*headline(first), ""]
     lines += format_entries([("first", first.summary), ("second", second.summary)])
     lines += heading("Decisions")
     lines += format_table(("what", "first", "second"), changes) if changes else ["the same mesh, stages and schedule"]

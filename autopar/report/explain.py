@@ -13,9 +13,8 @@ from autopar.errors import PlanError
 from autopar.plan import BlockPlan, Plan, Simulated
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.summary import (
-    describe_job,
-    describe_model,
     format_range,
+    headline,
     memory_breakdown,
     memory_categories,
 )
@@ -37,7 +36,7 @@ def format_explain(plan: Plan, *, ops: bool = False) -> str:
         plan: The plan.
         ops: Whether to list the placements of every op too, and not of the persistent tensors alone.
     """
-    lines = [describe_model(plan), describe_job(plan), "", *format_entries([("plan", plan.summary)])]
+    lines = [*headline(plan), "", *format_entries([("plan", plan.summary)])]
     if plan.simulated is not None:
         lines += _time(plan.simulated)
         lines += _memory(plan, plan.simulated)

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
-from autopar.report.summary import describe_job, describe_model
+from autopar.report.summary import headline
 from autopar.report.text import format_entries, format_table, heading, wrap
 from autopar.units import format_bytes, format_seconds
 
@@ -21,7 +21,7 @@ _MOST_EVENTS = 3
 def format_partition(partition: "Partition") -> str:
     """Return the report of a schedule of tactics: what it comes to, and what each tactic added."""
     plan = partition.plan
-    lines = [describe_model(plan), describe_job(plan), "", *format_entries(_verdict(plan, partition))]
+    lines = [*headline(plan), "", *format_entries(_verdict(plan, partition))]
     for number, step in enumerate(partition.steps, start=1):
         before = partition.steps[number - 2] if number > 1 else None
         lines += ["", *format_step(number, step, before)]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
 from autopar.report.parts import time_parts
-from autopar.report.summary import assumptions, describe_job, describe_model
+from autopar.report.summary import assumptions, headline
 from autopar.report.text import format_entries, format_share, format_table, heading
 from autopar.report.timeline import format_host, format_timeline
 from autopar.units import format_bytes, format_count, format_seconds
@@ -35,7 +35,7 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
         *format_host(timeline),
         *assumptions(plan),
     ]
-    lines = [describe_model(plan), describe_job(plan), "", *format_entries(entries)]
+    lines = [*headline(plan), "", *format_entries(entries)]
     lines += heading("Stages")
     offloads = any(stage.offload for stage in plan.stages)
     lines += format_table(

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from itertools import combinations
 
-from autopar.plan import Plan, Simulated
+from autopar.plan import PartTimes, Plan, Simulated
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.text import format_change, format_items, format_table, heading
 from autopar.units import format_bytes, format_seconds
+
+_WORTH_NAMING = 0.25
+"""Of the largest shift between formula and simulator: what a part has to make up to be named beside it."""
 
 
 def ranking(plan: Plan) -> list[str]:
@@ -44,20 +47,22 @@ def reorderings(ranked: Sequence[Plan]) -> list[str]:
 
 
 def _largest(faster: Simulated, slower: Simulated) -> str:
-    """Return the part of the step on which formula and simulator differ most between two plans."""
+    """Return the parts of the step on which formula and simulator differ most between two plans."""
     known = {part.name: part for part in faster.against}
     shifts = [
         ((part.simulated - part.formula) - (known[part.name].simulated - known[part.name].formula), part)
         for part in slower.against
         if part.name in known
     ]
-    if not shifts:
-        return ""
-    _, part = max(shifts, key=lambda shift: shift[0])
-    own = known[part.name]
+    shifts.sort(key=lambda shift: -shift[0])
+    told = [part for shift, part in shifts if shift > 0 and shift >= _WORTH_NAMING * shifts[0][0]]
+    return "; ".join(_both(part, known[part.name]) for part in told)
+
+
+def _both(part: PartTimes, other: PartTimes) -> str:
     return (
         f"{part.name} {format_seconds(part.simulated)} instead of {format_seconds(part.formula)}, "
-        f"of the other {format_seconds(own.simulated)} instead of {format_seconds(own.formula)}"
+        f"of the other {format_seconds(other.simulated)} instead of {format_seconds(other.formula)}"
     )
 
 

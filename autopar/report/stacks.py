@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autopar.cost.stack import SCALARS, Stack, format_scalar
-from autopar.report.text import format_table
+from autopar.report.text import WIDTH, format_table, wrap
 
 
 def format_stacks(stacks: Mapping[str, Stack]) -> str:
@@ -19,7 +19,7 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
     for name, stack in stacks.items():
         if stack.scalars:
             values = ", ".join(f"{scalar} {format_scalar(scalar, value)}" for scalar, value in stack.scalars)
-            lines += ["", f"{name}: {values}"]
+            lines += ["", *wrap(f"{name}: {values}", WIDTH, rest="  ")]
             if stack.at_bounds:
                 lines += [f"  on a bound: {', '.join(stack.at_bounds)}"]
     rows = [
@@ -32,7 +32,7 @@ def format_stacks(stacks: Mapping[str, Stack]) -> str:
         )
         for name, scalar in SCALARS.items()
     ]
-    lines += ["", *format_table(("scalar", "default", "from", "to", "meaning"), rows, width=100)]
+    lines += ["", *format_table(("scalar", "default", "from", "to", "meaning"), rows)]
     return "\n".join(lines) + "\n"
 
 

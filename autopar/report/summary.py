@@ -9,12 +9,14 @@ from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.ranking import ranking
 from autopar.report.text import (
+    WIDTH,
     format_change,
     format_entries,
     format_items,
     format_share,
     format_table,
     heading,
+    wrap,
 )
 from autopar.schedule import SCHEDULES
 from autopar.sizing.goals import price_per_million
@@ -37,7 +39,7 @@ def format_report(plan: Plan) -> str:
     Args:
         plan: A plan as `autopar.solve` returns it; parts it lacks (simulation, search, alternatives) are left out.
     """
-    lines = [describe_model(plan), describe_job(plan), ""]
+    lines = [*headline(plan), ""]
     lines += format_entries(verdict(plan))
     if plan.simulated is not None:
         lines += _memory(plan, plan.simulated)
@@ -77,6 +79,11 @@ def describe_job(plan: Planned) -> str:
     what = f"training step with {job.optimizer}" if job.mode == "train" else "forward pass"
     dims = "".join(f", {name}={size}" for name, size in plan.model.dims)
     return f"{what}, global batch {job.global_batch}{dims}"
+
+
+def headline(plan: Planned) -> list[str]:
+    """Return the lines a report begins with: model, cluster and job."""
+    return [line for text in (describe_model(plan), describe_job(plan)) for line in wrap(text, WIDTH, rest="  ")]
 
 
 def verdict(plan: Plan) -> list[tuple[str, str]]:
@@ -262,7 +269,7 @@ def _search(search: SearchReport) -> list[str]:
     left = search.configurations - search.solved - search.pruned
     counts = f"{search.solved} solved, {search.pruned} excluded by their bound, {left} left"
     if search.cut:
-        counts += f"; {search.cut} placement problems cut by their limit"
+        counts += f"; {search.cut} placement problem{'s' if search.cut > 1 else ''} cut by their limit"
     return [
         *heading("Space searched"),
         *format_items(search.space),

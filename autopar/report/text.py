@@ -9,6 +9,7 @@ _GAP = "  "
 _FIGURE = re.compile(r"[+-]?[0-9][0-9.,e+-]*( [a-zA-Z%]{1,2})?")  # "1,024", "0-7", "12.3 ms", "+3.1 %"
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:%|[kMGTP]?B|[mun]?s)(?![a-zA-Z]))")  # the space between a figure and its unit
 _NO_BREAK = "\u00a0"
+_LARGE = 1000  # percent whose decimals nobody reads
 _MIN_WRAPPED = 24  # narrowest column worth wrapping into; below it the table is continued underneath instead
 
 
@@ -24,10 +25,13 @@ def format_share(part: float, whole: float) -> str:
 def format_change(value: float, reference: float) -> str:
     """Return how much larger a value is than a reference, in percent and with its sign.
 
-    >>> format_change(1.1, 1.0), format_change(1.0, 0.0)
-    ('+10.0 %', '-')
+    >>> format_change(1.1, 1.0), format_change(40.0, 1.0), format_change(1.0, 0.0)
+    ('+10.0 %', '+3,900 %', '-')
     """
-    return f"{100 * (value / reference - 1):+.1f} %" if reference > 0 else "-"
+    if reference <= 0:
+        return "-"
+    percent = 100 * (value / reference - 1)
+    return f"{percent:+.1f} %" if percent < _LARGE else f"{percent:+,.0f} %"
 
 
 def bar(part: float, whole: float, length: int = 28, start: float = 0.0) -> str:

@@ -134,6 +134,19 @@ def waits(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks
     )
 
 
+def ends_of_groups(
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int = 1
+) -> tuple[Ints, Ints]:
+    """Return the first and the last task of every group, as numbered in `waits`.
+
+    >>> from autopar.schedule import SCHEDULES
+    >>> [ends.tolist() for ends in ends_of_groups(SCHEDULES["forward-only"], num_groups=1, num_microbatches=3)]
+    [[0], [2]]
+    """
+    tasks = _tasks(schedule, num_groups, num_microbatches, num_chunks)
+    return tasks.first, tasks.last
+
+
 def time_tasks(
     schedule: Schedule,
     num_groups: int,

@@ -28,6 +28,7 @@ from autopar.formulate.weights import StageMix, kind_weights, problem, stage_mix
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solution
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
+from autopar.schedule.least import LeastPath
 from autopar.search.hull import Hull
 from autopar.search.limits import solve_limited
 from autopar.search.nearby import Neighbourhood, descend
@@ -78,6 +79,8 @@ class Attempt:
         pace: What a microbatch takes at least, whatever memory it takes.
         unlimited: Lower bound on every plan, whatever memory it takes; 0 if unknown.
         hint: What is known of the same microbatches under other schedules.
+        bounded: The configurations the bound of the hull is of.
+        left_out: No plan of the others has a lower objective.
     """
 
     def __init__(self, search: "Search", family: Sequence[Configuration], tables: Tables, end: float) -> None:
@@ -86,6 +89,7 @@ class Attempt:
         pipelines = [configuration.pipeline(search.costs.stack) for configuration in family]
         self.pipeline = pipelines[0]
         self.bounding = replace(self.pipeline, others=tuple(pipelines[1:]))
+        self.bounded, self.left_out = self.family, math.inf
         self.best: Candidate | None = None
         self.urgent = False
         self.cut = 0
@@ -117,7 +121,7 @@ class Attempt:
         self.cutoff = cutoff
         if min(self.least_bytes.values()) > self.search.memory_limit:
             return math.inf
-        bound = self._without_limits(cutoff)
+        bound = min(self._without_limits(cutoff), self.left_out)
         self.unlimited = max(self.unlimited, bound)
         return bound
 
@@ -154,6 +158,7 @@ class Attempt:
             return bound
         self.relaxed_choice = choice
         self._consider(choice)
+        self._narrow(cutoff)
         folded = self.tables.folded
         main = max(folded.kinds, key=lambda kind: kind.count)
         program = step_program(
@@ -163,11 +168,35 @@ class Attempt:
             flavours=self.search.constraints.flavours(main.instances),
             fastest=self.fastest,
             hosted=self.search.constraints.hosted,
+            path=self._path(),
         )
         self.hull = Hull(self.tables, program, self._priced)
         for known in (choice, *self.hint.choices):
             self.hull.add(known)
         return bound
+
+    def _narrow(self, cutoff: float) -> None:
+        """Leave the schedules out of the bound whose longest path is too long: others may hold more."""
+        search, left = self.search, []
+        for configuration in self.family:
+            pipeline = configuration.pipeline(search.costs.stack)
+            least = search.floor.path_seconds(configuration, search.global_batch, pipeline, self.pace.seconds)
+            if least >= cutoff:
+                self.left_out = min(self.left_out, least)
+            else:
+                left.append(configuration)
+        if left:
+            self.bounded = tuple(left)
+            first, *others = (configuration.pipeline(search.costs.stack) for configuration in left)
+            self.bounding = replace(first, others=tuple(others))
+
+    def _path(self) -> LeastPath | None:
+        """Return what the longest path takes at least under each schedule; None if that is unknown of one of them."""
+        known = [self.search.floor.path(configuration, self.search.global_batch) for configuration in self.bounded]
+        found = known[0]
+        for path in known[1:]:
+            found = None if found is None or path is None else found.joined(path)
+        return found
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -243,7 +272,7 @@ class Attempt:
             self._fit(bound, cutoff)
             if self.best is not None and bound * (1 + NEAR) < self.best.objective < cutoff:
                 self._look_nearby()
-        return bound
+        return min(bound, self.left_out)
 
     def _look_nearby(self) -> None:
         """Look for better plans of one stage near the best one."""

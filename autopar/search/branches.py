@@ -9,7 +9,7 @@ of ZeRO-1 every parameter that can be has that level. Plans that are half of thi
 some of the activations along the batch, ZeRO for every other parameter) count as akin to what they are near to.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -181,7 +181,7 @@ def _doing(branch: Without | With, tables: Tables) -> Iterator[tuple[int, Mask]]
     """Yield for every forward op the strategies in which an axis does something of what makes a role."""
     graph = tables.folded.graph
     parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
-    activations = {kind.id: activations_of(kind.ops, graph) for kind in tables.folded.kinds}
+    activations = {kind.id: activations_of(tables.folded, kind.id) for kind in tables.folded.kinds}
     for index, node in enumerate(tables.nodes):
         if node.decision is Decision.OP:
             op = tables.folded.kinds[node.kind].ops[node.position]
@@ -190,7 +190,7 @@ def _doing(branch: Without | With, tables: Tables) -> Iterator[tuple[int, Mask]]
 
 
 def _strategies(
-    branch: Without | With, tables: Tables, node: Node, parameters: set[str], activations: set[str]
+    branch: Without | With, tables: Tables, node: Node, parameters: set[str], activations: Set[str]
 ) -> Mask:
     values = tables.folded.graph.values
     mask = np.zeros(node.count, dtype=bool)

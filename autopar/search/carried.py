@@ -76,8 +76,16 @@ class Carried:
         ordered = dict.fromkeys((*choices.get(splits, ()), *choices.get(not splits, ())))
         return Hint(Pace(pace.seconds, joint.blocks), tuple(ordered)[:MOST_CHOICES])
 
-    def least(self, family: Family) -> float:
-        """Return a lower bound on the step seconds of every plan of configurations that differ in the schedule only."""
+    def least(self, family: Family, cutoff: float = 0.0) -> float:
+        """Return a lower bound on the step seconds of every plan of configurations that differ in the schedule only.
+
+        It knows what others say, and what the longest path through a step takes at least: where that is not enough to
+        exclude them, it may be left out, for it takes a linear program.
+
+        Args:
+            family: The configurations.
+            cutoff: A bound that is enough to exclude them.
+        """
         first = family[0]
         samples = self._samples(first)
         if first.num_stages == 1:
@@ -88,9 +96,24 @@ class Carried:
             paces = self._paces.get((first.mesh, splits), {})
             for more in self._more(paces, samples):
                 pace = pace.joined(paces[more].scaled(samples / more))
-        if pace == UNKNOWN:
-            return 0.0
-        return min(pace.step(configuration.pipeline(self._stack)) for configuration in family)
+        steps = [self._step(configuration, pace) for configuration in family]
+        evenly = [self._even(configuration, pace) for configuration in family]
+        if min(map(max, steps, evenly)) < cutoff:
+            return min(steps)  # paths are no longer than those of equal stages
+        paths = [self._path(configuration, pace) for configuration in family]
+        return min(map(max, steps, paths))
+
+    def _step(self, configuration: Configuration, pace: Pace) -> float:
+        """Return what follows from a pace for the step, whatever its order."""
+        return 0.0 if pace == UNKNOWN else pace.step(configuration.pipeline(self._stack))
+
+    def _even(self, configuration: Configuration, pace: Pace) -> float:
+        pipeline = configuration.pipeline(self._stack)
+        return self._floor.even_seconds(configuration, self._batch, pipeline, pace.seconds)
+
+    def _path(self, configuration: Configuration, pace: Pace) -> float:
+        pipeline = configuration.pipeline(self._stack)
+        return self._floor.path_seconds(configuration, self._batch, pipeline, pace.seconds)
 
     def _samples(self, configuration: Configuration) -> int:
         return self._batch // configuration.num_microbatches

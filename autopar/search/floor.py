@@ -4,11 +4,15 @@ On n devices an op takes at least its launch and one n-th of its FLOPs or bytes 
 sharding, more where an axis of the mesh divides none of its dims, and the slowest of p stages at least one p-th of a
 microbatch. FLOPs, bytes and dims are affine in the number of samples, so two microbatch sizes give them for all.
 
+Where a schedule has no closed form for its bubble, the longest path through its tasks has a floor of its own, that of
+the blocks that are alike, which stages share (`schedule/least.py`).
+
 Parameters, sums of gradients and moments are sharded at most as far as the axes of the mesh divide their dims, and the
 fullest of p stages holds at least one p-th of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -16,16 +20,27 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost import ALONE, DEFAULT, CostModel, is_view, op_bytes
-from autopar.formulate.facts import element_bytes
+from autopar.cost import ALONE, DEFAULT, CostModel, DtypePolicy, is_view, op_bytes
+from autopar.formulate.facts import element_bytes, fused_ops, moved_bytes
 from autopar.formulate.fold import Folded
 from autopar.formulate.options import whole_shapes
+from autopar.formulate.scheduled import StageWork, scheduled_step
+from autopar.formulate.split import weight_ops
+from autopar.formulate.step import Pipeline
 from autopar.ir.graph import Phase, Role
+from autopar.schedule import SCHEDULES, Pass
+from autopar.schedule.least import PARTS, LeastPath, is_looked_at, least_path
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
+_PASSES = list(Pass)
+
+WAITED = 0.05
+"""Of the floor of a pass: about what it takes besides, for communication, in plans that are of interest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +56,8 @@ class Floor:
         states: Shapes of parameters and sums of gradients, and the bytes of an element of all that have it.
         moments: The same of moments, which can lie in host memory.
         samples: The two microbatch sizes it is made from.
+        alike: Which ops are of the most frequent kind of blocks.
+        passes: Number of the pass of each op where the backward is split, (ops,).
     """
 
     counts: FloatArray
@@ -51,6 +68,8 @@ class Floor:
     states: tuple[tuple[tuple[int, ...], float], ...]
     moments: tuple[tuple[tuple[int, ...], float], ...]
     samples: tuple[int, int]
+    alike: Mask
+    passes: IntArray
 
     def is_usual(self, samples: int) -> bool:
         """Whether microbatches of so many samples are imported as any others.
@@ -67,6 +86,67 @@ class Floor:
         pipeline = configuration.pipeline(DEFAULT)
         rounds = pipeline.rounds if pipeline.fills else pipeline.num_microbatches  # more would take a linear program
         return microbatch * rounds / configuration.num_stages
+
+    def path(self, configuration: Configuration, global_batch: int) -> LeastPath | None:
+        """Return what the longest path through a step takes at least, wherever the chain is cut.
+
+        None if that says nothing: with one stage, or if there are too many tasks to look at.
+        """
+        schedule, pipeline = SCHEDULES[configuration.schedule], configuration.pipeline(DEFAULT)
+        if pipeline.fills or not schedule.trains:
+            return None
+        alike, rest = self.passes_seconds(configuration.mesh, global_batch / configuration.num_microbatches)
+        # what ops wait for comes on top: the bound is best for about as much
+        besides = rest[0] + WAITED * alike[0], rest[1:].sum() + WAITED * alike[1:].sum()
+        if not schedule.splits:
+            alike = np.array([alike[0], alike[1:].sum()])
+        count, chunks = configuration.num_microbatches, configuration.num_chunks
+        return least_path(schedule, configuration.num_stages, count, chunks, alike.tolist(), besides)
+
+    def even_seconds(self, configuration: Configuration, global_batch: int, pipeline: Pipeline, pace: float) -> float:
+        """Return what a step takes if all stages are equal, more than `path_seconds` ever finds, at little cost.
+
+        Arguments as of `path_seconds`; infinity where that finds nothing.
+        """
+        schedule, count = SCHEDULES[configuration.schedule], configuration.num_microbatches
+        size = configuration.num_stages, count, configuration.num_chunks
+        if pipeline.fills or not schedule.trains or not is_looked_at(schedule, *size):
+            return math.inf
+        passes = self.passes_seconds(configuration.mesh, global_batch / count).sum(axis=0)
+        passes[1] += max(0.0, pace - passes.sum())
+        total = float(passes.sum())
+        parts = tuple(math.ceil(part / total * PARTS) for part in passes.tolist()) if total > 0 else (0,) * len(passes)
+        if not schedule.splits:
+            parts = (parts[0], sum(parts[1:]), 0)
+        units = _even_units(configuration.schedule, *size, parts)
+        return pipeline.with_turns * units * total / PARTS + pipeline.fixed
+
+    def path_seconds(self, configuration: Configuration, global_batch: int, pipeline: Pipeline, pace: float) -> float:
+        """Return the least seconds of a step that follow from its longest path; 0 if nothing does.
+
+        Args:
+            configuration: The configuration.
+            global_batch: Samples per step.
+            pipeline: How its step is cut in time.
+            pace: What one microbatch takes at least, through all blocks.
+        """
+        path = self.path(configuration, global_batch)
+        if path is None:
+            return 0.0
+        samples = global_batch / configuration.num_microbatches
+        forward, *backward = self.passes_seconds(configuration.mesh, samples).sum(axis=0).tolist()
+        besides = max(0.0, pace - forward - sum(backward))
+        seconds = path.step(forward, sum(backward)) + min(path.forward, path.backward) * besides
+        return float(pipeline.with_turns * seconds + pipeline.fixed)
+
+    def passes_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
+        """Return the least that each pass of a microbatch takes in all blocks that are alike, and in all others.
+
+        They are (2, 3): forward, backward and weight pass, as if the backward was split.
+        """
+        seconds = self.counts * self.op_seconds(mesh, samples)
+        own = [np.bincount(self.passes, seconds * here, len(_PASSES)) for here in (self.alike, ~self.alike)]
+        return np.array(own)
 
     def op_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
         """Return the least that each distinct op takes on a mesh for a microbatch of so many samples, (ops,)."""
@@ -88,6 +168,17 @@ class Floor:
         states = self.states if offload else (*self.states, *self.moments)
         held = sum(size * prod(shape) / most_shards(shape, axes) for shape, size in states)
         return held / configuration.num_stages
+
+
+@lru_cache(maxsize=4096)
+def _even_units(
+    schedule: str, num_groups: int, num_microbatches: int, num_chunks: int, passes: tuple[int, ...]
+) -> float:
+    """Return what a step takes if all stages are equal, given the passes of one microbatch through all of them."""
+    count = num_groups * num_chunks
+    forward, backward, weight = (own / count for own in passes)
+    stage = StageWork(forward, backward, weight)
+    return scheduled_step(schedule, num_groups, num_microbatches, [stage] * count)
 
 
 @lru_cache(maxsize=65536)
@@ -113,6 +204,7 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     # An op that only one size has (an Expand that is none for one sample) adds nothing to a floor.
     common = [name for name, (count, *_) in work.items() if name in work_large and work_large[name][0] == count]
     counts, launches, *times = np.array([work[name] for name in common], dtype=np.float64).reshape(-1, 4).T
+    alike, passes = _places(small, common)
     _, _, *times_large = np.array([work_large[name] for name in common], dtype=np.float64).reshape(-1, 4).T
     step = max(1, samples[1] - samples[0])
     slopes = [(many - few) / step for few, many in zip(times, times_large, strict=True)]
@@ -120,8 +212,22 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     lengths = _lengths(small, large, common)
     slope = (lengths[1] - lengths[0]) / step
     dims = lengths[0] - slope * samples[0], slope
-    states, moments = _states(small, costs)
-    return Floor(counts, launches, compute, memory, dims, states, moments, samples)
+    states, moments = _states(small.pattern, costs.policy)
+    return Floor(counts, launches, compute, memory, dims, states, moments, samples, alike, passes)
+
+
+def _places(folded: Folded, names: Sequence[str]) -> tuple[Mask, IntArray]:
+    """Return which ops are of the most frequent kind, and the number of the pass of each."""
+    most = max((kind.count for kind in folded.kinds), default=0)
+    main = next((kind.id for kind in folded.kinds if kind.count == most), None)
+    kinds = {op.name: kind.id for kind in folded.kinds for op in kind.ops}
+    late = {name for kind in folded.kinds for name in weight_ops(folded, kind)}
+    backward = {op.name for kind in folded.kinds for op in kind.ops if op.phase is Phase.BACKWARD}
+    passes = [
+        _PASSES.index(Pass.WEIGHT if name in late else Pass.BACKWARD if name in backward else Pass.FORWARD)
+        for name in names
+    ]
+    return np.array([kinds[name] == main for name in names], dtype=bool), np.array(passes, dtype=np.int64)
 
 
 def scales(small: Folded, large: Folded, samples: tuple[int, int]) -> bool:
@@ -160,11 +266,11 @@ def _lengths(small: Folded, large: Folded, names: Sequence[str]) -> FloatArray:
     return found
 
 
-def _states(folded: Folded, costs: CostModel) -> Iterator[tuple[tuple[tuple[int, ...], float], ...]]:
-    """Yield the shapes of what stays through the step, and the bytes of an element of all with it; moments last."""
-    resident, _ = element_bytes(folded.graph, costs.policy)
-    for moments in (False, True):
-        yield tuple(_sizes(folded, resident, moments=moments).items())
+@lru_cache(maxsize=8)
+def _states(folded: Folded, policy: DtypePolicy) -> tuple[tuple[tuple[tuple[int, ...], float], ...], ...]:
+    """Return the shapes of what stays through the step, and the bytes of an element of all with it; moments last."""
+    resident, _ = element_bytes(folded, policy)
+    return tuple(tuple(_sizes(folded, resident, moments=moments).items()) for moments in (False, True))
 
 
 def _sizes(folded: Folded, resident: Mapping[str, float], *, moments: bool) -> dict[tuple[int, ...], float]:
@@ -185,11 +291,10 @@ def _sizes(folded: Folded, resident: Mapping[str, float], *, moments: bool) -> d
 
 def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, float, float]]:
     """Return count and seconds of launch, compute and memory of every distinct op but views and updates, by name."""
-    element_bytes = costs.policy.graph_read_bytes(folded.graph)
+    element_bytes = moved_bytes(folded, costs.policy)
     work = {}
-    ranks = {name: len(value.shape) for name, value in folded.graph.values.items()}
+    fused = fused_ops(folded, costs)
     for kind in folded.kinds:
-        fused = costs.fuse(kind.ops, ranks)
         for op in kind.ops:
             part = fused.get(op.name, ALONE)
             if op.phase is Phase.UPDATE or not part.launches:

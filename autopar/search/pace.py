@@ -36,13 +36,13 @@ class Pace:
         """Return the least seconds of a step that follow from whole blocks in stages."""
         if not any(self.blocks):
             return 0.0
-        return _with_turns(pipeline) * least_flow(self.blocks, range(len(self.blocks)), pipeline)
+        return pipeline.with_turns * least_flow(self.blocks, range(len(self.blocks)), pipeline)
 
     def step(self, pipeline: Pipeline) -> float:
         """Return the least seconds of a step that follow."""
         if math.isinf(self.seconds):
             return self.seconds
-        mean = _with_turns(pipeline) * self.seconds * pipeline.rounds / pipeline.num_groups
+        mean = pipeline.with_turns * self.seconds * pipeline.rounds / pipeline.num_groups
         return max(mean, self.flow(pipeline)) + pipeline.fixed
 
 
@@ -72,7 +72,3 @@ def launched(tables: Tables, pipeline: Pipeline) -> float:
     counts = np.array([kind.count for kind in tables.folded.kinds])
     microbatch = float(counts @ tables.host_seconds.sum(axis=1))
     return microbatch * pipeline.rounds / pipeline.num_groups
-
-
-def _with_turns(pipeline: Pipeline) -> float:
-    return 1 + (pipeline.turns if pipeline.num_chunks > 1 else 0.0)

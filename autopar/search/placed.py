@@ -14,7 +14,8 @@ from autopar.formulate.tables import IntArray, Slot, Tables
 from autopar.formulate.weights import Weights, kind_weights, problem, weights
 from autopar.plan import BlockPlan
 from autopar.problem import Choice, Problem, Solution
-from autopar.program.lower import LoweredKind, lower_blocks
+from autopar.program.block import LoweredKind
+from autopar.program.lower import lower_blocks
 from autopar.recompute import Recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.search.hull import Hull

@@ -4,17 +4,19 @@ The solver decides op by op what a mesh axis does; the word says what it does to
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
 parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
 sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
-this but splits some of the parameters, or another dim of most activations, is tensor parallel in part of the model.
+this but splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
+parallel in part of the model: the head by the vocabulary, say, where the weight it shares with an embedding is copied.
 """
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
+from autopar.formulate.facts import states_of
 from autopar.formulate.fold import Folded
-from autopar.ir.graph import Graph, Op, Phase, Role
+from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan
-from autopar.sharding import Axis, Placement, Placements, Shard, parse_placements
+from autopar.sharding import Axis, Partial, Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05
 """Share of the parameters that makes an axis more than idle."""
@@ -29,6 +31,7 @@ class Tally:
     first: float = 0.0
     second: float = 0.0
     spatial: float = 0.0
+    terms: float = 0.0
 
     def add(self, placement: Placement, elements: float, rank: int) -> None:
         """Count elements of a tensor of `rank` dims."""
@@ -38,6 +41,7 @@ class Tally:
             self.first += elements * (placement.dim == 0)
             self.second += elements * (placement.dim == 1)
             self.spatial += elements * (placement.dim >= 2 and rank >= 4)
+        self.terms += elements * isinstance(placement, Partial)
 
     def most(self, part: float) -> bool:
         """Whether a part is more than half."""
@@ -75,8 +79,8 @@ class AxisTallies:
         if self.activations.most(self.activations.spatial):
             return "spatial"
         # A stage may have products with parameters of others alone, split where these are copied.
-        inside = self.activations.split - self.activations.first - self.activations.second - self.activations.spatial
-        return "tp" if self.used.split > _SOME * self.used.total or self.activations.most(inside) else "idle"
+        shared = self.activations.split + self.activations.terms
+        return "tp" if self.used.split > _SOME * self.used.total or self.activations.most(shared) else "idle"
 
     @property
     def zero(self) -> int:
@@ -136,11 +140,9 @@ def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Fol
 def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
     graph = folded.graph
     weight = float(len(block.instances))
-    parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
-    written = {state.output: state.role for state in graph.states if state.output != state.input}
+    states = states_of(folded)
     ops = folded.kinds[block.kind].ops
-    activations = activations_of(ops, graph)
-    owners = {state.output: state.owner for state in graph.states}
+    activations = activations_of(folded, block.kind)
     split_in_use: dict[str, set[int]] = {}
 
     def add(field: str, name: str, text: str, without: Set[int] = frozenset()) -> None:
@@ -153,7 +155,7 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
         if op.phase is not Phase.FORWARD:
             continue
         for name, text in zip(op.inputs, placed.inputs, strict=True):
-            if not text or name not in parameters:
+            if not text or name not in states.parameters:
                 continue
             split = {index for index, placement in enumerate(_parsed(text)) if isinstance(placement, Shard)}
             split_in_use.setdefault(name, set()).update(split)
@@ -170,23 +172,28 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
         for name, text in zip(op.outputs, placed.outputs, strict=True):
             if not name or not text:
                 continue
-            role = written.get(name)
+            role = states.written[name].role if name in states.written else None
             if role in (Role.GRADIENT, Role.PARAMETER):
                 # What an op has only a part of anyway (tensor parallelism, experts) is not shared by ZeRO.
                 field = "gradients" if role is Role.GRADIENT else "updates"
-                add(field, name, text, split_in_use.get(owners[name], frozenset()))
+                add(field, name, text, split_in_use.get(states.owners[name], frozenset()))
             elif name in activations:
                 add("activations", name, text)
 
 
-def activations_of(ops: Sequence[Op], graph: Graph) -> set[str]:
-    """Return the values that the forward of a block computes of data, dim 0 of which may be the batch."""
-    parameters = {state.input for state in graph.states if state.role is Role.PARAMETER}
+def activations_of(folded: Folded, kind: int) -> frozenset[str]:
+    """Return the values that the forward of a kind of block computes of data, dim 0 of which may be the batch."""
+    return _activations(folded.pattern, kind)
+
+
+@lru_cache(maxsize=256)
+def _activations(folded: Folded, kind: int) -> frozenset[str]:
+    graph, ops, parameters = folded.graph, folded.kinds[kind].ops, states_of(folded).parameters
     derived = _made_of_weights(ops, {state.input for state in graph.states} | graph.constants.keys())
     # Rows of experts lie expert by expert: their dims say nothing of the batch.
     derived |= _inside_experts(ops, {name for name in parameters if len(graph.values[name].shape) == 3}, derived)
     made = (name for op in ops if op.phase is Phase.FORWARD for name in op.outputs if name and name not in derived)
-    return {name for name in made if len(graph.values[name].shape) > 1 and graph.values[name].is_float}
+    return frozenset(name for name in made if len(graph.values[name].shape) > 1 and graph.values[name].is_float)
 
 
 def _made_of_weights(ops: Iterable[Op], known: set[str]) -> set[str]:

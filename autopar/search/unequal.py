@@ -97,7 +97,8 @@ class UnequalSpace:
             rest = [count for count in space.microbatches if count not in self.opened]
             lead = "excluded by their bound" if self.floor >= best else "not opened"
             found.append(
-                f"{lead}: {stages}, of {', '.join(map(str, space.sizes))} devices, and {', '.join(map(str, rest))} "
+                f"{lead}: {stages}, of {', '.join(map(str, space.sizes))} device{'s' if space.sizes[-1] > 1 else ''}, "
+                f"and {', '.join(map(str, rest))} "
                 f"microbatches; no plan there is faster than {format_seconds(self.floor)}"
             )
         return tuple(found)

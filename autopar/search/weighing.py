@@ -8,7 +8,9 @@ from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Slot, Tables
+from autopar.plan import BlockPlan
 from autopar.problem import Choice
+from autopar.program.block import LoweredKind
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
@@ -41,10 +43,11 @@ class Weighing:
         self._tables, self._pipeline, self._size = tables, pipeline, size
         self._flavours, self._host_room, self._offloads = tuple(flavours), host_room, offloads
         self._weighed: tuple[Choice, dict[bool, tuple[ChainBytes, HostLinks | None]]] | None = None
+        self._lowered: dict[bool, dict[BlockPlan, LoweredKind]] = {}  # of the last choice: the next has most of them
 
     def __getstate__(self) -> dict[str, object]:
         """Return what another process needs: what is kept is quickly found again."""
-        return {**vars(self), "_weighed": None}
+        return {**vars(self), "_weighed": None, "_lowered": {}}
 
     def bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
         """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
@@ -76,7 +79,9 @@ class Weighing:
         if splits not in known:
             folded, trains = self._tables.folded, SCHEDULES[self._pipeline.schedule].trains
             blocks = assemble_blocks(self._tables, choice)
-            lowered = lower_blocks(blocks, folded, self._tables.resharder, splits=splits)
+            before = self._lowered.get(splits)
+            lowered = lower_blocks(blocks, folded, self._tables.resharder, splits=splits, known=before)
+            self._lowered[splits] = {block: lowered[block.kind] for block in blocks}
             memory = chain_bytes(lowered, folded, trains=trains, flavours=self._flavours, host_room=self._host_room)
             known[splits] = memory, host_links(lowered, self._tables.costs) if self._offloads else None
         return known[splits]

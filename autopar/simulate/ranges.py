@@ -6,7 +6,8 @@ import numpy as np
 
 from autopar.formulate.fold import Folded
 from autopar.formulate.memory import ChainBytes, FloatArray, Holding, SharedBytes, State
-from autopar.program.lower import LoweredKind, copies
+from autopar.program.block import LoweredKind
+from autopar.program.lower import copies
 from autopar.program.records import Category
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.simulate.blocks import BlockMemories

@@ -90,7 +90,7 @@ class Counter:
 
 def traffic(writer: Writer, policy: DtypePolicy) -> tuple[Traffic, ...]:
     """Return the collectives that a state asks for."""
-    return Counter(writer).traffic(element_bytes(writer.topology.folded.graph, policy)[1])
+    return Counter(writer).traffic(element_bytes(writer.topology.folded, policy)[1])
 
 
 def moves(source: Placements, target: Placements) -> Iterator[tuple[Collective, int, Placements]]:
