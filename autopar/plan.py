@@ -377,6 +377,11 @@ class SearchReport:
     cached: bool = False
 
     @property
+    def least(self) -> float:
+        """The least objective found, in seconds: the plan's own, or less where the simulator ranks others first."""
+        return min([self.objective, *(point.objective for point in self.history[-1:])])
+
+    @property
     def gap(self) -> float:
         """How much lower than the objective the optimum can be, relative to the objective."""
         return max(0.0, 1.0 - self.bound / self.objective) if self.objective > 0 else 0.0

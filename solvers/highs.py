@@ -17,6 +17,9 @@ STEP_BASE = 10_000
 SIMPLEX_STEP, BRANCH_STEP = 1.0, 3000.0
 """Units of work per nonzero and step of the simplex method, and from one question of branch and bound to the next."""
 
+FEASIBILITY, LP_FEASIBILITY = 1e-6, 1e-7
+"""By how much rows may be broken in HiGHS's branch and bound, and in its linear programs; its defaults."""
+
 _FEASIBLE = 2
 """`kSolutionStatusFeasible` of HiGHS, which highspy gives as a number."""
 
@@ -32,7 +35,13 @@ class HighsSolver(MipSolver):
         return run(program, whole, budget)
 
 
-def run(program: LinearProgram, whole: bool, budget: Budget, ceiling: float = math.inf) -> Outcome:
+def run(
+    program: LinearProgram,
+    whole: bool,
+    budget: Budget,
+    ceiling: float = math.inf,
+    feasibility: float = FEASIBILITY,
+) -> Outcome:
     """Solve the relaxation, or the whole-number program.
 
     Args:
@@ -40,6 +49,7 @@ def run(program: LinearProgram, whole: bool, budget: Budget, ceiling: float = ma
         whole: Whether labels must be whole.
         budget: Time.
         ceiling: Solutions that cost more need not be found; the bound is then infinite, and true up to the ceiling.
+        feasibility: By how much rows may be broken.
 
     Raises:
         SolverError: If HiGHS refuses the program.
@@ -54,7 +64,7 @@ def run(program: LinearProgram, whole: bool, budget: Budget, ceiling: float = ma
     model.num_col_, model.num_row_ = num_columns, num_rows
     model.col_cost_ = program.cost
     model.col_lower_ = np.zeros(num_columns)
-    model.col_upper_ = np.ones(num_columns)
+    model.col_upper_ = np.ones(num_columns) if program.upper is None else program.upper
     model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     model.a_matrix_.start_ = program.starts
@@ -65,6 +75,8 @@ def run(program: LinearProgram, whole: bool, budget: Budget, ceiling: float = ma
         highs.setOptionValue("presolve", "off")
     else:
         highs.setOptionValue("mip_rel_gap", OPTIMALITY_TOLERANCE / 4)
+        highs.setOptionValue("mip_feasibility_tolerance", feasibility)
+        highs.setOptionValue("primal_feasibility_tolerance", min(feasibility, LP_FEASIBILITY))
         kinds = [highspy.HighsVarType.kInteger] * program.num_labels
         if math.isfinite(ceiling):
             highs.setOptionValue("objective_bound", (ceiling - program.constant) / program.scale * (1 + 1e-9))

@@ -40,7 +40,7 @@ class PairColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearProgram:
-    """min cost x + constant, row_lower <= A x <= row_upper, 0 <= x <= 1; the first `num_labels` columns are whole.
+    """min cost x + constant, row_lower <= A x <= row_upper, 0 <= x <= upper; the first `num_labels` columns are whole.
 
     Attributes:
         cost: Per column, in units of `scale` problem units.
@@ -56,6 +56,7 @@ class LinearProgram:
         pairs: Where the pair columns are.
         limits: Segments of the memory rows, which are the last rows.
         start: Value per column of a choice to begin from, None if there is none; whether it fits is not known.
+        upper: Per column; None for ones.
     """
 
     cost: Floats
@@ -71,6 +72,7 @@ class LinearProgram:
     pairs: tuple[PairColumns, ...]
     limits: tuple[int, ...] = ()
     start: Floats | None = None
+    upper: Floats | None = None
 
     def beginning(self, labels: Sequence[int]) -> "LinearProgram":
         """Return the program with a choice to begin from."""

@@ -9,7 +9,7 @@ import pytest
 from autopar import report
 from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, Strategy
 from autopar.errors import JobError, PlanError
-from autopar.plan import Plan, ValuePlacement
+from autopar.plan import HistoryPoint, Plan, ValuePlacement
 from autopar.program.records import Category
 from autopar.report.text import WIDTH, format_table
 from autopar.sharding import Partial, Replicate, Shard
@@ -35,6 +35,21 @@ def test_stages_with_their_own_placements_are_explained_one_by_one(ops: bool) ->
     text = report.format_explain(two_variant_plan(), ops=ops)
 
     assert text == (GOLDEN / f"explain_variants{'_ops' if ops else ''}.txt").read_text()
+
+
+def test_a_least_objective_that_the_simulator_does_not_rank_first_is_called_proven() -> None:
+    """The gap of the plan is no weakness of the bound then, and the report says whose it is."""
+    plan = two_stage_plan()
+    assert plan.search is not None
+    ended = replace(plan.search, termination="exhausted", history=(HistoryPoint(2.0, 0.97, 0.97),))
+    open_still = replace(ended, history=(HistoryPoint(2.0, 0.975, 0.97),))
+
+    assert ended.least == 0.97
+    proven, unproven = (
+        " ".join(report.format_report(replace(plan, search=own)).split()) for own in (ended, open_still)
+    )
+    assert "970 ms is proven to be the least by the formula" in proven
+    assert "the gap left is the bound's weakness" in unproven
 
 
 def _without_search(plan: Plan) -> Plan:

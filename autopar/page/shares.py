@@ -9,7 +9,7 @@ from autopar.page.records import Alternatives, Progress, Ranked, ScalePoint, Sta
 from autopar.plan import Plan, SearchReport, Simulated
 from autopar.report.alternatives import ended, limits
 from autopar.report.parts import changed_parts
-from autopar.report.summary import WHY_STOPPED
+from autopar.report.summary import why_stopped
 from autopar.search.parts import stage_parts
 from autopar.simulate import Timeline
 
@@ -67,7 +67,7 @@ def search_progress(plan: Plan) -> Progress | None:
 def _explored(search: SearchReport) -> str:
     left = search.configurations - search.solved - search.pruned
     return (
-        f"{WHY_STOPPED.get(search.termination, search.termination)}; of {search.configurations} configurations "
+        f"{why_stopped(search)}; of {search.configurations} configurations "
         f"{search.solved} solved, {search.pruned} excluded by their bound, {left} left"
     )
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
 from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated
+from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.ranking import ranking
 from autopar.report.text import (
@@ -110,7 +111,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
         bound = f"no plan of the declared space is faster than {format_seconds(search.bound)} by the formula"
         entries += [
             ("bound", f"{bound}; gap {100 * search.gap:.1f} %"),
-            ("stopped", WHY_STOPPED.get(search.termination, search.termination)),
+            ("stopped", why_stopped(search)),
         ]
         if plan.alternatives:
             entries.append(("runner-up", why_lost(plan, plan.alternatives[0])))
@@ -123,6 +124,16 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
                 ("from cache", "found before for the same model, cluster and job; --no-cache searches again")
             )
     return entries
+
+
+def why_stopped(search: SearchReport) -> str:
+    """Return why a search ended, and what that says of its plan."""
+    if search.termination == "exhausted" and search.bound >= search.least * (1 - OPTIMALITY_TOLERANCE):
+        return (
+            f"exhausted: {format_seconds(search.least)} is proven to be the least by the formula; the plan of it is "
+            "slower than this one when simulated, or does not fit"
+        )
+    return WHY_STOPPED.get(search.termination, search.termination)
 
 
 def _band(simulated: Simulated) -> str:

@@ -5,6 +5,7 @@
 2. If the choice does not fit, put a price on memory, which bounds what fits, and solve the problem under the memory of
    every stage, without and with recompute.
 3. Split each choice found on the way into stages exactly (`best_split`); the best plan is kept.
+4. With one stage, raise the bound from means of choices to single ones, which mostly meets the best plan (`whole.py`).
 """
 
 import math
@@ -36,6 +37,8 @@ from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
 from autopar.search.space import Configuration
 from autopar.search.weighing import Weighing
+from autopar.search.whole import WHOLE_WORK, least_whole
+from autopar.solvers.base import Budget, Work
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -73,6 +76,7 @@ class Attempt:
         cutoff: Plans that take longer interest nobody.
         end: When to end, on the monotonic clock.
         urgent: Whether any plan will do, so that the end waits for it, but not for long.
+        proves: Whether the bound is raised to single choices at the end, which may take longer than all before.
         cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems so far.
         exhausted: Whether nothing here raises the bound further.
@@ -91,7 +95,7 @@ class Attempt:
         self.bounding = replace(self.pipeline, others=tuple(pipelines[1:]))
         self.bounded, self.left_out = self.family, math.inf
         self.best: Candidate | None = None
-        self.urgent = False
+        self.urgent = self.proves = False
         self.cut = 0
         self.work = 0.0
         self.exhausted = False
@@ -272,7 +276,29 @@ class Attempt:
             self._fit(bound, cutoff)
             if self.best is not None and bound * (1 + NEAR) < self.best.objective < cutoff:
                 self._look_nearby()
+            if self.proves:
+                bound = self._prove(bound, cutoff)
         return min(bound, self.left_out)
+
+    def _prove(self, bound: float, cutoff: float) -> float:
+        """Return a bound on single choices of one stage, rather than on their means, and consider the one it is from.
+
+        Only for solvers that count their work: the others are compared with, or follow recipes.
+        """
+        if self.best is None or self.hull is None or self.pipeline.num_stages > 1 or not self.search.solver.counts:
+            return bound
+        ceiling = min(cutoff, self.best.objective)
+        if not self.hull.has_prices or bound >= ceiling * (1 - OPTIMALITY_TOLERANCE) or self._stopped():
+            return bound
+        instance, _ = self.hull.priced()
+        work, seconds = Work(WHOLE_WORK), max(0.0, self._deadline() - time.monotonic())
+        budget = Budget(instance, seconds, None, math.inf, 0.0, self.search.should_stop, work=work)
+        found = least_whole(self.tables, self.hull, ceiling, budget)
+        self.work += work.done
+        self.cut += work.left == 0.0
+        if found.choice is not None:
+            self._consider(found.choice)
+        return max(bound, min(found.bound, ceiling))
 
     def _look_nearby(self) -> None:
         """Look for better plans of one stage near the best one."""

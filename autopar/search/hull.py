@@ -46,13 +46,23 @@ class Hull:
         self._smoothing = SMOOTHING
         self._memory = self.rows.memory_rows
 
-    def priced(self) -> tuple[Problem, float]:
-        """Return the placement problem at the prices of the bound, of what runs nothing again, and its constant."""
+    def priced(self, flavour: int = 0) -> tuple[Problem, float]:
+        """Return the placement problem of a flavour at the prices of the bound, and its constant."""
         assert self._best is not None, "prices were tried"
         paid = np.where(self._memory, self._unit, 1.0) * self._best
-        factors = np.tensordot(paid, self.rows.seconds[:, 0], axes=1)
-        constant = float(paid @ (self.rows.least + self.rows.host[:, 0])) + self.rows.fixed
-        return self._priced(factors, paid @ self.rows.bytes[:, 0], paid @ self.rows.pairs), constant
+        factors = np.tensordot(paid, self.rows.seconds[:, flavour], axes=1)
+        constant = float(paid @ (self.rows.least + self.rows.host[:, flavour])) + self.rows.fixed
+        return self._priced(factors, paid @ self.rows.bytes[:, flavour], paid @ self.rows.pairs), constant
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether there is a bound that prices prove."""
+        return self._best is not None
+
+    @property
+    def pays_for_memory(self) -> bool:
+        """Whether the bound has a price on memory; else no flavour is faster than the first."""
+        return self._best is not None and bool(self._best[self._memory].any())
 
     @property
     def choices(self) -> tuple[Choice, ...]:

@@ -225,6 +225,7 @@ class Workbench:
                 assert isinstance(attempt, Attempt), "states are of attempts"
         if attempt is not None:
             attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
+            attempt.proves = not piece.branches  # runners-up need no proof
         return attempt
 
 
