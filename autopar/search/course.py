@@ -133,7 +133,14 @@ class Bounding(Series):
     @property
     def unseen(self) -> float:
         """The least that is known of those that were not looked at and might have been."""
-        return min((known for known, _ in (*self._ahead[:1], *self._busy.values())), default=math.inf)
+        left = (*self._ahead, *self._busy.values())
+        return min((self._raised(known, self.space[number]) for known, number in left), default=math.inf)
+
+    def _raised(self, known: float, family: Family) -> float:
+        """Return what is known of a family, raised by what others say unless it is enough to exclude the family."""
+        if known >= self._outcome.best:
+            return known
+        return max(known, self._carried.least(family, self._outcome.best))
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`: what follows from others for the next one may be enough, and all after it are no less."""
@@ -179,7 +186,8 @@ class Bounding(Series):
             self._outcome.pruned += len(self.space[number])
         else:
             self.pending.append((finding.bound, number))
-        lowest = min([self.unseen, self.closed, self.elsewhere, *(bound for bound, _ in self.pending)])
+        least = (*self._ahead[:1], *self._busy.values(), *self.pending)
+        lowest = min([self.closed, self.elsewhere, *(bound for bound, _ in least)])
         self._search.tell(self._outcome, "bound", index + 1, len(self.space), lowest, str(self.space[number][0]))
 
 
