@@ -6,6 +6,7 @@ Each part is a series of pieces (`sweep.py`).
 import heapq
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -142,6 +143,11 @@ class Bounding(Series):
             return known
         return max(known, self._carried.least(family, self._outcome.best))
 
+    @property
+    def own(self) -> float:
+        """No plan of these configurations has a lower objective, in seconds."""
+        return min([self.unseen, self.closed, *(bound for bound, _ in self.pending)])
+
     def ends(self, index: int) -> bool:
         """See `Series.ends`: what follows from others for the next one may be enough, and all after it are no less."""
         while self._ahead:
@@ -194,12 +200,14 @@ class Bounding(Series):
 class Advancing(Series):
     """Works on the configuration with the lowest bound that nobody works on, until none can have the best plan."""
 
-    def __init__(self, search: "Search", outcome: Outcome, bounding: Bounding) -> None:
-        self._search, self._outcome, self._space = search, outcome, bounding.space
-        self._elsewhere, self._solved = bounding.elsewhere, outcome.solved
-        self._others = min(bounding.closed, bounding.unseen)
-        self._bounds = {number: bound for bound, number in bounding.pending}
-        self._open = sorted(bounding.pending)
+    def __init__(self, search: "Search", outcome: Outcome, bounded: Sequence[Bounding], elsewhere: float) -> None:
+        self._search, self._outcome, self._elsewhere = search, outcome, elsewhere
+        self._solved = outcome.solved
+        self._others = min(min(each.closed, each.unseen) for each in bounded)
+        pending = [(bound, each.space[number]) for each in bounded for bound, number in each.pending]
+        self._space = [family for _, family in pending]
+        self._bounds = {number: bound for number, (bound, _) in enumerate(pending)}
+        self._open = sorted((bound, number) for number, bound in self._bounds.items())
         self._chosen: dict[int, int] = {}
         self._busy: set[int] = set()
         self._worked: set[int] = set()

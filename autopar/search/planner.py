@@ -173,7 +173,7 @@ class Search:
         carried: Carried,
         known: float = math.inf,
     ) -> float:
-        """Bound configurations and work on them, wave by wave; return the least of their bounds, and of what is known.
+        """Bound configurations and work on them, plain schedules first; return the least of all bounds.
 
         Args:
             crew: Who does the work.
@@ -185,13 +185,18 @@ class Search:
         """
         floors = [min(self.least(family) for family in wave) for wave in waves]
         lowest = known
-        for number, wave in enumerate(waves):
-            elsewhere = min([lowest, *floors[number + 1 :]])
-            bounding = Bounding(self, outcome, wave, elsewhere, carried, rivals=number > 0)
-            sweep(crew, bounding, len(wave), clock.end, clock.stops, clock.heard)
-            advancing = Advancing(self, outcome, bounding)
-            sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
-            lowest = min(lowest, advancing.own)
+        # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
+        # any is worked on, so that a limit of time leaves none of them with a floor for a bound.
+        for start, stop in ((0, 1), (1, len(waves))):
+            bounded: list[Bounding] = []
+            for number, wave in enumerate(waves[start:stop], start):
+                elsewhere = min([lowest, *floors[number + 1 :], *(each.own for each in bounded)])
+                bounded.append(Bounding(self, outcome, wave, elsewhere, carried, rivals=number > 0))
+                sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
+            if bounded:
+                advancing = Advancing(self, outcome, bounded, min([lowest, *floors[stop:]]))
+                sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+                lowest = min(lowest, advancing.own)
         return lowest
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
