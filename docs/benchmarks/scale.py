@@ -6,8 +6,9 @@
     python docs/benchmarks/scale.py --from FOLDER                   the page of what `--one` has written there
 
 Each case runs in a process of its own with nothing cached: import of the program, of the model, discovery, search,
-verification and simulation of the best plans. Seconds are of the wall clock, and CPU seconds of the process and the
-processes it starts; memory is the most that one process had.
+verification and simulation of the best plans. A search ends after the seconds that are asked for, where some are.
+Seconds are of the wall clock, and CPU seconds of the process and the processes it starts; memory is the most that one
+process had.
 """
 
 import json
@@ -30,7 +31,7 @@ class Case:
         model: Name in the zoo.
         gpus: Number of devices.
         cluster: Preset.
-        seconds: Wall seconds it should take; 0 if it is there to be compared with.
+        seconds: Wall seconds it should take, and limit of the search; 0 if it is there to be compared with.
         gap: Gap it should reach; infinity if none is asked for.
         gigabytes: Memory it should take at most.
         mesh: The mesh of the only stage, for cases that search placements alone; () for the whole space.
@@ -125,18 +126,20 @@ def page(names: list[str], result_of: Callable[[str], dict[str, Any] | None]) ->
     say()
     say(f"`python docs/benchmarks/scale.py {' '.join(names)}`")
     say(f"on {platform.machine()}, Python {platform.python_version()}; each case in a fresh process, nothing cached.")
+    say("A search is stopped after the seconds asked for.")
     say("Where wall seconds are several times CPU seconds, other processes had the cores.")
     say("The gap is (objective - bound) / objective over the whole declared space, of the least objective found:")
     say("the simulator ranks plans, so that it may be a runner-up's.")
     say()
-    say("| case | seconds (asked) | CPU s | first plan | memory (asked) | objective | bound | gap (asked) | searched |")
-    say("|---|---|---|---|---|---|---|---|---|")
+    columns = "case | seconds (asked) | CPU s | first plan | memory (asked) | objective | bound | gap (asked) | ended"
+    say(f"| {columns} | searched |")
+    say("|" + "---|" * 10)
     found = {}
     for name in names:
         case = CASES[name]
         result = result_of(name)
         if result is None:
-            say(f"| {name} | failed | | | | | | | |")
+            say(f"| {name} | failed | | | | | | | | |")
             continue
         found[name] = result
         gap = 1 - result["bound"] / result["objective"]
@@ -146,7 +149,7 @@ def page(names: list[str], result_of: Callable[[str], dict[str, Any] | None]) ->
         say(
             f"| {name} | {result['seconds']:.1f}{asked} | {result['cpu']:.1f} | {result['first'] or 0:.1f} "
             f"| {result['bytes'] / 1e9:.2f} GB{room} | {result['objective']:.6g} s | {result['bound']:.6g} s "
-            f"| {gap:.3%}{close} "
+            f"| {gap:.3%}{close} | {result['termination']} "
             f"| {result['solved']} solved, {result['pruned']} pruned of {result['configurations']} |"
         )
     for name, result in found.items():
@@ -165,7 +168,7 @@ def main() -> None:
     """Run one case and print JSON, or measure the cases named."""
     match sys.argv[1:]:
         case ["--one", name]:
-            sys.stdout.write(json.dumps(run(name, None)))
+            sys.stdout.write(json.dumps(run(name, CASES[name].seconds or None)))
         case ["--from", folder]:
             files = {name: Path(folder, f"{name}.json") for name in CASES}
             names = [name for name, file in files.items() if file.exists()]
