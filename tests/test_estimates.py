@@ -49,6 +49,15 @@ PLANS = [
 ]
 
 
+def _check(degrees: Degrees, stack: Stack, seconds: float, size: float) -> None:
+    """Compare an estimate with a prediction; tolerances are relative."""
+    found = Estimator(_predictor(), CLUSTER, stack).estimate([degrees])
+
+    timeline = _predictor().predict(degrees, CLUSTER, stack).timeline
+    assert found.step_seconds[0] == pytest.approx(timeline.step_seconds, rel=seconds)
+    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=size)
+
+
 @pytest.mark.parametrize("stack", [Stack("plain"), STACK], ids=lambda stack: stack.name)
 def test_estimates_are_close_to_predictions(stack: Stack) -> None:
     """Seconds within `CLOSE`, bytes within `SAME`."""
@@ -86,11 +95,7 @@ def test_estimates_of_split_backwards_are_close(
         global_batch=2 * dp * 12,
     )  # fmt: skip
 
-    found = Estimator(_predictor(), CLUSTER, STACK).estimate([degrees])
-
-    timeline = _predictor().predict(degrees, CLUSTER, STACK).timeline
-    assert found.step_seconds[0] == pytest.approx(timeline.step_seconds, rel=CLOSE)
-    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
+    _check(degrees, STACK, CLOSE, SHARED)
 
 
 @pytest.mark.parametrize(("recompute", "offload"), [("offload", ""), ("none", "optimizer"), ("offload", "optimizer")])
@@ -106,11 +111,7 @@ def test_estimates_with_host_memory_are_close(
         global_batch=2 * dp * 12,
     )  # fmt: skip
 
-    found = Estimator(_predictor(), CLUSTER, STACK).estimate([degrees])
-
-    timeline = _predictor().predict(degrees, CLUSTER, STACK).timeline
-    assert found.step_seconds[0] == pytest.approx(timeline.step_seconds, rel=CLOSE)
-    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
+    _check(degrees, STACK, CLOSE, SHARED)
 
 
 @cache

@@ -248,7 +248,7 @@ class Search:
 
 
 def _waves(known: list[Family]) -> list[list[Family]]:
-    """Return the families by the kind of their schedules, which are worked on one kind after the other.
+    """Return the families by the kind of their schedules, which are bounded one kind after the other.
 
     Those with plain schedules come first: fewer of the others can be excluded by their bounds. What is known of joint
     backwards says something about split ones, and what is known of one stage per group about several.

@@ -133,16 +133,6 @@ def load_rows(folder: Path) -> tuple[Row, ...]:
     return tuple(_load(folder / TRAIN, list[Row]))
 
 
-def load_table(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the records of another file of a data folder, none if the folder does not have it.
-
-    Raises:
-        DataError: If the file does not hold a list of records.
-    """
-    path = folder / name
-    return list(_load(path, list[dict[str, Any]])) if path.exists() else []
-
-
 def _load(path: Path, kind: Any) -> Sequence[Any]:
     try:
         text = path.read_bytes()
