@@ -524,7 +524,8 @@ def test_priced_bounds_are_below_every_plan_that_fits(pipeline: Pipeline, price:
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda p: f"pp{p.num_stages}-m{p.num_microbatches}")
 @pytest.mark.parametrize("recompute", Recompute)
-def test_the_mean_stage_is_below_the_fullest(pipeline: Pipeline, recompute: Recompute) -> None:
+@pytest.mark.parametrize("evenly", [False, True])
+def test_the_mean_stage_is_below_the_fullest(pipeline: Pipeline, recompute: Recompute, evenly: bool) -> None:
     """Whatever the choice and the split, at a limit of what the fullest stage needs the mean is not over it."""
     found = tables("gpt2")
     chain, kinds = found.folded.chain, found.folded.kinds
@@ -536,7 +537,7 @@ def test_the_mean_stage_is_below_the_fullest(pipeline: Pipeline, recompute: Reco
         for ranges in splits(len(chain), pipeline.num_stages):
             split = Split.uniform(ranges, (recompute,) * len(ranges))
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(len(ranges)))
-            mean = mean_bytes(found, pipeline, limit, [recompute] * len(kinds))
+            mean = mean_bytes(found, pipeline, limit, [recompute] * len(kinds), evenly=evenly)
             assert mean.excess(found, choice) <= limit * TOLERANCE
         choice = random_choice(instance, rng, near=choice)
 

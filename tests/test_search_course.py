@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from autopar.search.carried import Carried
-from autopar.search.course import Bounding
-from autopar.search.outcome import Outcome
+from autopar.search.course import SETTLED, Bounding, Settling
+from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pace import NO_HINT
-from autopar.search.pieces import Finding
+from autopar.search.pieces import Finding, Work
 from autopar.search.planner import Search
 from autopar.search.signature import Signature
 from autopar.search.space import Configuration, Family
@@ -61,9 +61,13 @@ def _order(series: Bounding | ThirdAxis, bounds: Mapping[int, list[float]], outc
         bound = left[count].pop(0)
         series.take(len(found) - 1, Finding(bound, None, 0, is_final=not left[count]))
         if len(found) == 2 and math.isfinite(best):
-            plan = SimpleNamespace(objective=best, signature=Signature((), 1, "", 1, "none"))
-            outcome.candidates = [plan]  # type: ignore[list-item]
+            outcome.candidates = [_candidate(best)]
     return found
+
+
+def _candidate(objective: float) -> Candidate:
+    plan = SimpleNamespace(objective=objective, signature=Signature((), 1, "", 1, "none"))
+    return plan  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -106,3 +110,31 @@ def test_the_least_bound_of_three_axes_is_raised_first(follows: float, order: li
     assert third.own == own
     assert third.left == ()
     assert (third.worked, third.excluded) == (1, 3)
+
+
+def _settled(begun: list[tuple[float, int]], finds: Mapping[int, float]) -> list[int]:
+    """Return the microbatches of what is worked on of what was begun with, objective of the best plan and number."""
+    outcome = Outcome()
+    outcome.candidates = [_candidate(min(objective for objective, _ in begun))]
+    of = {family[0].num_microbatches: family for family in FAMILIES}
+    series = Settling(_search(), outcome, [(objective, FLOORS[count], of[count]) for objective, count in begun])
+    found = []
+    for index in range(series.count):
+        piece = series.piece(index)
+        if piece is None:
+            series.take(index, None)
+            continue
+        assert piece.work is Work.ADVANCE
+        count = piece.configuration[0].num_microbatches
+        found.append(count)
+        outcome.candidates = [_candidate(min(outcome.best, finds.get(count, math.inf)))]
+        series.take(index, Finding(piece.bound, None, 0, is_final=False))
+    return found
+
+
+def test_what_was_begun_with_is_settled_first() -> None:
+    """The best plans first, until the best one is near what may be there, and no more than a few."""
+    assert _settled([(9.0, 1), (8.0, 2)], {}) == [2, 1]
+    assert _settled([(9.0, 1), (8.0, 2)], {2: 1.2}) == [2]
+    assert _settled([(1.2, 1)], {}) == []
+    assert len(_settled([(9.0 - each, count) for each, count in enumerate(FLOORS)], {})) == SETTLED < len(FLOORS)

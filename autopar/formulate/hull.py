@@ -484,13 +484,7 @@ class _Step:
 
     def _memory(self) -> None:
         """Write that the mean stage fits."""
-        amounts = []
-        least = Recompute.OFFLOAD if Hosted.ACTIVATIONS in self.hosted else Recompute.FULL
-        for flavour in self.flavours:
-            own = Recompute.NONE if flavour is Recompute.OFFLOAD else flavour  # less what is copied
-            keeps = [own if kind.id == self.main or not self.trains else least for kind in self.kinds]
-            mean = mean_bytes(self.tables, self.pipeline, self.limit, keeps)
-            amounts.append(mean.factors / mean.limit)
+        amounts = self._mean(evenly=False)
         limit = self.limit - self.tables.folded.buffer_bytes
         room: dict[Name, float] = {"short": 1.0}
         if Recompute.OFFLOAD in self.flavours:
@@ -499,7 +493,9 @@ class _Step:
         if Hosted.OPTIMIZER in self.hosted:
             room[AWAY] = 1.0
         if self.pipeline.num_stages > 1:
-            self.rows.add(room, amounts=np.array(amounts), least=-1.0)
+            self.rows.add(room, amounts=amounts, least=-1.0)
+            if not self.hosted:
+                self.rows.add({"short": 1.0}, amounts=self._mean(evenly=True), least=-1.0)
             return
         # One stage holds all blocks, and buffers for two neighbours and for one block besides.
         self.rows.buffers = buffers(self.tables)
@@ -512,7 +508,18 @@ class _Step:
                     else float(own.use is BufferUse.REDUCING and own.kind == self.main)
                     for own in self.rows.buffers
                 ]  # fmt: skip
-                self.rows.add(room, amounts=np.array(amounts), pairs=np.array(held) / limit, least=-1.0)
+                self.rows.add(room, amounts=amounts, pairs=np.array(held) / limit, least=-1.0)
+
+    def _mean(self, *, evenly: bool) -> FloatArray:
+        """Return the shares of the limit that a byte of each item is of a mean stage, (flavours, items)."""
+        amounts = []
+        least = Recompute.OFFLOAD if Hosted.ACTIVATIONS in self.hosted else Recompute.FULL
+        for flavour in self.flavours:
+            own = Recompute.NONE if flavour is Recompute.OFFLOAD else flavour  # less what is copied
+            keeps = [own if kind.id == self.main or not self.trains else least for kind in self.kinds]
+            mean = mean_bytes(self.tables, self.pipeline, self.limit, keeps, evenly=evenly)
+            amounts.append(mean.factors / mean.limit)
+        return np.array(amounts)
 
 
 _FORWARD = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_GATHER)

@@ -18,7 +18,8 @@ class MeanBytes:
 
     Stage s with n_s blocks and f_s microbatches in flight holds n_s (resident + f_s saved) and more. Weighting stages
     by (1 / f_s) / H, H = sum 1 / f_s, the mean of saved activations is total / H for every split, that of resident
-    bytes at least total / (H max f).
+    bytes at least total / (H max f). Weighting them evenly, the mean of resident bytes is total / p, that of saved
+    activations at least total min f / p.
 
     Attributes:
         factors: Per item of `Tables.bytes` its weight in the mean.
@@ -53,6 +54,7 @@ def mean_bytes(
     keeps: Sequence[Recompute],
     *,
     resident: Sequence[Memory] = RESIDENT,
+    evenly: bool = False,
 ) -> MeanBytes:
     """Return the mean stage of a pipeline when kinds keep what their flavour of recompute says.
 
@@ -62,16 +64,19 @@ def mean_bytes(
         limit: Bytes per device.
         keeps: Flavour of each kind.
         resident: What stays on the device through the step.
+        evenly: Whether all stages weigh the same.
     """
     flying = np.array([pipeline.in_flight(group) for group in range(pipeline.num_groups)], dtype=np.float64)
-    harmonic = float((1 / flying).sum())
+    weights = np.ones(len(flying)) if evenly else 1 / flying
+    weights /= weights.sum()
+    held, kept = float(weights.min()), float((weights * flying).min())
     factors = np.zeros(len(tables.bytes))
     for index, item in enumerate(tables.bytes):
         count = tables.folded.kinds[item.kind].count
         if item.memory in resident:
-            factors[index] = count / (harmonic * float(flying.max()))
+            factors[index] = count * held
         elif item.memory in KEPT[keeps[item.kind]]:
-            factors[index] = count / harmonic
+            factors[index] = count * kept
     return MeanBytes(factors, limit - tables.folded.buffer_bytes)
 
 

@@ -63,6 +63,10 @@ CORRECTIONS = 3
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
 
+BESIDE = (0.05, None)
+"""Prices of gradient traffic at which placements under memory limits are looked for, as of `weights`: as if there was
+room beside the passes for nearly all of it, and as if there was none."""
+
 OVERTIME_SECONDS = 30.0
 """How long a search without a plan goes on after its time limit: until the first one, but no longer."""
 
@@ -335,27 +339,33 @@ class Attempt:
             split = self._even(self.relaxed_choice, recompute, offload=offload)
             if split is None:
                 break
-            mixes = stage_mixes(self.tables.folded.chain, self.pipeline, split, len(self.tables.folded.kinds))
-            limit = self.search.memory_limit
-            for _ in range(CORRECTIONS):
-                start = self.best.choice if self.best is not None else None
-                solution = self._solve(
-                    hidden=1.0,
-                    recompute=recompute,
-                    bounding=False,
-                    mixes=mixes,
-                    limit=limit,
-                    start=start,
-                    cutoff=cutoff,
-                )
-                if solution.choice is None:
-                    break
-                self._consider(solution.choice)
-                # The problem does not see all bytes, such as those of collectives on the way: leave room for them.
-                excess = self.weighing.peak(solution.choice, split) - self.search.memory_limit
-                if excess <= 0:
-                    break
-                limit -= excess
+            for traffic in BESIDE if self.pipeline.num_stages > 1 else BESIDE[-1:]:
+                self._fit_split(split, recompute, traffic, cutoff)
+
+    def _fit_split(self, split: Split, recompute: Recompute, traffic: float | None, cutoff: float) -> None:
+        """Solve the placement problem under the memory of the stages of a split; `traffic` as of `weights`."""
+        mixes = stage_mixes(self.tables.folded.chain, self.pipeline, split, len(self.tables.folded.kinds))
+        limit = self.search.memory_limit
+        for _ in range(CORRECTIONS):
+            start = self.best.choice if self.best is not None else None
+            solution = self._solve(
+                hidden=1.0,
+                recompute=recompute,
+                bounding=False,
+                mixes=mixes,
+                limit=limit,
+                start=start,
+                cutoff=cutoff,
+                traffic=traffic,
+            )
+            if solution.choice is None:
+                break
+            self._consider(solution.choice)
+            # The problem does not see all bytes, such as those of collectives on the way: leave room for them.
+            excess = self.weighing.peak(solution.choice, split) - self.search.memory_limit
+            if excess <= 0:
+                break
+            limit -= excess
 
     def _stopped(self) -> bool:
         return self.search.should_stop() or time.monotonic() > self._deadline()
@@ -400,6 +410,7 @@ class Attempt:
         mixes: tuple[StageMix, ...] = (),
         limit: float = math.inf,
         start: Choice | None = None,
+        traffic: float | None = None,
     ) -> Solution:
         weighting = weights(
             self.tables,
@@ -407,7 +418,7 @@ class Attempt:
             recompute=recompute,
             hidden=hidden,
             bounding=bounding,
-            traffic=0.0 if bounding else None,
+            traffic=0.0 if bounding else traffic,
         )
         instance = problem(self.tables, weighting, mixes, limit, str(self.configuration))
         instance = self._with_recipes(instance)

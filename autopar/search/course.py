@@ -27,6 +27,9 @@ FAR, HURRIES = 1.25, 6
 """While the best plan is so much slower than a configuration's bound, a plan is looked for there before the other
 configurations are bounded, until so many times none was found."""
 
+SETTLED = 3
+"""Configurations that were begun with on which more is done at most before the others are bounded."""
+
 
 class Clock:
     """When a search ends."""
@@ -63,6 +66,7 @@ class Beginning(Series):
 
     Attributes:
         count: How many tries there may be.
+        begun: What was tried, has plans and can be gone on with: objective of the best plan, bound and family.
     """
 
     def __init__(self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried) -> None:
@@ -71,6 +75,7 @@ class Beginning(Series):
         tries = first_tries([*family_of], search.global_batch, search.least_bytes)
         self._tries = [family_of[first] for first in tries]
         self.count = len(self._tries)
+        self.begun: list[tuple[float, float, Family]] = []
         self._best, self._worse = math.inf, 0
 
     def ends(self, index: int) -> bool:
@@ -88,9 +93,49 @@ class Beginning(Series):
         self._outcome.take(finding, self._search.keep)
         self._outcome.note(self._tries[index], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
         if finding.best is not None:
+            if not finding.is_final:
+                self.begun.append((finding.best.objective, finding.bound, self._tries[index]))
             self._worse = 0 if finding.best.objective < self._best else self._worse + 1
             self._best = min(self._best, finding.best.objective)
         self._search.tell(self._outcome, "begin", index + 1, self.count, 0.0, str(self._tries[index][0]))
+
+
+class Settling(Series):
+    """Works on what was begun with, the best plans first, while the best is far slower than what may be there.
+
+    Where most of memory is taken the first plan that fits may take several times as long as the best one, and whatever
+    is compared with it before that is known is worked on for nothing.
+
+    Args:
+        search: What it is part of.
+        outcome: What is known, and is added to.
+        begun: What was begun with: objective of the best plan, bound and family of each.
+    """
+
+    def __init__(self, search: "Search", outcome: Outcome, begun: Sequence[tuple[float, float, Family]]) -> None:
+        self._search, self._outcome = search, outcome
+        self._begun = sorted(begun, key=lambda each: each[0])[:SETTLED]
+        self.count = len(self._begun)
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`."""
+        return False
+
+    def piece(self, index: int) -> Piece | None:
+        """See `Series.piece`: there is nothing to do where the best plan is near what may be there."""
+        _, bound, family = self._begun[index]
+        if self._outcome.best <= FAR * bound:
+            return None
+        return Piece(Work.ADVANCE, family, bound, self._outcome.best)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        if finding is None:
+            return
+        _, bound, family = self._begun[index]
+        self._outcome.take(finding, self._search.keep)
+        self._outcome.note(family, max(bound, finding.bound), Stage.OPEN)
+        self._search.tell(self._outcome, "begin", index + 1, self.count, 0.0, str(family[0]))
 
 
 class Bounding(Series):

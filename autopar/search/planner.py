@@ -30,7 +30,7 @@ from autopar.progress import Progress, ProgressCallback, StopCallback, never, si
 from autopar.schedule import SCHEDULES
 from autopar.search.attempt import Attempt
 from autopar.search.carried import Carried
-from autopar.search.course import Advancing, Beginning, Bounding, Clock
+from autopar.search.course import Advancing, Beginning, Bounding, Clock, Settling
 from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
@@ -117,6 +117,8 @@ class Search:
             waves = _waves(families(fewer))
             beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
+            settling = Settling(self, outcome, beginning.begun)
+            sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
             lowest = self._search(crew, waves, outcome, clock, carried)
             if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
                 outcome.closed, outcome.closed_floor = (), math.inf
