@@ -22,14 +22,15 @@ from functools import lru_cache
 
 import highspy
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.schedule.base import Schedule
-from autopar.schedule.timing import ends_of_groups, waits
+from autopar.schedule.excerpt import Excerpt, excerpt, num_tasks
 
 FORWARD_SHARE = 1 / 3
 """Of both passes: what the counts are best for. They hold for any share."""
 
-MOST_TASKS = 2304
+MOST_TASKS = 49152
 """Of a step whose paths are looked at; in longer ones the bubble is small beside the microbatches."""
 
 SLACK = 1e-6
@@ -79,7 +80,7 @@ class LeastPath:
 
 def is_looked_at(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> bool:
     """Whether the paths through a step are looked at: several groups wait for each other, in not too many tasks."""
-    return num_groups > 1 and len(schedule.passes) * num_groups * num_chunks * num_microbatches <= MOST_TASKS
+    return num_groups > 1 and num_tasks(schedule, num_groups, num_microbatches, num_chunks) <= MOST_TASKS
 
 
 def least_path(
@@ -155,45 +156,60 @@ def _counts(
     Variables are the starts of tasks, the share of every stage in what is alike, the rest of each of its passes, and
     the seconds of the step.
     """
-    found = waits(schedule, num_groups, num_microbatches, num_chunks)
-    num_tasks, num_stages, num_passes = len(found.stage), num_groups * num_chunks, len(schedule.passes)
-    share = num_tasks + found.stage
-    more = num_tasks + num_stages + num_passes * found.stage + found.kind
-    step = num_tasks + num_stages * (1 + num_passes)
-    work = -np.asarray(alike)[found.kind]
+    found = excerpt(schedule, num_groups, num_microbatches, num_chunks)
+    num_nodes = len(found.stage) + len(found.middles)
+    num_stages, num_passes = num_groups * num_chunks, len(schedule.passes)
+    step = num_nodes + num_stages * (1 + num_passes)
+    durations = _durations(found, np.asarray(alike, dtype=np.float64), num_nodes)
+    rows: list[dict[int, float]] = []
     # the later task of a pair is no earlier than the end of the first one
-    pairs = np.column_stack([found.second, found.first, share[found.first], more[found.first]])
-    weights = np.column_stack([np.ones(len(pairs)), -np.ones(len(pairs)), work[found.first], -np.ones(len(pairs))])
-    begins, last = ends_of_groups(schedule, num_groups, num_microbatches, num_chunks)
+    for first, second in zip(found.first.tolist(), found.second.tolist(), strict=True):
+        rows.append({second: 1.0, first: -1.0, **durations[first]})
     # nor is the step shorter than a group's tasks from the first to the last, or than all until then
-    ends = np.column_stack([np.full(num_groups, step), last, share[last], more[last], begins])
-    since = np.full(num_groups, float(schedule.steps_overlap))
-    spans = np.column_stack([np.ones(num_groups), -np.ones(num_groups), work[last], -np.ones(num_groups), since])
-    sums = [list(range(num_tasks, num_tasks + num_stages))]
+    for begin, last in zip(found.begins.tolist(), found.ends.tolist(), strict=True):
+        rows.append({step: 1.0, last: -1.0, **durations[last]})
+        if schedule.steps_overlap:
+            rows[-1][begin] = rows[-1].get(begin, 0.0) + 1.0
+    sums = [list(range(num_nodes, num_nodes + num_stages))]
     passes = [[0], list(range(1, num_passes))]  # that are counted as forwards, and as backwards
-    sums += [[num_tasks + num_stages + number for number in _places(num_stages, num_passes, own)] for own in passes]
+    sums += [[num_nodes + num_stages + number for number in _places(num_stages, num_passes, own)] for own in passes]
     amounts = [1.0, *rest]
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     model = highspy.HighsLp()
-    num_rows = len(pairs) + num_groups
+    num_rows = len(rows)
     model.num_col_, model.num_row_ = step + 1, num_rows + len(sums)
     model.col_cost_ = np.append(np.zeros(step), 1.0)
     model.col_lower_, model.col_upper_ = np.zeros(step + 1), np.full(step + 1, highspy.kHighsInf)
     model.row_lower_ = np.append(np.zeros(num_rows), amounts)
     model.row_upper_ = np.append(np.full(num_rows, highspy.kHighsInf), amounts)
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lengths = [4] * len(pairs) + [5] * num_groups + [len(own) for own in sums]
-    model.a_matrix_.start_ = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    model.a_matrix_.index_ = np.concatenate([pairs.ravel(), ends.ravel(), *sums]).astype(np.int32)
-    ones = np.ones(sum(lengths[num_rows:]))
-    model.a_matrix_.value_ = np.concatenate([weights.ravel(), spans.ravel(), ones])
+    rows += [dict.fromkeys(own, 1.0) for own in sums]
+    model.a_matrix_.start_ = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+    model.a_matrix_.index_ = np.array([column for row in rows for column in row], dtype=np.int32)
+    model.a_matrix_.value_ = np.array([factor for row in rows for factor in row.values()])
     highs.passModel(model)
     highs.run()
     assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "any seconds will do"
     seconds, forward, backward = np.maximum(0.0, np.array(highs.getSolution().row_dual)[-3:]) * (1 - SLACK)
     return float(seconds), float(forward), float(backward)
+
+
+def _durations(found: Excerpt, alike: NDArray[np.float64], num_nodes: int) -> list[dict[int, float]]:
+    """Return by node what it takes, as factors of variables below zero: shares of what is alike, and the rest."""
+    num_stages, num_passes = found.middles.shape[1:]
+    taken = []
+    for stage, kind in zip(found.stage.tolist(), found.kind.tolist(), strict=True):
+        more = num_nodes + num_stages + num_passes * stage + kind
+        taken.append({num_nodes + stage: -float(alike[kind]), more: -1.0})
+    for counts in found.middles:
+        stages = np.flatnonzero(counts.any(axis=1)).tolist()
+        own = {num_nodes + stage: -float(counts[stage] @ alike) for stage in stages}
+        for stage, kind in np.argwhere(counts).tolist():
+            own[num_nodes + num_stages + num_passes * stage + kind] = -float(counts[stage, kind])
+        taken.append(own)
+    return taken
 
 
 def _places(num_stages: int, num_passes: int, own: Sequence[int]) -> list[int]:

@@ -98,55 +98,6 @@ def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunk
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Waits:
-    """Who waits for whom in a step.
-
-    Attributes:
-        stage: (tasks,) stage of each task.
-        kind: (tasks,) number of its pass.
-        first: (pairs,) tasks that others wait for: the one before on their group, or the one whose message they read.
-        second: (pairs,) those that wait for them.
-    """
-
-    stage: Ints
-    kind: Ints
-    first: Ints
-    second: Ints
-
-
-def waits(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Waits:
-    """Return who waits for whom.
-
-    >>> from autopar.schedule import SCHEDULES
-    >>> found = waits(SCHEDULES["forward-only"], num_groups=1, num_microbatches=3)
-    >>> found.first.tolist(), found.second.tolist()
-    ([0, 1], [1, 2])
-    """
-    tasks = _tasks(schedule, num_groups, num_microbatches, num_chunks)
-    (told,) = np.nonzero(tasks.source >= 0)
-    orders = [np.flatnonzero(tasks.group == group) for group in range(num_groups)]
-    return Waits(
-        tasks.stage,
-        tasks.kind,
-        np.concatenate([*(order[:-1] for order in orders), tasks.source[told]]),
-        np.concatenate([*(order[1:] for order in orders), told]),
-    )
-
-
-def ends_of_groups(
-    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int = 1
-) -> tuple[Ints, Ints]:
-    """Return the first and the last task of every group, as numbered in `waits`.
-
-    >>> from autopar.schedule import SCHEDULES
-    >>> [ends.tolist() for ends in ends_of_groups(SCHEDULES["forward-only"], num_groups=1, num_microbatches=3)]
-    [[0], [2]]
-    """
-    tasks = _tasks(schedule, num_groups, num_microbatches, num_chunks)
-    return tasks.first, tasks.last
-
-
 def time_tasks(
     schedule: Schedule,
     num_groups: int,

@@ -29,6 +29,7 @@ from autopar.formulate.split import weight_ops
 from autopar.formulate.step import Pipeline
 from autopar.ir.graph import Phase, Role
 from autopar.schedule import SCHEDULES, Pass
+from autopar.schedule.excerpt import is_cut_short
 from autopar.schedule.least import PARTS, LeastPath, is_looked_at, least_path
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
@@ -115,6 +116,8 @@ class Floor:
         passes = self.passes_seconds(configuration.mesh, global_batch / count).sum(axis=0)
         passes[1] += max(0.0, pace - passes.sum())
         total = float(passes.sum())
+        if is_cut_short(schedule, *size):  # no schedule has more of a bubble than 1F1B
+            return pipeline.with_turns * total * (count + size[0] - 1) / size[0] + pipeline.fixed
         parts = tuple(math.ceil(part / total * PARTS) for part in passes.tolist()) if total > 0 else (0,) * len(passes)
         if not schedule.splits:
             parts = (parts[0], sum(parts[1:]), 0)
