@@ -201,7 +201,7 @@ def simulate_plan(
             is missing.
     """
     program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
-    return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers)
+    return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
 
 
 def simulate_devices(

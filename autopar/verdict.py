@@ -108,7 +108,7 @@ def _verify(candidate: Candidate, task: Task, astray: list[str]) -> Plan | None:
     costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
-    timeline = simulate(program, costs)
+    timeline = simulate(program, costs, verified=True)
     if not timeline.fits(plan.job.memory_limit):
         return None
     if differs := broken(plan, task.pins, folded):

@@ -20,7 +20,8 @@ from autopar.sizing.thrift import Thrifty, thriftiest
 from autopar.task import Effort, Task
 
 PATIENCE = 4.0
-"""Seconds without a plan after which the thriftiest one is looked for."""
+"""Seconds without a plan after which the thriftiest one is looked for, but not while the first configuration is looked
+at: that mostly has one, and takes longer for a model without repeated blocks."""
 
 ASKED_SECONDS = 10.0
 """Longest time that may take."""
@@ -101,11 +102,12 @@ class Hope:
         self.lost = False
         self._task, self._progress, self._should_stop = task, progress, should_stop
         self._began, self._end = time.monotonic(), end
-        self._best = math.inf
+        self._best, self._looked = math.inf, False
         self._found: Thrifty | None = None
 
     def progress(self, progress: Progress) -> None:
-        """Note whether there is a plan."""
+        """Note that something was looked at, and whether there is a plan."""
+        self._looked = True
         self._best = min(self._best, progress.incumbent)
         self._progress(progress)
 
@@ -114,7 +116,7 @@ class Hope:
         if self._should_stop():
             return True
         waited = time.monotonic() - self._began
-        if self._found is None and self._best == math.inf and waited > PATIENCE:
+        if self._looked and self._found is None and self._best == math.inf and waited > PATIENCE:
             limit, now = self._task.job.memory_limit, time.monotonic()
             self._found = thriftiest(self._task, enough=limit, end=min(now + ASKED_SECONDS, max(now, self._end)))
             self.lost = self._found.bytes > limit * (1.0 if self._found.complete else SURE)

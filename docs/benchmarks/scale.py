@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ def run(name: str, limit: float | None) -> dict[str, object]:
     if case.mesh:
         outer, inner = case.mesh
         task.space[:] = [Configuration(1, Mesh.of(outer=outer, inner=inner), 1, "1f1b")]
+        task = replace(task, unequal=None)
     first: list[float] = []
 
     def progress(at: Progress) -> None:
