@@ -1,10 +1,13 @@
 """The main path, on one screen: model -> training step -> rules -> search -> program -> simulation -> plan."""
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from autopar.cluster import Cluster
+from autopar.collector import seldom_collected
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
 from autopar.discover import Rules, discover
 from autopar.errors import InfeasibleError, JobError
@@ -23,7 +26,7 @@ from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simu
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.hope import search_plans
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
-from autopar.verdict import conclude
+from autopar.verdict import conclude, searching
 from autopar.workload import open_plan, open_workload
 
 
@@ -64,7 +67,8 @@ def solve(
         global_batch: Samples per step; None for the model's published batch, else 8 per GPU.
         dims: Dynamic dims by name; for zoo models fields of the configuration.
         top_k: Number of plans wanted.
-        time_limit: Seconds for the search; None for no limit.
+        time_limit: Seconds until the plan is found and verified, import and discovery included; None for no limit. A
+            search without any plan goes on for up to 30 s. `rival` comes on top.
         solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
@@ -93,6 +97,7 @@ def solve(
         InterruptedSearchError: If it was stopped before the first plan.
         WorkerError: If there is no Ray, or workers keep dying.
     """
+    asked = time.monotonic()
     effort, crew = Effort(solver, top_k, time_limit, seed), Engine(engine, workers, ray_address)
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
@@ -115,9 +120,8 @@ def solve(
     cache = ResultCache(cache_dir, task, effort)
     plan = cache.answer() if dump_problem is None else None
     if plan is None:
-        plan = plan_task(
-            task, effort, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew
-        )
+        left = effort.after(time.monotonic() - asked)
+        plan = plan_task(task, left, progress=progress, should_stop=should_stop, dump_problem=dump_problem, engine=crew)
         _keep(plan, cache, progress)
     if rival is None or task.pins or should_stop():
         return plan
@@ -135,6 +139,7 @@ def _keep(plan: Plan, cache: ResultCache, progress: ProgressCallback) -> None:
         progress(Progress("cache", detail=trouble))
 
 
+@seldom_collected()
 def plan_task(
     task: Task,
     effort: Effort,
@@ -144,13 +149,14 @@ def plan_task(
     dump_problem: Path | None = None,
     engine: Engine = HERE,
 ) -> Plan:
-    """Return the best plan found for a task; arguments and errors as of `solve`."""
+    """Return the best plan found for a task; arguments and errors as of `solve`, but that the limit counts from now."""
+    end = math.inf if effort.time_limit is None else time.monotonic() + effort.time_limit
     clock = PhaseClock(progress, task.phases)
     problems: dict[str, Problem] = {}
     with clock("search"):
         outcome = search_plans(
             task,
-            effort,
+            searching(effort),
             progress=progress,
             should_stop=should_stop,
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
@@ -159,7 +165,7 @@ def plan_task(
     if not outcome.candidates and not outcome.stopped:
         raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop)
     try:
-        plan = conclude(outcome, task, effort.solver, effort.top_k, clock)
+        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end)
     except InfeasibleError:  # it fits by the formula, and not when simulated
         raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop) from None
     if dump_problem is not None:
@@ -195,7 +201,7 @@ def simulate_plan(
             is missing.
     """
     program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
-    return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers)
+    return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
 
 
 def simulate_devices(

@@ -29,6 +29,9 @@ from autopar.workload import Workload, default_batch, open_workload
 
 NO_PINS = Pins()
 
+NO_SECONDS = 1e-9
+"""A time limit that is over at once; a search goes on until its first plan all the same, for half a minute at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -37,7 +40,7 @@ class Effort:
     Attributes:
         solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
         top_k: Number of plans wanted.
-        time_limit: Seconds for the search; None for no limit.
+        time_limit: Seconds until the plan is found and verified; None for no limit.
         seed: Of whatever a solver draws at random; plans are repeatable for every seed.
 
     Raises:
@@ -58,6 +61,12 @@ class Effort:
             raise JobError(f"a time limit of {self.time_limit:g} s", hint="--time-limit takes seconds above 0")
         if self.seed < 0:
             raise JobError(f"a seed of {self.seed}", hint="--seed takes a whole number from 0 on")
+
+    def after(self, seconds: float) -> "Effort":
+        """Return what is left of the effort when some seconds are over: no time at all may be left, but no less."""
+        if self.time_limit is None:
+            return self
+        return replace(self, time_limit=max(NO_SECONDS, self.time_limit - seconds))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

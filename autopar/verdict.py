@@ -1,6 +1,7 @@
 """The verdict on a search: its best candidates lowered, verified, simulated and ranked."""
 
 import math
+import time
 from dataclasses import replace
 
 from autopar.cost import CostModel
@@ -19,7 +20,7 @@ from autopar.search.parts import step_parts
 from autopar.search.signature import Signature, distinct
 from autopar.search.space import closed_words, describe, hosted_words
 from autopar.simulate import Timeline, simulate
-from autopar.task import PhaseClock, Task
+from autopar.task import Effort, PhaseClock, Task
 
 VERIFY = 3
 """Candidates simulated per plan asked for at least: the simulator, not the formula, ranks the plans returned."""
@@ -27,8 +28,18 @@ VERIFY = 3
 VERIFY_MOST = 9
 """Candidates simulated at most if fewer would do but for how much slower they are than by the formula."""
 
+VERIFY_SHARE, VERIFY_SECONDS = 0.05, 10.0
+"""Of a time limit, what is kept for that: a share, but no more than so many seconds. When the limit is over, no further
+candidate is simulated, unless none has fitted so far."""
 
-def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: PhaseClock) -> Plan:
+
+def searching(effort: Effort) -> Effort:
+    """Return the part of an effort that is for the search, the rest being for the verdict on it."""
+    limit = effort.time_limit
+    return effort if limit is None else effort.after(min(VERIFY_SECONDS, VERIFY_SHARE * limit))
+
+
+def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: PhaseClock, end: float = math.inf) -> Plan:
     """Return the plan a search comes to: its best candidates lowered, verified, simulated and ranked.
 
     Args:
@@ -37,6 +48,7 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         method: What found it, for the report.
         top_k: Number of plans wanted.
         clock: Has timed the search.
+        end: When to have done, on the monotonic clock: then the best plan so far is returned.
 
     Raises:
         InfeasibleError: If there is no candidate, or none fits when simulated.
@@ -49,7 +61,7 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         raise InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
     with clock("simulate"):
         astray: list[str] = []
-        plans = _verified(outcome, task, top_k, astray)
+        plans = _verified(outcome, task, top_k, astray, end)
         if not plans and astray:
             raise PinError(f"no plan that was found keeps to the pins: {astray[0]}", hint="pin something else")
         if not plans:
@@ -59,15 +71,18 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
     return replace(plans[0], search=report, alternatives=runners_up)
 
 
-def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str]) -> list[Plan]:
+def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str], end: float) -> list[Plan]:
     """Return the best plans by simulated time, none akin to a better one; note how others go astray of the pins.
 
     A candidate that is faster by the formula than the fastest plan simulated may be faster still: it is simulated, too,
-    until there are `VERIFY_MOST`.
+    until there are `VERIFY_MOST`. Candidates come in the order of the formula, so that those the end cuts off are the
+    slowest by it.
     """
     found: list[tuple[Plan, Signature]] = []
     best = math.inf
     for candidate in outcome.candidates:
+        if found and time.monotonic() > end:
+            break
         known = [own for _, own in found]
         enough = len(found) >= VERIFY * top_k and (candidate.objective >= best or len(found) >= VERIFY_MOST)
         if enough and (
@@ -93,7 +108,7 @@ def _verify(candidate: Candidate, task: Task, astray: list[str]) -> Plan | None:
     costs, folded = task.costs, task.workload.folded(plan.microbatch)
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
-    timeline = simulate(program, costs)
+    timeline = simulate(program, costs, verified=True)
     if not timeline.fits(plan.job.memory_limit):
         return None
     if differs := broken(plan, task.pins, folded):

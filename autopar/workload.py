@@ -1,14 +1,13 @@
 """A model as the planner sees it: graph, training step and distinct blocks for any number of samples."""
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar import huggingface, models
+from autopar.collector import uncollected
 from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError
 from autopar.formulate.excerpt import Excerpt, excerpt
 from autopar.formulate.fold import Folded, fold
@@ -90,7 +89,7 @@ class Workload:
             ModelError: If the model cannot be imported.
             UnsupportedOpError: If an op cannot be differentiated.
         """
-        with _uncollected():
+        with uncollected():
             return self.step(self._cut(samples).graph)
 
     def _cut(self, samples: int) -> Cut:
@@ -103,7 +102,7 @@ class Workload:
     def folded(self, samples: int) -> Folded:
         """Return the distinct blocks of a microbatch, made from those of another size where that is the same."""
         if samples not in self._folded:
-            with _uncollected():
+            with uncollected():
                 self._folded[samples] = self._resized(samples) or self._build(samples)
         return self._folded[samples]
 
@@ -168,7 +167,7 @@ class Workload:
             smallest = self.forward(1)  # its backward has the same dims
         sizes = {size for value in smallest.values.values() for size in value.shape}
         size = next((size for size in _PROBES if size not in sizes), _PROBES[0])
-        with _uncollected():
+        with uncollected():
             resized = self._resized(size)
         return self.graph(size) if resized is None else resized.graph
 
@@ -233,18 +232,6 @@ class _Built:
             return None if forward is None else Sample(forward, self.workload.step(forward))
         except (ModelError, UnsupportedOpError):
             return None
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector away while a graph is built: all of it stays, and looking takes a third of it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _tokens(graph: Graph) -> int:

@@ -39,6 +39,18 @@ class _Known(Carried):
         return NO_HINT
 
 
+class _Told(_Known):
+    """Knows all of it at once, and whom it was asked for."""
+
+    def __init__(self, follows: Mapping[int, float]) -> None:
+        super().__init__(follows)
+        self._told, self.asked = True, list[int]()
+
+    def least(self, family: Family, cutoff: float = 0.0) -> float:
+        self.asked.append(family[0].num_microbatches)
+        return super().least(family, cutoff)
+
+
 def _search() -> Search:
     found = SimpleNamespace(
         least=lambda family: FLOORS[family[0].num_microbatches],
@@ -94,6 +106,14 @@ def test_what_is_known_to_be_slow_waits(
     for family in FAMILIES:
         count = family[0].num_microbatches
         assert count in order or outcome.standings[family].bound == follows[count]
+
+
+def test_what_nobody_looked_at_is_bounded_by_what_follows_and_no_more_is_asked() -> None:
+    """A floor of 1 raised to 2.5 is the least: below it is that of 2, which follows at 9, and none of the others."""
+    bounding = Bounding(_search(), Outcome(), FAMILIES, math.inf, _Told({1: 2.5, 2: 9.0, 4: 9.0}), rivals=True)
+
+    assert bounding.unseen == 2.5
+    assert bounding._carried.asked == [1, 2]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("follows", "order", "own"), [(7.0, [1, 2, 1, 4, 8], 7.5), (7.3, [1, 2, 1, 4], 7.3)])

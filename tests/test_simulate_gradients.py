@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from autopar.program.records import Program
 from autopar.sharding import Mesh
 from autopar.simulate import Row, Timeline, simulate
-from autopar.simulate.gradients import Interval, Job, fit_in
+from autopar.simulate.fitting import Interval, Job, Jobs, fit_in
 from autopar.simulate.layout import Resource
 from tests.programs import ExactCosts, programs, two_block_step
 
@@ -103,7 +104,7 @@ def test_links_are_shared_as_by_walking_through_time(
         for resource, parts in ((Resource.INTRA, intra), (Resource.INTER, inter))
     }
 
-    times = fit_in(jobs, busy)
+    times = fit_in(Jobs.of(jobs), {resource: np.array(own).reshape(-1, 2) for resource, own in busy.items()})
 
     assert [end for _, end in times] == _second_by_second(jobs, busy)
     for job, (start, end) in zip(jobs, times, strict=True):

@@ -19,6 +19,7 @@ from autopar.formulate.constraints import Constraints
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.thrift import least_split, state_bytes
 from autopar.pins import pins_from
+from autopar.progress import Progress
 from autopar.recompute import ON_DEVICE
 from autopar.report.infeasible import format_infeasibility
 from autopar.report.sizing import format_sizing
@@ -396,6 +397,8 @@ def test_a_search_that_cannot_succeed_is_ended_by_its_bytes() -> None:
     for own, lost in ((task, True), (fits, False)):
         watch = hope.Hope(own, lambda _: None, lambda: False)
         watch._began -= 2 * hope.PATIENCE
+        assert not watch.should_stop()  # nothing was looked at so far
+        watch.progress(Progress("begin"))
         assert watch.should_stop() == lost
         assert watch.lost == lost
     outcome = Outcome()

@@ -1,7 +1,10 @@
 """The verdict: of what is simulated the fastest plan is returned, and nothing that may be faster is left out."""
 
+import math
+import time
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,7 @@ from autopar import verdict
 from autopar.plan import Plan
 from autopar.search.outcome import Outcome
 from autopar.search.signature import Signature
-from autopar.task import PhaseClock, Task, prepare
+from autopar.task import NO_SECONDS, Effort, PhaseClock, Task, prepare
 from tests.formulations import DIMS
 
 
@@ -33,21 +36,25 @@ def _plan() -> Plan:
     return autopar.solve("zoo:mlp-xs", gpus=1, global_batch=8, dims=DIMS["mlp-xs"])
 
 
-def _returned(known: list[_Known], top_k: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], int]:
-    """Return the simulated seconds of the plans returned, and how many were simulated."""
+def _returned(
+    known: list[_Known], top_k: int, monkeypatch: pytest.MonkeyPatch, end: float = math.inf, fits: int = 0
+) -> tuple[list[float], int]:
+    """Return the simulated seconds of the plans returned, and how many were simulated; the first `fits` do not fit."""
     looked: list[_Known] = []
     pattern, found = _plan(), _plan().simulated
     assert found is not None
 
-    def simulate(candidate: _Known, task: Task, astray: list[str]) -> Plan:
+    def simulate(candidate: _Known, task: Task, astray: list[str]) -> Plan | None:
         looked.append(candidate)
+        if len(looked) <= fits:
+            return None
         return replace(
             pattern, objective=candidate.objective, simulated=replace(found, step_seconds=candidate.simulated)
         )
 
     monkeypatch.setattr(verdict, "_verify", simulate)
     outcome = Outcome(candidates=known)  # type: ignore[arg-type]
-    plan = verdict.conclude(outcome, _task(), "test", top_k, PhaseClock())
+    plan = verdict.conclude(outcome, _task(), "test", top_k, PhaseClock(), end)
     plans = (plan, *plan.alternatives)
     return [each.simulated.step_seconds for each in plans if each.simulated is not None], len(looked)
 
@@ -81,3 +88,46 @@ def test_no_more_is_simulated_than_may_matter(monkeypatch: pytest.MonkeyPatch) -
     known = _candidates(*((1.0 + number / 100, 1.0 + number / 100) for number in range(12)))
 
     assert _returned(known, 1, monkeypatch) == ([1.0], verdict.VERIFY)
+
+
+@pytest.mark.parametrize("fits", [0, 2])
+def test_when_the_time_is_over_the_first_plan_that_fits_is_returned(fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = _candidates(*((1.0 + number / 100, 3.0 - number / 10) for number in range(12)))
+
+    assert _returned(known, 3, monkeypatch, end=0.0, fits=fits) == ([3.0 - fits / 10], fits + 1)
+
+
+@pytest.mark.parametrize(("limit", "left"), [(None, None), (100.0, 95.0), (400.0, 390.0)])
+def test_a_part_of_a_limit_is_kept_for_the_verdict(limit: float | None, left: float | None) -> None:
+    assert verdict.searching(Effort(time_limit=limit)).time_limit == left
+
+
+def test_what_is_left_of_an_effort_is_never_less_than_nothing() -> None:
+    assert Effort(time_limit=9.0).after(2.0).time_limit == 7.0
+    assert Effort(time_limit=9.0).after(10.0).time_limit == NO_SECONDS
+    assert Effort().after(10.0).time_limit is None
+
+
+def test_the_limit_of_a_job_counts_from_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the search is given is what the import of the model has left of the limit."""
+    spent, left = list[float](), list[float | None]()
+
+    def slow(*args: Any, **options: Any) -> Task:
+        start = time.monotonic()
+        time.sleep(0.05)
+        task = prepare(*args, **options)
+        spent.append(time.monotonic() - start)
+        return task
+
+    def planned(task: Task, effort: Effort, **_: Any) -> Plan:
+        left.append(effort.time_limit)
+        return _plan()
+
+    monkeypatch.setattr("autopar.api.prepare", slow)
+    monkeypatch.setattr("autopar.api.plan_task", planned)
+    start = time.monotonic()
+
+    autopar.solve("zoo:mlp-xs", gpus=1, global_batch=8, dims=DIMS["mlp-xs"], time_limit=1000.0)
+
+    assert left[0] is not None
+    assert 1000 - (time.monotonic() - start) <= left[0] <= 1000 - spent[0]

@@ -159,8 +159,13 @@ engine_options = together(
 )
 
 
-def job_options(*, gpus_required: bool = True) -> Option:
-    """Return what adds the options that say what is to be planned, and how hard to look for it."""
+def job_options(*, gpus_required: bool = True, limit: str = "Seconds after which the best plan is taken.") -> Option:
+    """Return what adds the options that say what is to be planned, and how hard to look for it.
+
+    Args:
+        gpus_required: Whether the number of devices has to be stated.
+        limit: What the time limit is for.
+    """
     return together(
         click.option("--gpus", type=positive_whole(), required=gpus_required, metavar="N", help="Number of devices."),
         cluster_option,
@@ -170,7 +175,7 @@ def job_options(*, gpus_required: bool = True) -> Option:
         memory_limit_option,
         training_options,
         solver_option,
-        time_limit_option("Seconds after which the best plan is taken."),
+        time_limit_option(limit),
     )
 
 

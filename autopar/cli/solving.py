@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_argument
-@job_options(gpus_required=False)
+@job_options(
+    gpus_required=False,
+    limit="Seconds until the plan is there, import, discovery and verification included; the grid comes on top.",
+)
 @sizing_options
 @model_options
 @top_k_option("How many plans to return.")

@@ -162,7 +162,7 @@ class Attempt:
 
     def _begun(self, bound: float, cutoff: float, choice: Choice | None) -> float:
         """Begin the hull with a choice unless the bound is enough, and return the bound."""
-        if choice is None or bound >= cutoff:
+        if choice is None or bound >= cutoff or self._stopped():
             return bound
         self.relaxed_choice = choice
         self._consider(choice)
@@ -244,6 +244,8 @@ class Attempt:
             inline = counts * (totals[:, Slot.FORWARD] + totals[:, Slot.BACKWARD])
             least = np.zeros(len(counts))
             for kind in np.argsort(-inline)[:HEAVY_KINDS]:
+                if self._stopped():
+                    break
                 weighting = kind_weights(self.tables, int(kind), 0.0)
                 solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
                 host = float(self.tables.host_seconds[kind].sum())

@@ -179,8 +179,12 @@ class Bounding(Series):
     @property
     def unseen(self) -> float:
         """The least that is known of those that were not looked at and might have been."""
-        left = (*self._ahead, *self._busy.values())
-        return min((self._raised(known, self.space[number]) for known, number in left), default=math.inf)
+        least = math.inf
+        for known, number in sorted((*self._ahead, *self._busy.values())):
+            if known >= least:
+                break  # nor is it raised below what is known
+            least = min(least, self._raised(known, self.space[number]))
+        return least
 
     def _raised(self, known: float, family: Family) -> float:
         """Return what is known of a family, raised by what others say unless it is enough to exclude the family."""

@@ -153,12 +153,7 @@ class Floor:
 
     def op_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
         """Return the least that each distinct op takes on a mesh for a microbatch of so many samples, (ops,)."""
-        compute, memory, dims = (base + slope * samples for base, slope in (self.compute, self.memory, self.dims))
-        lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(self.counts))
-        for axis in mesh.axes:
-            # An axis that divides no dim of an op leaves all of it to each of its devices.
-            devices *= np.where((lengths % axis.size == 0).any(axis=1), axis.size, 1)
-        return np.asarray(self.launches + np.maximum(compute, memory) / devices)
+        return _op_seconds(self, mesh.shape, samples)
 
     def bytes(self, configuration: Configuration, *, offload: bool = False) -> float:
         """Return a lower bound on what the fullest device of any plan holds of parameters, gradients and optimizer.
@@ -171,6 +166,19 @@ class Floor:
         states = self.states if offload else (*self.states, *self.moments)
         held = sum(size * prod(shape) / most_shards(shape, axes) for shape, size in states)
         return held / configuration.num_stages
+
+
+@lru_cache(maxsize=4096)  # schedules and cuts into stages do not matter
+def _op_seconds(floor: Floor, mesh: tuple[int, ...], samples: float) -> FloatArray:
+    """Return `Floor.op_seconds` on a mesh of this shape; not to be written to."""
+    compute, memory, dims = (base + slope * samples for base, slope in (floor.compute, floor.memory, floor.dims))
+    lengths, devices = np.rint(dims).astype(np.int64), np.ones(len(floor.counts))
+    for size in mesh:
+        # An axis that divides no dim of an op leaves all of it to each of its devices.
+        devices *= np.where((lengths % size == 0).any(axis=1), size, 1)
+    seconds = np.asarray(floor.launches + np.maximum(compute, memory) / devices)
+    seconds.flags.writeable = False
+    return seconds
 
 
 @lru_cache(maxsize=4096)

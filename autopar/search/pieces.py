@@ -10,6 +10,7 @@ from enum import StrEnum
 from io import BytesIO
 from typing import IO, TYPE_CHECKING
 
+from autopar.collector import seldom_collected
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
 from autopar.search.attempt import Attempt
@@ -147,6 +148,7 @@ class Workbench:
         self._tables: dict[tuple[Mesh, int], Tables | None] = {}
         """Of the last meshes and numbers of microbatches: schedules and branches do not differ in them."""
 
+    @seldom_collected()
     def do(self, piece: Piece, seconds: float, state: bytes | None = None) -> Finding:
         """Return what comes of a piece.
 

@@ -20,10 +20,10 @@ from autopar.schedule import SCHEDULES, Pass
 from autopar.simulate.arrays import step_arrays
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.events import gradient_events, part_events, task_events, transfer_event
+from autopar.simulate.fitting import fit_in
 from autopar.simulate.gradients import (
     Boundary,
     StageTraffic,
-    fit_in,
     gradient_jobs,
     stage_traffic,
     transfers_by_group,
@@ -139,7 +139,7 @@ def _account(sim: Simulation, group: int, moments: StageMoments) -> StageTimelin
         update_seconds=computing,
         gather_seconds=update - computing - waited,
         delay_seconds=late,
-        overlapped_seconds=fsum(job.seconds for job in sim.jobs[group]),
+        overlapped_seconds=fsum(sim.jobs[group].seconds.tolist()),
         link_seconds=fsum(count * task.link_seconds for count, task in tasks),
         memory=moments.peak(),
         copy_seconds=copies + waited,
@@ -189,10 +189,10 @@ def run_step(
         gradient_jobs(done, maker, [traffic[stage] for stage in chunks], share)
         for done, chunks in zip(runs, program.chunks, strict=True)
     ]
-    since = min((queue[0].ready for queue in jobs if queue), default=inf)
+    since = min((float(queue.ready[0]) for queue in jobs if len(queue)), default=inf)
     passing = transfers_by_group(transfers, boundaries, placed, since)
     times = [
-        fit_in(queue, urgent_intervals(chunks, done, passed, queue[0].ready)) if queue else []
+        fit_in(queue, urgent_intervals(chunks, done, passed, float(queue.ready[0]))) if len(queue) else []
         for queue, chunks, done, passed in zip(jobs, groups, runs, passing, strict=True)
     ]
     reduced = [max([done[-1].end, *(end for _, end in spans)]) for done, spans in zip(runs, times, strict=True)]
@@ -214,6 +214,7 @@ def simulate(
     trace: bool = False,
     bucket: float = BUCKET_BYTES,
     stragglers: Stragglers = EVEN,
+    verified: bool = False,
 ) -> Timeline:
     """Return one step of a program in time.
 
@@ -223,11 +224,13 @@ def simulate(
         trace: Whether to record the bars of a trace and memory over time.
         bucket: Bytes of gradients that travel together; 0 if every gradient travels alone.
         stragglers: How much slower than the others devices are.
+        verified: Whether the program is known to keep the laws of programs, so that they need not be checked again.
 
     Raises:
         ProgramError: If the program breaks a law of programs.
     """
-    verify_program(program)
+    if not verified:
+        verify_program(program)
     sim = run_step(program, costs, bucket=bucket, stragglers=stragglers)
     memories = BlockMemories(program.table(), program.trains)
     moments = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from autopar.simulate.gradients import Interval, Job
+from autopar.simulate.fitting import Interval, Jobs
 from autopar.simulate.layout import Resource
 from autopar.simulate.pipeline import Run, Transfer
 from autopar.simulate.stages import Part, StageLayout
@@ -31,7 +31,7 @@ def task_events(group: int, chunks: Sequence[StageLayout], runs: Iterable[Run]) 
             yield from part_events(group, chunks[run.task.chunk].passes[run.task.kind].parts, run.start)
 
 
-def gradient_events(group: int, jobs: Sequence[Job], times: Sequence[Interval]) -> Iterator[Event]:
+def gradient_events(group: int, jobs: Jobs, times: Sequence[Interval]) -> Iterator[Event]:
     """Yield a bar per reduction, from its first to its last moment on the link."""
     for job, (start, end) in zip(jobs, times, strict=True):
         yield Event(group, _GRADIENT_ROW[job.resource], job.name, start, end - start)

@@ -21,7 +21,8 @@ from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES, Pass, follow
 from autopar.sharding import Axis
 from autopar.simulate.engine import stages_in_time, traffic_of
-from autopar.simulate.gradients import Interval, Job, Line, StageTraffic
+from autopar.simulate.fitting import Interval, Job, Line
+from autopar.simulate.gradients import StageTraffic
 from autopar.simulate.hops import hops
 from autopar.simulate.layout import Costs, Resource
 from autopar.simulate.simulation import EVEN, Stragglers
@@ -251,4 +252,4 @@ def _lines(group: _Group, index: int, device: int, sends: _Sends, since: float) 
             begin = float(starts[index])
             for resource, start, end in blocking[chunk][kind]:
                 urgent[resource].append((begin + start, begin + end))
-    return {resource: Line(spans) for resource, spans in urgent.items()}
+    return {resource: Line(np.array(spans).reshape(-1, 2)) for resource, spans in urgent.items()}

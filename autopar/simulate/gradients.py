@@ -10,44 +10,22 @@ What does not overlap whatever the room (`exposed_share` of a stack) is paid whe
 the backward beside which they run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import fsum
+
+import numpy as np
 
 from autopar.cost import Overlap
 from autopar.cost.collectives import Collective as CollectiveKind
 from autopar.program.records import SegmentPhase
 from autopar.schedule import Pass
 from autopar.sharding import Axis
-from autopar.simulate.layout import Costs, Layout, Resource, Traffic
+from autopar.simulate.fitting import FloatArray, Interval, Job, Jobs
+from autopar.simulate.layout import NETWORK, Costs, Layout, Resource, Traffic
 from autopar.simulate.pipeline import Run, Transfer
 from autopar.simulate.stages import StageLayout
-
-Interval = tuple[float, float]
-"""Start and end in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A collective to fit in.
-
-    Attributes:
-        resource: Its link.
-        name: What to call it.
-        ready: From when on it may run, in seconds.
-        seconds: Time it needs on the link.
-        after: Index of an earlier job that has to be done first; -1 if there is none.
-        once: Whether it is a reduction of the step, not of one microbatch.
-        axis: Over which devices; None if each is on its own.
-    """
-
-    resource: Resource
-    name: str
-    ready: float
-    seconds: float
-    after: int
-    once: bool = False
-    axis: Axis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +71,12 @@ class _Buckets:
             if full >= self._limit:
                 self._close(key)
 
-    def flush(self) -> tuple[Job, ...]:
+    def flush(self) -> Jobs:
         """Close all buckets and return the jobs."""
         for key in list(self._open):
             if key in self._open:  # closing one closes those it needs
                 self._close(key)
-        return tuple(self.jobs)
+        return Jobs.of(self.jobs)
 
     def _close(self, key: _Key) -> None:
         collective, axis, once, _ = key
@@ -131,8 +109,8 @@ class StageTraffic:
         longest: By how much it makes the last one longer, besides.
     """
 
-    every: tuple[Job, ...]
-    last: tuple[Job, ...]
+    every: Jobs
+    last: Jobs
     longer: float
     longest: float
 
@@ -157,7 +135,7 @@ def stage_traffic(layout: StageLayout, maker: Pass, costs: Costs, bucket: float)
             last.issue(part.offset + part.layout.seconds, layout.reduce[part.index], once=True)
     jobs = every.flush(), last.flush()
     overlap = Overlap.of(costs.stack)
-    gradient = fsum(job.seconds for job in jobs[0])
+    gradient = fsum(jobs[0].seconds.tolist())
     passes = fsum(task.seconds for task in layout.passes.values())
     longer = overlap.share * gradient
     longer += (overlap.slowdown - 1) * min(passes, (1 - overlap.share) * gradient)
@@ -178,7 +156,7 @@ def _hidden(layout: StageLayout, maker: Pass, jobs: Iterable[Job], share: float)
     return reduced - late
 
 
-def gradient_jobs(runs: Sequence[Run], maker: Pass, traffic: Sequence[StageTraffic], share: float) -> list[Job]:
+def gradient_jobs(runs: Sequence[Run], maker: Pass, traffic: Sequence[StageTraffic], share: float) -> Jobs:
     """Return the gradient traffic of a group of devices in order of issue: of each backward, then of the step.
 
     Args:
@@ -188,21 +166,21 @@ def gradient_jobs(runs: Sequence[Run], maker: Pass, traffic: Sequence[StageTraff
         share: What of the reductions overlaps nothing and runs when all backwards are over.
     """
     backwards = [run for run in runs if run.task.kind is maker]
-    final = {run.task.chunk: run for run in backwards}
-    jobs: list[Job] = []
-    for run in backwards:
-        found = traffic[run.task.chunk]
-        base = len(jobs)
-        for job in found.last if run is final[run.task.chunk] else found.every:
-            after = base + job.after if job.after >= 0 else -1
-            seconds = (1 - share) * job.seconds if job.once else job.seconds
-            jobs.append(Job(job.resource, job.name, run.start + job.ready, seconds, after, job.once, job.axis))
-    if share and backwards:
-        for resource in (Resource.INTRA, Resource.INTER):
-            left = fsum(job.seconds for each in traffic for job in each.last if job.once and job.resource is resource)
-            if left:
-                jobs.append(Job(resource, "what overlaps nothing", backwards[-1].end, share * left, -1, True))
-    return jobs
+    final = {run.task.chunk: number for number, run in enumerate(backwards)}
+    parts = [
+        traffic[run.task.chunk].last if final[run.task.chunk] == number else traffic[run.task.chunk].every
+        for number, run in enumerate(backwards)
+    ]
+    jobs = Jobs.joined(parts, [run.start for run in backwards])
+    if not share or not len(jobs):
+        return jobs
+    seconds = np.where(jobs.each(lambda job: job.once), (1 - share) * jobs.seconds, jobs.seconds)
+    rest = []
+    for resource in NETWORK:
+        left = fsum(job.seconds for each in traffic for job in each.last if job.once and job.resource is resource)
+        if left:
+            rest.append(Job(resource, "what overlaps nothing", backwards[-1].end, share * left, -1, True))
+    return Jobs.joined([replace(jobs, seconds=seconds), Jobs.of(rest)], (0.0, 0.0))
 
 
 def transfers_by_group(
@@ -220,69 +198,18 @@ def transfers_by_group(
 
 def urgent_intervals(
     chunks: Sequence[StageLayout], runs: Iterable[Run], passing: Iterable[tuple[Resource, Interval]], since: float
-) -> dict[Resource, list[Interval]]:
-    """Return when each link of a group of devices is taken by what is waited for, from `since` on."""
-    busy: dict[Resource, list[Interval]] = {Resource.INTRA: [], Resource.INTER: []}
-    for resource, interval in passing:
-        busy[resource].append(interval)
-    blocking = {
-        (chunk, kind): list(task.on_links())
-        for chunk, layout in enumerate(chunks)
-        for kind, task in layout.passes.items()
-    }
+) -> dict[Resource, FloatArray]:
+    """Return when each link of a group of devices is taken by what is waited for, from `since` on, (intervals, 2)."""
+    busy: dict[Resource, list[FloatArray]] = {resource: [np.zeros((0, 2))] for resource in NETWORK}
+    for link in NETWORK:
+        busy[link].append(np.array([own for resource, own in passing if resource is link]).reshape(-1, 2))
+    begins: defaultdict[tuple[int, Pass], list[float]] = defaultdict(list)
     for run in runs:
         if run.end > since:
-            for resource, start, end in blocking[run.task.chunk, run.task.kind]:
-                busy[resource].append((run.start + start, run.start + end))
-    return busy
-
-
-class Line:
-    """A link on which jobs follow each other, whenever nothing more urgent has it.
-
-    Args:
-        urgent: When something more urgent has it; intervals may overlap.
-    """
-
-    def __init__(self, urgent: Iterable[Interval]) -> None:
-        self.free = 0.0
-        self._urgent = sorted(urgent)
-        self._next = 0
-
-    def fit(self, ready: float, seconds: float) -> Interval:
-        """Return when a job of `seconds` runs that may start at `ready`, from its first to its last moment."""
-        urgent, i = self._urgent, self._next
-        now = max(ready, self.free)
-        begin, left = None, seconds
-        while True:
-            # everything urgent that has started by now comes first
-            while i < len(urgent) and urgent[i][0] <= now:
-                now = max(now, urgent[i][1])
-                i += 1
-            begin = now if begin is None else begin
-            gap = urgent[i][0] - now if i < len(urgent) else left
-            if left <= gap:
-                now += left
-                break
-            left -= gap
-            now = urgent[i][0]
-        self._next, self.free = i, now
-        return begin, now
-
-
-def fit_in(jobs: Sequence[Job], busy: Mapping[Resource, Iterable[Interval]]) -> list[Interval]:
-    """Return when each job runs, from its first to its last moment on the link.
-
-    Args:
-        jobs: In the order in which they are issued.
-        busy: When each link has something more urgent to do; intervals may overlap.
-
-    >>> fit_in([Job(Resource.INTRA, "a", 1.0, 2.0, -1)], {Resource.INTRA: [(0.0, 1.5), (2.0, 3.0)]})
-    [(1.5, 4.5)]
-    """
-    lines = {resource: Line(busy.get(resource, ())) for resource in Resource}
-    done: list[Interval] = []
-    for job in jobs:
-        ready = max(job.ready, done[job.after][1]) if job.after >= 0 else job.ready
-        done.append(lines[job.resource].fit(ready, job.seconds))
-    return done
+            begins[run.task.chunk, run.task.kind].append(run.start)
+    for (chunk, kind), starts in begins.items():
+        taken = list(chunks[chunk].passes[kind].on_links())
+        for link in NETWORK:
+            own = np.array([(start, end) for resource, start, end in taken if resource is link]).reshape(-1, 2)
+            busy[link].append((np.array(starts)[:, None, None] + own).reshape(-1, 2))
+    return {link: np.concatenate(parts) for link, parts in busy.items()}

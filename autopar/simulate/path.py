@@ -7,7 +7,7 @@ it on the same devices or to the transfer it waited for, whichever ended when it
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.simulate.gradients import Interval, Job
+from autopar.simulate.fitting import Interval, Jobs
 from autopar.simulate.pipeline import Run, Transfer
 from autopar.simulate.stages import TaskLayout
 
@@ -58,7 +58,7 @@ class Track:
     blocks: tuple[tuple[int, ...], ...]
     runs: Sequence[Run]
     passes: Sequence[TaskLayout]
-    jobs: Sequence[Job]
+    jobs: Jobs
     times: Sequence[Interval]
     reduced: float
     update: Sequence[TaskLayout]

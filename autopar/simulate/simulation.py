@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.simulate.gradients import Boundary, Interval, Job
+from autopar.simulate.fitting import Interval, Jobs
+from autopar.simulate.gradients import Boundary
 from autopar.simulate.pipeline import Run, Transfer
 from autopar.simulate.stages import StageLayout
 
@@ -56,7 +57,7 @@ class Simulation:
     boundaries: Sequence[Boundary]
     runs: Sequence[Sequence[Run]]
     transfers: Sequence[Transfer]
-    jobs: Sequence[Sequence[Job]]
+    jobs: Sequence[Jobs]
     times: Sequence[Sequence[Interval]]
     reduced: Sequence[float]
     slower: Sequence[float]

@@ -20,7 +20,8 @@ from autopar.sizing.thrift import Thrifty, thriftiest
 from autopar.task import Effort, Task
 
 PATIENCE = 4.0
-"""Seconds without a plan after which the thriftiest one is looked for."""
+"""Seconds without a plan after which the thriftiest one is looked for, but not while the first configuration is looked
+at: that mostly has one, and takes longer for a model without repeated blocks."""
 
 ASKED_SECONDS = 10.0
 """Longest time that may take."""
@@ -57,10 +58,12 @@ def search_plans(
     began, reserve = time.monotonic(), task.constraints.reserve
 
     def tried(one: Task, effort: Effort) -> tuple[Search, Outcome]:
-        hope = Hope(one, progress, should_stop)
+        start, limit = time.monotonic(), effort.time_limit or math.inf
+        hope = Hope(one, progress, should_stop, start + limit)
         search = one.search(
             effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem, engine=engine
         )
+        search = replace(search, time_limit=max(0.0, start + limit - time.monotonic()))
         outcome = search.run(one.space)
         hope.rescue(outcome, late=late, end=time.monotonic() + (effort.time_limit or math.inf) if late else math.inf)
         return search, outcome
@@ -83,19 +86,28 @@ def search_plans(
 class Hope:
     """Watches a search; it is told of progress and asked whether to stop.
 
+    Args:
+        task: What is searched.
+        progress: Told what it is told.
+        should_stop: Asked first.
+        end: When the search is to end, on the monotonic clock.
+
     Attributes:
         lost: Whether the thriftiest plan is too large, so that the search was stopped.
     """
 
-    def __init__(self, task: Task, progress: ProgressCallback, should_stop: StopCallback) -> None:
+    def __init__(
+        self, task: Task, progress: ProgressCallback, should_stop: StopCallback, end: float = math.inf
+    ) -> None:
         self.lost = False
         self._task, self._progress, self._should_stop = task, progress, should_stop
-        self._began = time.monotonic()
-        self._best = math.inf
+        self._began, self._end = time.monotonic(), end
+        self._best, self._looked = math.inf, False
         self._found: Thrifty | None = None
 
     def progress(self, progress: Progress) -> None:
-        """Note whether there is a plan."""
+        """Note that something was looked at, and whether there is a plan."""
+        self._looked = True
         self._best = min(self._best, progress.incumbent)
         self._progress(progress)
 
@@ -104,9 +116,9 @@ class Hope:
         if self._should_stop():
             return True
         waited = time.monotonic() - self._began
-        if self._found is None and self._best == math.inf and waited > PATIENCE:
-            limit = self._task.job.memory_limit
-            self._found = thriftiest(self._task, enough=limit, end=time.monotonic() + ASKED_SECONDS)
+        if self._looked and self._found is None and self._best == math.inf and waited > PATIENCE:
+            limit, now = self._task.job.memory_limit, time.monotonic()
+            self._found = thriftiest(self._task, enough=limit, end=min(now + ASKED_SECONDS, max(now, self._end)))
             self.lost = self._found.bytes > limit * (1.0 if self._found.complete else SURE)
         return self.lost
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from autopar.collector import seldom_collected
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
@@ -24,6 +25,7 @@ class Found:
     outcome: Outcome
 
 
+@seldom_collected()
 def find_plan(
     task: Task, effort: Effort, *, progress: ProgressCallback = silent, should_stop: StopCallback = never
 ) -> Found:
