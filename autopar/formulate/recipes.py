@@ -218,6 +218,8 @@ def _tensor(facts: Facts, task: Tensor, decision: Decision, kind: int, op: Op | 
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
     if decision is Decision.BOUNDARY:
         name, digits, _ = placed[0]
+        if name in facts.summands:
+            return mask
         sequence = 2 + dims.get(name, 0) + 1
         if task.sequence is None:
             return np.asarray((digits == 0) | (digits == sequence))
