@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,15 +10,22 @@ from autopar.discover import Rule, Rules, Strategy, discover
 from autopar.formulate.building import build_tables
 from autopar.formulate.fold import fold
 from autopar.formulate.meaning import Meaning, meaning
+from autopar.formulate.options import is_partial
 from autopar.formulate.recipes import batch_dims, recipes, restrict
+from autopar.formulate.step import Split
+from autopar.formulate.tables import Decision
 from autopar.ir.graph import Graph, Op
 from autopar.program.records import Collective, Compute, SegmentPhase, Slice
+from autopar.recompute import Recompute
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial, Shard, parse_placement
-from tests.executions import QUICK_MEMORY
+from tests.executions import QUICK_MEMORY, Execution, model_graph, model_rules, written
 from tests.fused_models import fused_gpt, vocabulary_loss
 from tests.pinned_plans import best_candidate, execution, op_placements, pinned, pinned_plan, plan_of
 from tests.random_graphs import Writer
+
+HEAD_TERM = "logits.weight.vjp.0"
+"""What the head of GPT-2 adds to the gradient of the embedding it shares."""
 
 
 def strategy(text: str, *, cyclic: bool = False) -> Strategy:
@@ -166,3 +174,42 @@ def test_a_fused_projection_is_split_by_heads(degree: int) -> None:
     # One all_reduce, or a reduce_scatter and an all_gather; traffic of gradients of weights runs beside compute.
     for instructions in (forward, backward):
         assert sum(isinstance(item, Collective) and not item.overlaps for item in instructions) <= 2
+
+
+@pytest.mark.parametrize("ranges", [((0, 5),), ((0, 3), (3, 5))], ids=["inside", "between stages"])
+def test_terms_of_a_tied_embedding_are_reduced_once(ranges: tuple[tuple[int, int], ...], cache_dir: Path) -> None:
+    """Data parallel: what the head adds to the gradient crosses blocks as terms, and is reduced with the rest."""
+    model, rules = Execution.of("gpt2", 4, 2), model_rules("gpt2", cache_dir)
+    tables = build_tables(model.folded, rules, Mesh.of(inner=2), QUICK_MEMORY)
+    dims = batch_dims(model_graph("gpt2", 4).values, model_graph("gpt2", 8).values)
+    recipe = next(found for found in recipes(tables, dims) if found.name == "data")
+    configuration = Configuration(len(ranges), tables.mesh, 2, "1f1b")
+    found = best_candidate(tables, configuration, lambda instance: restrict(instance, recipe))
+    split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
+
+    plan = written(replace(found, split=split), 8, True)
+
+    model.check(plan)
+    moved = {
+        item.operand.value
+        for segment in model.program(plan).segments
+        for item in segment.instructions
+        if isinstance(item, Collective)
+    }
+    assert {own.value for block in plan.blocks for own in block.departures if own.placement == "P"} == {HEAD_TERM}
+    assert HEAD_TERM not in moved
+
+
+def test_what_else_crosses_is_whole_or_sharded(cache_dir: Path) -> None:
+    """Activations and their gradients have readers that ask for all of them."""
+    folded = Execution.of("gpt2", 4, 2).folded
+    tables = build_tables(folded, model_rules("gpt2", cache_dir), Mesh.of(inner=2), QUICK_MEMORY)
+
+    partial = {
+        node.value.name: bool(is_partial(node.outputs(0), len(node.value.shape), 1).any())
+        for node in tables.nodes
+        if node.decision is Decision.BOUNDARY and node.value is not None
+    }
+
+    assert len(partial) == 3
+    assert [name for name, able in partial.items() if able] == [HEAD_TERM]

@@ -13,6 +13,7 @@ from autopar.formulate.tables import Decision
 from autopar.pins import Pins, broken, load_pins, pins_from, pins_of
 from autopar.plan import Plan, SearchReport
 from autopar.search.attempt import MEMORY_GAP
+from autopar.search.roles import roles_of_axes
 from autopar.search.unequal import MOST_COUNTS
 from autopar.sharding import Shard, parse_placements
 from autopar.task import Effort, Task, pinned, prepare
@@ -235,6 +236,19 @@ def test_the_check_sees_plans_that_do_not_keep_to_them(content: dict[str, Any]) 
     plan, task = _solve({"pin": {"stages": 1, "microbatches": 2, "dp": 8, "recompute": "none", "zero": 0}})
 
     assert broken(plan, pins_from(content), task.workload.folded(plan.microbatch)) != ()
+
+
+def test_tensor_parallelism_splits_all_blocks_where_none_repeats() -> None:
+    """Two layers, of which the first and the last are kinds of their own: the pinned axis has matrices to split."""
+    task = prepare("zoo:mlp-xs", gpus=4, global_batch=16, dims={"num_layers": 2, "hidden": 64})
+    pins = pins_from({"pin": {"stages": 2, "tp": 2}})
+
+    plan = plan_task(pinned(task, pins), Effort(top_k=1))
+
+    folded = task.workload.folded(plan.microbatch)
+    assert {kind.count for kind in folded.kinds} == {1}
+    assert broken(plan, pins, folded) == ()
+    assert [(own.axis.name, own.role) for own in roles_of_axes(plan.mesh, plan.blocks, folded)] == [("tp", "tp")]
 
 
 @pytest.mark.parametrize(("key", "value"), [("stages", 1), ("mesh", "4x2"), ("microbatches", 1), ("schedule", "1f1b")])

@@ -12,7 +12,7 @@ from autopar.cost import ALONE, CostModel, Fused, Resharder
 from autopar.cost.collectives import leaves_node
 from autopar.cost.reshard import bucketed
 from autopar.discover import Rules, Strategy
-from autopar.formulate.facts import covering_ops, element_bytes, fused_ops, read_bytes, states_of
+from autopar.formulate.facts import covering_ops, element_bytes, fused_ops, gradient_terms, read_bytes, states_of
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
 from autopar.formulate.meaning import meaning
 from autopar.formulate.options import Options, is_partial, local_sizes
@@ -246,13 +246,20 @@ class _Builder:
             self._fan_out(node, producer.slot, value, kind_id, slot, consumers)
 
     def _connect_between(self) -> None:
-        """Give every value that passes between blocks one placement wherever it crosses: blocks fit together."""
+        """Give every value that passes between blocks one placement wherever it crosses: blocks fit together.
+
+        Only what is added to the gradient of a parameter that other blocks read, too, may cross as terms: these are
+        reduced once, with all others.
+        """
         groups = boundary_groups(self.folded)
+        added = gradient_terms(self.folded)
         for number, (producers, arrivals) in enumerate(groups):
             first = producers[0]
             op = self.folded.kinds[first.kind].ops[first.position]
             value = self.graph.values[op.outputs[first.slot]]
-            node = self._add_value(Decision.BOUNDARY, first.kind, f"boundary{number}:{value.name}", value, _slot(op))
+            name = f"boundary{number}:{value.name}"
+            partial = added.issuperset(producers) and self.meaning.reduction(value.name) is not None
+            node = self._add_value(Decision.BOUNDARY, first.kind, name, value, _slot(op), partial=partial)
             self.boundaries.append(Boundary(node, tuple(producers)))
             for producer in producers:
                 kind = self.folded.kinds[producer.kind]
@@ -283,7 +290,7 @@ class _Builder:
         waiting = _GATHER if self.nodes[node].decision is Decision.PARAMETER else _WAIT
         if len(consumers) > 1:
             name = f"{value.name}@{kind}/{slot.name.lower()}"
-            # Between blocks nothing is partial, and nothing becomes partial again.
+            # What arrives from other blocks is reduced for several readers, and nothing becomes partial again.
             partial = self.nodes[node].decision is Decision.OP and self.meaning.reduction(value.name) is not None
             copy = self._add_value(Decision.COPY, kind, name, value, slot, partial=partial)
             share = max(share for _, share in consumers)

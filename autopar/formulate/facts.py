@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, CostModel, DtypePolicy, Fused
-from autopar.formulate.fold import Folded
+from autopar.formulate.fold import Folded, Producer, Source
 from autopar.ir.graph import Phase, Role, State
 
 FloatArray = NDArray[np.float64]
@@ -49,6 +49,29 @@ def _states(folded: Folded) -> States:
         {state.output: state.owner for state in states},
         tuple(own for own in states if own.input in distinct and own.output != own.input),
     )
+
+
+def gradient_terms(folded: Folded) -> frozenset[Producer]:
+    """Return the values that are only added up to the gradient of a parameter: terms of it, one per reader."""
+    return _gradient_terms(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _gradient_terms(folded: Folded) -> frozenset[Producer]:
+    sums = {state.output for state in folded.graph.states if state.role is Role.GRADIENT}
+    used: dict[Producer, set[tuple[int, int]]] = {}
+    for use in folded.uses:
+        if use.producer.source is Source.OP:
+            used.setdefault(use.producer, set()).add((use.consumer.kind, use.consumer.position))
+    ops = {(kind.id, position): op for kind in folded.kinds for position, op in enumerate(kind.ops)}
+    terms = {one for one in used if ops[one.kind, one.position].phase is Phase.BACKWARD}
+    ends = {place for place, op in ops.items() if not sums.isdisjoint(op.outputs)}
+    while True:  # chains of sums may lead from block to block, so that all are terms until shown not to be
+        adding = {(one.kind, one.position) for one in terms if ops[one.kind, one.position].kind == "Add"}
+        left = {one for one in terms if used[one] <= ends | adding}
+        if left == terms:
+            return frozenset(terms)
+        terms = left
 
 
 def element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[Mapping[str, float], Mapping[str, float]]:

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from autopar.discover import Rule, Rules, Strategy
-from autopar.formulate.facts import states_of
+from autopar.formulate.facts import gradient_terms, states_of
 from autopar.formulate.fold import Folded, Producer, Source, boundary_groups
 from autopar.ir.graph import Op, Role
 from autopar.sharding import REDUCTIONS, Partial, Placement, Placements, Replicate, Shard
@@ -43,7 +43,7 @@ class Meaning:
     _reductions: Mapping[str, str]  # by class, of those that are ever partial
     _chunks: Mapping[Dim, int]  # of dims that have more than one
     _in_chunks: frozenset[str]  # classes that have such a dim
-    _arriving: frozenset[tuple[int, str]]  # (block, value from another block)
+    _arriving: frozenset[tuple[int, str]]  # (block, value from another block), if never partial there
     _any_terms: bool  # whether values may be terms of anything, between blocks too
     _strategies: dict[Hashable, tuple[Strategy, ...]]  # found before, by the rule and what is said of the values
 
@@ -127,8 +127,8 @@ def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning
 
     Reductions are decided in the order of the graph: the first op that can leave terms of a value, given what the terms
     of its own inputs are, decides, and prefers sums. Values that no op leaves terms of are never partial, nor are
-    parameters, moments and, unless told otherwise, what arrives from another block: what reads terms of them is not
-    offered.
+    parameters, moments and, unless told otherwise, what arrives from another block, but for what is only added to the
+    gradient of a parameter that several blocks read: what reads terms of them is not offered.
 
     Chunks are found in two steps. Strategies that hold block-cyclic too tie the dims they shard; tied dims have one
     count. Then the strategies that ask for chunks, the fewest chunks first, get them where no strategy before them asks
@@ -139,7 +139,13 @@ def meaning(folded: Folded, rules: Rules, *, any_terms: bool = False) -> Meaning
     ops = [folded.kinds[kind].ops[position] for kind, position in _in_order(folded.pattern)]
     classes = _classes(folded.pattern)
     reductions, chunks = _reductions(ops, folded, rules, classes), _chunks(ops, folded, rules, classes)
-    arriving = {(kind.representative, arrival.value) for kind in folded.kinds for arrival in kind.arrivals}
+    added = gradient_terms(folded)
+    arriving = {
+        (folded.kinds[kind].representative, arrival.value)
+        for producers, arrivals in boundary_groups(folded)
+        for kind, arrival in arrivals
+        if not added.issuperset(producers)
+    }
     in_chunks = frozenset(name for name, _ in chunks)
     return Meaning(folded, rules, classes, reductions, chunks, in_chunks, frozenset(arriving), any_terms, {})
 

@@ -2,9 +2,10 @@
 
 A recipe gives each mesh axis a task. On a *data* axis every value is split along the batch, parameters are copied and
 gradients summed; with ZeRO-1 the update is split, with ZeRO-2 the sums of gradients too, with ZeRO-3 the parameters
-between their uses as well. On a *tensor* axis (Megatron-LM) the parameters of repeated blocks are split where they are
-used, values between blocks are copied or, with sequence parallelism, split along the sequence, and nothing is split
-along the batch. What a recipe leaves open (which matrix by rows, which by columns) is for the solver to complete.
+between their uses as well. On a *tensor* axis (Megatron-LM) the matrices of repeated blocks, or of all blocks if none
+repeats, are split where they are used, values between blocks are copied or, with sequence parallelism, split along the
+sequence, and nothing is split along the batch. What a recipe leaves open (which matrix by rows, which by columns) is
+for the solver to complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,7 @@ class Facts:
         parameters: Names of parameters.
         gradients: Names of sums of gradients.
         summands: What a backward pass makes of parameters: gradients on their way to the sum.
+        layers: Kinds of blocks whose matrices tensor parallelism splits.
     """
 
     folded: Folded
@@ -69,15 +71,17 @@ class Facts:
     parameters: frozenset[str]
     gradients: frozenset[str]
     summands: frozenset[str]
+    layers: frozenset[int]
 
     @classmethod
     def of(cls, folded: Folded, dims: BatchDims) -> "Facts":
         """Gather what a graph with these batch dims tells."""
         states = folded.graph.states
+        parameters = frozenset(state.input for state in states if state.role is Role.PARAMETER)
         return cls(
             folded,
             dims,
-            frozenset(state.input for state in states if state.role is Role.PARAMETER),
+            parameters,
             frozenset(name for s in states if s.role is Role.GRADIENT for name in (s.input, s.output)),
             frozenset(
                 name
@@ -87,7 +91,19 @@ class Facts:
                 for name in op.outputs
                 if name not in dims
             ),
+            _layers(folded, parameters),
         )
+
+
+def _layers(folded: Folded, parameters: frozenset[str]) -> frozenset[int]:
+    """Return the kinds of blocks with matrices that repeat, or all with matrices if none of them does."""
+    matrices = {name for name in parameters if len(folded.graph.values[name].shape) >= _MATRIX_RANK}
+    able = [
+        (number, kind.count)
+        for number, kind in enumerate(folded.kinds)
+        if any(not matrices.isdisjoint(op.inputs) for op in kind.ops)
+    ]
+    return frozenset(number for number, count in able if count > 1) or frozenset(number for number, _ in able)
 
 
 def batch_dims(small: Mapping[str, Value], large: Mapping[str, Value]) -> dict[str, int]:
@@ -202,13 +218,14 @@ def _tensor(facts: Facts, task: Tensor, decision: Decision, kind: int, op: Op | 
     mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
     if decision is Decision.BOUNDARY:
         name, digits, _ = placed[0]
+        if name in facts.summands:
+            return mask
         sequence = 2 + dims.get(name, 0) + 1
         if task.sequence is None:
             return np.asarray((digits == 0) | (digits == sequence))
         if task.sequence and sequence < 2 + len(values[name].shape):
             return np.asarray(digits == sequence)
         return np.asarray(digits == 0)
-    repeated = facts.folded.kinds[kind].count > 1
     for name, digits, is_output in placed:
         if name in dims:
             mask &= digits != 2 + dims[name]
@@ -216,7 +233,7 @@ def _tensor(facts: Facts, task: Tensor, decision: Decision, kind: int, op: Op | 
             op is not None
             and op.phase is Phase.FORWARD
             and not is_output
-            and repeated
+            and kind in facts.layers
             and name in facts.parameters
             and len(values[name].shape) >= _MATRIX_RANK
         ):

@@ -87,22 +87,22 @@ def divisors(number: int) -> list[int]:
 
 
 def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
-    """Yield the meshes of one stage: one axis, or two of which the minor one lies within a node.
+    """Yield the meshes of one stage: two axes of which the minor one lies within a node, and one axis of all devices.
 
     Which axis does what is the solver's choice, so that an 8×8 mesh stands for 8-way data times 8-way tensor
-    parallelism, for 64-way data parallelism and for anything between.
+    parallelism, for 64-way data parallelism and for anything between. The latter takes two collectives there, one per
+    axis. Over one axis it takes one, whose rings run on the links within nodes and between them at once
+    (`autopar.cost.collectives`), so that plans which do the same with all devices of a stage are best on one axis.
 
     >>> [str(mesh) for mesh in meshes(16, 8)]
-    ['outer=8×inner=2', 'outer=4×inner=4', 'outer=2×inner=8']
+    ['inner=16', 'outer=8×inner=2', 'outer=4×inner=4', 'outer=2×inner=8']
+    >>> [str(mesh) for mesh in meshes(4, 8)]
+    ['inner=4', 'outer=2×inner=2']
     """
-    if num_devices == 1:
-        yield Mesh.of(inner=1)
-        return
-    two = [inner for inner in divisors(num_devices) if 1 < inner < num_devices and inner <= devices_per_node]
-    if not two:
-        yield Mesh.of(inner=num_devices)
-    for inner in two:
-        yield Mesh.of(outer=num_devices // inner, inner=inner)
+    yield Mesh.of(inner=num_devices)
+    for inner in divisors(num_devices):
+        if 1 < inner < num_devices and inner <= devices_per_node:
+            yield Mesh.of(outer=num_devices // inner, inner=inner)
 
 
 def data_major_meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
@@ -173,8 +173,9 @@ def first_tries(
 ) -> list[Configuration]:
     """Return per number of stages, from few to many, the configuration most like what is set up by hand.
 
-    Its mesh divides parameters about as well as any, its minor axis is the largest there is, and a microbatch has about
-    one sample for each row of devices.
+    Its mesh divides parameters about as well as any and has two axes if it can, as many plans by hand do different
+    things within rows of devices and across them; the minor axis is the largest there is, and a microbatch has about
+    one sample for each row.
 
     Args:
         space: Configurations.
@@ -190,7 +191,7 @@ def first_tries(
         *rows, inner = configuration.mesh.shape
         samples = global_batch / configuration.num_microbatches
         fewest = configuration.num_microbatches < configuration.num_stages
-        return (-inner, fewest, abs(math.log(samples / math.prod(rows))))
+        return (not rows, -inner, fewest, abs(math.log(samples / math.prod(rows))))
 
     best: dict[int, Configuration] = {}
     for configuration, size in zip(space, sizes, strict=True):

@@ -12,7 +12,7 @@ from autopar.cluster import Cluster
 from autopar.search.space import PLAIN, Configuration, divisors, meshes
 from autopar.sharding import Mesh
 
-MOST_SUBMESHES = 16
+MOST_SUBMESHES = 20
 """Meshes that are worked on; of more, those are left out whose sizes are furthest from the best equal stages'."""
 
 MOST_STAGES = 16

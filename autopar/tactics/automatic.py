@@ -63,7 +63,10 @@ class Undecided:
             decided = self.state.split(value.name, axis)
             if decision is not Decision.COPY and (decided is not None or axis not in self.axes):
                 mask[:] = False
-                mask[0 if decided is None or decided.dim < 0 else 2 + decided.dim] = True
+                if decided is None or decided.dim < 0:
+                    mask[0] = mask[1] = True  # what is not split may cross as terms, where anything does
+                else:
+                    mask[2 + decided.dim] = True
             masks.append(mask)
         return tuple(masks)
 
