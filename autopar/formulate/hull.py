@@ -8,8 +8,10 @@ the step time of every choice. With one number a_i >= 0 per choice i, sum a_i = 
 
 with V_i the prices of choice i by kind and slot, and y the seconds of passes, stages, tail and step, one row for each
 term of each maximum. Blocks of the most frequent kind have flavours of recompute in any mixture: a column is a choice
-and a flavour, and what a flavour adds is counted on its own columns. Where host memory may be used, y has the shares of
-memory that lie there, too, which make room on the device and take the time of the host link (`HostRates`).
+and a flavour, and what a flavour adds is counted on its own columns. If there are few groups of devices each has
+flavours of its own, for the first ones hold more microbatches and may have to recompute where the last ones do not.
+Where host memory may be used, y has the shares of memory that lie there, too, which make room on the device and take
+the time of the host link (`HostRates`).
 
 By duality, prices of the rows make the rest linear in V: with p >= 0, p lhs <= the cost of y,
 
@@ -30,7 +32,7 @@ from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
 from autopar.formulate.buffers import Buffer, BufferUse, buffers
 from autopar.formulate.mean import mean_bytes
-from autopar.formulate.memory import FloatArray
+from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.offload import HostRates
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
@@ -40,6 +42,9 @@ from autopar.schedule.least import LeastPath
 
 HOST_RATIOS = (0.5, 1.0, 2.0)
 """Seconds of the device over those of the host at which the mean of both (`launched`) is replaced by its tangent."""
+
+MOST_PARTS = 4
+"""Groups of devices up to which it is said apart what each of them holds: each asks for placements of its own."""
 
 SHORTAGE = 10.0
 """Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
@@ -62,7 +67,8 @@ class StepProgram:
     """The rows of the linear program; see the top of the module for their meaning.
 
     Attributes:
-        flavours: What the blocks of the most frequent kind do.
+        flavours: What the blocks of the most frequent kind do; all of them once per group where groups are apart, each
+            time from the fastest to the slowest.
         cost: (variables,) weights of y in the step time; y >= 0.
         lhs: (rows, variables).
         least: (rows,) seconds; for rows of memory shares of the limit.
@@ -73,6 +79,7 @@ class StepProgram:
         pairs: (rows, buffers) shares of the limit per byte.
         fixed: Seconds added to every step.
         shares: (variables,) which of y are shares of the limit; the others are seconds, or `short`.
+        with_memory: (rows,) which say nothing but together with limits of memory.
     """
 
     flavours: tuple[Recompute, ...]
@@ -86,6 +93,7 @@ class StepProgram:
     pairs: FloatArray
     fixed: float
     shares: Mask
+    with_memory: Mask
 
     @property
     def memory_rows(self) -> Mask:
@@ -107,6 +115,7 @@ class _Rows:
         self.bytes: list[FloatArray | None] = []
         self.buffers: tuple[Buffer, ...] = ()
         self.pairs: list[FloatArray | None] = []
+        self.with_memory: list[bool] = []
 
     def variable(self, name: Name) -> int:
         return self.names.setdefault(name, len(self.names))
@@ -119,6 +128,8 @@ class _Rows:
         amounts: FloatArray | None = None,
         pairs: FloatArray | None = None,
         least: float = 0.0,
+        *,
+        with_memory: bool = False,
     ) -> None:
         """Add a row: the variables weighted by their numbers are at least all the rest."""
         self.lhs.append({self.variable(name): factor for name, factor in variables.items() if factor})
@@ -127,6 +138,7 @@ class _Rows:
         self.host.append(np.broadcast_to(np.asarray(host, dtype=np.float64), (len(self.flavours),)))
         self.bytes.append(amounts)
         self.pairs.append(pairs)
+        self.with_memory.append(with_memory or amounts is not None)
 
     def program(self, cost: Mapping[Name, float], fixed: float) -> StepProgram:
         lhs = np.zeros((len(self.lhs), len(self.names)))
@@ -157,6 +169,7 @@ class _Rows:
             pairs,
             fixed,
             np.array([name in (COPIED, AWAY) for name in self.names]),
+            np.array(self.with_memory),
         )
 
 
@@ -207,7 +220,10 @@ class _Step:
         self.trains = SCHEDULES[pipeline.schedule].trains
         allowed = flavours if self.trains else (Recompute.NONE,)
         useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
-        self.flavours = tuple(useful or allowed[:1])
+        each = tuple(useful or allowed[:1])
+        apart = 1 < pipeline.num_groups <= MOST_PARTS and self.trains and np.isfinite(limit) and not hosted
+        self.parts = pipeline.num_groups if apart else 1
+        self.flavours, self.part = each * self.parts, np.repeat(np.arange(self.parts), len(each))
         self.rows = _Rows(tables, self.flavours)
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
         self.rates = rates.per(limit - tables.folded.buffer_bytes) if np.isfinite(limit) else rates
@@ -228,6 +244,8 @@ class _Step:
             self._tail()
         if np.isfinite(self.limit):
             self._memory()
+        if self.parts > 1:
+            self._by_group(passes)
         self._flow(passes)
         return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed)
 
@@ -509,6 +527,26 @@ class _Step:
                     for own in self.rows.buffers
                 ]  # fmt: skip
                 self.rows.add(room, amounts=amounts, pairs=np.array(held) / limit, least=-1.0)
+
+    def _by_group(self, passes: Mapping[_Pass, float]) -> None:
+        """Write what each group does and holds of the most frequent kind: a block is in one of them."""
+        share, slower = self.overlap.share, self.overlap.slowdown - 1
+        count, limit = float(self.counts[self.main]), self.limit - self.tables.folded.buffer_bytes
+        for group in range(self.parts):
+            own = self.part == group
+            time: dict[Name, float] = {"pace": 1 / self.pipeline.with_turns}
+            time.update({name: -factor for name, factor in passes.items() if name[1] == self.main and own[name[2]]})
+            seconds = self._prices(self.main, {Slot.GRADIENT: (share + slower * (1 - share)) * count})
+            self.rows.add(time, seconds * own[:, None, None], with_memory=True)
+            flying = self.pipeline.in_flight(group)
+            amounts = np.zeros((len(self.flavours), len(self.tables.bytes)))
+            for flavour in np.flatnonzero(own):
+                for index, item in enumerate(self.tables.bytes):
+                    if item.kind == self.main and item.memory in RESIDENT:
+                        amounts[flavour, index] = count / limit
+                    elif item.kind == self.main and item.memory in KEPT[self.flavours[flavour]]:
+                        amounts[flavour, index] = count * flying / limit
+            self.rows.add({"short": 1.0}, amounts=amounts, least=-1.0, with_memory=True)
 
     def _mean(self, *, evenly: bool) -> FloatArray:
         """Return the shares of the limit that a byte of each item is of a mean stage, (flavours, items)."""

@@ -120,7 +120,7 @@ class Hull:
         matrix = np.vstack([matrix, convex])
         least = np.append(rows.least * scale, 1.0)
         if not memory:
-            least[:-1][self._memory] = -np.inf
+            least[:-1][rows.with_memory] = -np.inf
         cost = np.concatenate([rows.cost, np.zeros(num_columns)])
         value, duals = _minimise(cost, matrix, least)
         self.value = value * self._unit + rows.fixed
@@ -132,12 +132,16 @@ class Hull:
         paid = np.where(self._memory, self._unit, 1.0) * prices
         constant = float(paid @ rows.least) + rows.fixed
         lowest = math.inf
-        for index in range(len(rows.flavours)):
+        tried = set()
+        for index, flavour in enumerate(rows.flavours):
             factors = np.tensordot(paid, rows.seconds[:, index], axes=1)
             items = paid @ rows.bytes[:, index]
             base = constant + float(paid @ rows.host[:, index])
-            if index and not items.any():
-                break  # memory is free: no flavour is faster than the first
+            if flavour is not rows.flavours[0] and not items.any():
+                continue  # memory is free: no flavour is faster than the first
+            if (factors.tobytes(), items.tobytes(), base) in tried:
+                continue  # groups are alike
+            tried.add((factors.tobytes(), items.tobytes(), base))
             instance = self._priced(factors, items, paid @ rows.pairs)
             solution = self._solve(instance, min(lowest, max(cutoff, self.value)) - base)
             lowest = min(lowest, solution.bound + base)

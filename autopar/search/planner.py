@@ -7,6 +7,7 @@
    their least floor they are searched in the same way. Else there is little to gain, and those with the least bounds
    are worked on for a share of the work (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
+5. What is left of a limit of time goes to meshes of three axes, until nothing there is better by a percent.
 
 All is done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
 
@@ -51,6 +52,10 @@ WEAK = 1.15
 
 THIRD_SHARE, THIRD_LEAST = 0.1, 6
 """Pieces of work on meshes of three axes else: a share of those on others, and how many there may always be."""
+
+NEAR_ENOUGH = 0.01
+"""What is left of a limit of time is spent on meshes of three axes while the bound there is further from the best plan,
+relative."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +118,7 @@ class Search:
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
         carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch)
+        third: ThirdAxis | None = None
         with self.hire(self) as crew:
             waves = _waves(families(fewer))
             beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
@@ -126,37 +132,26 @@ class Search:
                 lowest = self._search(crew, opened, outcome, clock, carried, lowest)
                 waves += opened
             elif more and not outcome.stopped:
-                self._third_axis(crew, families(more), outcome, clock, carried, lowest)
-            others = min(search_unequal(self, outcome, clock.stops, clock.end), outcome.closed_floor)
-            lowest = min(lowest, others)
-            outcome.complete = lowest
+                third = ThirdAxis(self, outcome, families(more), carried, lowest)
+                count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
+                sweep(crew, third, count, clock.end, clock.stops, clock.heard)
+                third.tell()
+            unequal = search_unequal(self, outcome, clock.stops, clock.end)
+            complete = lowest
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
-                outcome.complete = min(others, self._runners_up(crew, known, outcome, clock, lowest))
+                reached = min(lowest, unequal, outcome.closed_floor)
+                complete = self._runners_up(crew, known, outcome, clock, reached)
+            if third is not None and not outcome.stopped and math.isfinite(self.time_limit):
+                third.near = NEAR_ENOUGH
+                sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
+                third.tell()
+        others = min(unequal, outcome.closed_floor)
+        lowest, outcome.complete = min(lowest, others), min(complete, others)
         best = outcome.best
         outcome.bound = min(best, lowest)
         outcome.history.note(best, outcome.bound)
         return outcome
-
-    def _third_axis(
-        self, crew: Crew, space: list[Family], outcome: Outcome, clock: Clock, carried: Carried, lowest: float
-    ) -> None:
-        """Work on the meshes of three axes with the least bounds for a share of the work, and note what is left.
-
-        Args:
-            crew: Who does the work.
-            space: The configurations.
-            outcome: Added to.
-            clock: When to stop.
-            carried: What follows from what is known of others; added to.
-            lowest: No plan of the others has a lower objective, in seconds.
-        """
-        third = ThirdAxis(self, outcome, space, carried, lowest)
-        count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
-        sweep(crew, third, count, clock.end, clock.stops, clock.heard)
-        outcome.closed, outcome.closed_floor = third.left, third.own
-        outcome.solved += third.worked
-        outcome.pruned += third.excluded
 
     def _runners_up(self, crew: Crew, known: list[Family], outcome: Outcome, clock: Clock, lowest: float) -> float:
         """Look for the best of the plans akin to no better one; return up to where none is missing."""

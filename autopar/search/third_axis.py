@@ -29,13 +29,17 @@ class ThirdAxis(Series):
         space: The configurations.
         carried: What follows from what is known of others; added to.
         elsewhere: No plan of the other configurations has a lower objective, in seconds.
+
+    Attributes:
+        near: Configurations with bounds as near to the best plan, relative, are not worked on.
     """
 
     def __init__(
         self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried, elsewhere: float
     ) -> None:
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
-        self._elsewhere = elsewhere
+        self._elsewhere, self.near = elsewhere, OPTIMALITY_TOLERANCE
+        self._counted = (0, 0)
         self._open = sorted((search.least(family), number) for number, family in enumerate(space))
         self._done: list[tuple[float, int]] = []
         self._busy: dict[int, tuple[float, int]] = {}
@@ -55,11 +59,11 @@ class ThirdAxis(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
         self._carry()
-        return not self._busy and not (self._open and self._is_rival(self._open[0][0]))
+        return not self._busy and not (self._open and self._is_far(self._open[0][0]))
 
     def piece(self, index: int) -> Piece | None:
         """See `Series.piece`: there is nothing to do while others are at what could be done."""
-        if not self._open or not self._is_rival(self._open[0][0]):
+        if not self._open or not self._is_far(self._open[0][0]):
             return None
         bound, number = self._busy[index] = heapq.heappop(self._open)
         family, cutoff = self._space[number], self._outcome.best
@@ -99,6 +103,14 @@ class ThirdAxis(Series):
         rest = set(range(len(self._space))) - self._worked - self._rivals
         return sum(len(self._space[number]) for number in rest)
 
+    def tell(self) -> None:
+        """Take down in the outcome what was done and what is left."""
+        self._outcome.closed, self._outcome.closed_floor = self.left, self.own
+        worked, excluded = self._counted
+        self._counted = self.worked, self.excluded
+        self._outcome.solved += self.worked - worked
+        self._outcome.pruned += self.excluded - excluded
+
     @property
     def _rivals(self) -> set[int]:
         """The configurations on which there is something to do."""
@@ -112,6 +124,10 @@ class ThirdAxis(Series):
             if follows <= bound:
                 return
             heapq.heapreplace(self._open, (follows, number))
+
+    def _is_far(self, bound: float) -> bool:
+        """Whether a bound is so far from the best plan that there is something to do."""
+        return bound < self._outcome.best * (1 - self.near)
 
     def _is_rival(self, bound: float) -> bool:
         """Whether there may be a plan that is better than the best."""
