@@ -70,7 +70,9 @@ def best_split(
         found = windows(symbols, longest, num_stages == 1)
         stages = fitting_stages(found, totals, memory, pipeline, min(limit, UNLIMITED), constraints)
         best = _best(stages, totals, chain, pipeline, hop)
-        if longest == len(chain) or (best is not None and best[1].seconds <= _beyond(totals, chain, pipeline, longest)):
+        if longest == len(chain) or not stages.grow:
+            break
+        if best is not None and best[1].seconds <= _beyond(totals, chain, pipeline, longest):
             break
     if best is None:
         return None
@@ -171,6 +173,7 @@ class FittingStages:
         taken: Number of the mixture.
         before: (blocks + 1,) forward seconds of the blocks before each.
         trains: Whether there are backward passes.
+        grow: Whether ranges of more blocks might fit.
     """
 
     at: IntArray
@@ -181,6 +184,7 @@ class FittingStages:
     taken: IntArray
     before: FloatArray
     trains: bool
+    grow: bool
 
 
 def fitting_stages(
@@ -225,6 +229,7 @@ def fitting_stages(
         taken=taken,
         before=np.concatenate([[0.0], np.cumsum(totals[np.asarray(memory.chain), Slot.FORWARD])]),
         trains=bool(totals[:, Slot.BACKWARD].any()),
+        grow=bool(mixed.grows[found.at[found.at[:, -1] >= 0, -1]].any()),
     )
 
 

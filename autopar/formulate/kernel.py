@@ -77,14 +77,54 @@ def _thin_out(new: Floats, keep: Ints, count: int, most: int) -> int:
 _thin = numba.njit(cache=True, nogil=True)(_thin_out)
 
 
+def _in_order(new: Floats, origin: Ints, size: int, flavours: int, ends: Ints, line: Ints, order: Ints) -> None:
+    """Write the mixtures in the order of their seconds, and of their numbers where these are equal.
+
+    Those of one flavour of the last block are in order already, as those they come from are.
+
+    Args:
+        new: (mixtures, 8) mixtures.
+        origin: (mixtures, 2) the mixture each comes from, ascending, and its flavour.
+        size: How many there are.
+        flavours: How many flavours there are.
+        ends: (flavours,) room for their numbers of mixtures.
+        line: (flavours, most) room for their mixtures.
+        order: (mixtures,) written.
+    """
+    ends[:] = 0
+    for index in range(size):
+        own = origin[index, 1]
+        line[own, ends[own]] = index
+        ends[own] += 1
+    heads = np.zeros(flavours, dtype=np.int64)
+    for turn in range(size):
+        first = -1
+        for own in range(flavours):
+            if heads[own] < ends[own]:
+                index = line[own, heads[own]]
+                if (
+                    first < 0
+                    or new[index, AGAIN] < new[first, AGAIN]
+                    or (new[index, AGAIN] == new[first, AGAIN] and index < first)
+                ):
+                    first = index
+        order[turn] = first
+        heads[origin[first, 1]] += 1
+
+
+_in_turn = numba.njit(cache=True, nogil=True)(_in_order)
+
+
 def _frontiers(
     parent: Ints,
     spent: Floats,
     due: Floats,
     again: Floats,
     gathers: Floats,
+    step: Ints,
     kept: Floats,
     running: Floats,
+    closed: Floats,
     late: Floats,
     after: Ints,
     covers: Ints,
@@ -104,11 +144,13 @@ def _frontiers(
         due: Seconds of the reductions of its blocks, the last one included.
         again: (windows, flavours) seconds that the last block runs again, or waits for copies from and to the host.
         gathers: The same of gathers.
-        kept: (windows, states, flavours) bytes it keeps of a microbatch, by the state of the window without it.
+        step: (windows,) which row of the next arrays is about its last block.
+        kept: (steps, states, flavours) bytes it keeps of a microbatch, by the state of the window without it.
         running: The same of the fullest moment of its passes, on top of what earlier blocks keep.
-        late: (windows,) bytes it puts off to its weight pass.
-        after: (windows, states, flavours) state of the window.
-        covers: (windows, states, states) whether all that is kept in the second state is kept in the first.
+        closed: (windows, flavours) bytes that are too many for any device where it must not have a flavour, else 0.
+        late: (steps,) bytes it puts off to its weight pass.
+        after: (steps, states, flavours) state of the window.
+        covers: (steps, states, states) whether all that is kept in the second state is kept in the first.
         forth: (windows, flavours) seconds of `again` that are of the forward.
         transit: (windows, flavours) bytes on their way to and from the host where the last block's are.
         hosted: (windows, flavours) bytes of the last block that lie on the host.
@@ -118,8 +160,8 @@ def _frontiers(
         most: Mixtures kept per window.
 
     Returns:
-        (windows, most, 8) mixtures, their number, the mixture of the parent each comes from, and the flavour of the
-        last block.
+        (windows, as many as any has, 8) mixtures, their number, the mixture of the parent each comes from, and the
+        flavour of the last block.
     """
     count, flavours = again.shape
     found = np.zeros((count, most, COLUMNS))
@@ -133,8 +175,11 @@ def _frontiers(
     origin = np.empty((most * flavours, 2), dtype=np.int64)
     order = np.empty(most * flavours, dtype=np.int64)
     keep = np.empty(most * flavours, dtype=np.int64)
+    ends = np.empty(flavours, dtype=np.int64)
+    line = np.empty((flavours, most), dtype=np.int64)
+    fewest = np.empty(covers.shape[1])
     for window in range(count):
-        before = parent[window]
+        before, row = parent[window], step[window]
         olds = number[before] if before >= 0 else 1
         size = 0
         for old in range(olds):
@@ -144,10 +189,10 @@ def _frontiers(
                     new[size, column] = found[before, old, column] if before >= 0 else 0.0
                 if before >= 0:
                     own_state = states[before, old]
-                fullest = new[size, KEPT] + running[window, own_state, own]
-                new[size, RUNNING] = max(new[size, RUNNING] + late[window], fullest)
-                new[size, KEPT] += kept[window, own_state, own]
-                state[size] = after[window, own_state, own]
+                fullest = new[size, KEPT] + running[row, own_state, own] + closed[window, own]
+                new[size, RUNNING] = max(new[size, RUNNING] + late[row], fullest)
+                new[size, KEPT] += kept[row, own_state, own]
+                state[size] = after[row, own_state, own]
                 backward = spent[window] + new[size, AGAIN] - new[size, FORTH]
                 new[size, LATE] = max(new[size, LATE], due[window] - backward)
                 new[size, AGAIN] += again[window, own]
@@ -159,31 +204,33 @@ def _frontiers(
                 if on_device <= room[window] and (waiting + 1) * new[size, HOSTED] <= host_room:
                     origin[size, 0], origin[size, 1] = old, own
                     size += 1
-        for index in range(size):  # inserted: there are few, and nearly in order
-            place = index
-            while place > 0 and new[order[place - 1], AGAIN] > new[index, AGAIN]:
-                order[place] = order[place - 1]
-                place -= 1
-            order[place] = index
+        _in_turn(new, origin, size, flavours, ends, line, order)
+        fewest[:] = np.inf  # bytes of what is kept, by state
         for turn in range(size):
             index = order[turn]
+            least = np.inf
+            for one in range(len(fewest)):
+                if fewest[one] < least and covers[row, one, state[index]]:
+                    least = fewest[one]
             beaten = False
-            for place in range(number[window]):
-                other = keep[place]
-                if (  # sums of the same numbers in another order differ by rounding
-                    covers[window, state[other], state[index]]
-                    and new[other, AGAIN] <= new[index, AGAIN] * (1 + 1e-9)
-                    and new[other, KEPT] <= new[index, KEPT] * (1 + 1e-9)
-                    and new[other, RUNNING] <= new[index, RUNNING] * (1 + 1e-9)
-                    and new[other, FORTH] <= new[index, FORTH] * (1 + 1e-9)
-                    and new[other, TRANSIT] <= new[index, TRANSIT]
-                    and (not counts_host or new[other, HOSTED] <= new[index, HOSTED] * (1 + 1e-9))
-                ):
-                    beaten = True
-                    break
+            if least <= new[index, KEPT] * (1 + 1e-9):
+                for place in range(number[window] - 1, -1, -1):  # what beats it is mostly near
+                    other = keep[place]
+                    if (  # sums of the same numbers in another order differ by rounding
+                        covers[row, state[other], state[index]]
+                        and new[other, AGAIN] <= new[index, AGAIN] * (1 + 1e-9)
+                        and new[other, KEPT] <= new[index, KEPT] * (1 + 1e-9)
+                        and new[other, RUNNING] <= new[index, RUNNING] * (1 + 1e-9)
+                        and new[other, FORTH] <= new[index, FORTH] * (1 + 1e-9)
+                        and new[other, TRANSIT] <= new[index, TRANSIT]
+                        and (not counts_host or new[other, HOSTED] <= new[index, HOSTED] * (1 + 1e-9))
+                    ):
+                        beaten = True
+                        break
             if not beaten:
                 keep[number[window]] = index
                 number[window] += 1
+                fewest[state[index]] = min(fewest[state[index]], new[index, KEPT])
         if number[window] > most:
             number[window] = _thin(new, keep, number[window], most)
         for place in range(number[window]):
@@ -192,7 +239,71 @@ def _frontiers(
                 found[window, place, column] = new[index, column]
             source[window, place], flavour[window, place] = origin[index, 0], origin[index, 1]
             states[window, place] = state[index]
-    return found, number, source, flavour
+    widest = max(1, number.max())
+    return found[:, :widest], number, source[:, :widest], flavour[:, :widest]
+
+
+def _uniform(
+    parent: Ints,
+    due: Floats,
+    again: Floats,
+    gathers: Floats,
+    kept: Floats,
+    running: Floats,
+    late: Floats,
+    forth: Floats,
+    transit: Floats,
+    hosted: Floats,
+) -> Floats:
+    """Return the mixtures of one flavour of every window, (windows, flavours, 8).
+
+    Args:
+        parent: As of `_frontiers`.
+        due: Seconds of the reductions of its blocks that the backward of those but the last one leaves.
+        again: As of `_frontiers`, like those that follow.
+        gathers: The same.
+        kept: (windows, flavours) bytes the last block keeps of a microbatch.
+        running: The same of the fullest moment of its passes, on top of what earlier blocks keep.
+        late: The same of what it puts off to its weight pass.
+        forth: As of `_frontiers`.
+        transit: The same.
+        hosted: The same.
+    """
+    count, flavours = again.shape
+    rows = np.zeros((count, flavours, COLUMNS))
+    for window in range(count):
+        for own in range(flavours):
+            row = rows[window, own]
+            if parent[window] >= 0:
+                row[:] = rows[parent[window], own]
+            row[RUNNING] = max(row[RUNNING] + late[window, own], row[KEPT] + running[window, own])
+            row[KEPT] += kept[window, own]
+            row[LATE] = max(row[LATE], due[window] - (row[AGAIN] - row[FORTH]))
+            row[AGAIN] += again[window, own]
+            row[GATHERS] += gathers[window, own]
+            row[FORTH] += forth[window, own]
+            row[TRANSIT] = max(row[TRANSIT], transit[window, own])
+            row[HOSTED] += hosted[window, own]
+    return rows
+
+
+def _fullest(parent: Ints, gathered: Floats, reducing: Floats, update: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return what the blocks of every window take at most: two neighbours' gathered bytes, and one's of the others.
+
+    Args:
+        parent: As of `_frontiers`.
+        gathered: (windows,) gathered bytes of the last block.
+        reducing: The same of gradients under way.
+        update: The same of the update.
+    """
+    pairs, most_reducing, most_update = gathered.copy(), reducing.copy(), update.copy()
+    for window in range(len(parent)):
+        before = parent[window]
+        if before >= 0:
+            pairs[window] = max(pairs[before], gathered[window] + gathered[before])
+            most_reducing[window] = max(reducing[window], most_reducing[before])
+            most_update[window] = max(update[window], most_update[before])
+    return pairs, most_reducing, most_update
 
 
 def _slowest(at: Ints, seconds: Floats) -> float:
@@ -287,6 +398,8 @@ def _evenest(sums: Floats, num_stages: int) -> float:
 _compiled: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
 
 frontiers: Callable[..., tuple[Floats, Ints, Ints, Ints]] = _compiled(_frontiers)
+uniform: Callable[..., Floats] = _compiled(_uniform)
+fullest: Callable[..., tuple[Floats, Floats, Floats]] = _compiled(_fullest)
 slowest: Callable[..., float] = _compiled(_slowest)
 earliest_end: Callable[..., tuple[float, Ints, Ints]] = _compiled(_earliest_end)
 evenest: Callable[..., float] = _compiled(_evenest)

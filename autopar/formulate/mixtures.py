@@ -15,14 +15,15 @@ keep only what all keep, which is never too little; mixtures of one flavour are 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 
 from autopar.cost import Overlap
 from autopar.cost.overlap import TRANSIT_BLOCKS, state_buffers
-from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.constraints import FREE, Constraints, Mask
 from autopar.formulate.links import again_links, backward_links, forward_links, gradient_links, reduce_links
-from autopar.formulate.memory import ChainBytes, FloatArray, State
+from autopar.formulate.memory import ChainBytes, FloatArray, Holding, State
 from autopar.formulate.step import copy_seconds, left_seconds, rerun_seconds, slow_seconds, stage_seconds
 from autopar.formulate.tables import Slot
 from autopar.formulate.windows import IntArray, Windows
@@ -33,6 +34,9 @@ MOST = 128
 
 STATES = 8
 """Ways in which values that pass through may be kept that are told apart."""
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +82,7 @@ class Mixtures:
         transit: Bytes on their way to and from the host while a pass runs.
         hosted: Bytes that one microbatch leaves in host memory.
         fixed: What depends on the window alone.
+        grows: (windows,) whether a window with more blocks behind it might fit.
     """
 
     seconds: FloatArray
@@ -90,6 +95,7 @@ class Mixtures:
     transit: FloatArray
     hosted: FloatArray
     fixed: "Fixed"
+    grows: Mask
     _windows: Windows
     _flavours: tuple[Recompute, ...]
     _source: IntArray
@@ -171,19 +177,17 @@ def mixtures(
     whole = _uniform(found, memory, Added(again, gathers, forth, transit, hosted), owed, closed)
     each, source, flavour = np.zeros((len(last), 0, 8)), np.zeros((len(last), 0), int), np.zeros((len(last), 0), int)
     waiting = in_flight[0] - 1
-    if (
-        len(memory.flavours) > 1
-        and (waiting * whole[:, 0, 2] + whole[:, 0, 3] + fixed.beside + fixed.resident > limit).any()
-    ):
+    fullest = (in_flight[1] - 1) * whole[:, 0, 2] + whole[:, 0, 3] + fixed.beside + fixed.resident
+    if len(memory.flavours) > 1 and (fullest > limit).any():
         from autopar.formulate.kernel import frontiers  # compiling is loaded when it is needed only
 
         held = _holdings(found, memory)
         each, number, source, flavour = frontiers(
             found.parent, np.zeros(len(owed)), owed, again, gathers,
-            held.kept, held.running + closed[:, None, :], held.late, held.after, held.covers,
+            held.own, held.kept, held.running, closed, held.late, held.after, held.covers,
             forth, transit, hosted, room, _host_room(memory, in_flight[1]), waiting, MOST,
         )  # fmt: skip
-        each[np.arange(MOST) >= number[:, None], 3] = np.inf
+        each[np.arange(each.shape[1]) >= number[:, None], 3] = np.inf
     rows = np.concatenate([whole, each], axis=1)
     passes = sums.of(Slot.FORWARD)[:, None] + sums.of(Slot.BACKWARD)[:, None] + rows[..., 0]
     total, busiest = sums.of(Slot.GRADIENT)[:, None], np.zeros(passes.shape)
@@ -203,6 +207,7 @@ def mixtures(
         transit=rows[..., 6],
         hosted=rows[..., 7],
         fixed=fixed,
+        grows=(waiting * rows[..., 2] + rows[..., 3] + rows[..., 6] <= room[:, None]).any(axis=1),
         _windows=found,
         _flavours=memory.flavours,
         _source=source,
@@ -236,6 +241,8 @@ class _Sums:
 
 
 def _fixed(found: Windows, memory: ChainBytes, *, hosts_optimizer: bool) -> Fixed:
+    from autopar.formulate.kernel import fullest  # compiling is loaded when it is needed only
+
     chain = np.asarray(memory.chain)
     own = _Sums(found, chain).all(memory.resident[chain]) + memory.buffers
     state = _Sums(found, chain).all(memory.state[chain])
@@ -248,12 +255,7 @@ def _fixed(found: Windows, memory: ChainBytes, *, hosts_optimizer: bool) -> Fixe
         resident += size * ~owned
     first, last = chain[found.start], chain[found.stop - 1]
     gathered, reducing, update = memory.gathered[last], memory.reducing[last], memory.update[last]
-    pairs = gathered.copy()
-    for window in np.flatnonzero(found.parent >= 0):
-        before = found.parent[window]
-        pairs[window] = max(pairs[before], gathered[window] + gathered[before])
-        reducing[window] = max(reducing[window], reducing[before])
-        update[window] = max(update[window], update[before])
+    pairs, reducing, update = fullest(found.parent, gathered, reducing, update)
     received = np.where(found.start > 0, memory.arriving[first], 0.0)
     received = received + np.where(found.stop < len(chain), memory.returning[last], 0.0)
     least = own + pairs + reducing - (state if hosts_optimizer else 0.0)
@@ -273,34 +275,70 @@ class Added:
 
 def _uniform(found: Windows, memory: ChainBytes, added: Added, late: FloatArray, closed: FloatArray) -> FloatArray:
     """Return the rows of the mixtures of one flavour, (windows, flavours, 8); `late` without what runs again."""
-    each = []
-    places = list(zip(found.parent.tolist(), found.stop.tolist(), late.tolist(), strict=True))
+    from autopar.formulate.kernel import uniform  # compiling is loaded when it is needed only
+
+    bytes_of = np.empty((3, len(found.parent), len(memory.flavours)))
     for number, flavour in enumerate(memory.flavours):
-        states: list[State] = []
-        rows: list[tuple[float, ...]] = []
-        own = (added.again, added.gathers, added.forth, added.transit, added.hosted, closed)
-        columns = zip(places, *(array[:, number].tolist() for array in own), strict=True)
-        for (before, stop, due), seconds, gathered, waited, moved, hosted, too_much in columns:
-            kind = memory.chain[stop - 1]
-            state = states[before] if before >= 0 else memory.walk.enter(kind)
-            holding, state = memory.walk.advance(kind, flavour, state)
-            states.append(state)
-            again, parameters, kept, running, owed, forth, transit, there = rows[before] if before >= 0 else (0.0,) * 8
-            fullest = max(running + holding.late, kept + max(holding.forward, holding.backward) + too_much)
-            rows.append(
-                (
-                    again + seconds, parameters + gathered, kept + holding.kept, fullest,
-                    max(owed, due - (again - forth)), forth + waited, max(transit, moved), there + hosted,
-                )
-            )  # fmt: skip
-        each.append(rows)
-    return np.array(each).transpose(1, 0, 2)
+
+        def advance(kind: int, state: State, flavour: Recompute = flavour) -> tuple[Holding, State]:
+            return memory.walk.advance(kind, flavour, state)
+
+        own, each = _walked(found, memory.chain, memory.walk.enter, advance)
+        amounts = [(holding.kept, max(holding.forward, holding.backward), holding.late) for holding in each]
+        bytes_of[:, :, number] = np.array(amounts)[own].T
+    kept, running, put_off = bytes_of
+    return uniform(
+        found.parent, late, added.again, added.gathers, kept, running + closed, put_off,
+        added.forth, added.transit, added.hosted,
+    )  # fmt: skip
+
+
+def _walked(
+    found: Windows, chain: Sequence[int], enter: Callable[[int], S], advance: Callable[[int, S], tuple[T, S]]
+) -> tuple[IntArray, list[T]]:
+    """Walk through the blocks of all windows.
+
+    A chain of equal blocks comes to few states, so that each block is looked at once in each of them.
+
+    Args:
+        found: The windows.
+        chain: Kind of every block.
+        enter: Returns the state before a first block of a kind.
+        advance: Returns what a block of a kind adds in a state, and the state after it.
+
+    Returns:
+        (windows,) numbers of what the last blocks add, and what that is.
+    """
+    states: list[S] = []
+    number_of: dict[S, int] = {}
+    known: dict[tuple[int, int], tuple[int, int]] = {}
+    added: list[T] = []
+    own: list[int] = []
+    after: list[int] = []
+    last = np.asarray(chain)[found.stop - 1]
+    for before, kind in zip(found.parent.tolist(), last.tolist(), strict=True):
+        key = kind, after[before] if before >= 0 else -1
+        step = known.get(key)
+        if step is None:
+            what, state = advance(kind, states[key[1]] if before >= 0 else enter(kind))
+            number = number_of.setdefault(state, len(states))
+            if number == len(states):
+                states.append(state)
+            step = known[key] = len(added), number
+            added.append(what)
+        own.append(step[0])
+        after.append(step[1])
+    return np.array(own), added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holdings:
-    """What the last blocks of windows keep and need; (windows, states, flavours) arrays, see `kernel.frontiers`."""
+    """What the last blocks of windows keep and need; (windows, states, flavours) arrays, see `kernel.frontiers`.
 
+    Each has one row for all windows that are alike in this, whose numbers are in `own`, (windows,).
+    """
+
+    own: IntArray
     kept: FloatArray
     running: FloatArray
     late: FloatArray
@@ -309,36 +347,32 @@ class _Holdings:
 
 
 def _holdings(found: Windows, memory: ChainBytes) -> _Holdings:
-    count, flavours = len(found.parent), len(memory.flavours)
+    walk, flavours = memory.walk, len(memory.flavours)
+    steps: list[tuple[list[list[tuple[Holding, State]]], tuple[State, ...]]] = []
+
+    def advance(kind: int, states: tuple[State, ...]) -> tuple[int, tuple[State, ...]]:
+        advanced = [[walk.advance(kind, flavour, state) for flavour in memory.flavours] for state in states]
+        following = tuple(dict.fromkeys(state for row in advanced for _, state in row))
+        if len(following) > STATES:
+            following = (walk.meet(following),)
+        steps.append((advanced, following))
+        return len(steps) - 1, following
+
+    own, _ = _walked(found, memory.chain, lambda kind: (walk.enter(kind),), advance)
+    count = len(steps)
     kept, running = (np.zeros((count, STATES, flavours)) for _ in range(2))
     late, after = np.zeros(count), np.zeros((count, STATES, flavours), dtype=np.int64)
     covers = np.zeros((count, STATES, STATES), dtype=np.int64)
-    known: dict[tuple[int, tuple[State, ...]], int] = {}
-    states: list[tuple[State, ...]] = []
-    for window, (before, stop) in enumerate(zip(found.parent.tolist(), found.stop.tolist(), strict=True)):
-        kind = memory.chain[stop - 1]
-        key = (kind, states[before] if before >= 0 else (memory.walk.enter(kind),))
-        if key in known:
-            same = known[key]
-            kept[window], running[window], late[window] = kept[same], running[same], late[same]
-            after[window], covers[window] = after[same], covers[same]
-            states.append(states[same])
-            continue
-        known[key] = window
-        advanced = [[memory.walk.advance(kind, flavour, state) for flavour in memory.flavours] for state in key[1]]
-        following = tuple(dict.fromkeys(state for row in advanced for _, state in row))
-        if len(following) > STATES:
-            following = (memory.walk.meet(following),)
+    for step, (advanced, following) in enumerate(steps):
         for number, row in enumerate(advanced):
-            for own, (holding, state) in enumerate(row):
-                kept[window, number, own] = holding.kept
-                running[window, number, own] = max(holding.forward, holding.backward)
-                late[window] = max(late[window], holding.late)
-                after[window, number, own] = following.index(state) if state in following else 0
+            for flavour, (holding, state) in enumerate(row):
+                kept[step, number, flavour] = holding.kept
+                running[step, number, flavour] = max(holding.forward, holding.backward)
+                late[step] = max(late[step], holding.late)
+                after[step, number, flavour] = following.index(state) if state in following else 0
         for one, other in product(range(len(following)), repeat=2):
-            covers[window, one, other] = memory.walk.meet((following[one], following[other])) == following[other]
-        states.append(following)
-    return _Holdings(kept, running, late, after, covers)
+            covers[step, one, other] = walk.meet((following[one], following[other])) == following[other]
+    return _Holdings(own, kept, running, late, after, covers)
 
 
 def special_blocks(memory: ChainBytes) -> Sequence[tuple[int, ...]]:

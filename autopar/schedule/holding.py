@@ -24,15 +24,16 @@ def moments(
     >>> moments(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4).astype(int).tolist()
     [[0, 0, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 1, 0, 0]]
     """
-    waiting = np.zeros((num_chunks, 2))
-    rows = []
+    held = [0] * (5 * num_chunks)
+    found = set()
+    last = _PASSES.index(schedule.passes[-1])
     for task in schedule.order(group, num_groups, num_microbatches, num_chunks):
-        place = _PASSES.index(task.kind)
+        own, place = 5 * task.chunk, _PASSES.index(task.kind)
         if place:
-            waiting[task.chunk, place - 1] -= 1
-        running = np.zeros((num_chunks, 3))
-        running[task.chunk, place] = 1
-        rows.append(np.hstack([waiting, running]).ravel())
-        if task.kind is not schedule.passes[-1]:
-            waiting[task.chunk, place] += 1
-    return np.unique(np.array(rows), axis=0)
+            held[own + place - 1] -= 1
+        held[own + 2 + place] = 1
+        found.add(tuple(held))
+        held[own + 2 + place] = 0
+        if place != last:
+            held[own + place] += 1
+    return np.array(sorted(found), dtype=np.float64)

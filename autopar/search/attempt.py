@@ -9,6 +9,7 @@
 """
 
 import math
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -463,6 +464,7 @@ class Attempt:
         self._considered.add(choice)
         hop, limit = self.weighing.hop(choice), self.search.memory_limit
         known: dict[bool, FloatArray] = {}
+        too_many: list[list[int]] = []  # microbatches that stages cannot hold
         for configuration in self.family:
             pipeline = configuration.pipeline(self.search.costs.stack)
             splits = SCHEDULES[pipeline.schedule].splits
@@ -472,9 +474,14 @@ class Attempt:
             best = min(self.cutoff, self.best.objective if self.best is not None else math.inf)
             if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best:
                 continue
+            holds = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)] if pipeline.fills else []
+            if any(all(map(operator.ge, holds, fewer)) for fewer in too_many if holds):
+                continue
             rest = self.weighing.bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
             seconds = self.weighing.copied(choice, totals, passes, splits=splits)
             found = best_split(seconds, *rest) if pipeline.fills else best_grouped(passes, seconds, *rest)
+            if found is None and holds:
+                too_many.append(holds)
             if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
                 found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
