@@ -8,7 +8,7 @@ import pytest
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.discover import discover
 from autopar.formulate.building import build_tables
-from autopar.formulate.grouped import grouped_time
+from autopar.formulate.grouped import best_grouped, grouped_time
 from autopar.formulate.hull import step_program
 from autopar.formulate.offload import with_host
 from autopar.formulate.scheduled import pass_seconds
@@ -24,6 +24,7 @@ from autopar.search.hull import Hull
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate.offload import host_links
+from autopar.simulate.ranges import chain_bytes
 from autopar.solvers import load
 from autopar.workload import open_workload
 from tests.formulations import COSTS, good_choice, lowered_bytes, random_choice, rules, splits, stage_peak, tables
@@ -162,6 +163,41 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
                 free.step(np.inf, lambda _: None, memory=False)
             raised += hull.bound > free.bound * (1 + TOLERANCE)
     assert raised or num_stages > 1, "limits matter"
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-h2", 1), ("interleaved", 2), ("zb-v", 2)])
+@pytest.mark.parametrize(
+    "num_groups", [2, pytest.param(3, marks=pytest.mark.slow(reason="ten seconds each, for what two groups show too"))]
+)
+def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_memory(
+    num_groups: int, schedule: str, chunks: int
+) -> None:
+    """Of plans that are cut for limits from what the loosest needs down to what none fits."""
+    found = tables("gpt2")
+    chain = found.folded.chain
+    assert num_groups * chunks <= len(chain)
+    pipeline = Pipeline(num_groups * chunks, 2 * num_groups, schedule, num_chunks=chunks)
+    splits_backward = schedule != "interleaved"
+    fitting = 0
+    for choice in _choices(found, "gpt2", 1):
+        totals = found.block_seconds(choice)
+        blocks = assemble_blocks(found, choice)
+        lowered = lower_blocks(blocks, found.folded, found.resharder, splits=splits_backward)
+        memory = chain_bytes(lowered, found.folded, trains=True)
+        passes = pass_seconds(found, choice, splits=splits_backward)
+        limit = 64e9
+        while True:
+            plan = best_grouped(passes, totals, memory, pipeline, limit, 0.0)
+            if plan is None:
+                break
+            hull = Hull(found, step_program(found, pipeline, limit), _solve)
+            hull.add(choice)
+            for _ in range(4):
+                hull.step(np.inf, lambda _: None, memory=True)
+            assert hull.bound <= plan[1].seconds * (1 + TOLERANCE)
+            fitting += 1
+            limit *= 0.3
+    assert fitting > 4
 
 
 @pytest.mark.parametrize("speed", [1e8, 1e10])

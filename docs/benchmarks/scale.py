@@ -7,17 +7,20 @@
 
 Each case runs in a process of its own with nothing cached: import of the program, of the model, discovery, search,
 verification and simulation of the best plans. All of it is to end after the seconds that are asked for, where some are.
-Seconds are of the wall clock, and CPU seconds of the process and the processes it starts; memory is the most that one
-process had.
+Whole spaces are searched by two workers, for the targets are for two cores, one mesh by the process itself. Seconds are
+of the wall clock; CPU seconds and memory are those of the process and all it starts, together: resident bytes, looked
+at four times a second.
 """
 
 import json
+import os
 import platform
-import resource
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,12 +67,67 @@ CASES = {
 }
 
 
+WORKERS = 2
+"""Processes that search a whole space: as many as the targets have cores."""
+
+LOOK_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class Usage:
+    """What processes took so far: resident bytes at the fullest moment, and CPU seconds by process."""
+
+    bytes: int = 0
+    seconds: dict[int, float] = field(default_factory=dict)
+
+    def look(self, pid: int) -> None:
+        """Take down what a process and its descendants have and have had."""
+        page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+        left, held = [pid], 0
+        while left:
+            own = Path("/proc", str(left.pop()))
+            try:
+                *_, last = own.joinpath("stat").read_text().rpartition(")")
+                left += [int(child) for file in own.glob("task/*/children") for child in file.read_text().split()]
+                held += int(own.joinpath("statm").read_text().split()[1]) * page
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            user, system = last.split()[11:13]
+            self.seconds[int(own.name)] = (int(user) + int(system)) / tick
+        self.bytes = max(self.bytes, held)
+
+
+@contextmanager
+def watched() -> Iterator[Usage]:
+    """Watch what this process and those that it starts take."""
+    usage, over = Usage(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            usage.look(os.getpid())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    yield usage
+    over.set()
+    watcher.join()
+    usage.look(os.getpid())
+
+
 def run(name: str, limit: float | None) -> dict[str, object]:
     """Plan a case in this process and return what there is to say of it."""
+    with watched() as usage:
+        found = planned(name, limit)
+    return {**found, "cpu": sum(usage.seconds.values()), "bytes": usage.bytes}
+
+
+def planned(name: str, limit: float | None) -> dict[str, object]:
+    """Plan a case and return what came of it, and in how many seconds."""
     start = time.monotonic()
 
     from autopar.api import plan_task
     from autopar.progress import Progress
+    from autopar.search.engine import Engine
     from autopar.search.space import Configuration
     from autopar.sharding import Mesh
     from autopar.task import Effort, prepare
@@ -86,14 +144,13 @@ def run(name: str, limit: float | None) -> dict[str, object]:
         if not first and at.incumbent < float("inf"):
             first.append(time.monotonic() - start)
 
-    plan = plan_task(task, Effort(time_limit=limit).after(time.monotonic() - start), progress=progress)
+    effort = Effort(time_limit=limit).after(time.monotonic() - start)
+    engine = Engine(workers=1 if case.mesh else WORKERS)
+    plan = plan_task(task, effort, progress=progress, engine=engine)
     search = plan.search
     assert search is not None, "a plan that was searched says how"
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "seconds": time.monotonic() - start,
-        "cpu": sum(part.ru_utime + part.ru_stime for part in usage),
-        "bytes": max(part.ru_maxrss for part in usage) * 1024,
         "first": first[0] if first else None,
         "objective": search.least,
         "bound": search.bound,
@@ -128,7 +185,7 @@ def page(names: list[str], result_of: Callable[[str], dict[str, Any] | None]) ->
     say(f"`python docs/benchmarks/scale.py {' '.join(names)}`")
     say(f"on {platform.machine()}, Python {platform.python_version()}; each case in a fresh process, nothing cached.")
     say("A search is stopped in time for the best plans to be verified within the seconds asked for.")
-    say("Where wall seconds are several times CPU seconds, other processes had the cores.")
+    say(f"Whole spaces are searched by {WORKERS} workers; CPU seconds and memory are of all processes together.")
     say("The gap is (objective - bound) / objective over the whole declared space, of the least objective found:")
     say("the simulator ranks plans, so that it may be a runner-up's.")
     say()
