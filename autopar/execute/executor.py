@@ -99,7 +99,8 @@ class Executor:
     ) -> Any:
         """Return a reference evaluator of a graph that holds just this op."""
         from onnx import helper
-        from onnx.reference import ReferenceEvaluator
+
+        from autopar.execute.evaluator import Evaluator
 
         domain, op_type = split_kind(kind)
         names = ["" if dtype is None else f"i{index}" for index, dtype in enumerate(dtypes)]
@@ -125,7 +126,7 @@ class Executor:
                 [helper.make_empty_tensor_value_info(output) for output in outputs],
             )
             opsets = {"": opset, "autopar": 1} | ({domain: 1} if domain else {})
-            return ReferenceEvaluator(graph, opsets=opsets, functions=functions, new_ops=self._new_ops())
+            return Evaluator(graph, opsets=opsets, functions=functions, new_ops=self._new_ops())
         except (KeyError, RuntimeError) as error:
             raise UnsupportedOpError(
                 f"op {name!r} of kind {kind!r} has no implementation at opset {opset}",
@@ -136,8 +137,8 @@ class Executor:
         """Return the evaluator of a function of domain `autopar` and the default values of its attributes."""
         if op_type not in self._functions:
             from onnx import helper
-            from onnx.reference import ReferenceEvaluator
 
+            from autopar.execute.evaluator import Evaluator
             from autopar.ir.functions import function_proto
 
             proto = function_proto(f"autopar::{op_type}")
@@ -148,7 +149,7 @@ class Executor:
             del body.attribute_proto[:]
             callees = {node.op_type for node in proto.node if node.domain == "autopar"}
             functions = [self._function(callee)[0] for callee in sorted(callees)]
-            evaluator = ReferenceEvaluator(body, functions=functions, new_ops=self._new_ops())
+            evaluator = Evaluator(body, functions=functions, new_ops=self._new_ops())
             defaults = {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute_proto}
             self._functions[op_type] = (evaluator, defaults)
         return self._functions[op_type]
