@@ -1,6 +1,7 @@
 """Sizes: why nothing fits and what would, and the number of GPUs a goal takes; every claim is recomputed."""
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -115,6 +116,57 @@ def test_the_thriftiest_plan_is_above_its_floor_and_below_others(name: str) -> N
     assert sum(lacking.by_category.values()) == pytest.approx(lacking.bytes, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "batch", "layers", "hidden", "opened"), [(4, 4, 3, 8, False), (2, 16, 2, 16, False), (2, 16, 2, 16, True)]
+)
+def test_no_search_of_a_configuration_finds_much_less(
+    gpus: int, batch: int, layers: int, hidden: int, opened: bool
+) -> None:
+    """Searched under a twentieth less memory than the thriftiest plan needs, no configuration has a plan."""
+    dims = {"num_layers": layers, "hidden": hidden}
+    task = prepare("zoo:mlp-xs", gpus=gpus, global_batch=batch, dims=dims)
+    task = task.opened if opened else task
+    found = thriftiest(task)
+    search = replace(task.search(Effort(top_k=1)), memory_limit=found.bytes * 0.95)
+    tried = 0
+
+    for configuration in task.space:
+        attempt = search.attempt((configuration,), math.inf) if configuration.schedule == "1f1b" else None
+        if attempt is not None:
+            tried += 1
+            attempt.improve(attempt.relaxed(math.inf), math.inf)
+            assert attempt.best is None, configuration
+
+    assert tried >= 4
+    assert found.candidate is not None
+    assert shortage(found, task).bytes <= found.bytes * (1 + 1e-9)
+
+
+def test_the_thriftiest_plan_keeps_to_a_pinned_schedule() -> None:
+    """Of the schedules that are left, and not of 1F1B in their place."""
+    task = pinned(_task("mlp-xs", 2), pins_from({"pin": {"stages": 2, "schedule": "zb-h1"}}))
+
+    found = thriftiest(task)
+
+    assert found.candidate is not None
+    assert found.candidate.configuration.schedule == "zb-h1"
+    assert shortage(found, task).bytes <= found.bytes * (1 + 1e-9)
+
+
+def test_stages_in_turn_need_less_where_blocks_are_unequal() -> None:
+    """Two devices that each hold an end of the model: neither has the embedding and the head, nor all layers."""
+    task = prepare("zoo:llama3-8b", gpus=2, global_batch=16, dims=DIMS["llama3-8b"])
+    turns, line = (
+        thriftiest(pinned(task, pins_from({"pin": {"stages": 2, "schedule": schedule}})).opened)
+        for schedule in ("interleaved", "1f1b")
+    )
+
+    assert turns.candidate is not None
+    assert turns.candidate.configuration.num_chunks == 2
+    assert turns.bytes < line.bytes
+    assert shortage(turns, task).bytes <= turns.bytes * (1 + 1e-9)
+
+
 def test_state_is_a_floor_for_any_number_of_devices() -> None:
     """Parameters, gradients and optimizer state of all devices together are at least those of one."""
     task = _task("mlp-xs", 1)
@@ -166,10 +218,11 @@ def test_ways_out_are_ways_out(memory: float) -> None:
 
 
 CONFLICTS: list[tuple[dict[str, Any], float, set[str]]] = [
-    ({"pin": {"microbatches": 1, "stages": [1, 2]}, "forbid": {"schedule": "gpipe"}}, 18.0e3, {"microbatches"}),
-    ({"pin": {"microbatches": 1, "tp": 4}}, 31.0e3, {"microbatches", "tp"}),
+    ({"pin": {"microbatches": 1, "stages": [1, 2]}, "forbid": {"schedule": "gpipe"}}, 17.5e3, {"microbatches"}),
+    ({"pin": {"microbatches": 1, "tp": 4}}, 22.4e3, {"microbatches", "tp"}),
 ]
-"""At 256 samples 4 devices need 8.1 kB at least, 29.2 kB with one microbatch, and 32.5 kB if tensor-parallel too."""
+"""At 256 samples 4 devices are found to need 6.1 kB, 22.0 kB with one microbatch, 26.6 kB if tensor-parallel too; with
+host memory 5.8, 18.2 and 22.8 kB."""
 
 
 @pytest.mark.parametrize(("content", "memory", "guilty"), CONFLICTS, ids=["one", "two"])

@@ -3,23 +3,30 @@
 import math
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
+from autopar.formulate.constraints import Constraints
 from autopar.formulate.cuts import best_split
-from autopar.formulate.memory import KEPT, RESIDENT, UNHOSTED
-from autopar.formulate.step import step_time
+from autopar.formulate.grouped import best_grouped
+from autopar.formulate.memory import KEPT, RESIDENT, UNHOSTED, ChainBytes
+from autopar.formulate.scheduled import pass_seconds
+from autopar.formulate.step import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Decision, Memory
 from autopar.formulate.thrift import byte_problem, least_split
+from autopar.problem import Choice
 from autopar.program.lower import lower
 from autopar.recompute import Recompute
-from autopar.schedule import SCHEDULES
+from autopar.schedule import SCHEDULES, chunks_of
 from autopar.search.assemble import assemble
 from autopar.search.attempt import Attempt
 from autopar.search.outcome import Candidate
 from autopar.search.planner import Search
 from autopar.search.space import PLAIN, Configuration
+from autopar.sharding import Mesh
 from autopar.simulate import simulate
 from autopar.sizing.records import Held, Shortage
 from autopar.task import Effort, Task
@@ -29,6 +36,12 @@ LOOKS = 12
 
 WEIGHTS = ((0.0, 0.0), (1.0, 0.0), (1.0, 0.1))
 """Weights of passing bytes, and shares of time in the costs, that are tried per configuration: the best is kept."""
+
+NEAR, HALVINGS = 0.005, 6
+"""Share of the bytes that is not worth looking for, and how often the range in which more may be saved is halved."""
+
+SEARCHED, STEPS, SAVED = 3, 4, 0.04
+"""Configurations that are searched for plans with less memory at last, how often, and which share less each time."""
 
 TENSORS = 3
 """Largest tensors that are named."""
@@ -63,60 +76,112 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
         end: When to stop, on the monotonic clock.
     """
     search = task.search(Effort(top_k=1))
-    attempts: list[tuple[float, int, Attempt]] = []
+    attempts: list[tuple[float, int, Attempt, list[Configuration]]] = []
     complete = True
-    for number, configuration in enumerate(_thrifty(task.space, task.job.global_batch)):
+    for number, family in enumerate(_thrifty(task.space, task.job.global_batch)):
         if time.monotonic() > end and attempts:
             complete = False
             break
-        attempt = search.attempt((configuration,), end)
+        attempt = search.attempt((_plain(family),), end)
         if attempt is not None:
-            attempts.append((min(attempt.least_bytes.values()), number, attempt))
+            attempts.append((min(attempt.least_bytes.values()), number, attempt, family))
     attempts.sort(key=lambda entry: entry[:2])
     floor = attempts[0][0] if attempts else math.inf
     best, found = math.inf, None
-    for done, (least, _, attempt) in enumerate(attempts):
+    looked: list[tuple[float, int, Configuration]] = []
+    for done, (least, number, attempt, family) in enumerate(attempts):
         late = time.monotonic() > end and found is not None
         if least >= best or best <= enough or done == LOOKS or late:
             complete &= not late and done < LOOKS
             break
-        own = _thrifty_plan(attempt, search)
-        if own is not None and own[0] < best:
-            best, found = own
+        own = _thrifty_plan(attempt, family, search)
+        if own is not None:
+            looked.append((own[0], number, own[1].configuration))
+            if own[0] < best:
+                best, found = own
+    if best > enough and found is not None:
+        nearest = [configuration for *_, configuration in sorted(looked)[:SEARCHED]]
+        best, found = _searched(search, nearest, best, found, enough, end)
     return Thrifty(found, best, floor, complete)
 
 
-def _thrifty(space: list[Configuration], batch: int) -> list[Configuration]:
-    """Return the configurations with small microbatches: the smallest, and one sample per device of a stage.
+def _searched(
+    search: Search, nearest: Sequence[Configuration], best: float, found: Candidate, enough: float, end: float
+) -> tuple[float, Candidate]:
+    """Return a plan that needs less than the best one, if a search of few configurations under less memory finds any.
 
-    A microbatch of fewer samples than devices may be harder to split. Schedules that trade memory for time hold at
-    least as much as 1F1B does, which stands for them.
+    A search sees buffers that belong to no decision, and when what lives beside each other.
+
+    Args:
+        search: What finds plans.
+        nearest: The configurations.
+        best: Bytes of the best plan.
+        found: The best plan.
+        enough: Bytes that are little enough to stop.
+        end: When to stop, on the monotonic clock.
     """
-    plain = (own if own.schedule in PLAIN else replace(own, schedule="1f1b", num_chunks=1) for own in space)
-    space = list(dict.fromkeys(plain))
-    most = Counter[tuple[object, ...]]()
-    each: dict[tuple[object, ...], int] = {}
+    saved = SAVED
+    for step in range(STEPS):
+        at_once = step == 0 and enough > 0
+        limit = enough if at_once else best * (1 - saved)
+        tight = replace(search, memory_limit=limit)
+        for configuration in nearest:
+            attempt = None if time.monotonic() > end else tight.attempt((configuration,), end)
+            if attempt is not None:
+                attempt.improve(attempt.relaxed(math.inf), math.inf)
+                if attempt.best is not None:
+                    found, best = attempt.best, limit
+                    if attempt.pipeline.fills:
+                        best = attempt.weighing.peak(found.choice, found.split)
+                    break
+        else:
+            saved = saved if at_once else saved / 4
+        if best <= enough or saved < NEAR or time.monotonic() > end:
+            break
+    return best, found
+
+
+def _thrifty(space: list[Configuration], batch: int) -> list[list[Configuration]]:
+    """Return the configurations with small microbatches, those together that differ in the schedule only.
+
+    The smallest microbatches hold least, but may be harder to split: there are also those with one sample for each
+    device along some axes of the mesh.
+    """
+    families: dict[tuple[int, Mesh, int], list[Configuration]] = {}
     for own in space:
-        key = (own.num_stages, own.mesh, own.schedule)
-        most[key] = max(most[key], own.num_microbatches)
-        if batch // own.num_microbatches >= own.mesh.size:
-            each[key] = max(each.get(key, 0), own.num_microbatches)
-    return [
-        own
-        for own in space
-        if own.num_microbatches in (most[key := (own.num_stages, own.mesh, own.schedule)], each.get(key))
-    ]
+        families.setdefault((own.num_stages, own.mesh, own.num_microbatches), []).append(own)
+    most: dict[tuple[int, Mesh, int], int] = {}
+    for stages, mesh, count in families:
+        for size in range(len(mesh.axes) + 1):
+            for axes in combinations(mesh.shape, size):
+                devices = math.prod(axes)
+                if batch // count >= devices or devices == 1:
+                    key = stages, mesh, devices
+                    most[key] = max(most.get(key, 0), count)
+    wanted = {(stages, mesh, count) for (stages, mesh, _), count in most.items()}
+    return [family for key, family in families.items() if key in wanted]
 
 
-def _thrifty_plan(attempt: Attempt, search: Search) -> tuple[float, Candidate] | None:
-    """Return a plan of a configuration that needs little memory, with the bytes of its fullest stage."""
+def _plain(family: list[Configuration]) -> Configuration:
+    """Return the configuration with a plain schedule, or one like it: what all others hold at least where it is."""
+    found = next((own for own in family if own.schedule in PLAIN), None)
+    return found or replace(family[0], schedule="1f1b", num_chunks=1)
+
+
+def _thrifty_plan(attempt: Attempt, family: list[Configuration], search: Search) -> tuple[float, Candidate] | None:
+    """Return a plan of one of some configurations that needs little memory, with the bytes of its fullest stage.
+
+    Of a pipeline only those groups of devices hold blocks that are no neighbours that take several stages in turn: with
+    other schedules nothing needs less than with a plain one, which stands for them if it is there.
+    """
     tables, pipeline, constraints = attempt.tables, attempt.pipeline, search.constraints
-    folded = tables.folded
     on_device = [own for own in attempt.least_bytes if own is not Recompute.OFFLOAD]
     flavour = min(on_device or attempt.least_bytes, key=lambda own: attempt.least_bytes[own])
     resident = UNHOSTED if constraints.hosts_optimizer else RESIDENT
+    is_listed = attempt.configuration in family
     best: tuple[float, Candidate] | None = None
-    counts = np.array([kind.count for kind in folded.kinds])
+    choices: list[Choice] = []
+    counts = np.array([kind.count for kind in tables.folded.kinds])
     second = 0.0  # bytes that a second is worth
     for passing, share in WEIGHTS:
         name = str(attempt.configuration)
@@ -124,21 +189,89 @@ def _thrifty_plan(attempt: Attempt, search: Search) -> tuple[float, Candidate] |
             tables, pipeline, flavour, passing=passing, second=share * second, resident=resident, name=name
         )
         solution = search.solver.solve(instance, time_limit=SOLVE_SECONDS)
-        choice = solution.choice
-        if choice is None:
+        if solution.choice is None:
             break
-        memory, totals = attempt.weighed(choice)
+        _, totals = attempt.weighed(solution.choice)
         if not second:
             second = solution.cost / max(1e-12, float(counts @ totals.sum(axis=1)))
-        found = least_split(memory, pipeline, constraints)
-        if found is None or (best is not None and best[0] <= found[0]):
-            continue
-        peak, split = found
-        # Within the same bytes there may be a faster split.
-        faster = best_split(totals, memory, pipeline, peak, 0.0, constraints)
-        own, seconds = faster or (split, step_time(totals, folded.chain, pipeline, split, 0.0))
-        best = peak, Candidate(attempt.configuration, tables, choice, own, seconds)
+        choices.append(solution.choice)
+        if is_listed:
+            best = _least(best, _in_line(attempt, solution.choice, constraints))
+    for configuration in family:
+        if configuration.num_chunks > 1 or not is_listed:
+            for choice in dict.fromkeys(choices):
+                best = _least(best, _in_turn(attempt, configuration, choice, search, best[0] if best else math.inf))
     return best
+
+
+def _least(
+    first: tuple[float, Candidate] | None, second: tuple[float, Candidate] | None
+) -> tuple[float, Candidate] | None:
+    """Return what needs fewer bytes, the first if both need the same."""
+    if first is None or second is None:
+        return first or second
+    return second if second[0] < first[0] else first
+
+
+def _in_line(attempt: Attempt, choice: Choice, constraints: Constraints) -> tuple[float, Candidate] | None:
+    """Return the split of a choice under a plain schedule that needs least, with the bytes of its fullest stage."""
+    memory, totals = attempt.weighed(choice)
+    pipeline = attempt.pipeline
+    found = least_split(memory, pipeline, constraints)
+    if found is None:
+        return None
+    peak, split = found
+
+    def fitted(limit: float) -> tuple[Split, StepTime] | None:
+        return best_split(totals, memory, pipeline, limit, 0.0, constraints)
+
+    # Within the same bytes there may be a faster split, and within fewer one whose blocks differ in what they keep.
+    own = fitted(peak) or (split, step_time(totals, attempt.tables.folded.chain, pipeline, split, 0.0))
+    peak, own = _lowered(fitted, attempt, peak) or (peak, own)
+    return peak, Candidate(attempt.configuration, attempt.tables, choice, *own)
+
+
+def _in_turn(
+    attempt: Attempt, configuration: Configuration, choice: Choice, search: Search, below: float
+) -> tuple[float, Candidate] | None:
+    """Return the split of a choice under any schedule that needs fewer than some bytes; None if none is found."""
+    splits = SCHEDULES[configuration.schedule].splits
+    passes = pass_seconds(attempt.tables, choice, splits=splits)
+    memory = attempt.weighing.bytes(choice, splits=splits)
+    totals = attempt.weighing.copied(choice, attempt.tables.block_seconds(choice), passes, splits=splits)
+    pipeline = configuration.pipeline(search.costs.stack)
+
+    def fitted(limit: float) -> tuple[Split, StepTime] | None:
+        return best_grouped(passes, totals, memory, pipeline, limit, 0.0, search.constraints)
+
+    found = _lowered(fitted, attempt, below if math.isfinite(below) else _whole(memory, pipeline))
+    return None if found is None else (found[0], Candidate(configuration, attempt.tables, choice, *found[1]))
+
+
+def _whole(memory: ChainBytes, pipeline: Pipeline) -> float:
+    """Return more bytes than any group of devices holds: those of all blocks, each microbatch in flight."""
+    number = len(memory.chain)
+    every = max(memory.peak(0, number, pipeline.num_microbatches, (own,) * number) for own in memory.flavours)
+    late, weight = memory.put_off(0, number)
+    return 2 * (every + pipeline.num_microbatches * late + weight)
+
+
+def _lowered(
+    fitted: Callable[[float], tuple[Split, StepTime] | None], attempt: Attempt, peak: float
+) -> tuple[float, tuple[Split, StepTime]] | None:
+    """Return fewer bytes in which something fits, and what does; None if nothing fits in `NEAR` fewer."""
+    low, high = min(attempt.least_bytes.values()), peak * (1 - NEAR)
+    best = fitted(high) if low < high else None
+    if best is None:
+        return None
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found = fitted(middle)
+        if found is None:
+            low = middle
+        else:
+            high, best = middle, found
+    return high, best
 
 
 def shortage(found: Thrifty, task: Task) -> Shortage:
@@ -162,22 +295,26 @@ def shortage(found: Thrifty, task: Task) -> Shortage:
     )
 
 
-def _largest(candidate: Candidate, stage: int) -> tuple[Held, ...]:
-    """Return the tensors that take most on a device of a stage, whatever keeps them there."""
-    tables, configuration = candidate.tables, candidate.configuration
-    first, last = candidate.split.ranges[stage]
-    kinds = tables.folded.chain[first:last]
-    counts = Counter(kinds)
-    kept = Counter(zip(kinds, candidate.split.recompute[stage], strict=True))
-    schedule = SCHEDULES[configuration.schedule]
-    flying = schedule.in_flight(stage, configuration.num_stages, configuration.num_microbatches)
+def _largest(candidate: Candidate, group: int) -> tuple[Held, ...]:
+    """Return the tensors that take most on a device of a group, whatever keeps them there."""
+    tables, configuration, split = candidate.tables, candidate.configuration, candidate.split
+    count, chunks = configuration.num_stages, configuration.num_chunks
+    pipeline = Pipeline(count * chunks, configuration.num_microbatches, configuration.schedule, num_chunks=chunks)
+    stages = chunks_of(SCHEDULES[configuration.schedule].groups(count, chunks))[group]
+    counts = Counter(kind for stage in stages for kind in _kinds(candidate, stage))
+    away = Counter(
+        kind for stage in stages if split.offload and split.offload[stage] for kind in _kinds(candidate, stage)
+    )
+    kept = Counter(
+        pair for stage in stages for pair in zip(_kinds(candidate, stage), split.recompute[stage], strict=True)
+    )
+    flying = pipeline.in_flight(group)
     owners = {state.output: state.owner for state in tables.folded.graph.states}
     sums: dict[tuple[str, str], float] = {}
     for item in tables.bytes:
-        if item.memory is Memory.OPTIMIZER and candidate.split.offload and candidate.split.offload[stage]:
-            continue
         if item.memory in RESIDENT:
             what, times = str(item.memory), counts[item.kind]
+            times -= away[item.kind] if item.memory is Memory.OPTIMIZER else 0
         else:
             what = "activations"
             times = flying * sum(
@@ -192,3 +329,9 @@ def _largest(candidate: Candidate, stage: int) -> tuple[Held, ...]:
         sums[name, what] = sums.get((name, what), 0.0) + amount
     ranked = sorted(sums.items(), key=lambda entry: -entry[1])[:TENSORS]
     return tuple(Held(name, what, amount) for (name, what), amount in ranked if amount)
+
+
+def _kinds(candidate: Candidate, stage: int) -> tuple[int, ...]:
+    """Return the kinds of the blocks of a stage."""
+    first, last = candidate.split.ranges[stage]
+    return candidate.tables.folded.chain[first:last]
