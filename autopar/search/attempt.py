@@ -85,6 +85,7 @@ class Attempt:
         cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems so far.
         exhausted: Whether nothing here raises the bound further.
+        is_settled: Whether nothing but a proof does.
         pace: What a microbatch takes at least, whatever memory it takes.
         unlimited: Lower bound on every plan, whatever memory it takes; 0 if unknown.
         hint: What is known of the same microbatches under other schedules.
@@ -103,7 +104,7 @@ class Attempt:
         self.urgent = self.proves = False
         self.cut = 0
         self.work = 0.0
-        self.exhausted = False
+        self.exhausted = self.is_settled = False
         self.pace, self.hint = UNKNOWN, NO_HINT
         self.unlimited = 0.0
         self.cutoff = math.inf
@@ -276,27 +277,35 @@ class Attempt:
                 self._consider(solution.choice)
         self._advanced = True
         assert self.hull is not None, "choices are found first"
+        if self.is_settled:
+            self.exhausted = True
+            return min(self._prove(bound, cutoff), self.left_out)
         bound, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
         near = self.best is not None and self.best.objective <= bound * (1 + NEAR)
         if near or not more or self.hull.steps >= MOST_STEPS:
-            self.exhausted = True
             self._fit(bound, cutoff)
             if self.best is not None and bound * (1 + NEAR) < self.best.objective < cutoff:
                 self._look_nearby()
-            if self.proves:
-                bound = self._prove(bound, cutoff)
+            self.is_settled = True
+            self.exhausted = not (self.proves and self._ceiling(bound, cutoff))
         return min(bound, self.left_out)
+
+    def _ceiling(self, bound: float, cutoff: float) -> float:
+        """Return the objective below which a proof would look for choices; 0 if there is nothing to prove."""
+        if self.best is None or self.hull is None or self.pipeline.num_stages > 1 or not self.search.solver.counts:
+            return 0.0
+        ceiling = min(cutoff, self.best.objective)
+        return ceiling if self.hull.has_prices and bound < ceiling * (1 - OPTIMALITY_TOLERANCE) else 0.0
 
     def _prove(self, bound: float, cutoff: float) -> float:
         """Return a bound on single choices of one stage, rather than on their means, and consider the one it is from.
 
         Only for solvers that count their work: the others are compared with, or follow recipes.
         """
-        if self.best is None or self.hull is None or self.pipeline.num_stages > 1 or not self.search.solver.counts:
+        ceiling = self._ceiling(bound, cutoff)
+        if not ceiling or self._stopped():
             return bound
-        ceiling = min(cutoff, self.best.objective)
-        if not self.hull.has_prices or bound >= ceiling * (1 - OPTIMALITY_TOLERANCE) or self._stopped():
-            return bound
+        assert self.hull is not None, "there are prices"
         instance, _ = self.hull.priced()
         work, seconds = Work(WHOLE_WORK), max(0.0, self._deadline() - time.monotonic())
         budget = Budget(instance, seconds, None, math.inf, 0.0, self.search.should_stop, work=work)

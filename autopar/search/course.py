@@ -247,13 +247,37 @@ class Bounding(Series):
 
 
 class Advancing(Series):
-    """Works on the configuration with the lowest bound that nobody works on, until none can have the best plan."""
+    """Works on the configuration with the lowest bound that nobody works on, until none can have the best plan.
 
-    def __init__(self, search: "Search", outcome: Outcome, bounded: Sequence[Bounding], elsewhere: float) -> None:
-        self._search, self._outcome, self._elsewhere = search, outcome, elsewhere
+    Args:
+        search: What it is part of.
+        outcome: What is known, and is added to.
+        bounded: The configurations, once they are bounded.
+        elsewhere: The least bound of configurations that are not worked on now.
+        unproven: Further ones, with their bounds, of which nothing but a proof is left.
+        proves: Whether best plans are proven; else that is left for later.
+
+    Attributes:
+        unproven: The configurations that were left so.
+    """
+
+    def __init__(
+        self,
+        search: "Search",
+        outcome: Outcome,
+        bounded: Sequence[Bounding],
+        elsewhere: float,
+        unproven: Sequence[tuple[float, Family]] = (),
+        *,
+        proves: bool = True,
+    ) -> None:
+        self._search, self._outcome, self._elsewhere, self._proves = search, outcome, elsewhere, proves
+        self.unproven: list[tuple[float, Family]] = []
         self._solved = outcome.solved
-        self._others = min(min(each.closed, each.unseen) for each in bounded)
+        self._others = min((min(each.closed, each.unseen) for each in bounded), default=math.inf)
         pending = [(bound, each.space[number]) for each in bounded for bound, number in each.pending]
+        self._before = range(len(pending), len(pending) + len(unproven))
+        pending += unproven
         self._space = [family for _, family in pending]
         self._bounds = {number: bound for number, (bound, _) in enumerate(pending)}
         self._open = sorted((bound, number) for number, bound in self._bounds.items())
@@ -265,6 +289,14 @@ class Advancing(Series):
     def own(self) -> float:
         """No plan of these configurations has a lower objective, in seconds."""
         return min([self._others, *self._bounds.values()])
+
+    @property
+    def proven(self) -> float:
+        """No plan of those that are not left has a lower objective, in seconds."""
+        left = {family for _, family in self.unproven}
+        return min(
+            [self._others, *(bound for number, bound in self._bounds.items() if self._space[number] not in left)]
+        )
 
     @property
     def lowest(self) -> float:
@@ -297,9 +329,11 @@ class Advancing(Series):
         self._outcome.take(finding, self._search.keep)
         stage = Stage.DONE if finding.is_final else Stage.OPEN
         self._outcome.note(self._space[number], self._bounds[number], stage)
-        if not finding.is_final:
+        if not finding.is_final and finding.is_settled and not self._proves:
+            self.unproven.append((self._bounds[number], self._space[number]))
+        elif not finding.is_final:
             heapq.heappush(self._open, (self._bounds[number], number))
-        own = sum(len(self._space[other]) for other in self._worked - self._busy)
+        own = sum(len(self._space[other]) for other in self._worked - self._busy - {*self._before})
         self._outcome.solved = self._solved + own
         detail = str(self._space[number][0])
         self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
@@ -310,7 +344,9 @@ class Advancing(Series):
             bound, number = self._open[0]
             if self._is_rival(bound):
                 return
-            self._outcome.pruned += len(self._space[number]) * (number not in self._worked)
+            self._outcome.pruned += len(self._space[number]) * (
+                number not in self._worked and number not in self._before
+            )
             heapq.heappop(self._open)
 
     def _is_rival(self, bound: float) -> bool:

@@ -108,6 +108,7 @@ class Finding:
         bound: No plan of the configuration has a lower objective, in seconds; infinity if it has none that fits.
         best: Its best plan so far.
         is_final: Whether nothing more can be done.
+        is_settled: Whether nothing but a proof of its best plan can be done, which may take longer than all before.
         others: Plans of other signatures that were found on the way, the best of each.
         work: Units of work of placement problems meanwhile.
         cut: Placement problems that their limit of work or time has cut meanwhile.
@@ -119,6 +120,7 @@ class Finding:
     cut: int
     state: bytes | None = None
     is_final: bool = True
+    is_settled: bool = False
     others: tuple[Candidate, ...] = ()
     pace: Pace = UNKNOWN
     unlimited: float = 0.0
@@ -177,6 +179,7 @@ class Workbench:
             attempt.cut - cut,
             self._packed(attempt),
             is_final=is_final,
+            is_settled=attempt.is_settled,
             work=attempt.work - work,
             pace=attempt.pace,
             unlimited=attempt.unlimited,

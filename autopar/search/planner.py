@@ -182,18 +182,21 @@ class Search:
         """
         floors = [min(self.least(family) for family in wave) for wave in waves]
         lowest = known
+        unproven: list[tuple[float, Family]] = []
         # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
-        # any is worked on, so that a limit of time leaves none of them with a floor for a bound.
+        # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last.
         for start, stop in ((0, 1), (1, len(waves))):
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
-                elsewhere = min([lowest, *floors[number + 1 :], *(each.own for each in bounded)])
-                bounded.append(Bounding(self, outcome, wave, elsewhere, carried, rivals=number > 0))
+                elsewhere = [lowest, *floors[number + 1 :], *(each.own for each in bounded)]
+                elsewhere += [bound for bound, _ in unproven]
+                bounded.append(Bounding(self, outcome, wave, min(elsewhere), carried, rivals=number > 0))
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
             if bounded:
-                advancing = Advancing(self, outcome, bounded, min([lowest, *floors[stop:]]))
+                proves, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
+                advancing = Advancing(self, outcome, bounded, min(elsewhere), unproven, proves=proves)
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
-                lowest = min(lowest, advancing.own)
+                lowest, unproven = min(lowest, advancing.proven), advancing.unproven
         return lowest
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
