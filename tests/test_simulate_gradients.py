@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.errors import ProgramError
 from autopar.program.records import Program
 from autopar.sharding import Mesh
 from autopar.simulate import Row, Timeline, simulate
@@ -110,3 +111,17 @@ def test_links_are_shared_as_by_walking_through_time(
     for job, (start, end) in zip(jobs, times, strict=True):
         assert start >= job.ready
         assert end - start >= job.seconds
+
+
+def test_the_laws_of_a_program_are_checked_unless_it_is_known_to_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = two_block_step(Mesh.of(dp=2, tp=2))
+    lawful = simulate(program, ExactCosts())
+
+    def refuse(program: Program) -> None:
+        raise ProgramError("it breaks one")
+
+    monkeypatch.setattr("autopar.simulate.engine.verify_program", refuse)
+
+    assert simulate(program, ExactCosts(), verified=True) == lawful
+    with pytest.raises(ProgramError, match="it breaks one"):
+        simulate(program, ExactCosts())

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @model_argument
 @job_options(
     gpus_required=False,
-    limit="Seconds until the plan is there, import, discovery and verification included; the grid comes on top.",
+    limit="Seconds until the plan is there, import and verification included; the grid and files come on top.",
 )
 @sizing_options
 @model_options

@@ -57,7 +57,7 @@ def look(
     from autopar.simulate import simulate
 
     program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
-    timeline = simulate(program, costs, trace=True)
+    timeline = simulate(program, costs, trace=True, verified=True)
     return prepare(plan, program, costs, timeline, axis_roles(plan, folded), others, weighing, whatif)
 
 
