@@ -21,7 +21,9 @@ from autopar.formulate.kernel import (
     TRANSIT,
     frontiers,
 )
+from autopar.formulate.memory import ChainBytes
 from autopar.formulate.step import Pipeline
+from autopar.formulate.tables import Slot
 from autopar.formulate.windows import windows
 from tests.formulations import good_choice, lowered_bytes, tables
 
@@ -139,3 +141,16 @@ def test_lengths_that_cannot_fit_are_skipped(name: str, num_stages: int) -> None
             assert split[1].seconds == pytest.approx(whole[1].seconds, rel=1e-9)
             fitting += 1
     assert 0 < fitting < 6
+
+
+def test_stages_of_many_small_blocks_are_looked_at_where_short_ones_cannot_do() -> None:
+    """Of 4 large and 40 small blocks no stage holds two large ones, so that one has a large and all small ones."""
+    chain = (0, 0, 0, 0, *(1,) * 40)
+    memory = replace(ChainBytes.nothing(chain), resident=np.array([10.0, 0.1]))
+    totals = np.zeros((2, len(Slot)))
+    totals[:, Slot.FORWARD] = 1.0
+
+    found = best_split(totals, memory, Pipeline(4, 8, "1f1b"), 15.0, 0.0)
+
+    assert found is not None
+    assert found[0].ranges == ((0, 1), (1, 2), (2, 3), (3, 44))

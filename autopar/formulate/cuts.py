@@ -7,14 +7,16 @@ the forward seconds of the stages before s, its state is the latest end so far,
 
     end_{s+1} = max(end_s, A_s - s h + tail_s) + t_s + slow_s    as t_q - b_q = f_q with and without recompute,
 
-so that step = end_p + (m - 1) T + 2 (p - 1) h + fixed, but for a pace that hops make slower. Caps are tried in
-ascending order until (m - 1) T is too much.
+so that step = end_p + (m - 1) T + 2 (p - 1) h + fixed, but for a pace that hops make slower. The larger the cap, the
+earlier the end: of the caps from one to another none gives less than the end of the last with the T of the first, so
+that few of them are tried.
 """
 
 import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -264,32 +266,48 @@ def _best(
     hops = pipeline.hops(hop) + pipeline.fixed
     seconds = stages.seconds
     least, *_ = earliest_end(at, seconds, stages.tails, stages.slow, before, np.inf)
+    caps = _distinct(seconds[np.isfinite(seconds) & (seconds >= least_pace)]) if follow else np.array([UNLIMITED])
     best: tuple[Split, StepTime] | None = None
-    for cap in [np.inf] if follow == 0 else _distinct(seconds[np.isfinite(seconds) & (seconds >= least_pace)]):
-        # No split with a slowest stage of at least `cap` is better than this.
-        if best is not None and follow and follow * cap + least + hops >= best[1].seconds * (1 - ROUNDING):
+    # Caps from one to another, the least seconds of splits with a slowest stage between them, and their earliest end.
+    pending = [(follow * float(caps[0]) + least, 0, len(caps) - 1, least)]
+    while pending:
+        bound, first, last, earliest = heappop(pending)
+        if best is not None and bound + hops >= best[1].seconds * (1 - ROUNDING):
             break
-        end, stops, options = earliest_end(at, seconds, stages.tails, stages.slow, before, cap * (1 + ROUNDING))
-        split, pace = _written(stages, stops, options)
-        if best is not None and end + follow * pace + hops >= best[1].seconds * (1 - ROUNDING):
-            continue
-        time = step_time(totals, chain, pipeline, split, hop)
-        if best is None or time.seconds < best[1].seconds:
-            best = (split, time)
+        middle = (first + last) // 2 if best is not None else first
+        cap = float(caps[middle]) * (1 + ROUNDING)
+        end, stops, options = earliest_end(at, seconds, stages.tails, stages.slow, before, cap)
+        pace = _pace(stages, stops, options)
+        if best is None or end + follow * pace + hops < best[1].seconds * (1 - ROUNDING):
+            split = _written(stages, stops, options)
+            time = step_time(totals, chain, pipeline, split, hop)
+            if best is None or time.seconds < best[1].seconds:
+                best = (split, time)
+        # All caps from the pace of this split to its own one have the same end.
+        below = int(np.searchsorted(caps, pace * (1 - ROUNDING)))
+        if below > first:
+            heappush(pending, (follow * float(caps[first]) + end, first, min(below, middle) - 1, end))
+        if middle < last:
+            heappush(pending, (follow * float(caps[middle + 1]) + earliest, middle + 1, last, earliest))
     return best
 
 
-def _written(stages: FittingStages, stops: IntArray, options: IntArray) -> tuple[Split, float]:
-    """Return the split of a cut, and the seconds of its slowest stage."""
-    ranges, recompute, offload, pace, start = [], [], [], 0.0, 0
+def _pace(stages: FittingStages, stops: IntArray, options: IntArray) -> float:
+    """Return the seconds of the slowest stage of a cut."""
+    starts = np.concatenate([[0], stops[:-1]])
+    return float(stages.seconds[np.arange(len(stops)), stages.at[starts, stops - starts - 1], options].max())
+
+
+def _written(stages: FittingStages, stops: IntArray, options: IntArray) -> Split:
+    """Return the split of a cut."""
+    ranges, recompute, offload, start = [], [], [], 0
     for stage, (stop, option) in enumerate(zip(stops.tolist(), options.tolist(), strict=True)):
         window = int(stages.at[start, stop - start - 1])
         ranges.append((start, stop))
         recompute.append(stages.mixtures.flavours(window, int(stages.taken[stage, window, option])))
         offload.append(option >= 2)
-        pace = max(pace, float(stages.seconds[stage, window, option]))
         start = stop
-    return Split(tuple(ranges), tuple(recompute), tuple(offload) if any(offload) else ()), pace
+    return Split(tuple(ranges), tuple(recompute), tuple(offload) if any(offload) else ())
 
 
 def _distinct(values: FloatArray) -> FloatArray:

@@ -144,16 +144,28 @@ class Copy:
         return max((size for block, size in self.readers if block in blocks), default=0.0)
 
 
+@lru_cache(maxsize=64)
+def _places(folded: Folded, name: str) -> tuple[tuple[int, str], ...]:
+    """Return the blocks that have a value of the model, each with the name it has in the representative."""
+    every = enumerate(instance_names(folded))
+    return tuple((block, local) for block, known in every for local, own in known.items() if own == name)
+
+
 def copies(blocks: Sequence[LoweredKind], folded: Folded) -> list[Copy]:
     """Return the parameters that blocks share, given all blocks of the chain as they are lowered."""
     if not any(block.borrowed for block in blocks):
         return []
     names = instance_names(folded)
-    owners = {names[block].get(name, name): block for block, found in enumerate(blocks) for name in found.owned}
     readers: dict[str, list[tuple[int, float]]] = {}
     for block, lowered in enumerate(blocks):
         for name, size in lowered.borrowed.items():
             readers.setdefault(names[block].get(name, name), []).append((block, size))
+    owners = {
+        name: block
+        for name in readers
+        for block, local in _places(folded.pattern, name)
+        if local in blocks[block].owned
+    }
     return [Copy(owners[name], tuple(found)) for name, found in readers.items() if name in owners]
 
 
