@@ -16,10 +16,10 @@ from autopar.schedule.base import Pass, Schedule
 
 Ints = NDArray[np.int64]
 
-MOST_TASKS = 2304
+MOST_TASKS = 1152
 """Of a step that is not cut short."""
 
-KEPT_TASKS = 1152
+KEPT_TASKS = 576
 """Of one that is, about: in all groups together, of the first and the last microbatches."""
 
 _PASSES = list(Pass)
@@ -70,7 +70,7 @@ def excerpt(schedule: Schedule, num_groups: int, num_microbatches: int, num_chun
     ([0, 1], [1, 2], 0)
     >>> found = excerpt(SCHEDULES["1f1b"], num_groups=2, num_microbatches=1024)
     >>> len(found.stage), len(found.middles), int(found.middles.sum())
-    (1152, 4, 2944)
+    (576, 4, 3520)
     """
     stages_of: list[list[int]] = [[] for _ in range(num_groups)]
     for stage, group in enumerate(schedule.groups(num_groups, num_chunks)):

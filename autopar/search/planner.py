@@ -7,7 +7,8 @@
    their least floor they are searched in the same way. Else there is little to gain, and those with the least bounds
    are worked on for a share of the work (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
-5. What is left of a limit of time goes to meshes of three axes, until nothing there is better by a percent.
+5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
+   is better by a percent.
 
 All is done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
 
@@ -56,6 +57,9 @@ THIRD_SHARE, THIRD_LEAST = 0.1, 6
 NEAR_ENOUGH = 0.01
 """What is left of a limit of time is spent on meshes of three axes while the bound there is further from the best plan,
 relative."""
+
+RUNNERS_UP_SHARE = 0.2
+"""Of a limit of time, what is kept for other plans than the best meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +122,7 @@ class Search:
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
         carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch)
-        third: ThirdAxis | None = None
+        third, limited = None, math.isfinite(self.time_limit)
         with self.hire(self) as crew:
             waves = _waves(families(fewer))
             beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
@@ -135,6 +139,9 @@ class Search:
                 third = ThirdAxis(self, outcome, families(more), carried, lowest)
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
+                if not outcome.stopped and limited:
+                    third.near, third.until = NEAR_ENOUGH, clock.end() - RUNNERS_UP_SHARE * self.time_limit
+                    sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
                 third.tell()
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
             complete = lowest
@@ -142,8 +149,8 @@ class Search:
                 known = [family for wave in waves for family in wave]
                 reached = min(lowest, unequal, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached)
-            if third is not None and not outcome.stopped and math.isfinite(self.time_limit):
-                third.near = NEAR_ENOUGH
+            if third is not None and not outcome.stopped and limited:
+                third.until = math.inf
                 sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
                 third.tell()
         others = min(unequal, outcome.closed_floor)

@@ -7,6 +7,7 @@ from others on its mesh (`carried.py`), or its own. So the least bound, which is
 
 import heapq
 import math
+import time
 from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -32,13 +33,14 @@ class ThirdAxis(Series):
 
     Attributes:
         near: Configurations with bounds as near to the best plan, relative, are not worked on.
+        until: When to end, on the monotonic clock.
     """
 
     def __init__(
         self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried, elsewhere: float
     ) -> None:
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
-        self._elsewhere, self.near = elsewhere, OPTIMALITY_TOLERANCE
+        self._elsewhere, self.near, self.until = elsewhere, OPTIMALITY_TOLERANCE, math.inf
         self._counted = (0, 0)
         self._open = sorted((search.least(family), number) for number, family in enumerate(space))
         self._done: list[tuple[float, int]] = []
@@ -58,6 +60,8 @@ class ThirdAxis(Series):
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
+        if time.monotonic() > self.until:
+            return True
         self._carry()
         return not self._busy and not (self._open and self._is_far(self._open[0][0]))
 
