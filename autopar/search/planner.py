@@ -58,7 +58,7 @@ NEAR_ENOUGH = 0.01
 """What is left of a limit of time is spent on meshes of three axes while the bound there is further from the best plan,
 relative."""
 
-RUNNERS_UP_SHARE = 0.2
+RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
 
 
