@@ -8,10 +8,10 @@ import pytest
 from autopar.discover import Rules, discover
 from autopar.errors import PlanError, ShardingError
 from autopar.formulate.fold import fold
+from autopar.formulate.handed import hand_overs, instance_names
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Op, Role, State, Value
 from autopar.plan import DividedNumber, Plan
-from autopar.program.chain import hand_overs, instance_names
 from autopar.program.lower import lower
 from autopar.program.records import Compute, Program, SegmentPhase
 from autopar.program.text import format_program, parse_program

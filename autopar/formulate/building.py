@@ -14,6 +14,7 @@ from autopar.cost.reshard import bucketed
 from autopar.discover import Rules, Strategy
 from autopar.formulate.facts import covering_ops, element_bytes, fused_ops, gradient_terms, read_bytes, states_of
 from autopar.formulate.fold import Arrival, Consumer, Folded, Producer, Source, boundary_groups
+from autopar.formulate.handed import is_far
 from autopar.formulate.meaning import meaning
 from autopar.formulate.options import Options, is_partial, local_sizes
 from autopar.formulate.selective import selective_ops
@@ -36,7 +37,7 @@ from autopar.sharding import Mesh
 
 _WAIT = {Slot.FORWARD: Slot.FORWARD_WAIT, Slot.BACKWARD: Slot.BACKWARD_WAIT}
 _GATHER = {Slot.FORWARD: Slot.FORWARD_GATHER, Slot.BACKWARD: Slot.BACKWARD_GATHER}
-"""Slot of the reshards before the ops of a pass: of a parameter, or of what was computed."""
+"""Slot of the reshards before the ops of a pass: of what was computed, or of what is there before as parameters are."""
 
 _STATE_MEMORY = {Role.GRADIENT: Memory.GRADIENTS, Role.MOMENT: Memory.OPTIMIZER}
 
@@ -243,7 +244,8 @@ class _Builder:
                 node = self.op_node[producer.kind, producer.position]
                 op = self.folded.kinds[producer.kind].ops[producer.position]
                 value = self.graph.values[op.outputs[producer.slot]]
-            self._fan_out(node, producer.slot, value, kind_id, slot, consumers)
+            waiting = _GATHER if producer.source is Source.STATE else _WAIT
+            self._fan_out(node, producer.slot, value, kind_id, slot, consumers, waiting)
 
     def _connect_between(self) -> None:
         """Give every value that passes between blocks one placement wherever it crosses: blocks fit together.
@@ -275,8 +277,10 @@ class _Builder:
                 for consumer in arrival.uses:
                     slot = _slot(self.folded.kinds[kind_id].ops[consumer.position])
                     by_slot.setdefault(slot, []).append((consumer, 1.0))
+                # What was exported is there before the pass, as parameters are.
+                waiting = _GATHER if is_far(self.folded, kind_id, arrival.value) else _WAIT
                 for slot, consumers in by_slot.items():
-                    self._fan_out(node, 0, self.graph.values[arrival.value], kind_id, slot, consumers)
+                    self._fan_out(node, 0, self.graph.values[arrival.value], kind_id, slot, consumers, waiting)
 
     def _is_saved(self, arrival: Arrival) -> bool:
         """Whether the blocks that a value comes from save it themselves."""
@@ -284,10 +288,16 @@ class _Builder:
         return all(self.folded.kinds[made.kind].saved[made.position][made.slot] for made in makers)
 
     def _fan_out(
-        self, node: int, output: int, value: Value, kind: int, slot: Slot, consumers: Sequence[tuple[Consumer, float]]
+        self,
+        node: int,
+        output: int,
+        value: Value,
+        kind: int,
+        slot: Slot,
+        consumers: Sequence[tuple[Consumer, float]],
+        waiting: Mapping[Slot, Slot],
     ) -> None:
         source = node
-        waiting = _GATHER if self.nodes[node].decision is Decision.PARAMETER else _WAIT
         if len(consumers) > 1:
             name = f"{value.name}@{kind}/{slot.name.lower()}"
             # What arrives from other blocks is reduced for several readers, and nothing becomes partial again.

@@ -16,11 +16,11 @@ import numpy as np
 from autopar.cost import CostModel, Move, Resharder
 from autopar.errors import PlanError
 from autopar.formulate.fold import BlockKind, Folded
+from autopar.formulate.handed import HandOver
 from autopar.formulate.split import weight_ops
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan, OpPlacement
 from autopar.program.again import run_again
-from autopar.program.chain import HandOver
 from autopar.program.local_op import block_start, halo_exchange, local_op
 from autopar.program.offload import offload_saved, offload_state
 from autopar.program.records import (

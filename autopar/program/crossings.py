@@ -13,8 +13,8 @@ from autopar.cost import Handed, Holding
 from autopar.cost.handover import pieces
 from autopar.errors import PlanError, ShardingError
 from autopar.formulate.fold import Folded
+from autopar.formulate.handed import instance_names
 from autopar.ir.graph import Role
-from autopar.program.chain import instance_names
 from autopar.program.records import (
     Crossing,
     Operand,

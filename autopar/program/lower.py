@@ -9,10 +9,11 @@ from autopar.cost.reshard import bucketed
 from autopar.errors import PlanError
 from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import Folded
+from autopar.formulate.handed import HandOver, hand_overs, instance_names
 from autopar.plan import OFFLOADS, BlockPlan, Plan, StagePlan, Variant, check_variants
 from autopar.program.block import HINT, BlockLowering, LoweredKind, Reshards
-from autopar.program.chain import HandOver, hand_overs, instance_names, program_kind
 from autopar.program.crossings import find_crossings
+from autopar.program.kinds import program_kind
 from autopar.program.records import (
     HOST_PHASES,
     Category,
@@ -121,9 +122,9 @@ def _wanted(plan: Plan, flavours: Sequence[Sequence[Recompute]], folded: Folded)
 @lru_cache(maxsize=16)  # a search lowers many plans of one graph
 def _known(
     folded: Folded, policy: DtypePolicy
-) -> tuple[dict[int, HandOver], tuple[Mapping[str, float], Mapping[str, float]]]:
+) -> tuple[Mapping[int, HandOver], tuple[Mapping[str, float], Mapping[str, float]]]:
     """Return what lowering needs to know of a graph whatever the plan."""
-    return hand_overs(folded.pattern), element_bytes(folded, policy)
+    return hand_overs(folded), element_bytes(folded, policy)
 
 
 @dataclass(frozen=True, slots=True)

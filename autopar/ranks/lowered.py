@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from autopar.errors import JobError
 from autopar.formulate.fold import Folded
+from autopar.formulate.handed import instance_names
 from autopar.ir.graph import Graph
-from autopar.program.chain import instance_names
 from autopar.program.records import Compute, CrossingTable, Program, Segment, SegmentPhase, StageProgram
 from autopar.training.losses import LOSS_SCALE
 

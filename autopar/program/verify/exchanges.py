@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from autopar.errors import ProgramError
 from autopar.formulate.fold import Folded
+from autopar.formulate.handed import instance_names
 from autopar.ir.graph import Role
-from autopar.program.chain import instance_names
 from autopar.program.records import Crossing, Operand, Program, Segment, SegmentPhase, lies_alike
 from autopar.sharding import Placements, format_placements
 

@@ -11,7 +11,7 @@ from autopar.discover import Rules
 from autopar.errors import ProgramError
 from autopar.formulate.fold import BlockKind, Folded
 from autopar.ir.graph import Op, Role
-from autopar.program.chain import graph_kind
+from autopar.program.kinds import graph_kind
 from autopar.program.records import (
     HOST_PHASES,
     Compute,

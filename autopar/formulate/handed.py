@@ -43,16 +43,6 @@ class _Port:
     leaves: bool
 
 
-def program_kind(folded: Folded, variant: int, kind: int) -> int:
-    """Return the number that a kind of the graph has in programs, on a variant of the plan."""
-    return variant * len(folded.kinds) + kind
-
-
-def graph_kind(folded: Folded, kind: int) -> int:
-    """Return the kind of the graph that a kind of a program is."""
-    return kind % len(folded.kinds)
-
-
 def instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
     """Return for every block of the chain the names of its values by their names in the representative of its kind.
 
@@ -75,8 +65,19 @@ def _instance_names(folded: Folded) -> tuple[Mapping[str, str], ...]:
     return tuple(names)
 
 
-def hand_overs(folded: Folded) -> dict[int, HandOver]:
+def hand_overs(folded: Folded) -> Mapping[int, HandOver]:
     """Return what every kind receives, sends and exports."""
+    return _hand_overs(folded.pattern)
+
+
+def is_far(folded: Folded, kind: int, value: str) -> bool:
+    """Whether a value that reaches a kind from another block was exported, so that it is there before it is needed."""
+    own = hand_overs(folded)[kind]
+    return value not in own.forward_in and value not in own.backward_in
+
+
+@lru_cache(maxsize=16)
+def _hand_overs(folded: Folded) -> Mapping[int, HandOver]:
     names = instance_names(folded)
     home = {value: op.block for op in folded.graph.ops for value in op.outputs if value}
     readers: dict[str, dict[int, _Port]] = {}  # value -> other blocks that read it, and the ports it enters by
