@@ -278,8 +278,7 @@ class Attempt:
         self._advanced = True
         assert self.hull is not None, "choices are found first"
         if self.is_settled:
-            self.exhausted = True
-            return min(self._prove(bound, cutoff), self.left_out)
+            return min(self._prove_again(bound, cutoff), self.left_out)
         bound, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
         near = self.best is not None and self.best.objective <= bound * (1 + NEAR)
         if near or not more or self.hull.steps >= MOST_STEPS:
@@ -289,6 +288,15 @@ class Attempt:
             self.is_settled = True
             self.exhausted = not (self.proves and self._ceiling(bound, cutoff))
         return min(bound, self.left_out)
+
+    def _prove_again(self, bound: float, cutoff: float) -> float:
+        """Prove once more, as long as that finds better plans: the faster the best one, the less is left to look at."""
+        known = self.best
+        bound = self._prove(bound, cutoff)
+        if self.best is not known:
+            self._look_nearby()
+        self.exhausted = self.best is known or not self._ceiling(bound, cutoff)
+        return bound
 
     def _ceiling(self, bound: float, cutoff: float) -> float:
         """Return the objective below which a proof would look for choices; 0 if there is nothing to prove."""
