@@ -11,7 +11,7 @@ thousands of records, none of which is garbage."""
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep the garbage collector away, as while a graph is built: all of it stays, and looking takes a third of it."""
+    """Keep the garbage collector away, as while a graph is built: all of it stays, and there is nothing to find."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -23,7 +23,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Have the garbage collector look seldom, as during a search, of which looking takes a sixth."""
+    """Have the garbage collector look seldom, as during a search, most of whose records stay."""
     before = gc.get_threshold()
     if before[0]:  # else it never looks by itself
         gc.set_threshold(max(YOUNG, before[0]), *before[1:])

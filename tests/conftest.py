@@ -1,6 +1,7 @@
 """Settings all tests share."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from autopar.discover.store import Store
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in jobs in the background of a script; what tests start would too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FIND_RULES = ("test_discover", "test_law_rules", "test_tactics_shardy")
 """How the files begin whose tests are about finding rules: each of them finds its own."""

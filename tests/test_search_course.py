@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from autopar.search.carried import Carried
-from autopar.search.course import SETTLED, Bounding, Settling
+from autopar.search.course import SETTLED, Advancing, Bounding, Settling
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pace import NO_HINT
 from autopar.search.pieces import Finding, Work
@@ -130,6 +130,74 @@ def test_the_least_bound_of_three_axes_is_raised_first(follows: float, order: li
     assert third.own == own
     assert third.left == ()
     assert (third.worked, third.excluded) == (1, 3)
+
+
+def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:
+    """What is nearer to the best plan than is asked for counts as left, and in the bound."""
+    outcome = Outcome()
+    third = ThirdAxis(_search(), outcome, FAMILIES, _Known({}), math.inf)
+    third.near = 0.5
+
+    assert _order(third, {1: [2.5, 4.0], 2: [3.0, 3.7], 4: [3.8]}, outcome, 7.2) == [1, 2, 1, 2, 4]
+    third.note()
+    assert [configuration.num_microbatches for configuration in outcome.closed] == [4, 8]
+    assert outcome.closed_floor == 3.7
+    assert (outcome.solved, outcome.pruned) == (2, 0)
+    third.near, third.until = 0.0, -math.inf
+    assert third.ends(0)
+
+
+def _advanced(bounds: Mapping[int, list[tuple[float, bool]]], *, proves: bool) -> tuple[Outcome, Advancing, list[int]]:
+    """Work on two configurations with bounds 1 and 2; what comes of them are bounds, and whether a proof is left."""
+    outcome = Outcome()
+    outcome.candidates = [_candidate(5.0)]
+    bounding = Bounding(_search(), outcome, [], math.inf, _Known({}), rivals=True)
+    bounding.space, bounding.pending = FAMILIES[:2], [(1.0, 0), (2.0, 1)]
+    series = Advancing(_search(), outcome, [bounding], math.inf, proves=proves)
+    return outcome, series, _worked(series, {count: list(each) for count, each in bounds.items()})
+
+
+def _worked(series: Advancing, left: dict[int, list[tuple[float, bool]]]) -> list[int]:
+    found: list[int] = []
+    while not series.ends(len(found)):
+        piece = series.piece(len(found))
+        assert piece is not None
+        count = piece.configuration[0].num_microbatches
+        found.append(count)
+        bound, settled = left[count].pop(0)
+        finding = Finding(bound, None, 0, is_final=not left[count], is_settled=settled)
+        series.take(len(found) - 1, finding)
+    return found
+
+
+def test_proofs_wait_until_all_schedules_are_bounded() -> None:
+    """They are put aside with their bounds, which count until they are proven, and are counted once."""
+    bounds = {1: [(3.0, True), (4.9, True)], 2: [(4.0, False)]}
+    outcome, series, worked = _advanced(bounds, proves=False)
+    assert worked == [1, 2]
+    assert series.unproven == [(3.0, FAMILIES[0])]
+    assert (series.own, series.proven) == (3.0, 4.0)
+    assert (outcome.solved, outcome.pruned) == (2, 0)
+
+    later = Advancing(_search(), outcome, [], math.inf, series.unproven)
+    assert later.own == 3.0
+    assert _worked(later, {1: [(4.9, True)]}) == [1]
+    assert (later.own, later.unproven) == (4.9, [])
+    assert (outcome.solved, outcome.pruned) == (2, 0)
+
+    *_, worked = _advanced(bounds, proves=True)
+    assert worked == [1, 2, 1]
+
+
+def test_what_is_excluded_meanwhile_is_not_proven() -> None:
+    outcome, series, _ = _advanced({1: [(3.0, True), (4.9, True)], 2: [(4.0, False)]}, proves=False)
+    outcome.candidates = [_candidate(2.9)]
+
+    later = Advancing(_search(), outcome, [], math.inf, series.unproven)
+
+    assert _worked(later, {}) == []
+    assert later.own == 3.0
+    assert (outcome.solved, outcome.pruned) == (2, 0), "it was solved before"
 
 
 def _settled(begun: list[tuple[float, int]], finds: Mapping[int, float]) -> list[int]:

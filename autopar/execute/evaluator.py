@@ -1,8 +1,7 @@
 """ONNX's reference evaluator, with what does not change from run to run looked up once.
 
 `onnx.reference` reads names from protocol buffers and attributes by name, and formats messages that nobody sees, at
-every node of every run: a fifth of the time that discovery takes, which runs functions of thirty small kernels
-thousands of times.
+every node of every run, and discovery runs functions of thirty small kernels thousands of times.
 """
 
 from collections.abc import Callable, Mapping

@@ -43,7 +43,7 @@ from autopar.schedule.least import LeastPath
 HOST_RATIOS = (0.5, 1.0, 2.0)
 """Seconds of the device over those of the host at which the mean of both (`launched`) is replaced by its tangent."""
 
-MOST_PARTS = 4
+MOST_APART = 4
 """Groups of devices up to which it is said apart what each of them holds: each asks for placements of its own."""
 
 SHORTAGE = 10.0
@@ -221,9 +221,9 @@ class _Step:
         allowed = flavours if self.trains else (Recompute.NONE,)
         useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
         each = tuple(useful or allowed[:1])
-        apart = 1 < pipeline.num_groups <= MOST_PARTS and self.trains and np.isfinite(limit) and not hosted
-        self.parts = pipeline.num_groups if apart else 1
-        self.flavours, self.part = each * self.parts, np.repeat(np.arange(self.parts), len(each))
+        apart = 1 < pipeline.num_groups <= MOST_APART and self.trains and np.isfinite(limit) and not hosted
+        self.groups_apart = pipeline.num_groups if apart else 1
+        self.flavours, self.group_of = each * self.groups_apart, np.repeat(np.arange(self.groups_apart), len(each))
         self.rows = _Rows(tables, self.flavours)
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
         self.rates = rates.per(limit - tables.folded.buffer_bytes) if np.isfinite(limit) else rates
@@ -244,7 +244,7 @@ class _Step:
             self._tail()
         if np.isfinite(self.limit):
             self._memory()
-        if self.parts > 1:
+        if self.groups_apart > 1:
             self._by_group(passes)
         self._flow(passes)
         return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed)
@@ -532,8 +532,8 @@ class _Step:
         """Write what each group does and holds of the most frequent kind: a block is in one of them."""
         share, slower = self.overlap.share, self.overlap.slowdown - 1
         count, limit = float(self.counts[self.main]), self.limit - self.tables.folded.buffer_bytes
-        for group in range(self.parts):
-            own = self.part == group
+        for group in range(self.groups_apart):
+            own = self.group_of == group
             time: dict[Name, float] = {"pace": 1 / self.pipeline.with_turns}
             time.update({name: -factor for name, factor in passes.items() if name[1] == self.main and own[name[2]]})
             seconds = self._prices(self.main, {Slot.GRADIENT: (share + slower * (1 - share)) * count})

@@ -38,7 +38,7 @@ class Excerpt:
         first: (pairs,) nodes that others wait for: the one before on their group, or the one whose message they read.
         second: (pairs,) those that wait for them.
         begins: (groups,) the first node of each.
-        ends: (groups,) the last node of each; a task.
+        ends: (groups,) the last node of each.
     """
 
     stage: Ints

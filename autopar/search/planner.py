@@ -142,7 +142,7 @@ class Search:
                 if not outcome.stopped and limited:
                     third.near, third.until = NEAR_ENOUGH, clock.end() - RUNNERS_UP_SHARE * self.time_limit
                     sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
-                third.tell()
+                third.note()
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
             complete = lowest
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
@@ -152,7 +152,7 @@ class Search:
             if third is not None and not outcome.stopped and limited:
                 third.until = math.inf
                 sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
-                third.tell()
+                third.note()
         others = min(unequal, outcome.closed_floor)
         lowest, outcome.complete = min(lowest, others), min(complete, others)
         best = outcome.best

@@ -107,7 +107,7 @@ class ThirdAxis(Series):
         rest = set(range(len(self._space))) - self._worked - self._rivals
         return sum(len(self._space[number]) for number in rest)
 
-    def tell(self) -> None:
+    def note(self) -> None:
         """Take down in the outcome what was done and what is left."""
         self._outcome.closed, self._outcome.closed_floor = self.left, self.own
         worked, excluded = self._counted
