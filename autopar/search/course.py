@@ -25,7 +25,7 @@ TRIES_WORSE = 2
 
 FAR, HURRIES = 1.25, 6
 """While the best plan is so much slower than a configuration's bound, a plan is looked for there before the other
-configurations are bounded, until so many times none was found."""
+configurations are bounded, until so many times no better one was found."""
 
 SETTLED = 3
 """Configurations that were begun with on which more is done at most before the others are bounded."""
@@ -233,7 +233,9 @@ class Bounding(Series):
         assert finding is not None, "every piece is done"
         _, number = self._busy.pop(index)
         self._carried.learn(self.space[number], finding)
-        self._failures += finding.best is None and finding.bound * FAR < self._outcome.best
+        best = self._outcome.best
+        better = finding.best is not None and finding.best.objective < best
+        self._failures += finding.bound * FAR < best and not better
         self._outcome.take(finding, self._search.keep)
         self._outcome.note(self.space[number], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
         if finding.bound >= self._cutoffs[index]:
