@@ -78,7 +78,9 @@ def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunk
     if count < len(order):
         follow(orders, groups)  # says who waits for what
     stage, kind, microbatch = listed[order].T.copy()
-    every = np.full((len(Pass), len(groups) + 2, num_microbatches), -1)  # with a stage before the first and behind the last
+    every = np.full(
+        (len(Pass), len(groups) + 2, num_microbatches), -1
+    )  # with a stage before the first and behind the last
     every[kind, stage + 1, microbatch] = np.arange(len(order))
     step = np.array([1, -1, 0])[kind]
     around = np.array([-1, *groups, -1])

@@ -113,7 +113,7 @@ class Hull:
         return new or smoothing > 0.0
 
     def _program(self, *, memory: bool) -> tuple[FloatArray, list[Choice]]:
-        """Solve the linear program of the known choices; return the prices of its rows and the choices it is a mean of."""
+        """Solve the linear program of the known choices; return the prices of its rows, and what it is a mean of."""
         rows = self.rows
         scale = np.where(self._memory, 1.0, 1.0 / self._unit)
         num_variables, num_columns = rows.lhs.shape[1], len(self._columns)
