@@ -8,13 +8,11 @@ A maximum is at least the mean, so only pairs whose means satisfy this have to b
 no more neighbours than it takes until the maxima so far and the means of the rest are above 0.
 """
 
-from itertools import pairwise
-
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.solvers.compiled import compiled
-from autopar.solvers.field import Field, Floats, Ints
+from autopar.solvers.field import Field, Floats, Ints, labels_of
 from autopar.solvers.flat import Flat, FlatMemory
 from autopar.solvers.memory import Memory
 
@@ -37,7 +35,7 @@ def undominated(field: Field, memory: Memory) -> list[Ints]:
                         flat.later, flat.later_at, flat.earlier, flat.earlier_at,
                         uses.node_at, uses.amount_at, uses.amounts)
     # fmt: on
-    return [np.flatnonzero(kept[first:last]) for first, last in pairwise(flat.offsets.tolist())]
+    return labels_of(kept, flat.offsets)
 
 
 @compiled

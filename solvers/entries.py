@@ -41,25 +41,12 @@ def same_lines(table: Floats) -> int:
 
 
 @compiled
-def is_finite(table: Floats) -> bool:
-    """Whether everything is permitted."""
-    for x in range(table.shape[0]):
-        for y in range(table.shape[1]):
-            if not np.isfinite(table[x, y]):
-                return False
-    return True
-
-
-@compiled
-def extremes(costs: Floats) -> tuple[float, float]:
-    """Return the least of some costs, and the greatest that is permitted, 0 if none is."""
-    least, most, found = np.inf, 0.0, False
+def is_finite(costs: Floats) -> bool:
+    """Whether everything is permitted, of costs one after the other."""
+    permitted = True
     for cost in costs:
-        least = min(least, cost)
-        if np.isfinite(cost):
-            most = max(most, cost) if found else cost
-            found = True
-    return least, most
+        permitted &= np.isfinite(cost)
+    return permitted
 
 
 @compiled
@@ -86,8 +73,6 @@ def part(table: Floats, rows: Ints, columns: Ints) -> Floats:
 def deciders(table: Floats) -> int:
     """Return whether rows decide on columns and columns on rows, as bits."""
     rows, columns = table.shape
-    if min(rows, columns) > 1 and is_finite(table):
-        return 0
     in_column = np.zeros(columns, np.int64)
     found = BY_ROWS | BY_COLUMNS
     for x in range(rows):

@@ -156,17 +156,24 @@ class Field:
 
     def _extremes(self) -> tuple[float, float]:
         """Return the sums of all least and of all greatest permitted costs."""
-        known: dict[int, tuple[float, float]] = {}
-        each = []
+        place: dict[int, int] = {}  # equal arrays are looked at once
+        distinct: list[Floats] = []
+        each: list[int] = []
         for costs in (*(u for u in self.unary if len(u)), *self.tables.values()):
-            found = known.get(id(costs))
-            if found is None:
-                found = known[id(costs)] = entries.extremes(costs.ravel())
-            each.append(found)
+            number = place.setdefault(id(costs), len(distinct))
+            if number == len(distinct):
+                distinct.append(costs.ravel())
+            each.append(number)
+        if not distinct:
+            return self.constant, self.constant
+        entries_of = np.concatenate(distinct)
+        starts = np.cumsum([0, *map(len, distinct[:-1])])
+        least = np.minimum.reduceat(entries_of, starts).tolist()
+        most = np.maximum.reduceat(np.where(np.isinf(entries_of), -np.inf, entries_of), starts).tolist()
         highest = self.constant
-        for _, most in each:
-            highest += most
-        return self.constant + math.fsum(least for least, _ in each), highest
+        for number in each:
+            highest += most[number] if most[number] > -math.inf else 0.0
+        return self.constant + math.fsum(least[number] for number in each), highest
 
     def softened(self) -> "Field":
         """Return the field with a very high cost for infinity, for searches that pass through forbidden choices."""
@@ -176,7 +183,7 @@ class Field:
 
         def soft(costs: Floats) -> Floats:
             if id(costs) not in cache:
-                cache[id(costs)] = np.where(np.isinf(costs), penalty, costs)
+                cache[id(costs)] = costs if is_finite(costs) else np.where(np.isinf(costs), penalty, costs)
             return cache[id(costs)]
 
         return Field(
@@ -186,12 +193,7 @@ class Field:
     def permitted(self) -> list[Ints]:
         """Return the labels of each node that are not forbidden."""
         flat = np.isfinite(np.concatenate([np.zeros(0), *self.unary]))
-        if flat.all():
-            every: dict[int, Ints] = {}  # equal selections are one array, which is recognised
-            sizes = [len(unary) for unary in self.unary]
-            return [every[size] if size in every else every.setdefault(size, np.arange(size)) for size in sizes]
-        offsets = np.cumsum([0, *(len(unary) for unary in self.unary)]).tolist()
-        return [np.flatnonzero(flat[first:last]) for first, last in pairwise(offsets)]
+        return labels_of(flat, np.cumsum([0, *map(len, self.unary)]))
 
     def propagate(self) -> bool:
         """Forbid labels without a permitted partner in some neighbour; return False if a node has none left."""
@@ -202,7 +204,7 @@ class Field:
         for (a, b), table in self.tables.items():
             at = place.get(id(table))
             if at is None:
-                at = place[id(table)] = -1 if entries.is_finite(table) else length
+                at = place[id(table)] = -1 if is_finite(table) else length
                 if at >= 0:
                     flags.append(np.isfinite(table).ravel())
                     length += table.size
@@ -215,7 +217,11 @@ class Field:
             _propagate(offsets, alive, np.array(pairs, np.int64), np.concatenate(flags))
             for node in np.unique(np.searchsorted(offsets, np.flatnonzero(alive != before), "right") - 1).tolist():
                 self.unary[node] = np.where(alive[offsets[node] : offsets[node + 1]], self.unary[node], np.inf)
-        return all(entries.extremes(u)[0] < math.inf for u in self.unary if len(u))
+        nodes = [u for u in self.unary if len(u)]
+        if not nodes:
+            return True
+        least = np.minimum.reduceat(np.concatenate(nodes), np.cumsum([0, *map(len, nodes[:-1])]))
+        return bool((least < math.inf).all())
 
     def restrict(self, kept: Sequence[Ints]) -> "Field":
         """Return the field on the labels `kept` of each node, renumbered."""
@@ -309,6 +315,19 @@ def permitted(field: Field) -> Prepared | None:
         return None
     labels = tuple(field.permitted())
     return Prepared(field.restrict(labels), labels)
+
+
+def labels_of(flags: NDArray[np.bool_], offsets: Ints) -> list[Ints]:
+    """Return the labels of each node that are flagged, given where the flags of each begin and the last ones end."""
+    chosen = np.flatnonzero(flags)
+    ends = np.searchsorted(chosen, offsets)
+    labels = chosen - np.repeat(offsets[:-1], np.diff(ends))
+    return [labels[first:last] for first, last in pairwise(ends.tolist())]
+
+
+def is_finite(costs: Floats) -> bool:
+    """Whether nothing is forbidden."""
+    return bool(entries.is_finite(costs.ravel()))
 
 
 def as_floats(costs: Numbers) -> Floats:

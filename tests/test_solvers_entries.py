@@ -43,18 +43,23 @@ def test_weights_leave_forbidden_what_is(table: Floats, weight: float) -> None:
     expected = np.where(finite, np.where(finite, table, 0.0) * weight, np.inf)
 
     assert np.array_equal(entries.weighted(table, weight), expected)
-    assert entries.is_finite(table) == bool(finite.all())
+    assert entries.is_finite(table.ravel()) == bool(finite.all())
 
 
-@given(tables())
-def test_extremes_are_the_least_and_the_greatest_permitted(table: Floats) -> None:
-    """Nothing permitted has a greatest cost of 0, as a sum over nothing."""
-    permitted = table[np.isfinite(table)]
+@given(st.lists(tables(), min_size=1, max_size=3), st.booleans())
+def test_extremes_are_sums_of_the_least_and_the_greatest_permitted(costs: list[Floats], joined: bool) -> None:
+    """Where nothing is permitted the greatest is 0, as a sum over nothing."""
+    nodes = [own[:, 0] for own in costs] + [np.zeros(0)]
+    field = Field([*nodes, np.zeros(3), np.zeros(2)], constant=0.25)
+    table = np.array([[0.0, 1.0], [2.0, np.inf], [0.5, 0.125]])
+    if joined:
+        field.add(len(costs) + 1, len(costs) + 2, table)
 
-    least, most = entries.extremes(table.ravel())
-
-    assert least == table.min()
-    assert most == (permitted.max() if permitted.size else 0.0)
+    every = [*(own for own in nodes if len(own)), *([table] if joined else [])]
+    permitted = [own[np.isfinite(own)] for own in every]
+    assert field.lowest_cost() == 0.25 + sum(float(own.min()) for own in every)
+    assert field.highest_cost() == 0.25 + sum(float(own.max()) for own in permitted if own.size)
+    assert [own.tolist() for own in field.permitted()] == [np.flatnonzero(np.isfinite(u)).tolist() for u in field.unary]
 
 
 @given(tables(), st.data())
