@@ -9,6 +9,9 @@ mesh: it runs such microbatches, and more often. Without pipeline the step time 
 P is that of joint backwards, which hide more than those of schedules that split them; what is known of the latter holds
 for the latter only. Memory is left out on both sides: more samples take more of it.
 
+On a mesh of three axes whose major one is data parallel a microbatch takes at least what one dp-th of it takes on the
+two others alone (`autopar.formulate.minor`), so that what is known of these, P'(s / dp), is at most P(s) for every dp.
+
 None of this holds where the graph of s samples has fewer ops or other dims than that of k s, as it may if an importer
 simplifies what one sample needs not, or as many as another dim has. So two graphs of usual sizes are compared once, and
 those of other sizes with them (`floor.scales`).
@@ -18,7 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autopar.cost import Stack
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
+from autopar.formulate.minor import minor_mesh
 from autopar.problem import Choice
 from autopar.schedule import SCHEDULES
 from autopar.search.floor import Floor, scales
@@ -45,6 +50,7 @@ class Carried:
         self._folded, self._floor, self._stack, self._batch = folded, floor, stack, global_batch
         self._paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
         self._steps: dict[Mesh, dict[int, float]] = {}
+        self._minor: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
         self._choices: dict[tuple[Mesh, int], dict[bool, tuple[Choice, ...]]] = {}
         self._compared: dict[tuple[int, int], bool] = {}
 
@@ -65,6 +71,11 @@ class Carried:
             for splits, pace in parts.items():
                 paces = self._paces.setdefault((first.mesh, splits), {})
                 paces[samples] = pace.joined(paces.get(samples, UNKNOWN))
+
+    def learn_minor(self, mesh: Mesh, samples: int, finding: Finding) -> None:
+        """Take what was found of microbatches on the free axes of meshes of three, with samples of one part of dp."""
+        for splits, pace in ((False, finding.pace), (True, finding.split_pace)):
+            self._minor.setdefault((mesh, splits), {})[samples] = pace
 
     def hint(self, family: Family) -> Hint:
         """Return what is known of the same microbatches of configurations that differ in the schedule only."""
@@ -88,10 +99,11 @@ class Carried:
         """
         first = family[0]
         samples = self._samples(first)
+        pace = self._alone(first)
         if first.num_stages == 1:
             known = self._steps.get(first.mesh, {})
-            return max((known[more] for more in self._more(known, samples)), default=0.0)
-        pace = UNKNOWN
+            least = max((known[more] for more in self._more(known, samples)), default=0.0)
+            return max(least, self._step(first, pace))
         for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
             paces = self._paces.get((first.mesh, splits), {})
             for more in self._more(paces, samples):
@@ -102,6 +114,19 @@ class Carried:
             return min(steps)  # paths are no longer than those of equal stages
         paths = [self._path(configuration, pace) for configuration in family]
         return min(map(max, steps, paths))
+
+    def _alone(self, first: Configuration) -> Pace:
+        """Return what follows for the microbatches of a mesh of three axes from its free axes alone."""
+        pace = UNKNOWN
+        if not is_data_major(first.mesh):
+            return pace
+        mesh, samples, degree = minor_mesh(first.mesh), self._samples(first), first.mesh.shape[0]
+        for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
+            known = self._minor.get((mesh, splits), {})
+            for more in self._more(known, samples // degree):
+                if self._scales(more, more * degree):
+                    pace = pace.joined(known[more].scaled(samples // degree / more))
+        return pace
 
     def _step(self, configuration: Configuration, pace: Pace) -> float:
         """Return what follows from a pace for the step, whatever its order."""

@@ -3,9 +3,10 @@
 1. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
-3. Configurations on meshes of three axes take twice as long as all others. If the best plan is `WEAK` times as slow as
-   their least floor they are searched in the same way. Else there is little to gain, and those with the least bounds
-   are worked on for a share of the work (`third_axis.py`).
+3. Configurations on meshes of three axes take twice as long as all others. What microbatches take on their free axes
+   alone bounds many of them at once (`pacing.py`). If the best plan is `WEAK` times as slow as the least bound they
+   are searched in the same way. Else there is little to gain, and those with the least bounds are worked on for a share
+   of the work (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -37,6 +38,7 @@ from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
+from autopar.search.pacing import Pacing
 from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.search.submeshes import Unequal
@@ -49,7 +51,7 @@ KEEP_WITHIN = 1.05
 """Configurations that are not excluded up to this factor of the best plan are bounded further, for the runners-up."""
 
 WEAK = 1.15
-"""Meshes of three axes are searched in full if the best plan on others is so much slower than their least floor."""
+"""Meshes of three axes are searched in full if the best plan on others is so much slower than their least bound."""
 
 THIRD_SHARE, THIRD_LEAST = 0.1, 6
 """Pieces of work on meshes of three axes else: a share of those on others, and how many there may always be."""
@@ -130,6 +132,10 @@ class Search:
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
             lowest = self._search(crew, waves, outcome, clock, carried)
+            if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
+                pacing = Pacing(self, outcome, families(more), carried, lowest)
+                sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
+                outcome.closed_floor = pacing.own
             if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
                 outcome.closed, outcome.closed_floor = (), math.inf
                 opened = _waves(families(more))

@@ -109,6 +109,7 @@ class ThirdAxis(Series):
 
     def note(self) -> None:
         """Take down in the outcome what was done and what is left."""
+        self._carry()
         self._outcome.closed, self._outcome.closed_floor = self.left, self.own
         worked, excluded = self._counted
         self._counted = self.worked, self.excluded
