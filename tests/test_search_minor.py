@@ -157,7 +157,7 @@ def _task() -> Task:
 @cache
 def _space() -> tuple[Family, ...]:
     return tuple(
-        families([each for each in _task().space if is_data_major(each.mesh) and each.num_microbatches in (2, 4, 6)])
+        families([each for each in _task().space if is_data_major(each.mesh) and each.num_microbatches in (2, 6)])
     )
 
 

@@ -39,6 +39,7 @@ from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
 from autopar.search.pacing import Pacing
+from autopar.search.room import Room
 from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.search.submeshes import Unequal
@@ -123,7 +124,8 @@ class Search:
         more = self._left([each for each in space if is_data_major(each.mesh)], outcome)
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
-        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch)
+        room = Room(self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch)
+        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch, room)
         third, limited = None, math.isfinite(self.time_limit)
         with self.hire(self) as crew:
             waves = _waves(families(fewer))
