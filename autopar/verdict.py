@@ -18,7 +18,7 @@ from autopar.search.assemble import assemble
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
 from autopar.search.signature import Signature, distinct
-from autopar.search.space import closed_words, describe, hosted_words
+from autopar.search.space import closed_words, describe, hosted_words, left_words
 from autopar.simulate import Timeline, simulate
 from autopar.task import Effort, PhaseClock, Task
 
@@ -172,6 +172,7 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
         space=(
             *describe(space, opened.flavours(), hosts_optimizer=opened.hosts_optimizer),
             *closed_words(outcome.closed, outcome.closed_floor),
+            *left_words(outcome.left),
             *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_floor),
             *(outcome.unequal.words(objective) if outcome.unequal else ()),
             *words(task.pins),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from autopar.search.carried import Carried
-from autopar.search.course import SETTLED, Advancing, Bounding, Settling
+from autopar.search.course import SETTLED, Advancing, Aside, Bounding, Settling
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pace import NO_HINT
 from autopar.search.pieces import Finding, Work
@@ -78,7 +78,8 @@ def _order(series: Bounding | ThirdAxis, bounds: Mapping[int, list[float]], outc
 
 
 def _candidate(objective: float) -> Candidate:
-    plan = SimpleNamespace(objective=objective, signature=Signature((), 1, "", 1, "none"))
+    plan = SimpleNamespace(objective=objective, signature=Signature((), 1, "", 1, "none"), configuration=None)
+    plan.drafted = lambda: plan
     return plan  # type: ignore[return-value]
 
 
@@ -175,25 +176,59 @@ def test_proofs_wait_until_all_schedules_are_bounded() -> None:
     bounds = {1: [(3.0, True), (4.9, True)], 2: [(4.0, False)]}
     outcome, series, worked = _advanced(bounds, proves=False)
     assert worked == [1, 2]
-    assert series.unproven == [(3.0, FAMILIES[0])]
+    assert series.aside == [Aside(3.0, FAMILIES[0], is_counted=True)]
     assert (series.own, series.proven) == (3.0, 4.0)
     assert (outcome.solved, outcome.pruned) == (2, 0)
 
-    later = Advancing(_search(), outcome, [], math.inf, series.unproven)
+    later = Advancing(_search(), outcome, [], math.inf, series.aside)
     assert later.own == 3.0
     assert _worked(later, {1: [(4.9, True)]}) == [1]
-    assert (later.own, later.unproven) == (4.9, [])
+    assert (later.own, later.aside) == (4.9, [])
     assert (outcome.solved, outcome.pruned) == (2, 0)
 
     *_, worked = _advanced(bounds, proves=True)
     assert worked == [1, 2, 1]
 
 
+def test_what_cannot_raise_the_bound_is_put_aside_after_a_while() -> None:
+    """Nothing raises the bound of the first one further: the others may have better plans, but are left."""
+    bounds = {1: [(3.0, False)], 2: [(3.5, False), (4.0, False), (4.2, False)], 4: [(3.6, False), (4.1, False)]}
+
+    def worked(patience: float, better: float = math.inf) -> tuple[list[int], Outcome, Advancing]:
+        outcome = Outcome()
+        outcome.candidates = [_candidate(5.0)]
+        bounding = Bounding(_search(), outcome, [], math.inf, _Known({}), rivals=True)
+        bounding.space, bounding.pending = FAMILIES[:3], [(2.0, 0), (3.1, 1), (3.2, 2)]
+        series = Advancing(_search(), outcome, [bounding], math.inf, patience=patience)
+        left, found = {count: list(each) for count, each in bounds.items()}, list[int]()
+        while not series.ends(len(found)):
+            piece = series.piece(len(found))
+            assert piece is not None
+            count = piece.configuration[0].num_microbatches
+            found.append(count)
+            bound, _ = left[count].pop(0)
+            plan = _candidate(better) if len(found) == 2 and better < math.inf else None
+            series.take(len(found) - 1, Finding(bound, plan, 0, is_final=not left[count]))
+        return found, outcome, series
+
+    assert worked(math.inf)[0] == [1, 2, 4, 2, 4, 2]
+    assert worked(4.0, better=4.9)[0] == [1, 2, 4, 2, 4, 2], "a better plan was found meanwhile"
+    found, outcome, series = worked(3.0)
+    assert found == [1, 2, 4]
+    assert [(each.bound, each.family, each.is_counted) for each in series.aside] == [
+        (3.5, FAMILIES[1], True),
+        (3.6, FAMILIES[2], True),
+    ]
+    assert (series.own, series.proven, outcome.solved, outcome.pruned) == (3.0, 3.0, 3, 0)
+    assert worked(1.0)[0] == [1]
+    assert [each.is_counted for each in worked(1.0)[2].aside] == [False, False]
+
+
 def test_what_is_excluded_meanwhile_is_not_proven() -> None:
     outcome, series, _ = _advanced({1: [(3.0, True), (4.9, True)], 2: [(4.0, False)]}, proves=False)
     outcome.candidates = [_candidate(2.9)]
 
-    later = Advancing(_search(), outcome, [], math.inf, series.unproven)
+    later = Advancing(_search(), outcome, [], math.inf, series.aside)
 
     assert _worked(later, {}) == []
     assert later.own == 3.0

@@ -265,7 +265,8 @@ def _best(
     before = stages.before[None, :-1] - starts
     hops = pipeline.hops(hop) + pipeline.fixed
     seconds = stages.seconds
-    least, *_ = earliest_end(at, seconds, stages.tails, stages.slow, before, np.inf)
+    ends = at, stages.mixtures.lengths, seconds, stages.tails, stages.slow, before
+    least, *_ = earliest_end(*ends, np.inf)
     caps = _distinct(seconds[np.isfinite(seconds) & (seconds >= least_pace)]) if follow else np.array([UNLIMITED])
     best: tuple[Split, StepTime] | None = None
     # Caps from one to another, the least seconds of splits with a slowest stage between them, and their earliest end.
@@ -276,7 +277,7 @@ def _best(
             break
         middle = (first + last) // 2 if best is not None else first
         cap = float(caps[middle]) * (1 + ROUNDING)
-        end, stops, options = earliest_end(at, seconds, stages.tails, stages.slow, before, cap)
+        end, stops, options = earliest_end(*ends, cap)
         pace = _pace(stages, stops, options)
         if best is None or end + follow * pace + hops < best[1].seconds * (1 - ROUNDING):
             split = _written(stages, stops, options)

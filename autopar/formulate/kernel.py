@@ -331,13 +331,33 @@ def _slowest(at: Ints, seconds: Floats) -> float:
     return float(best[num_blocks])
 
 
+def _held_behind(lengths: Ints, seconds: Floats, cap: float) -> Ints:
+    """Return how many blocks the stages behind each one hold at most; arguments as of `_earliest_end`."""
+    num_stages, num_windows, options = seconds.shape
+    behind = np.zeros(num_stages, dtype=np.int64)
+    for stage in range(num_stages - 1, 0, -1):
+        most = 0
+        for window in range(num_windows):
+            if lengths[window] > most:
+                for option in range(options):
+                    if seconds[stage, window, option] <= cap and seconds[stage, window, option] < np.inf:
+                        most = lengths[window]
+                        break
+        behind[stage - 1] = behind[stage] + most
+    return behind
+
+
+_most_behind = numba.njit(cache=True, nogil=True)(_held_behind)
+
+
 def _earliest_end(
-    at: Ints, seconds: Floats, tails: Floats, slow: Floats, before: Floats, cap: float
+    at: Ints, lengths: Ints, seconds: Floats, tails: Floats, slow: Floats, before: Floats, cap: float
 ) -> tuple[float, Ints, Ints]:
     """Return the earliest end of the last stage with no stage slower than `cap`, and the cuts that reach it.
 
     Args:
         at: Windows of ranges, as in `Windows.at`.
+        lengths: (windows,) blocks of each.
         seconds: (stages, windows, options) seconds; infinity where nothing fits.
         tails: The same of what follows the last backward.
         slow: The same of what hiding that costs.
@@ -353,11 +373,13 @@ def _earliest_end(
     first = np.zeros((num_stages + 1, num_blocks + 1), dtype=np.int64)
     taken = np.zeros((num_stages + 1, num_blocks + 1), dtype=np.int64)
     end[0, 0] = 0.0
+    rest = _most_behind(lengths, seconds, cap)
     for stage in range(num_stages):
         for start in range(num_blocks):
             if end[stage, start] == np.inf:
                 continue
-            for length in range(min(longest, num_blocks - start)):
+            fewest = num_blocks - rest[stage] - start  # or the stages behind cannot hold what is left
+            for length in range(max(0, fewest - 1), min(longest, num_blocks - start)):
                 window = at[start, length]
                 if window < 0:
                     continue

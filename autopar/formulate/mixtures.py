@@ -101,6 +101,11 @@ class Mixtures:
     _source: IntArray
     _flavour: IntArray
 
+    @property
+    def lengths(self) -> IntArray:
+        """(windows,) blocks of each window."""
+        return self._windows.stop - self._windows.start
+
     def peaks(self, in_flight: int, *, offload: bool = False) -> FloatArray:
         """Return the peak bytes of each mixture with so many microbatches in flight, the running one counted.
 

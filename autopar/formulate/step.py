@@ -48,7 +48,7 @@ from autopar.formulate.tables import Slot
 from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
-from autopar.schedule.holding import moments
+from autopar.schedule.holding import least_held
 from autopar.schedule.least import least_counts
 
 Hop: TypeAlias = float | FloatArray
@@ -141,8 +141,7 @@ class Pipeline:
         schedule, groups = SCHEDULES[self.schedule], self.num_groups
         if not schedule.splits and self.num_chunks == 1:
             return schedule.in_flight(group, groups, self.num_microbatches)
-        rows = moments(schedule, group, groups, self.num_microbatches, self.num_chunks).reshape(-1, self.num_chunks, 5)
-        return int((rows[..., 0] + rows[..., 2] + rows[..., 3]).min(axis=1).max())
+        return least_held(schedule, group, groups, self.num_microbatches, self.num_chunks)
 
 
 @dataclass(frozen=True, slots=True)

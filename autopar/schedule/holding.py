@@ -37,3 +37,15 @@ def moments(
         if place != last:
             held[own + place] += 1
     return np.array(sorted(found), dtype=np.float64)
+
+
+@lru_cache(maxsize=65536)
+def least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
+    """Return of how many microbatches a group holds what every one of its chunks keeps, at the fullest moment.
+
+    >>> from autopar.schedule import SCHEDULES
+    >>> least_held(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4)
+    2
+    """
+    rows = moments(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
+    return int((rows[..., 0] + rows[..., 2] + rows[..., 3]).min(axis=1).max())

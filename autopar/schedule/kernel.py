@@ -1,4 +1,8 @@
-"""The longest path through the tasks of a schedule, compiled: it is asked for once per candidate of a search."""
+"""Loops over the tasks of a schedule, compiled.
+
+The order in which tasks can run is asked for once per schedule and size, of which large ones have a hundred thousand,
+the longest path once per candidate of a search.
+"""
 
 from collections.abc import Callable
 
@@ -40,3 +44,57 @@ def _longest_path(
 
 
 longest_path: Callable[..., tuple[Floats, Floats]] = numba.njit(cache=True, nogil=True)(_longest_path)
+
+
+FORWARD, BACKWARD, WEIGHT = range(3)
+
+
+def _runnable(
+    stage: Ints, kind: Ints, microbatch: Ints, begins: Ints, group_of: Ints, num_microbatches: int
+) -> tuple[Ints, int]:
+    """Return tasks in an order in which each comes after those it needs, and how many can run at all.
+
+    Args:
+        stage: Stage of each task; tasks are listed group by group, in the order of their group.
+        kind: 0, 1, 2 for forwards, backwards and weight passes.
+        microbatch: Microbatch of each.
+        begins: (groups + 1,) place of the first task of each group, and the number of all.
+        group_of: (stages,) group of each stage.
+        num_microbatches: Microbatches per step.
+    """
+    num_groups, num_stages = len(begins) - 1, len(group_of)
+    done = np.zeros((num_stages, 3, num_microbatches), dtype=np.bool_)
+    order, count = np.empty(len(stage), dtype=np.int64), 0
+    place = begins[:-1].copy()
+    waiting, awake = np.arange(num_groups), np.ones(num_groups, dtype=np.bool_)  # a ring of groups to look at
+    first, size = 0, num_groups
+    while size > 0:
+        group = waiting[first]
+        first, size = (first + 1) % num_groups, size - 1
+        awake[group] = False
+        while place[group] < begins[group + 1]:
+            task = place[group]
+            own, what, batch = stage[task], kind[task], microbatch[task]
+            reader = -1
+            if what == FORWARD:
+                ready = own == 0 or done[own - 1, FORWARD, batch]
+                reader = own + 1 if own + 1 < num_stages else -1
+            elif what == BACKWARD:
+                ready = done[own, FORWARD, batch] and (own + 1 == num_stages or done[own + 1, BACKWARD, batch])
+                reader = own - 1
+            else:
+                ready = done[own, BACKWARD, batch]
+            if not ready:
+                break
+            done[own, what, batch] = True
+            order[count] = task
+            count += 1
+            place[group] += 1
+            if reader >= 0 and group_of[reader] != group and not awake[group_of[reader]]:
+                awake[group_of[reader]] = True
+                waiting[(first + size) % num_groups] = group_of[reader]
+                size += 1
+    return order, count
+
+
+runnable: Callable[..., tuple[Ints, int]] = numba.njit(cache=True, nogil=True)(_runnable)

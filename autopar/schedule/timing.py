@@ -14,13 +14,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.schedule.base import Pass, Schedule
+from autopar.schedule.base import Pass, Schedule, chunks_of
 from autopar.schedule.dependencies import follow
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_PASSES = list(Pass)
+_NUMBERS = {kind: number for number, kind in enumerate(Pass)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,39 +62,45 @@ class _Tasks:
 
 @lru_cache(maxsize=512)
 def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> _Tasks:
+    from autopar.schedule.kernel import runnable  # compiling is loaded when it is needed only
+
     groups = schedule.groups(num_groups, num_chunks)
-    followed = follow(schedule.orders(num_groups, num_microbatches, num_chunks), groups)
-    place = {(stage, task.kind, task.microbatch): index for index, (stage, task) in enumerate(followed)}
-    links: dict[tuple[int, int], int] = {}
-    source, link = [], []
-    for stage, task in followed:
-        step = {Pass.FORWARD: 1, Pass.BACKWARD: -1, Pass.WEIGHT: 0}[task.kind]
-        source.append(place.get((stage - step, task.kind, task.microbatch), -1) if step else -1)
-        target = stage + step
-        crosses = step and 0 <= target < len(groups) and groups[target] != groups[stage]
-        link.append(links.setdefault((groups[stage], groups[target]), len(links)) if crosses else -1)
-    stages = np.array([stage for stage, _ in followed])
-    group = np.asarray(groups)[stages]
-    index = np.arange(len(followed))
+    orders, chunks, number = schedule.orders(num_groups, num_microbatches, num_chunks), chunks_of(groups), _NUMBERS
+    listed = np.array(
+        [
+            (own[chunk], number[kind], microbatch)
+            for own, order in zip(chunks, orders, strict=True)
+            for kind, microbatch, chunk in order
+        ]
+    )
+    begins, group_of = np.cumsum([0, *map(len, orders)]), np.asarray(groups)
+    order, count = runnable(*listed.T.copy(), begins, group_of, num_microbatches)
+    if count < len(order):
+        follow(orders, groups)  # says who waits for what
+    stage, kind, microbatch = listed[order].T.copy()
+    every = np.full(
+        (len(Pass), len(groups) + 2, num_microbatches), -1
+    )  # with a stage before the first and behind the last
+    every[kind, stage + 1, microbatch] = np.arange(len(order))
+    step = np.array([1, -1, 0])[kind]
+    around = np.array([-1, *groups, -1])
+    crosses = (step != 0) & (around[stage + 1 + step] >= 0) & (around[stage + 1 + step] != group_of[stage])
+    links, own = np.unique(group_of[stage] * num_groups + around[stage + 1 + step], return_inverse=True)
+    group = group_of[stage]
+    first, last, final = np.empty(num_groups, int), np.empty(num_groups, int), np.empty(len(groups), int)
+    first[group[::-1]] = np.arange(len(order))[::-1]
+    last[group] = final[stage] = np.arange(len(order))
     return _Tasks(
-        stage=stages,
-        kind=np.array([_PASSES.index(task.kind) for _, task in followed]),
+        stage=stage,
+        kind=kind,
         group=group,
-        source=np.array(source),
-        link=np.array(link),
+        source=np.where(step != 0, every[kind, stage + 1 - step, microbatch], -1),
+        link=np.where(crosses, own, -1),
         num_links=len(links),
-        first=np.array([index[group == own].min() for own in range(num_groups)]),
-        last=np.array([index[group == own].max() for own in range(num_groups)]),
-        final=np.array([index[stages == own].max() for own in range(len(groups))]),
-        every=np.array(
-            [
-                [
-                    [place.get((stage, kind, microbatch), -1) for microbatch in range(num_microbatches)]
-                    for stage in range(len(groups))
-                ]
-                for kind in _PASSES
-            ]
-        ),
+        first=first,
+        last=last,
+        final=final,
+        every=every[:, 1:-1],
     )
 
 

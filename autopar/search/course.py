@@ -7,6 +7,7 @@ import heapq
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -25,10 +26,13 @@ TRIES_WORSE = 2
 
 FAR, HURRIES = 1.25, 6
 """While the best plan is so much slower than a configuration's bound, a plan is looked for there before the other
-configurations are bounded, until so many times none was found."""
+configurations are bounded, until so many times no better one was found."""
 
 SETTLED = 3
 """Configurations that were begun with on which more is done at most before the others are bounded."""
+
+PATIENCE = 16
+"""Pieces of work in a row that find no better plan, where they cannot raise the least bound, before the rest waits."""
 
 
 class Clock:
@@ -233,7 +237,9 @@ class Bounding(Series):
         assert finding is not None, "every piece is done"
         _, number = self._busy.pop(index)
         self._carried.learn(self.space[number], finding)
-        self._failures += finding.best is None and finding.bound * FAR < self._outcome.best
+        best = self._outcome.best
+        better = finding.best is not None and finding.best.objective < best
+        self._failures += finding.bound * FAR < best and not better
         self._outcome.take(finding, self._search.keep)
         self._outcome.note(self.space[number], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
         if finding.bound >= self._cutoffs[index]:
@@ -246,19 +252,39 @@ class Bounding(Series):
         self._search.tell(self._outcome, "bound", index + 1, len(self.space), lowest, str(self.space[number][0]))
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A configuration that was put aside.
+
+    Attributes:
+        bound: No plan of it has a lower objective, in seconds.
+        family: The configurations.
+        is_counted: Whether it counts as solved.
+    """
+
+    bound: float
+    family: Family
+    is_counted: bool
+
+
 class Advancing(Series):
     """Works on the configuration with the lowest bound that nobody works on, until none can have the best plan.
+
+    Where nothing raises the bound of one of them further, bounds above that change nothing: the others may still have
+    better plans, but are put aside once several pieces in a row have found none.
 
     Args:
         search: What it is part of.
         outcome: What is known, and is added to.
         bounded: The configurations, once they are bounded.
         elsewhere: The least bound of configurations that are not worked on now.
-        unproven: Further ones, with their bounds, of which nothing but a proof is left.
-        proves: Whether best plans are proven; else that is left for later.
+        before: Further ones that were put aside.
+        proves: Whether best plans are proven; else configurations of which nothing else is left are put aside.
+        patience: Pieces in a row that find no better plan before others are put aside that only serve to find one.
+        stuck: The bound is known to stay below that whatever is done here.
 
     Attributes:
-        unproven: The configurations that were left so.
+        aside: The configurations that were put aside.
     """
 
     def __init__(
@@ -267,17 +293,20 @@ class Advancing(Series):
         outcome: Outcome,
         bounded: Sequence[Bounding],
         elsewhere: float,
-        unproven: Sequence[tuple[float, Family]] = (),
+        before: Sequence[Aside] = (),
         *,
         proves: bool = True,
+        patience: float = math.inf,
+        stuck: float = math.inf,
     ) -> None:
         self._search, self._outcome, self._elsewhere, self._proves = search, outcome, elsewhere, proves
-        self.unproven: list[tuple[float, Family]] = []
+        self.aside: list[Aside] = []
+        self._patience, self._idle, self._stuck = patience, 0, stuck
         self._solved = outcome.solved
         self._others = min((min(each.closed, each.unseen) for each in bounded), default=math.inf)
         pending = [(bound, each.space[number]) for each in bounded for bound, number in each.pending]
-        self._before = range(len(pending), len(pending) + len(unproven))
-        pending += unproven
+        self._before = {number for number, each in enumerate(before, len(pending)) if each.is_counted}
+        pending += [(each.bound, each.family) for each in before]
         self._space = [family for _, family in pending]
         self._bounds = {number: bound for number, (bound, _) in enumerate(pending)}
         self._open = sorted((bound, number) for number, bound in self._bounds.items())
@@ -292,8 +321,8 @@ class Advancing(Series):
 
     @property
     def proven(self) -> float:
-        """No plan of those that are not left has a lower objective, in seconds."""
-        left = {family for _, family in self.unproven}
+        """No plan of those that are not put aside has a lower objective, in seconds."""
+        left = {each.family for each in self.aside}
         return min(
             [self._others, *(bound for number, bound in self._bounds.items() if self._space[number] not in left)]
         )
@@ -306,6 +335,10 @@ class Advancing(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
         self._drop()
+        if self._idle >= self._patience and self._open and self._open[0][0] >= self._stuck:
+            for bound, number in self._open:
+                self.aside.append(Aside(bound, self._space[number], self._is_counted(number)))
+            self._open = []
         return not self._open and not self._busy
 
     def piece(self, index: int) -> Piece | None:
@@ -323,17 +356,20 @@ class Advancing(Series):
         """See `Series.take`."""
         if finding is None:
             return
-        number = self._chosen.pop(index)
+        number, best = self._chosen.pop(index), self._outcome.best
         self._busy.discard(number)
         self._bounds[number] = max(finding.bound, self._bounds[number])
         self._outcome.take(finding, self._search.keep)
+        self._idle = self._idle + 1 if self._outcome.best >= best * (1 - OPTIMALITY_TOLERANCE) else 0
+        if finding.is_final:
+            self._stuck = min(self._stuck, self._bounds[number])
         stage = Stage.DONE if finding.is_final else Stage.OPEN
         self._outcome.note(self._space[number], self._bounds[number], stage)
         if not finding.is_final and finding.is_settled and not self._proves:
-            self.unproven.append((self._bounds[number], self._space[number]))
+            self.aside.append(Aside(self._bounds[number], self._space[number], is_counted=True))
         elif not finding.is_final:
             heapq.heappush(self._open, (self._bounds[number], number))
-        own = sum(len(self._space[other]) for other in self._worked - self._busy - {*self._before})
+        own = sum(len(self._space[other]) for other in self._worked - self._busy - self._before)
         self._outcome.solved = self._solved + own
         detail = str(self._space[number][0])
         self._search.tell(self._outcome, "solve", len(self._worked), len(self._bounds), self.lowest, detail)
@@ -344,10 +380,12 @@ class Advancing(Series):
             bound, number = self._open[0]
             if self._is_rival(bound):
                 return
-            self._outcome.pruned += len(self._space[number]) * (
-                number not in self._worked and number not in self._before
-            )
+            self._outcome.pruned += len(self._space[number]) * (not self._is_counted(number))
             heapq.heappop(self._open)
+
+    def _is_counted(self, number: int) -> bool:
+        """Whether a configuration counts as solved, here or before."""
+        return number in self._worked or number in self._before
 
     def _is_rival(self, bound: float) -> bool:
         """Whether there may be a plan that is better than the best."""

@@ -20,6 +20,9 @@ from autopar.problem import Choice, Problem, Solution
 SMOOTHING = 0.5
 """How near to the prices of the best bound the next ones are; duals of a program that knows few choices jump."""
 
+SHARE = 1e-6
+"""What counts as part of a mean of choices."""
+
 CLOSE = 1e-4
 """The bound is not raised further when it is this close, relative, to what the known choices allow."""
 
@@ -98,17 +101,19 @@ class Hull:
             memory: Whether memory is limited.
         """
         self.steps += 1
-        prices = self._program(memory=memory)
+        prices, mixed = self._program(memory=memory)
+        for choice in mixed:
+            seen(choice)
         if self.bound >= self.value * (1 - CLOSE):
             return False
         smoothing = self._smoothing if self._best is not None else 0.0
         tried = prices if self._best is None else smoothing * self._best + (1 - smoothing) * prices
-        new = self._price(tried, cutoff, seen)
+        new = self._price(tried, cutoff)
         self._smoothing = SMOOTHING if new else 0.0
         return new or smoothing > 0.0
 
-    def _program(self, *, memory: bool) -> FloatArray:
-        """Solve the linear program of the known choices and return the prices of its rows."""
+    def _program(self, *, memory: bool) -> tuple[FloatArray, list[Choice]]:
+        """Solve the linear program of the known choices; return the prices of its rows, and what it is a mean of."""
         rows = self.rows
         scale = np.where(self._memory, 1.0, 1.0 / self._unit)
         num_variables, num_columns = rows.lhs.shape[1], len(self._columns)
@@ -122,11 +127,13 @@ class Hull:
         if not memory:
             least[:-1][rows.with_memory] = -np.inf
         cost = np.concatenate([rows.cost, np.zeros(num_columns)])
-        value, duals = _minimise(cost, matrix, least)
+        value, duals, found = _minimise(cost, matrix, least)
         self.value = value * self._unit + rows.fixed
-        return np.maximum(0.0, duals[:-1])
+        known = list(self._known)
+        mixed = [known[index][0] for index in np.flatnonzero(found[num_variables:] > SHARE).tolist()]
+        return np.maximum(0.0, duals[:-1]), mixed
 
-    def _price(self, prices: FloatArray, cutoff: float, seen: Callable[[Choice], None]) -> bool:
+    def _price(self, prices: FloatArray, cutoff: float) -> bool:
         """Solve the placement problem of each flavour at prices, take the bound, and return whether a choice is new."""
         rows, new = self.rows, False
         paid = np.where(self._memory, self._unit, 1.0) * prices
@@ -147,7 +154,6 @@ class Hull:
             lowest = min(lowest, solution.bound + base)
             if solution.choice is not None:
                 new |= self.add(solution.choice, index)
-                seen(solution.choice)
         if lowest > self.bound:
             self.bound, self._best = lowest, prices
         return new
@@ -173,8 +179,8 @@ class Hull:
         )
 
 
-def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray]:
-    """Return the least cost x with x >= 0, matrix x >= least (the last row equal), and the duals of its rows."""
+def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    """Return the least cost x with x >= 0, matrix x >= least (the last row equal), the duals of its rows, and x."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
@@ -194,4 +200,5 @@ def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[
     highs.passModel(model)
     highs.run()
     assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "variables can always be raised"
-    return float(highs.getInfo().objective_function_value), np.array(highs.getSolution().row_dual)
+    solution = highs.getSolution()
+    return float(highs.getInfo().objective_function_value), np.array(solution.row_dual), np.array(solution.col_value)

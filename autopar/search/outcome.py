@@ -151,6 +151,7 @@ class Outcome:
         history: What was known when.
         stopped: "" if the space was exhausted, else "time limit" or "interrupted".
         pieces: Pieces of work that were done.
+        left: Configurations that were put aside: they may have a better plan, but do not limit the bound.
         closed: Configurations on meshes of three axes that may have a better plan and were not worked on to the end.
         closed_floor: No plan on these meshes has a lower objective unless all were searched; infinity then.
         hosted: What could lie in host memory.
@@ -168,6 +169,7 @@ class Outcome:
     cut: int = 0
     history: History = field(default_factory=History)
     stopped: str = ""
+    left: int = 0
     closed: tuple[Configuration, ...] = ()
     closed_floor: float = math.inf
     hosted: frozenset[Hosted] = frozenset()

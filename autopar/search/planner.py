@@ -6,7 +6,7 @@
 3. Configurations on meshes of three axes take twice as long as all others. What microbatches take on their free axes
    alone bounds many of them at once (`pacing.py`). If the best plan is `WEAK` times as slow as the least bound they
    are searched in the same way. Else there is little to gain, and those with the least bounds are worked on for a share
-   of the work (`third_axis.py`).
+   of the work, and for some more while the bound there is a percent below the best plan (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -33,7 +33,7 @@ from autopar.progress import Progress, ProgressCallback, StopCallback, never, si
 from autopar.schedule import SCHEDULES
 from autopar.search.attempt import Attempt
 from autopar.search.carried import Carried
-from autopar.search.course import Advancing, Beginning, Bounding, Clock, Settling
+from autopar.search.course import PATIENCE, Advancing, Aside, Beginning, Bounding, Clock, Settling
 from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
@@ -52,14 +52,15 @@ KEEP_WITHIN = 1.05
 """Configurations that are not excluded up to this factor of the best plan are bounded further, for the runners-up."""
 
 WEAK = 1.15
-"""Meshes of three axes are searched in full if the best plan on others is so much slower than their least bound."""
+"""With plain schedules, meshes of three axes are searched in full if the best plan on others is so much slower than
+their least bound."""
 
 THIRD_SHARE, THIRD_LEAST = 0.1, 6
-"""Pieces of work on meshes of three axes else: a share of those on others, and how many there may always be."""
+"""Pieces of other work on meshes of three axes: a share of those on others, and how many there may always be."""
 
-NEAR_ENOUGH = 0.01
-"""What is left of a limit of time is spent on meshes of three axes while the bound there is further from the best plan,
-relative."""
+NEAR_ENOUGH, THIRD_MORE = 0.01, 4
+"""While the bound there is further from the best plan, relative, there may be so many times as many pieces more, and
+what is left of a limit of time is spent on them."""
 
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
@@ -134,22 +135,28 @@ class Search:
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
             lowest = self._search(crew, waves, outcome, clock, carried)
+            opened = _waves(families(more))
             if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
                 pacing = Pacing(self, outcome, families(more), carried, lowest)
                 sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
                 outcome.closed_floor = pacing.own
             if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
-                outcome.closed, outcome.closed_floor = (), math.inf
-                opened = _waves(families(more))
-                lowest = self._search(crew, opened, outcome, clock, carried, lowest)
-                waves += opened
-            elif more and not outcome.stopped:
-                third = ThirdAxis(self, outcome, families(more), carried, lowest)
+                plain, *opened = opened
+                rest = [each for wave in opened for family in wave for each in family]
+                outcome.closed, outcome.closed_floor = tuple(rest), self._least(rest)
+                lowest = self._search(crew, [plain], outcome, clock, carried, lowest)
+                waves.append(plain)
+            if opened and not outcome.stopped:
+                left = [family for wave in opened for family in wave]
+                third = ThirdAxis(self, outcome, left, carried, lowest)
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
-                if not outcome.stopped and limited:
-                    third.near, third.until = NEAR_ENOUGH, clock.end() - RUNNERS_UP_SHARE * self.time_limit
-                    sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
+                third.near = NEAR_ENOUGH
+                if limited:
+                    third.until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
+                if not outcome.stopped:
+                    count = sys.maxsize if limited else THIRD_MORE * count
+                    sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
             complete = lowest
@@ -197,22 +204,26 @@ class Search:
         """
         floors = [min(self.least(family) for family in wave) for wave in waves]
         lowest = known
-        unproven: list[tuple[float, Family]] = []
+        aside: list[Aside] = []
         # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
-        # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last.
+        # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last, and
+        # what only serves to find better plans, where none was found for long: without a limit it is left then.
         for start, stop in ((0, 1), (1, len(waves))):
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
                 elsewhere = [lowest, *floors[number + 1 :], *(each.own for each in bounded)]
-                elsewhere += [bound for bound, _ in unproven]
+                elsewhere += [each.bound for each in aside]
                 bounded.append(Bounding(self, outcome, wave, min(elsewhere), carried, rivals=number > 0))
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
             if bounded:
-                proves, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
-                advancing = Advancing(self, outcome, bounded, min(elsewhere), unproven, proves=proves)
+                is_last, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
+                goes_on = is_last and math.isfinite(self.time_limit)
+                patience = math.inf if goes_on else PATIENCE
+                advancing = Advancing(self, outcome, bounded, min(elsewhere), aside, proves=is_last, patience=patience)
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
-                lowest, unproven = min(lowest, advancing.proven), advancing.unproven
-        return lowest
+                lowest, aside = min(lowest, advancing.proven), advancing.aside
+        outcome.left += sum(len(each.family) for each in aside)
+        return min([lowest, *(each.bound for each in aside)])
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
         """Return the configurations that need to be looked at; the others count as excluded."""

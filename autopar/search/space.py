@@ -272,6 +272,16 @@ def closed_words(closed: Sequence[Configuration], floor: float) -> tuple[str, ..
     )
 
 
+def left_words(left: int) -> tuple[str, ...]:
+    """Return what is said of configurations that were put aside; `left` is their number."""
+    if not left:
+        return ()
+    return (
+        f"put aside: {left} configurations, none of which limits the bound, after work on others like them found no "
+        "better plan (a time limit has them worked on until it ends)",
+    )
+
+
 def hosted_words(needed: Collection[Hosted], reserve: Collection[Hosted], floor: float) -> tuple[str, ...]:
     """Return what is said of host memory where it was opened in need, or not at all.
 
