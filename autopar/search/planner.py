@@ -6,7 +6,8 @@
 3. Configurations on meshes of three axes take twice as long as all others. What microbatches take on their free axes
    alone bounds many of them at once (`pacing.py`). If the best plan is `WEAK` times as slow as the least bound they
    are searched in the same way. Else there is little to gain, and those with the least bounds are worked on for a share
-   of the work, and for some more while the bound there is a percent below the best plan (`third_axis.py`).
+   of the work, and for some more while the least bound of all is theirs and a percent below the best plan
+   (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -59,8 +60,8 @@ THIRD_SHARE, THIRD_LEAST = 0.1, 6
 """Pieces of other work on meshes of three axes: a share of those on others, and how many there may always be."""
 
 NEAR_ENOUGH, THIRD_MORE = 0.01, 4
-"""While the bound there is further from the best plan, relative, there may be so many times as many pieces more, and
-what is left of a limit of time is spent on them."""
+"""While the least bound of all is theirs and further from the best plan, relative, there may be so many times as many
+pieces more, and what is left of a limit of time is spent on them."""
 
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
@@ -151,7 +152,7 @@ class Search:
                 third = ThirdAxis(self, outcome, left, carried, lowest)
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
-                third.near = NEAR_ENOUGH
+                third.near, third.enough = NEAR_ENOUGH, lowest
                 if limited:
                     third.until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
                 if not outcome.stopped:
@@ -165,7 +166,7 @@ class Search:
                 reached = min(lowest, unequal, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached)
             if third is not None and not outcome.stopped and limited:
-                third.until = math.inf
+                third.enough, third.until = math.inf, math.inf
                 sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
                 third.note()
         others = min(unequal, outcome.closed_floor)
