@@ -144,7 +144,11 @@ def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:
     assert [configuration.num_microbatches for configuration in outcome.closed] == [4, 8]
     assert outcome.closed_floor == 3.7
     assert (outcome.solved, outcome.pruned) == (2, 0)
-    third.near, third.until = 0.0, -math.inf
+    third.near, third.enough = 0.0, 3.5
+    assert third.ends(0), "others are no nearer"
+    third.enough = 4.0
+    assert not third.ends(0)
+    third.until = -math.inf
     assert third.ends(0)
 
 

@@ -3,9 +3,11 @@
 1. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
-3. Configurations on meshes of three axes take twice as long as all others. If the best plan is `WEAK` times as slow as
-   their least floor they are searched in the same way. Else there is little to gain, and those with the least bounds
-   are worked on for a share of the work (`third_axis.py`).
+3. Configurations on meshes of three axes take twice as long as all others. What microbatches take on their free axes
+   alone bounds many of them at once (`pacing.py`). If the best plan is `WEAK` times as slow as the least bound they
+   are searched in the same way. Else there is little to gain, and those with the least bounds are worked on for a share
+   of the work, and for some more while the least bound of all is theirs and a percent below the best plan
+   (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -37,6 +39,8 @@ from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
+from autopar.search.pacing import Pacing
+from autopar.search.room import Room
 from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.search.submeshes import Unequal
@@ -50,14 +54,14 @@ KEEP_WITHIN = 1.05
 
 WEAK = 1.15
 """With plain schedules, meshes of three axes are searched in full if the best plan on others is so much slower than
-their least floor."""
+their least bound."""
 
 THIRD_SHARE, THIRD_LEAST = 0.1, 6
 """Pieces of other work on meshes of three axes: a share of those on others, and how many there may always be."""
 
-NEAR_ENOUGH = 0.01
-"""What is left of a limit of time is spent on meshes of three axes while the bound there is further from the best plan,
-relative."""
+NEAR_ENOUGH, THIRD_MORE = 0.01, 4
+"""While the least bound of all is theirs and further from the best plan, relative, there may be so many times as many
+pieces more, and what is left of a limit of time is spent on them."""
 
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
@@ -122,7 +126,8 @@ class Search:
         more = self._left([each for each in space if is_data_major(each.mesh)], outcome)
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
-        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch)
+        room = Room(self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch)
+        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch, room)
         third, limited = None, math.isfinite(self.time_limit)
         with self.hire(self) as crew:
             waves = _waves(families(fewer))
@@ -132,6 +137,10 @@ class Search:
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
             lowest = self._search(crew, waves, outcome, clock, carried)
             opened = _waves(families(more))
+            if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
+                pacing = Pacing(self, outcome, families(more), carried, lowest)
+                sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
+                outcome.closed_floor = pacing.own
             if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]
@@ -143,9 +152,12 @@ class Search:
                 third = ThirdAxis(self, outcome, left, carried, lowest)
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
-                if not outcome.stopped and limited:
-                    third.near, third.until = NEAR_ENOUGH, clock.end() - RUNNERS_UP_SHARE * self.time_limit
-                    sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
+                third.near, third.enough = NEAR_ENOUGH, lowest
+                if limited:
+                    third.until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
+                if not outcome.stopped:
+                    count = sys.maxsize if limited else THIRD_MORE * count
+                    sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
             complete = lowest
@@ -154,7 +166,7 @@ class Search:
                 reached = min(lowest, unequal, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached)
             if third is not None and not outcome.stopped and limited:
-                third.until = math.inf
+                third.enough, third.until = math.inf, math.inf
                 sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
                 third.note()
         others = min(unequal, outcome.closed_floor)
