@@ -3,11 +3,11 @@
 1. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
-3. Configurations on meshes of three axes take twice as long as all others. What microbatches take on their free axes
-   alone bounds many of them at once (`pacing.py`). If the best plan is `WEAK` times as slow as the least bound they
-   are searched in the same way. Else there is little to gain, and those with the least bounds are worked on for a share
-   of the work, and for some more while the least bound of all is theirs and a percent below the best plan
-   (`third_axis.py`).
+3. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
+   microbatches take on their free axes alone bounds many of them at once (`pacing.py`). If in the end the best plan is
+   `WEAK` times as slow as their least bound, they are searched in the same way. Else there is little to gain, and those
+   with the least bounds are worked on for a share of the work, and for some more while the least bound of all is theirs
+   and a percent below the best plan (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -135,12 +135,15 @@ class Search:
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
-            lowest = self._search(crew, waves, outcome, clock, carried)
+
+            def pace(elsewhere: float) -> None:
+                if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
+                    pacing = Pacing(self, outcome, families(more), carried, elsewhere)
+                    sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
+                    outcome.closed_floor = pacing.own
+
+            lowest = self._search(crew, waves, outcome, clock, carried, midway=pace)
             opened = _waves(families(more))
-            if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
-                pacing = Pacing(self, outcome, families(more), carried, lowest)
-                sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
-                outcome.closed_floor = pacing.own
             if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]
@@ -192,6 +195,8 @@ class Search:
         clock: Clock,
         carried: Carried,
         known: float = math.inf,
+        *,
+        midway: Callable[[float], None] = lambda elsewhere: None,
     ) -> float:
         """Bound configurations and work on them, plain schedules first; return the least of all bounds.
 
@@ -202,6 +207,7 @@ class Search:
             clock: When to stop.
             carried: What follows from what is known of others; added to.
             known: The least bound of configurations that were worked on before.
+            midway: Called once plain schedules are worked on, with the least bound of all that are listed here.
         """
         floors = [min(self.least(family) for family in wave) for wave in waves]
         lowest = known
@@ -210,6 +216,8 @@ class Search:
         # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last, and
         # what only serves to find better plans, where none was found for long: without a limit it is left then.
         for start, stop in ((0, 1), (1, len(waves))):
+            if start:
+                midway(min([lowest, *floors[start:], *(each.bound for each in aside)]))
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
                 elsewhere = [lowest, *floors[number + 1 :], *(each.own for each in bounded)]
