@@ -472,7 +472,7 @@ def _validate(problem: Problem) -> None:
             raise ProblemError(f"node {_label(problem, node)} has costs of shape {costs.shape}, not one per strategy")
     for what, arrays in (("a node", problem.node_costs), ("an edge", problem.edge_tables)):
         for index, array in enumerate(arrays):
-            if array.dtype == np.float64 and (np.isnan(array).any() or np.isneginf(array).any()):
+            if array.dtype == np.float64 and array.size and not np.minimum.reduce(array, axis=None) > -np.inf:
                 raise ProblemError(f"{what} has a cost that is not a number or -infinity (array {index})")
     edges, ids, weights = problem.edge_nodes, problem.edge_table_ids, problem.edge_weights
     if edges.shape != (len(ids), 2) or weights.shape != ids.shape:

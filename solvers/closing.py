@@ -7,14 +7,13 @@ left for the linear program.
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.base import Budget
 from autopar.solvers.dominance import undominated
-from autopar.solvers.field import Field, Ints
+from autopar.solvers.field import Field, Ints, labels_of
 from autopar.solvers.flat import Flat, FlatMemory
 from autopar.solvers.memory import Memory
 from autopar.solvers.polish import Polisher
@@ -83,7 +82,7 @@ def close_in(field: Field, budget: Budget, enough: float = math.inf) -> Closing:
     known, rises = relaxation.rises()
     slack = CLOSED * abs(polisher.cost) + 1e-12 * float(np.abs(flat.tables).max(initial=0.0))
     below = known + rises <= polisher.cost + slack
-    left = [np.flatnonzero(below[first:last]) for first, last in pairwise(flat.offsets.tolist())]
+    left = labels_of(below, flat.offsets)
     kept = [own[some] if len(own) else own for own, some in zip(kept, left, strict=True)]
     return Closing(whole, bound, False, kept)
 

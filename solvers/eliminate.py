@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.solvers.base import Budget
+from autopar.solvers.entries import through
 from autopar.solvers.field import Field, Floats
 
 
@@ -70,6 +71,7 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
         unary = work.unary[v]
         tables = tuple(work.table(v, n) for n in neighbours)
         removed.append(_Removed(v, unary, neighbours, tables))
+        raw = [work.tables[min(v, n), max(v, n)] for n in neighbours]
         for n in neighbours:
             work.cut(v, n)
         work.unary[v] = unary[:0]
@@ -78,22 +80,12 @@ def eliminate(field: Field, keep: Collection[int] = ()) -> Reduced:
         elif len(neighbours) == 1:
             work.unary[neighbours[0]] = work.unary[neighbours[0]] + (unary[:, None] + tables[0]).min(axis=0)
         else:
-            work.add(neighbours[0], neighbours[1], _through(unary, tables[0], tables[1]))
+            one, two = neighbours
+            work.add(one, two, through(unary, raw[0], v > one, raw[1], v > two))
         for n in neighbours:
             if n not in kept and len(work.adjacent[n]) <= 2:
                 heapq.heappush(heap, (_effort(work, n), n))
     return Reduced(work, removed)
-
-
-def _through(unary: Floats, first: Floats, second: Floats) -> Floats:
-    """Return min over v of unary[v] + first[v, a] + second[v, b], shape (a, b)."""
-    left = first + unary[:, None]
-    result: Floats = left[0][:, None] + second[0][None, :]
-    term = np.empty_like(result)
-    for v in range(1, len(unary)):  # one pass per label keeps the working set in cache; the cube would not be
-        np.add(left[v][:, None], second[v][None, :], out=term)
-        np.minimum(result, term, out=result)
-    return result
 
 
 def _effort(field: Field, v: int) -> int:

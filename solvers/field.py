@@ -7,13 +7,15 @@ another field by elimination; each step keeps what is needed to map a choice bac
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.problem import FORBIDDEN, Numbers, Problem
+from autopar.solvers import entries
 from autopar.solvers.compiled import compiled
+from autopar.solvers.entries import SAME_COLUMNS, SAME_ROWS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -70,22 +72,6 @@ def _propagate(offsets: Ints, alive: NDArray[np.bool_], pairs: Ints, permitted: 
                     waiting += 1
 
 
-class Equal(Enum):
-    """Which lines of a table are all equal, so that it depends on one node alone."""
-
-    NOTHING = auto()
-    ROWS = auto()
-    """Costs depend on the column."""
-    COLUMNS = auto()
-    """Costs depend on the row."""
-
-
-def _equal(table: Floats) -> Equal:
-    if table.shape[0] == 1 or (table == table[:1]).all():
-        return Equal.ROWS
-    return Equal.COLUMNS if table.shape[1] == 1 or (table == table[:, :1]).all() else Equal.NOTHING
-
-
 @dataclass(slots=True)
 class Field:
     """Costs of single nodes and of pairs; infinity is forbidden.
@@ -114,28 +100,28 @@ class Field:
         """Return the table of a pair with the labels of `a` first."""
         return self.tables[a, b] if a < b else self.tables[b, a].T
 
-    def add(self, a: int, b: int, table: Floats, known: dict[int, Equal] | None = None) -> None:
+    def add(self, a: int, b: int, table: Floats, known: dict[int, int] | None = None) -> None:
         """Add `table`, labels of `a` first, to a pair; what depends on one node alone goes to that node.
 
         Args:
             a: First node.
             b: Second node.
             table: Costs.
-            known: What is known of tables by their id, for callers that add the same arrays many times and keep them.
+            known: Which lines of tables are equal, by their id, for callers that add the same arrays many times and
+                keep them.
         """
         if a > b:
-            a, b, table, known = b, a, table.T, None
+            a, b, table, known = b, a, np.ascontiguousarray(table.T), None
         old = self.tables.get((a, b))
         if old is not None:
             table, known = old + table, None
-        equal = _equal(table) if known is None else known.get(id(table))
-        if equal is None:
-            equal = _equal(table)
-            if known is not None:
-                known[id(table)] = equal
-        if equal is Equal.ROWS:
+        same = entries.same_lines(table) if known is None else known.get(id(table))
+        if same is None:
+            assert known is not None, "else it was looked at"
+            same = known[id(table)] = entries.same_lines(table)
+        if same == SAME_ROWS:
             self.unary[b] = self.unary[b] + table[0]
-        elif equal is Equal.COLUMNS:
+        elif same == SAME_COLUMNS:
             self.unary[a] = self.unary[a] + table[:, 0]
         else:
             self.tables[a, b] = table
@@ -162,30 +148,52 @@ class Field:
 
     def highest_cost(self) -> float:
         """Return a cost that no permitted choice exceeds."""
-        total = self.constant
-        for costs in (*(u for u in self.unary if len(u)), *self.tables.values()):
-            finite = costs[np.isfinite(costs)]
-            total += float(finite.max()) if len(finite) else 0.0
-        return total
+        return self._extremes()[1]
 
     def lowest_cost(self) -> float:
         """Return the sum of all least costs, which no choice undercuts."""
-        costs = (*(u for u in self.unary if len(u)), *self.tables.values())
-        return self.constant + math.fsum(float(c.min()) for c in costs)
+        return self._extremes()[0]
+
+    def _extremes(self) -> tuple[float, float]:
+        """Return the sums of all least and of all greatest permitted costs."""
+        place: dict[int, int] = {}  # equal arrays are looked at once
+        distinct: list[Floats] = []
+        each: list[int] = []
+        for costs in (*(u for u in self.unary if len(u)), *self.tables.values()):
+            number = place.setdefault(id(costs), len(distinct))
+            if number == len(distinct):
+                distinct.append(costs.ravel())
+            each.append(number)
+        if not distinct:
+            return self.constant, self.constant
+        entries_of = np.concatenate(distinct)
+        starts = np.cumsum([0, *map(len, distinct[:-1])])
+        least = np.minimum.reduceat(entries_of, starts).tolist()
+        most = np.maximum.reduceat(np.where(np.isinf(entries_of), -np.inf, entries_of), starts).tolist()
+        highest = self.constant
+        for number in each:
+            highest += most[number] if most[number] > -math.inf else 0.0
+        return self.constant + math.fsum(least[number] for number in each), highest
 
     def softened(self) -> "Field":
         """Return the field with a very high cost for infinity, for searches that pass through forbidden choices."""
-        penalty = 2.0 * (abs(self.highest_cost()) + abs(self.lowest_cost())) + 1.0
+        lowest, highest = self._extremes()
+        penalty = 2.0 * (abs(highest) + abs(lowest)) + 1.0
         cache: dict[int, Floats] = {}
 
         def soft(costs: Floats) -> Floats:
             if id(costs) not in cache:
-                cache[id(costs)] = np.where(np.isinf(costs), penalty, costs)
+                cache[id(costs)] = costs if is_finite(costs) else np.where(np.isinf(costs), penalty, costs)
             return cache[id(costs)]
 
         return Field(
             [soft(u) for u in self.unary], {k: soft(t) for k, t in self.tables.items()}, constant=self.constant
         )
+
+    def permitted(self) -> list[Ints]:
+        """Return the labels of each node that are not forbidden."""
+        flat = np.isfinite(np.concatenate([np.zeros(0), *self.unary]))
+        return labels_of(flat, np.cumsum([0, *map(len, self.unary)]))
 
     def propagate(self) -> bool:
         """Forbid labels without a permitted partner in some neighbour; return False if a node has none left."""
@@ -196,11 +204,10 @@ class Field:
         for (a, b), table in self.tables.items():
             at = place.get(id(table))
             if at is None:
-                finite = np.isfinite(table)
-                at = place[id(table)] = -1 if finite.all() else length
+                at = place[id(table)] = -1 if is_finite(table) else length
                 if at >= 0:
-                    flags.append(finite.ravel())
-                    length += finite.size
+                    flags.append(np.isfinite(table).ravel())
+                    length += table.size
             if at >= 0:
                 pairs.append((a, b, at))
         if pairs:
@@ -210,7 +217,11 @@ class Field:
             _propagate(offsets, alive, np.array(pairs, np.int64), np.concatenate(flags))
             for node in np.unique(np.searchsorted(offsets, np.flatnonzero(alive != before), "right") - 1).tolist():
                 self.unary[node] = np.where(alive[offsets[node] : offsets[node + 1]], self.unary[node], np.inf)
-        return all(np.isfinite(u).any() for u in self.unary if len(u))
+        nodes = [u for u in self.unary if len(u)]
+        if not nodes:
+            return True
+        least = np.minimum.reduceat(np.concatenate(nodes), np.cumsum([0, *map(len, nodes[:-1])]))
+        return bool((least < math.inf).all())
 
     def restrict(self, kept: Sequence[Ints]) -> "Field":
         """Return the field on the labels `kept` of each node, renumbered."""
@@ -220,14 +231,14 @@ class Field:
         names: dict[bytes, int] = {}  # equal selections get one number, so that they are compared once
         number = [names.setdefault(k.tobytes(), len(names)) for k in kept]
         cache: dict[tuple[int, int, int], Floats] = {}
-        known: dict[int, Equal] = {}
+        known: dict[int, int] = {}
         for (a, b), table in self.tables.items():
             if whole[a] and whole[b]:
                 part = table
             else:
                 key = (id(table), number[a], number[b])
                 if key not in cache:
-                    cache[key] = table[np.ix_(kept[a], kept[b])]
+                    cache[key] = entries.part(table, kept[a], kept[b])
                 part = cache[key]
             result.add(a, b, part, known)
         return result
@@ -281,7 +292,7 @@ def join(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Fi
             raw.unary[node] = raw.unary[node] + mask
     scaled: dict[tuple[int, float, bool], Floats] = {}
     tables = [as_floats(t) for t in problem.edge_tables]
-    known: dict[int, Equal] = {}
+    known: dict[int, int] = {}
     for (a, b), index, weight in zip(
         problem.edge_nodes.tolist(), problem.edge_table_ids.tolist(), problem.edge_weights.tolist(), strict=True
     ):
@@ -289,7 +300,7 @@ def join(problem: Problem, allowed: Iterable[Sequence[int]] | None = None) -> Fi
         if key not in scaled:
             table = tables[index]
             if weight != 1:
-                table = np.where(np.isinf(table), np.inf, np.where(np.isinf(table), 0.0, table) * weight)
+                table = entries.weighted(table, weight)
             scaled[key] = np.ascontiguousarray(table.T) if a > b else table
         raw.add(min(a, b), max(a, b), scaled[key], known)
     return raw
@@ -302,8 +313,21 @@ def permitted(field: Field) -> Prepared | None:
     """
     if not field.propagate():
         return None
-    labels = tuple(np.flatnonzero(np.isfinite(u)) for u in field.unary)
+    labels = tuple(field.permitted())
     return Prepared(field.restrict(labels), labels)
+
+
+def labels_of(flags: NDArray[np.bool_], offsets: Ints) -> list[Ints]:
+    """Return the labels of each node that are flagged, given where the flags of each begin and the last ones end."""
+    chosen = np.flatnonzero(flags)
+    ends = np.searchsorted(chosen, offsets)
+    labels = chosen - np.repeat(offsets[:-1], np.diff(ends))
+    return [labels[first:last] for first, last in pairwise(ends.tolist())]
+
+
+def is_finite(costs: Floats) -> bool:
+    """Whether nothing is forbidden."""
+    return bool(entries.is_finite(costs.ravel()))
 
 
 def as_floats(costs: Numbers) -> Floats:

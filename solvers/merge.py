@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autopar.solvers import entries
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.memory import Memory
 
@@ -105,7 +106,7 @@ def merge(field: Field, memory: Memory) -> Merged | None:
         absorbed = _absorb(result.field)
         if not absorbed.propagate():
             return None
-        kept = [np.flatnonzero(np.isfinite(u)) for u in absorbed.unary]
+        kept = absorbed.permitted()
         if all(len(k) == len(u) for k, u in zip(kept, absorbed.unary, strict=True)):
             result = replace(result, field=absorbed)
             if step is None:
@@ -140,11 +141,12 @@ def _follow(field: Field) -> dict[tuple[int, int], Ints] | None:
 
 def _maps(table: Floats) -> tuple[Ints | None, Ints | None]:
     """Return the only permitted column of each row, and the only permitted row of each column, if it is the only."""
-    finite = np.isfinite(table)
-    if finite.all() and min(table.shape) > 1:
+    found = entries.deciders(table)
+    if not found:
         return None, None
-    rows = finite.argmax(axis=1) if (finite.sum(axis=1) == 1).all() else None
-    columns = finite.argmax(axis=0) if (finite.sum(axis=0) == 1).all() else None
+    finite = np.isfinite(table)
+    rows = finite.argmax(axis=1) if found & entries.BY_ROWS else None
+    columns = finite.argmax(axis=0) if found & entries.BY_COLUMNS else None
     return rows, columns
 
 
@@ -180,7 +182,7 @@ def _fold(field: Field, memory: Memory, tied: dict[tuple[int, int], Ints]) -> Me
         key = (id(table), labels[a].tobytes(), labels[b].tobytes())
         part = cache.get(key)
         if part is None:
-            part = cache[key] = table[np.ix_(labels[a], labels[b])]
+            part = cache[key] = entries.part(table, labels[a], labels[b])
         small.add(int(roots[a]), int(roots[b]), part)
     return Merged(small, memory.moved(roots, labels), roots, tuple(labels))
 
@@ -252,10 +254,5 @@ def _absorb(field: Field) -> Field:
 
 def _separated(table: Floats) -> tuple[Floats, Floats] | None:
     """Return costs per row and per column that add up to the table, None if there are none."""
-    rows = table.min(axis=1)
-    if np.isinf(rows).any():
-        return None
-    columns = (table - rows[:, None]).min(axis=0)
-    if np.isinf(columns).any():
-        return None
-    return (rows, columns) if np.array_equal(rows[:, None] + columns[None, :], table) else None
+    rows, columns = np.empty(table.shape[0]), np.empty(table.shape[1])
+    return (rows, columns) if entries.separate(table, rows, columns) else None

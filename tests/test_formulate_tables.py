@@ -1,24 +1,26 @@
 """Decisions and prices: what a choice costs is what its placements cost, op by op and value by value."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum, prod
 
 import numpy as np
 import pytest
 
-from autopar.cost import ALONE, Bucketed, Fused, Resharder
+from autopar.cluster import PRESETS
+from autopar.cost import ALONE, Bucketed, CostModel, Fused, Resharder
+from autopar.formulate.building import build_tables
 from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import Producer, Source
 from autopar.formulate.memory import block_bytes
 from autopar.formulate.step import Pipeline
 from autopar.formulate.step import Split as Cut
-from autopar.formulate.tables import Decision, IntArray, Slot, Tables
-from autopar.formulate.weights import problem, stage_mixes, weights
+from autopar.formulate.tables import AGAIN, OUTSIDE, Decision, IntArray, Slot, Tables
+from autopar.formulate.weights import Weights, problem, stage_mixes, weights
 from autopar.ir.graph import Op, Phase, Role
 from autopar.recompute import Recompute
-from autopar.sharding import Placements, Replicate, local_shape
-from tests.formulations import COSTS, good_choice, random_choice, tables
+from autopar.sharding import Mesh, Placements, Replicate, local_shape
+from tests.formulations import COSTS, folded, good_choice, random_choice, rules, tables
 
 NAMES = ("gpt2", "mixtral-8x7b", "mlp-xs")
 CASES = [("gpt2", "train"), ("gpt2", "infer"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("resnet50", "infer")]
@@ -289,6 +291,46 @@ def test_objective_is_weights_times_totals(name: str, mode: str) -> None:
                 totals = found.kind_totals(choice)
                 expected = fsum((weighting.factors * totals).ravel())
                 assert instance.cost(choice) == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_is_laid_out_is_what_nodes_and_edges_say() -> None:
+    """Totals, bytes and problems come of arrays: they are those of one decision and one pair after the other.
+
+    Of a mesh some of whose axes leave nodes, at random weights, with prices on bytes and on a pair.
+    """
+    near, h100 = good_choice("gpt2", "train"), PRESETS["h100"]
+    costs = CostModel(replace(h100, devices_per_node=2, inter=replace(h100.inter, nics=None)))
+    found = build_tables(folded("gpt2"), rules("gpt2"), Mesh.of(outer=2, inner=2), costs)
+    rng = np.random.default_rng(4)
+    factors, prices = rng.random((len(found.folded.kinds), len(Slot))), rng.random(len(found.bytes))
+    plain = problem(found, Weights(factors, True))
+    edge, costly = found.edges[0], rng.random(found.edges[0].table.shape)
+
+    priced = problem(found, Weights(factors, True), prices=prices, pairs=[(edge.first, edge.second, costly, 0.5)])
+
+    again_nodes, again_edges = frozenset(found.again_nodes), frozenset(found.again_edges)
+    assert any(edge.outside is not None and edge.outside.seconds.any() for edge in found.edges)
+    for _ in range(5):
+        choice = random_choice(plain, rng, near=near)
+        terms: dict[tuple[int, Slot], list[float]] = defaultdict(list)
+        for index, node in enumerate(found.nodes):
+            for slot in (node.slot, *([AGAIN[node.slot]] if index in again_nodes else [])):
+                terms[node.kind, slot].append(node.share * float(node.seconds[choice[index]]))
+        for index, edge in enumerate(found.edges):
+            ends = choice[edge.first], choice[edge.second]
+            for slot in (edge.slot, *([AGAIN[edge.slot]] if index in again_edges else [])):
+                terms[edge.kind, slot].append(edge.share * float(edge.table[ends]))
+                if edge.outside is not None and slot in OUTSIDE:
+                    terms[edge.kind, OUTSIDE[slot]].append(edge.share * edge.outside.at(*ends))
+        totals = found.kind_totals(choice)
+        assert {place: totals[place] for place in terms} == pytest.approx({p: fsum(each) for p, each in terms.items()})
+        assert np.count_nonzero(totals) == sum(any(each) for each in terms.values())
+        held = [float(item.amounts[choice[item.node]]) for item in found.bytes]
+        assert found.flat.held(choice).tolist() == held
+        assert plain.cost(choice) == pytest.approx(fsum((factors * totals).ravel()))
+        paid = fsum(price * nbytes for price, nbytes in zip(prices.tolist(), held, strict=True))
+        pair = 0.5 * costly[choice[found.edges[0].first], choice[found.edges[0].second]]
+        assert priced.cost(choice) == pytest.approx(plain.cost(choice) + paid + pair)
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)

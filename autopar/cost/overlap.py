@@ -185,8 +185,8 @@ class Bucketed:
         """Return the seconds of collectives of `nbytes`, as `CostModel.collective_seconds` does of lonely ones."""
         return self.carrying(0.0).collective_seconds(collective, nbytes, axis)
 
-    def carrying(self, nbytes: float) -> "Carried":
-        """Return the costs of tensors that begin with so many bytes on a device."""
+    def carrying(self, nbytes: float | FloatArray) -> "Carried":
+        """Return the costs of a tensor that begins with so many bytes on a device, or of several of them."""
         return Carried(self.costs, self.nbytes, nbytes)
 
 
@@ -202,7 +202,7 @@ class Carried:
 
     costs: CostModel
     full: float
-    start: float
+    start: float | FloatArray
 
     @property
     def cluster(self) -> Cluster:

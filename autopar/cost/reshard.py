@@ -133,6 +133,7 @@ class Reshards:
     _local: FloatArray
     _from: tuple["Reshards", ...] = ()  # where moves cost by what they begin with, those that begin with so many bytes
     _size: IntArray | None = None  # and number of the state's bytes among these
+    _paths: dict[tuple[Placements, Placements], tuple[Move, ...]] = field(default_factory=dict, repr=False)
 
     def index(self, placements: Placements) -> int:
         """Return the row and column of a placement, the same for every tensor of this rank on this mesh.
@@ -200,6 +201,13 @@ class Reshards:
         Raises:
             ShardingError: If there is no way, or as for `index`.
         """
+        known = self._paths.get((source, target))
+        if known is None:
+            known = self._paths[source, target] = self._path(source, target)
+        return known
+
+    def _path(self, source: Placements, target: Placements) -> tuple[Move, ...]:
+        """As `path`, looked up move by move."""
         if not np.isfinite(self.matrix([source], [target])[0, 0]):
             hint = "both must fit the tensor, and nothing can become partial again"
             names = f"{format_placements(source)} to {format_placements(target)}"
@@ -250,16 +258,16 @@ def reshards(
         fitting &= size % np.where(parts > 1, parts * chunks[dim], 1) == 0
     states = np.flatnonzero(fitting)
     if isinstance(cost, Bucketed):
-        sizes, places = np.unique(local, return_inverse=True)
+        starts, places = np.unique(local, return_inverse=True)
         number = places.astype(np.int64)
-        each = tuple(_between(shape, mesh, chunks, local, states, cost.carrying(own)) for own in sizes.tolist())
+        each = _between(shape, mesh, chunks, local, states, cost.carrying(starts[:, None]), len(starts))
         rows = np.arange(len(local))
         seconds, outside, hop, edges = (
             np.stack([getattr(known, name) for known in each])[number, rows]
             for name in ("seconds", "outside", "_hop", "_edges")
         )
         return Reshards(shape, mesh, chunks, seconds, outside, hop, edges, local, each, number)
-    return _between(shape, mesh, chunks, local, states, cost)
+    return _between(shape, mesh, chunks, local, states, cost, 1)[0]
 
 
 def _between(
@@ -269,7 +277,8 @@ def _between(
     local: FloatArray,
     states: IntArray,
     cost: CostModel | Carried,
-) -> Reshards:
+    count: int,
+) -> tuple[Reshards, ...]:
     """Return the cheapest ways between states that fit, whatever comes before a move.
 
     Args:
@@ -278,24 +287,27 @@ def _between(
         chunks: As of `reshards`.
         local: (states,) bytes on a device.
         states: Those that fit.
-        cost: What collectives cost.
+        cost: What collectives cost, of one tensor or of a column of several that begin with different bytes.
+        count: How many these are, each of which has ways of its own.
     """
     space = _space(len(shape), len(mesh.axes))
     leaves = [leaves_node(axis, cost.cluster.devices_per_node) for axis in mesh.axes]
-    edges, leaving = np.full((len(local), len(local)), np.inf), np.zeros((len(local), len(local)))
+    edges = np.full((count, len(local), len(local)), np.inf)
+    leaving = np.zeros(edges.shape)
     for axis, collective, sources, targets in space.moves:
         if collective is None:
-            edges[sources, targets] = 0.0
+            edges[:, sources, targets] = 0.0
         else:
             nbytes = np.maximum(local[sources], local[targets])
-            edges[sources, targets] = cost.collective_seconds(collective, nbytes, mesh.axes[axis])
+            edges[:, sources, targets] = cost.collective_seconds(collective, nbytes, mesh.axes[axis])
             if leaves[axis]:
-                leaving[sources, targets] = edges[sources, targets]
+                leaving[:, sources, targets] = edges[:, sources, targets]
     mixed = any(leaves) and not all(leaves)
     seconds, outside, hop = _cheapest(edges, leaving if mixed else None, states)
     if not mixed:
         outside = np.where(np.isfinite(seconds), seconds, 0.0) if any(leaves) else leaving
-    return Reshards(shape, mesh, chunks, seconds, outside, hop, edges, local)
+    each = zip(seconds, outside, hop, edges, strict=True)
+    return tuple(Reshards(shape, mesh, chunks, *own, local) for own in each)
 
 
 def _cheapest(
@@ -306,27 +318,30 @@ def _cheapest(
     A direct edge wins ties.
 
     Args:
-        edges: Seconds of moves.
+        edges: (tensors, states, states) seconds of moves.
         leaving: Those of moves that leave nodes; None if nobody asks for the part.
         states: What fits.
     """
-    inner = edges[np.ix_(states, states)]
-    np.fill_diagonal(inner, 0.0)
-    part = np.zeros(inner.shape) if leaving is None else leaving[np.ix_(states, states)]
-    first = np.tile(np.arange(len(states), dtype=np.int32), (len(states), 1))
-    for middle in range(len(states)):
-        through = inner[:, middle, None] + inner[None, middle, :]
+    count, among = len(states), np.ix_(np.arange(len(edges)), states, states)
+    inner = edges[among]
+    inner[:, np.arange(count), np.arange(count)] = 0.0
+    part = np.zeros(inner.shape) if leaving is None else leaving[among]
+    first = np.broadcast_to(np.arange(count, dtype=np.int32), inner.shape).copy()
+    for middle in range(count):
+        through = inner[:, :, middle, None] + inner[:, None, middle, :]
         # Shorter by rounding alone is not shorter: the path would only grow longer.
         better = through < inner * (1.0 - 1e-12)
+        if not better.any():
+            continue
         np.copyto(inner, through, where=better)
         if leaving is not None:
-            np.copyto(part, part[:, middle, None] + part[None, middle, :], where=better)
-        np.copyto(first, first[:, middle, None], where=better)
+            np.copyto(part, part[:, :, middle, None] + part[:, None, middle, :], where=better)
+        np.copyto(first, first[:, :, middle, None], where=better)
     seconds, outside = np.full_like(edges, np.inf), np.zeros_like(edges)
-    seconds[np.ix_(states, states)] = inner
-    outside[np.ix_(states, states)] = np.where(np.isfinite(inner), part, 0.0)
-    hop = np.zeros(edges.shape, np.int32)
-    hop[np.ix_(states, states)] = states[first]
+    seconds[among] = inner
+    outside[among] = np.where(np.isfinite(inner), part, 0.0)
+    hop: NDArray[np.int32] = np.zeros(edges.shape, np.int32)
+    hop[among] = states[first]
     return seconds, outside, hop
 
 

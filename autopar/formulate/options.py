@@ -12,6 +12,7 @@ another op that has to know where their block starts, then all axes that split t
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,15 +129,13 @@ def options(
     placed_PT = [(*strategy.inputs, *strategy.outputs) for strategy in strategies]  # P strategies on one axis
     codes_PT = np.array([[encode(placement) for placement in row] for row in placed_PT], dtype=np.int64)
 
-    num_axes = len(mesh.axes)
-    combos_SA = np.array(list(product(*_by_axis(len(strategies), mesh, allowed))), dtype=np.int64)
+    ways = [np.asarray(own, np.int64) for own in _by_axis(len(strategies), mesh, allowed)]
+    combos_SA = np.stack(np.meshgrid(*ways, indexing="ij"), axis=-1).reshape(-1, len(ways))
     digits_SAT = codes_PT[combos_SA]  # S strategies, A axes, T tensors
-    divisors_SD = np.ones((len(combos_SA), offsets[-1]), dtype=np.int64)  # D dims of all tensors
-    for tensor, shape in enumerate(shapes):
-        for dim in range(len(shape)):
-            for axis_index, axis in enumerate(mesh.axes):
-                sharded = digits_SAT[:, axis_index, tensor] == 2 + dim
-                divisors_SD[sharded, offsets[tensor] + dim] *= axis.size
+    tensor_D = np.repeat(np.arange(len(shapes)), [len(shape) for shape in shapes])  # D dims of all tensors
+    code_D = 2 + np.arange(offsets[-1]) - offsets[tensor_D]
+    axis_A = np.array(mesh.shape, dtype=np.int64)
+    divisors_SD = np.where(digits_SAT[:, :, tensor_D] == code_D, axis_A[:, None], 1).prod(axis=1)
     valid = (sizes_D[None, :] % divisors_SD == 0).all(axis=1) & _divides_numbers(graph, op, strategies, combos_SA, mesh)
     valid &= _chunks_divide(placed_PT, combos_SA, divisors_SD, sizes_D, offsets)
     valid &= _stands_together(strategies, combos_SA, digits_SAT)
@@ -144,13 +143,12 @@ def options(
         before_after = np.array([max(halo.before, halo.after) if halo else 0 for halo in halos])[combos_SA].max(axis=1)
         valid &= sizes_D[offsets[tensor] + dim] // divisors_SD[:, offsets[tensor] + dim] >= before_after
 
+    base_T = np.array([len(shape) + 2 for shape in shapes], dtype=np.int64)
     numbers_ST = np.zeros((len(combos_SA), len(names)), dtype=np.int64)
-    for tensor, shape in enumerate(shapes):
-        for axis_index in range(num_axes):
-            numbers_ST[:, tensor] = numbers_ST[:, tensor] * (len(shape) + 2) + digits_SAT[:, axis_index, tensor]
+    for digits_ST in digits_SAT.transpose(1, 0, 2):
+        numbers_ST = numbers_ST * base_T + digits_ST
     kept = np.flatnonzero(valid)
-    _, first = np.unique(numbers_ST[kept], axis=0, return_index=True)
-    kept = kept[np.sort(first)]
+    kept = kept[_first_of_each(numbers_ST[kept], base_T ** len(mesh.axes))]
 
     numbers_ST, combos_SA = numbers_ST[kept], combos_SA[kept]
     local_SD = sizes_D[None, :] // divisors_SD[kept]
@@ -172,6 +170,18 @@ def options(
         sent,
         own[combos_SA].max(axis=1),
     )
+
+
+def _first_of_each(rows: IntArray, bases: IntArray) -> IntArray:
+    """Return where each row, its numbers below `bases`, is first, in order."""
+    if prod(bases.tolist()) < np.iinfo(np.int64).max:  # rows are the digits of one number
+        keys = np.zeros(len(rows), dtype=np.int64)
+        for base, column in zip(bases.tolist(), rows.T, strict=True):
+            keys = keys * base + column
+        _, first = np.unique(keys, return_index=True)
+    else:
+        _, first = np.unique(rows, axis=0, return_index=True)
+    return np.sort(first)
 
 
 def _chunks_divide(

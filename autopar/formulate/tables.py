@@ -9,6 +9,7 @@ paid depends on the schedule, which only `step.py` knows.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from autopar.cost import CostModel, Overlap, Resharder
 from autopar.cost.overlap import launched
 from autopar.formulate.facts import host_seconds, host_seconds_again
+from autopar.formulate.flat import FlatTables
 from autopar.formulate.fold import Folded, Producer
 from autopar.formulate.meaning import Meaning
 from autopar.formulate.options import Options
@@ -232,7 +234,7 @@ class Boundary:
     producers: tuple[Producer, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Tables:
     """Everything the placement problem of one (microbatch size, mesh) is made of.
 
@@ -298,23 +300,15 @@ class Tables:
 
     def kind_totals(self, choice: Sequence[int]) -> FloatArray:
         """Return the summed prices of one instance by kind and slot, shape (kinds, slots)."""
-        totals = np.zeros((len(self.folded.kinds), len(Slot)))
-        for node, strategy in zip(self.nodes, choice, strict=True):
-            totals[node.kind, node.slot] += node.share * node.seconds[strategy]
-        for edge in self.edges:
-            if edge.share:
-                first, second = choice[edge.first], choice[edge.second]
-                totals[edge.kind, edge.slot] += edge.share * edge.table[first, second]
-                if edge.outside is not None and edge.slot in OUTSIDE:
-                    totals[edge.kind, OUTSIDE[edge.slot]] += edge.share * edge.outside.at(first, second)
-        for index in self.again_nodes:
-            node = self.nodes[index]
-            totals[node.kind, AGAIN[node.slot]] += node.share * node.seconds[choice[index]]
-        for index in self.again_edges:
-            edge = self.edges[index]
-            first, second = choice[edge.first], choice[edge.second]
-            totals[edge.kind, AGAIN[edge.slot]] += edge.share * edge.table[first, second]
-            if edge.outside is not None:
-                again = OUTSIDE[AGAIN[edge.slot]]
-                totals[edge.kind, again] += edge.share * edge.outside.at(first, second)
-        return totals
+        return self.flat.kind_totals(choice)
+
+    @property
+    def flat(self) -> FlatTables:
+        """The prices as arrays, laid out once."""
+        found = _FLAT.get(self)
+        if found is None:
+            found = _FLAT[self] = FlatTables(self, len(Slot), AGAIN, OUTSIDE)
+        return found
+
+
+_FLAT: WeakKeyDictionary[Tables, FlatTables] = WeakKeyDictionary()

@@ -5,15 +5,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from autopar.cost import Overlap
 from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import LEAST_GATHER, LEAST_WAIT
+from autopar.formulate.flat import FlatTables
 from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.step import Pipeline, Split
-from autopar.formulate.tables import AGAIN, OUTSIDE, Decision, Memory, Slot, Tables
+from autopar.formulate.tables import Memory, Slot, Tables
 from autopar.problem import Limit, Problem, Usage
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
@@ -176,62 +178,88 @@ def _dominates(big: StageMix, small: StageMix) -> bool:
 
 
 def problem(
-    tables: Tables, weighting: Weights, mixes: Sequence[StageMix] = (), limit: float = np.inf, name: str = ""
+    tables: Tables,
+    weighting: Weights,
+    mixes: Sequence[StageMix] = (),
+    limit: float = np.inf,
+    name: str = "",
+    *,
+    prices: FloatArray | None = None,
+    pairs: Sequence[tuple[int, int, FloatArray, float]] = (),
 ) -> Problem:
     """Return the placement problem: weighted seconds, and the memory of every stage in `mixes` under `limit` bytes.
 
     Time runs through the ops of every kind of every stage in turn: persistent tensors and saved activations take memory
     throughout their stage, transient values while the ops that need them run.
+
+    Args:
+        tables: The decisions.
+        weighting: How much each price counts.
+        mixes: The stages whose memory is limited.
+        limit: Bytes per device.
+        name: For reports.
+        prices: What a byte of each item of `Tables.bytes` costs besides, (items,); nothing by default.
+        pairs: First node, second node, (S of first, S of second) costs and weight of what else is paid in pairs.
     """
-    factors = np.maximum(0.0, weighting.factors)
-    times = np.array([factors[node.kind, node.slot] * node.share for node in tables.nodes])
-    weight = np.array([factors[edge.kind, edge.slot] * edge.share for edge in tables.edges])
+    flat, factors = tables.flat, np.maximum(0.0, weighting.factors)
+    times = factors[flat.node_kinds, flat.node_slots] * flat.node_shares
+    weight = factors[flat.edge_kinds, flat.edge_slots] * flat.edge_shares
     if factors[:, Slot.SELECTIVE].any():
-        for index in tables.again_nodes:
-            node = tables.nodes[index]
-            times[index] += factors[node.kind, AGAIN[node.slot]] * node.share
-        for index in tables.again_edges:
-            edge = tables.edges[index]
-            weight[index] += factors[edge.kind, AGAIN[edge.slot]] * edge.share
-    node_costs = [factor * node.seconds for factor, node in zip(times, tables.nodes, strict=True)]
-    edges = [
-        (edge.first, edge.second, edge.table, float(factor)) for factor, edge in zip(weight, tables.edges, strict=True)
-    ]
-    for index, extra in _outside(tables, weighting.factors):
-        edge, there = tables.edges[index], np.isfinite(tables.edges[index].table)
-        table = np.full(there.shape, np.inf)
-        table[there] = np.maximum(0.0, float(weight[index]) * edge.table[there] + extra[there])
-        edges[index] = (edge.first, edge.second, table, 1.0)
-    edges += [(pair.first, pair.second, pair.seconds, 1.0) for pair in tables.forbidden]
+        nodes, edges = flat.again_nodes, flat.again_edges
+        times[nodes] += factors[flat.node_kinds[nodes], flat.again_node_slots] * flat.node_shares[nodes]
+        weight[edges] += factors[flat.edge_kinds[edges], flat.again_edge_slots] * flat.edge_shares[edges]
+    costs = np.repeat(times, np.diff(flat.label_at)) * flat.label_seconds
+    if prices is not None and prices.any():
+        np.add.at(costs, flat.item_labels, np.repeat(prices, np.diff(flat.item_at)) * flat.item_amounts)
+    costs.flags.writeable = False
+    distinct, numbers, paid = [*flat.tables], flat.table_of.copy(), np.ones(len(flat.table_of))
+    paid[: len(weight)] = weight
+    for own, table in _outside(flat, weighting.factors, weight):
+        numbers[own], paid[own] = len(distinct), 1.0
+        distinct.append(table)
+    used, numbers = np.unique(numbers, return_inverse=True)
     usages, limits = _usages(tables, mixes, limit)
-    return Problem.build(
-        node_costs,
-        edges,
-        usages=usages,
-        limit=limits,
-        node_names=[_node_name(node.decision, node.kind, node.name) for node in tables.nodes],
+    return Problem(
+        tuple(costs[first:last] for first, last in pairwise(flat.label_at.tolist())),
+        np.vstack([flat.ends, *([first, second] for first, second, _, _ in pairs)]),
+        (*(distinct[index] for index in used.tolist()), *(table for _, _, table, _ in pairs)),
+        np.concatenate([numbers, len(used) + np.arange(len(pairs))]),
+        np.concatenate([paid, [weight for _, _, _, weight in pairs]]),
+        tuple(usages),
+        tuple(limits),
+        flat.names,
         name=name,
     )
 
 
-def _outside(tables: Tables, factors: FloatArray) -> Iterator[tuple[int, FloatArray]]:
-    """Yield edges whose collectives have another price between nodes than inside, and what that adds to their tables.
+def _outside(flat: FlatTables, factors: FloatArray, weight: FloatArray) -> Iterator[tuple[list[int], FloatArray]]:
+    """Yield edges whose collectives have another price between nodes than inside, and the tables they have with that.
 
     It may be less than nothing, but by no more than what the edge costs without.
+
+    Args:
+        flat: The prices.
+        factors: (kinds, slots) how much each counts.
+        weight: (edges,) how much edges count.
     """
-    again = frozenset(tables.again_edges) if factors[:, Slot.SELECTIVE_OUTSIDE].any() else frozenset()
-    for index, edge in enumerate(tables.edges):
-        if edge.outside is None or edge.slot not in OUTSIDE or not edge.share:
-            continue
-        factor = factors[edge.kind, OUTSIDE[edge.slot]]
-        if index in again:
-            factor += factors[edge.kind, Slot.SELECTIVE_OUTSIDE]
-        if factor:
-            yield index, factor * edge.share * edge.outside.table
-
-
-def _node_name(decision: Decision, kind: int, name: str) -> str:
-    return f"{decision.name.lower()}:{kind}:{name}"
+    kinds = flat.edge_kinds[flat.outside]
+    counted = factors[kinds, flat.outside_slots]
+    if factors[:, Slot.SELECTIVE_OUTSIDE].any():
+        counted[flat.again_outside] += factors[kinds[flat.again_outside], Slot.SELECTIVE_OUTSIDE]
+    counted *= flat.edge_shares[flat.outside]
+    alike: dict[tuple[int, int, float, float], list[int]] = {}
+    for index in np.flatnonzero(counted).tolist():
+        edge = int(flat.outside[index])
+        key = int(flat.table_of[edge]), int(flat.outside_of[index]), float(weight[edge]), float(counted[index])
+        alike.setdefault(key, []).append(edge)
+    for (of, there, own, more), edges in alike.items():
+        inside, extra = flat.tables[of], more * flat.outside_tables[there]
+        if own:
+            table = np.maximum(0.0, own * inside + extra)
+        else:
+            table = np.where(np.isfinite(inside), np.maximum(0.0, extra), np.inf)
+        table.flags.writeable = False
+        yield edges, table
 
 
 def _usages(tables: Tables, mixes: Sequence[StageMix], limit: float) -> tuple[list[Usage], list[Limit]]:

@@ -479,7 +479,7 @@ class Attempt:
         if choice in self._considered or not np.isfinite(totals).all():
             return
         self._considered.add(choice)
-        hop, limit = self.weighing.hop(choice), self.search.memory_limit
+        limit, hop = self.search.memory_limit, None
         known: dict[bool, FloatArray] = {}
         too_many: list[list[int]] = []  # microbatches that stages cannot hold
         for configuration in self.family:
@@ -494,6 +494,7 @@ class Attempt:
             holds = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)] if pipeline.fills else []
             if any(all(map(operator.ge, holds, fewer)) for fewer in too_many if holds):
                 continue
+            hop = self.weighing.hop(choice) if hop is None else hop
             rest = self.weighing.bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
             seconds = self.weighing.copied(choice, totals, passes, splits=splits)
             found = best_split(seconds, *rest) if pipeline.fills else best_grouped(passes, seconds, *rest)

@@ -6,7 +6,6 @@ placement problem at these prices gives a bound and, if the bound is not yet wha
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import highspy
 import numpy as np
@@ -77,7 +76,7 @@ class Hull:
         totals = self._tables.kind_totals(choice)
         if not np.isfinite(totals).all():
             return False
-        amounts = np.array([item.amounts[choice[item.node]] for item in self._tables.bytes])
+        amounts = self._tables.flat.held(choice)
         edges = [(self._tables.edges[buffer.edge], buffer) for buffer in self.rows.buffers]
         held = np.array([buffer.amounts[choice[edge.first], choice[edge.second]] for edge, buffer in edges])
         between = self.rows.pairs @ held
@@ -159,24 +158,11 @@ class Hull:
         return new
 
     def _priced(self, factors: FloatArray, items: FloatArray, pairs: FloatArray) -> Problem:
-        instance = problem(self._tables, Weights(factors, True))
-        if not items.any():
-            return instance
-        costs = [cost.copy() for cost in instance.node_costs]
-        for price, item in zip(items.tolist(), self._tables.bytes, strict=True):
-            if price:
-                costs[item.node] += price * item.amounts
-        used = np.flatnonzero(pairs)
-        edges = [self._tables.edges[self.rows.buffers[index].edge] for index in used]
-        first = len(instance.edge_tables)
-        return replace(
-            instance,
-            node_costs=tuple(costs),
-            edge_nodes=np.vstack([instance.edge_nodes, *([edge.first, edge.second] for edge in edges)]),
-            edge_tables=(*instance.edge_tables, *(self.rows.buffers[index].amounts for index in used)),
-            edge_table_ids=np.append(instance.edge_table_ids, np.arange(first, first + len(used))),
-            edge_weights=np.append(instance.edge_weights, pairs[used]),
-        )
+        """Return the placement problem in which bytes of items and of pairs have a price."""
+        edges = [(self._tables.edges[buffer.edge], buffer) for buffer in self.rows.buffers]
+        priced = zip(edges, pairs.tolist(), strict=True) if items.any() else ()
+        between = [(edge.first, edge.second, buffer.amounts, price) for (edge, buffer), price in priced if price]
+        return problem(self._tables, Weights(factors, True), prices=items, pairs=between)
 
 
 def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray, FloatArray]:

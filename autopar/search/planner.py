@@ -228,7 +228,9 @@ class Search:
                 is_last, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
                 goes_on = is_last and math.isfinite(self.time_limit)
                 patience = math.inf if goes_on else PATIENCE
-                advancing = Advancing(self, outcome, bounded, min(elsewhere), aside, proves=is_last, patience=patience)
+                advancing = Advancing(
+                    self, outcome, bounded, min(elsewhere), aside, proves=is_last, patience=patience, stuck=known
+                )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
                 lowest, aside = min(lowest, advancing.proven), advancing.aside
         outcome.left += sum(len(each.family) for each in aside)
