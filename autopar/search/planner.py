@@ -3,11 +3,11 @@
 1. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
-3. Configurations on meshes of three axes take twice as long as all others. What microbatches take on their free axes
-   alone bounds many of them at once (`pacing.py`). If the best plan is `WEAK` times as slow as the least bound they
-   are searched in the same way. Else there is little to gain, and those with the least bounds are worked on for a share
-   of the work, and for some more while the least bound of all is theirs and a percent below the best plan
-   (`third_axis.py`).
+3. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
+   microbatches take on their free axes alone bounds many of them at once (`pacing.py`). If in the end the best plan is
+   `WEAK` times as slow as their least bound, they are searched in the same way. Else there is little to gain, and those
+   with the least bounds are worked on for a share of the work, and for some more while the least bound of all is theirs
+   and a percent below the best plan (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -19,7 +19,7 @@ The reported bound is the least over all configurations, searched or not.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost import CostModel
@@ -135,30 +135,38 @@ class Search:
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
-            lowest = self._search(crew, waves, outcome, clock, carried)
+
+            def pace(elsewhere: float) -> None:
+                if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
+                    pacing = Pacing(self, outcome, families(more), carried, elsewhere)
+                    sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
+                    outcome.closed_floor = pacing.own
+
+            lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=pace)
             opened = _waves(families(more))
-            if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
-                pacing = Pacing(self, outcome, families(more), carried, lowest)
-                sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
-                outcome.closed_floor = pacing.own
             if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]
                 outcome.closed, outcome.closed_floor = tuple(rest), self._least(rest)
-                lowest = self._search(crew, [plain], outcome, clock, carried, lowest)
+                lowest, idle = self._search(crew, [plain], outcome, clock, carried, _with(lowest, aside))
+                aside += idle
                 waves.append(plain)
             if opened and not outcome.stopped:
                 left = [family for wave in opened for family in wave]
-                third = ThirdAxis(self, outcome, left, carried, lowest)
+                third = ThirdAxis(self, outcome, left, carried, _with(lowest, aside))
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
-                third.near, third.enough = NEAR_ENOUGH, lowest
+                third.near, third.enough = NEAR_ENOUGH, _with(lowest, aside)
                 if limited:
                     third.until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
                 if not outcome.stopped:
                     count = sys.maxsize if limited else THIRD_MORE * count
                     sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
+            if aside and limited and not outcome.stopped:
+                lowest, aside = self._go_on(crew, outcome, clock, lowest, aside)
+            lowest = _with(lowest, aside)
+            outcome.left += sum(len(each.family) for each in aside)
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
             complete = lowest
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
@@ -192,8 +200,10 @@ class Search:
         clock: Clock,
         carried: Carried,
         known: float = math.inf,
-    ) -> float:
-        """Bound configurations and work on them, plain schedules first; return the least of all bounds.
+        *,
+        midway: Callable[[float], None] = lambda elsewhere: None,
+    ) -> tuple[float, list[Aside]]:
+        """Bound configurations and work on them, plain schedules first.
 
         Args:
             crew: Who does the work.
@@ -202,14 +212,20 @@ class Search:
             clock: When to stop.
             carried: What follows from what is known of others; added to.
             known: The least bound of configurations that were worked on before.
+            midway: Called once plain schedules are worked on, with the least bound of all that are listed here.
+
+        Returns:
+            The least of all bounds but those of what was put aside, and that.
         """
         floors = [min(self.least(family) for family in wave) for wave in waves]
         lowest = known
         aside: list[Aside] = []
         # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
         # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last, and
-        # what only serves to find better plans, where none was found for long: without a limit it is left then.
+        # what only serves to find better plans, where none was found for long: it is left then, or for later.
         for start, stop in ((0, 1), (1, len(waves))):
+            if start:
+                midway(min([lowest, *floors[start:], *(each.bound for each in aside)]))
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
                 elsewhere = [lowest, *floors[number + 1 :], *(each.own for each in bounded)]
@@ -225,8 +241,15 @@ class Search:
                 )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
                 lowest, aside = min(lowest, advancing.proven), advancing.aside
-        outcome.left += sum(len(each.family) for each in aside)
-        return min([lowest, *(each.bound for each in aside)])
+        return lowest, aside
+
+    def _go_on(
+        self, crew: Crew, outcome: Outcome, clock: Clock, lowest: float, aside: list[Aside]
+    ) -> tuple[float, list[Aside]]:
+        """Work on what was put aside until a limit of time; arguments and result as of `_search`."""
+        advancing = Advancing(self, outcome, (), lowest, aside)
+        sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+        return min(lowest, advancing.proven), advancing.aside
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
         """Return the configurations that need to be looked at; the others count as excluded."""
@@ -274,6 +297,11 @@ class Search:
         distinct = outcome.distinct()
         last = distinct[self.keep - 1].objective if len(distinct) >= self.keep else math.inf
         return min(KEEP_WITHIN * outcome.best, last)
+
+
+def _with(lowest: float, aside: Sequence[Aside]) -> float:
+    """Return the least bound, what was put aside included."""
+    return min([lowest, *(each.bound for each in aside)])
 
 
 def _waves(known: list[Family]) -> list[list[Family]]:
