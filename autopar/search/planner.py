@@ -4,10 +4,10 @@
    without memory limits, which also finds most plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
 3. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
-   microbatches take on their free axes alone bounds many of them at once (`pacing.py`). If in the end the best plan is
-   `WEAK` times as slow as their least bound, they are searched in the same way. Else there is little to gain, and those
-   with the least bounds are worked on for a share of the work, and for some more while the least bound of all is theirs
-   and a percent below the best plan (`third_axis.py`).
+   microbatches take on their free axes alone bounds many of them at once (`pacing.py`). If in the end the bound of the
+   others is `WEAK` times their own, they are searched in the same way with plain schedules. Those that are left are
+   worked on for a share of the work, least bounds first, and for some more while the least bound of all is theirs and a
+   percent below the best plan (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -53,8 +53,8 @@ KEEP_WITHIN = 1.05
 """Configurations that are not excluded up to this factor of the best plan are bounded further, for the runners-up."""
 
 WEAK = 1.15
-"""With plain schedules, meshes of three axes are searched in full if the best plan on others is so much slower than
-their least bound."""
+"""With plain schedules, meshes of three axes are searched in full if all plans on others are so much slower than their
+least bound."""
 
 THIRD_SHARE, THIRD_LEAST = 0.1, 6
 """Pieces of other work on meshes of three axes: a share of those on others, and how many there may always be."""
@@ -144,7 +144,7 @@ class Search:
 
             lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=pace)
             opened = _waves(families(more))
-            if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
+            if more and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]
                 outcome.closed, outcome.closed_floor = tuple(rest), self._least(rest)
@@ -163,21 +163,20 @@ class Search:
                     count = sys.maxsize if limited else THIRD_MORE * count
                     sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
-            if aside and limited and not outcome.stopped:
-                lowest, aside = self._go_on(crew, outcome, clock, lowest, aside)
-            lowest = _with(lowest, aside)
-            outcome.left += sum(len(each.family) for each in aside)
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
-            complete = lowest
+            complete = _with(lowest, aside)
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
-                reached = min(lowest, unequal, outcome.closed_floor)
+                reached = min(complete, unequal, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached)
+            if aside and not outcome.stopped and limited:
+                lowest, aside = self._go_on(crew, outcome, clock, lowest, aside)
             if third is not None and not outcome.stopped and limited:
                 third.enough, third.until = math.inf, math.inf
                 sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
                 third.note()
-        others = min(unequal, outcome.closed_floor)
+        outcome.left = sum(len(each.family) for each in aside)
+        lowest, others = _with(lowest, aside), min(unequal, outcome.closed_floor)
         lowest, outcome.complete = min(lowest, others), min(complete, others)
         best = outcome.best
         outcome.bound = min(best, lowest)
@@ -234,10 +233,8 @@ class Search:
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
             if bounded:
                 is_last, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
-                goes_on = is_last and math.isfinite(self.time_limit)
-                patience = math.inf if goes_on else PATIENCE
                 advancing = Advancing(
-                    self, outcome, bounded, min(elsewhere), aside, proves=is_last, patience=patience, stuck=known
+                    self, outcome, bounded, min(elsewhere), aside, proves=is_last, patience=PATIENCE, stuck=known
                 )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
                 lowest, aside = min(lowest, advancing.proven), advancing.aside
