@@ -221,3 +221,90 @@ def suffixes(
                                     return kept, number, False
                                 number[level, block, device, option] = count
     return kept, number, True
+
+
+@compiled
+def surviving(
+    at: Ints,
+    sizes: Ints,
+    starts: Bools,
+    seconds: Floats,
+    lead: Floats,
+    slow: Floats,
+    counts: Bools,
+    least: Floats,
+    leads: Floats,
+    rest: Floats,
+    end: Floats,
+    lowest: float,
+    follow: float,
+    most: float,
+    one_each: bool,
+) -> Ints:
+    """Return the stages that a route of at most so many seconds can have, (stages, 6).
+
+    Each is a level, the blocks from one to another, the first device, an option and a column.
+
+    Args:
+        at: Ranges, as in `Staging.at`.
+        sizes: Devices of options.
+        starts: Where they may start.
+        seconds: (levels, options, ranges, columns) t of stages.
+        lead: Their t - b.
+        slow: What hiding their reductions costs.
+        counts: (levels,) whether a route may have one stage more than the number.
+        least: What earlier stages take at least, from `reach`.
+        leads: The same of t - b.
+        rest: (levels, blocks, devices) what later stages take at least.
+        end: The same of when they end.
+        lowest: Least seconds of the slowest stage of any route.
+        follow: How often the slowest stage counts.
+        most: Seconds, but for those of every step.
+        one_each: Whether one stage of each option is enough.
+    """
+    num_blocks, longest = at.shape
+    levels, num_options, _, num_columns = seconds.shape
+    num_devices = starts.shape[1]
+    found, number = np.empty((1024, 6), dtype=np.int64), 0
+    for option in range(num_options):
+        enough = False
+        for level in range(levels):
+            for device in range(num_devices):
+                after = device + sizes[option]
+                if (
+                    enough
+                    or not starts[option, device]
+                    or after > num_devices
+                    or (level == 0) != (after == num_devices)
+                ):
+                    continue
+                for start in range(num_blocks):
+                    if (start == 0) != (device == 0) or (start == 0 and not counts[level]):
+                        continue
+                    if enough or least[start, device] == np.inf:
+                        continue
+                    for length in range(min(longest, num_blocks - start)):
+                        window, stop = at[start, length], start + length + 1
+                        if enough or window < 0 or (level == 0) != (stop == num_blocks):
+                            continue
+                        rests = rest[level - 1, stop, after] if level else 0.0
+                        ends = end[level - 1, stop, after] if level else 0.0
+                        for column in range(num_columns):
+                            own = seconds[level, option, window, column]
+                            if own == np.inf:
+                                continue
+                            early = least[start, device] + own + slow[level, option, window, column] + rests
+                            late = leads[start, device] + lead[level, option, window, column] + ends
+                            if follow * max(own, lowest) + max(early, late) > most:
+                                continue
+                            if number == len(found):
+                                more = np.empty((2 * number, 6), dtype=np.int64)
+                                more[:number] = found
+                                found = more
+                            found[number, 0], found[number, 1], found[number, 2] = level, start, stop
+                            found[number, 3], found[number, 4], found[number, 5] = device, option, column
+                            number += 1
+                            enough = one_each
+                            if enough:
+                                break
+    return found[:number]

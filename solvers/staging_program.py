@@ -20,7 +20,7 @@ from ortools.sat.python import cp_model
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.staging import ROOM
-from autopar.solvers.staging_kernel import END, REST, narrowest, reach, suffixes
+from autopar.solvers.staging_kernel import END, REST, narrowest, reach, suffixes, surviving
 from autopar.staging import FloatArray, Leg, Route, Staged, Staging
 
 _TOTAL = 2.0**44
@@ -66,12 +66,13 @@ class Program:
         return tuple(sorted(taken, key=lambda leg: leg.start))
 
 
-def survivors(problem: Staging, most: float) -> list[tuple[int, Leg]]:
+def survivors(problem: Staging, most: float, *, one_each: bool = False) -> list[tuple[int, Leg]]:
     """Return the stages, each with its level, that a route of at most so many seconds can have.
 
     Args:
         problem: The problem.
         most: Seconds.
+        one_each: Whether one of each option is enough.
     """
     fastest = problem.seconds.min(axis=3)
     counts = np.array([level + 1 in problem.counts for level in range(problem.levels)])
@@ -81,36 +82,21 @@ def survivors(problem: Staging, most: float) -> list[tuple[int, Leg]]:
     cap = math.inf if problem.follow == 0 else (most - problem.fixed) / problem.follow
     leads = np.where(np.isfinite(problem.seconds), problem.lead, np.inf).min(axis=(0, 3))
     least, first = reach(problem.at, problem.sizes, problem.starts, fastest.min(axis=0), leads, cap)
+    late = math.nextafter(most * (1 + _SLACK) - problem.fixed - problem.follow * lowest, math.inf)
     room, enough = ROOM, False
     while not enough:
         kept, number, enough = suffixes(
             problem.at, problem.sizes, problem.starts, problem.seconds, problem.lead, problem.slow, problem.tails,
-            problem.ends, problem.classes, problem.ahead, problem.back, least, first, cap, np.inf, room,
+            problem.ends, problem.classes, problem.ahead, problem.back, least, first, cap, late, room,
         )  # fmt: skip
         room *= 2
     known = np.arange(kept.shape[4]) < number[..., None]
     rest, end = (np.where(known, kept[..., which], np.inf).min(axis=(3, 4)) for which in (REST, END))
-    found = []
-    for level, option, window, column in np.argwhere(np.isfinite(problem.seconds)).tolist():
-        where = (level, option, window, column)
-        own = problem.seconds[where]
-        follow = problem.fixed + problem.follow * max(own, lowest)
-        for start, length in np.argwhere(problem.at == window).tolist():
-            stop = start + length + 1
-            if (level == 0) != (stop == problem.num_blocks) or (start == 0 and level + 1 not in problem.counts):
-                continue
-            for device in np.flatnonzero(problem.starts[option]).tolist():
-                after = device + int(problem.sizes[option])
-                if (level == 0) != (after == problem.num_devices) or after > problem.num_devices:
-                    continue
-                if (start == 0) != (device == 0):
-                    continue
-                rests, ends = (rest[level - 1, stop, after], end[level - 1, stop, after]) if level else (0.0, 0.0)
-                early = least[start, device] + own + problem.slow[where] + rests
-                late = first[start, device] + problem.lead[where] + ends
-                if follow + max(early, late) <= most * (1 + _SLACK):
-                    found.append((level, Leg(start, stop, device, option, column)))
-    return found
+    found = surviving(
+        problem.at, problem.sizes, problem.starts, problem.seconds, problem.lead, problem.slow, counts, least, first,
+        rest, end, lowest, problem.follow, most * (1 + _SLACK) - problem.fixed, one_each,
+    )  # fmt: skip
+    return [(level, Leg(*leg)) for level, *leg in found.tolist()]
 
 
 def program(problem: Staging, most: float) -> Program:

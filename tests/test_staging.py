@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.staging import solve
-from autopar.solvers.staging_program import solve_cp_sat, solve_highs
+from autopar.solvers.staging_program import solve_cp_sat, solve_highs, survivors
 from autopar.staging import Leg, Staged, Staging
 from tests.stagings import random_staging, routes
 
@@ -64,6 +64,26 @@ def test_a_cutoff_below_the_best_route_is_a_bound(seed: int) -> None:
 
     assert not found.route
     assert found.bound == pytest.approx(0.99 * best) if math.isfinite(best) else found.bound == math.inf
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**20), room=st.floats(1.0, 1.5))
+def test_stages_of_good_routes_survive(seed: int, room: float) -> None:
+    """All stages of all routes of at most so many seconds are listed, and one of each option if that is enough."""
+    problem = random_staging(seed)
+    most = _best(problem) * room
+    if not math.isfinite(most):
+        return
+
+    found = survivors(problem, most)
+
+    good = [route for route in routes(problem) if problem.value(route) <= most]
+    needed = {(len(route) - 1 - number, leg) for route in good for number, leg in enumerate(route)}
+    assert needed <= set(found)
+    assert len(set(found)) == len(found)
+    one_each = survivors(problem, most, one_each=True)
+    assert sorted(leg.option for _, leg in one_each) == sorted({leg.option for _, leg in found})
+    assert set(one_each) <= set(found)
 
 
 def test_a_step_by_hand() -> None:

@@ -196,7 +196,6 @@ class UnequalAttempt:
         self._asked = stops
         self._folded = search.folded(search.global_batch // count)
         self._trains = SCHEDULES[space.schedule].trains
-        self._stages = max(space.stages)
         self._cut, self._told = 0, 0.0
         self.work = 0.0
         rules = search.rules(self._folded)
@@ -205,6 +204,8 @@ class UnequalAttempt:
             tables = search.constraints.tables(self._folded, rules, submesh.mesh, search.costs.on(submesh.devices))
             if tables is not None:
                 self._tables[submesh] = tables
+        smallest = min((submesh.mesh.size for submesh in self._tables), default=space.devices)
+        self._stages = max(1, min(max(space.stages), space.devices // smallest))
 
     def run(self, outcome: Outcome) -> float:
         """Return a lower bound on all plans, and add the best one to what was found."""
@@ -216,7 +217,7 @@ class UnequalAttempt:
             outcome.take(self._finding(bound, None), self._search.keep)
             return bound
         if outcome.candidates:  # meshes that no better plan has are let go
-            used = {leg.option for _, leg in survivors(relaxed, outcome.best)}
+            used = {leg.option for _, leg in survivors(relaxed, outcome.best, one_each=True)}
             self._tables = {
                 submesh: tables for number, (submesh, tables) in enumerate(self._tables.items()) if number in used
             }
