@@ -163,8 +163,8 @@ def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, pieces: int, m
         assert outcome.candidates[0].objective <= best * (1 + CLOSE)
     elif not pieces:
         floors = {search.least((each,)): each for each in three}
-        assert outcome.closed_floor == min(floors)
-        assert {each for floor, each in floors.items() if floor < outcome.best} <= set(outcome.closed)
+        assert outcome.closed_floor > min(floors), "microbatches on the free axes alone say more"
+        assert set() < set(outcome.closed) <= {each for floor, each in floors.items() if floor < outcome.best}
         assert not any(is_data_major(candidate.configuration.mesh) for candidate in outcome.candidates)
 
 

@@ -290,6 +290,38 @@ def test_one_stage_holds_no_less_than_the_rows_of_memory_say(model: str) -> None
     assert buffered, "some choices gather or reduce"
 
 
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
+def test_each_group_holds_no_less_than_its_row_of_memory_says(model: str, num_stages: int) -> None:
+    """At a limit of what the fullest stage needs no row is short, and the fullest one's says a good part of it."""
+    found, rng = tables(model), np.random.default_rng(2)
+    pipeline, chain = Pipeline(num_stages, 4, "1f1b"), np.asarray(found.folded.chain)
+    main = int(np.bincount(chain).argmax())
+    fullest = 0.0
+    for choice in _choices(found, model, 10):
+        memory, amounts = (
+            lowered_bytes(found, choice),
+            np.array([item.amounts[choice[item.node]] for item in found.bytes]),
+        )
+        ranges = splits(len(chain), num_stages)
+        for number in rng.integers(len(ranges), size=2):
+            split = _mixed(ranges[number], rng)
+            limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
+            rows = step_program(found, pipeline, limit)
+            each = len(rows.flavours) // num_stages
+            shares = np.zeros(len(rows.flavours))  # of the blocks of the most frequent kind, by group and flavour
+            for stage, ((start, stop), flavours) in enumerate(zip(split.ranges, split.recompute, strict=True)):
+                for kind, flavour in zip(chain[start:stop], flavours, strict=True):
+                    own = rows.flavours[:each].index(flavour) if flavour in rows.flavours else 0
+                    shares[stage * each + own] += (kind == main) / (chain == main).sum()
+            held = shares @ (rows.bytes @ amounts).T
+            groups = [row for row in np.flatnonzero(rows.memory_rows) if not rows.bytes[row].any(axis=1).all()]
+            assert len(groups) == num_stages
+            assert (held[groups] <= 1 + TOLERANCE).all()
+            fullest = max(fullest, *held[groups].tolist())
+    assert fullest > 0.3
+
+
 def test_no_price_counts_less_than_nothing() -> None:
     """Weights below zero would be cut off by `problem`, and the optimum would be no bound."""
     program = step_program(tables("gpt2"), replace(Pipeline(2, 4, "1f1b"), overlap=Overlap(1.3, 0.2)), 1e9)

@@ -1,11 +1,12 @@
 """The course of a search: what is looked at before what, and what is not looked at any more."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 import pytest
 
+from autopar.search.attempt import Attempt
 from autopar.search.carried import Carried
 from autopar.search.course import SETTLED, Advancing, Aside, Bounding, Settling
 from autopar.search.outcome import Candidate, Outcome
@@ -144,7 +145,11 @@ def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:
     assert [configuration.num_microbatches for configuration in outcome.closed] == [4, 8]
     assert outcome.closed_floor == 3.7
     assert (outcome.solved, outcome.pruned) == (2, 0)
-    third.near, third.until = 0.0, -math.inf
+    third.near, third.enough = 0.0, 3.5
+    assert third.ends(0), "others are no nearer"
+    third.enough = 4.0
+    assert not third.ends(0)
+    third.until = -math.inf
     assert third.ends(0)
 
 
@@ -261,3 +266,34 @@ def test_what_was_begun_with_is_settled_first() -> None:
     assert _settled([(9.0, 1), (8.0, 2)], {2: 1.2}) == [2]
     assert _settled([(1.2, 1)], {}) == []
     assert len(_settled([(9.0 - each, count) for each, count in enumerate(FLOORS)], {})) == SETTLED < len(FLOORS)
+
+
+class _Proving(Attempt):
+    """Proves again and again; each time the best plan is of the next objective."""
+
+    def __init__(self, objectives: Sequence[float], *, left: bool) -> None:
+        self.best, self.exhausted = None, False
+        self._found, self._left, self.nearby = [_candidate(each) for each in objectives], left, 0
+
+    def _prove(self, bound: float, cutoff: float) -> float:
+        self.best = self._found.pop(0) if self._found else self.best
+        return bound + 1.0
+
+    def _look_nearby(self) -> None:
+        self.nearby += 1
+
+    def _ceiling(self, bound: float, cutoff: float) -> float:
+        return 1.0 if self._left else 0.0
+
+
+def test_proofs_are_repeated_as_long_as_they_find_better_plans() -> None:
+    proving = _Proving([5.0, 4.0], left=True)
+
+    assert [(proving._prove_again(bound, 9.0), proving.exhausted) for bound in (1.0, 2.0, 3.0)] == [
+        (2.0, False),
+        (3.0, False),
+        (4.0, True),
+    ]
+    assert proving.nearby == 2
+    proven = _Proving([5.0], left=False)
+    assert (proven._prove_again(1.0, 9.0), proven.exhausted) == (2.0, True), "nothing is left to prove"

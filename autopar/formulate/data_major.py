@@ -53,15 +53,24 @@ class DataMajor:
 
     def of_op(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> tuple[Mask, ...]:
         """See `Restriction.of_op`."""
-        sides = ((op.inputs, False), (op.outputs, True))
-        placed = [
+        others = None if self.others is None else self.others.of_op(kind, op, strategies)
+        return self._with_data(Decision.OP, kind, op, self._placed(op, strategies), len(strategies), others)
+
+    def splitting(self, kind: int, op: Op, strategies: Sequence[Strategy]) -> Mask:
+        """Return which of an op's strategies on one axis split the batch, as data parallelism does; none may."""
+        placed = self._placed(op, strategies)
+        if not placed:
+            return np.zeros(len(strategies), dtype=bool)
+        return wanted(self.facts, _DATA, Decision.OP, kind, op, placed)
+
+    def _placed(self, op: Op, strategies: Sequence[Strategy]) -> Placed:
+        """Return what an op places, with codes on one axis."""
+        return [
             (name, np.array([encode((s.outputs if is_output else s.inputs)[slot]) for s in strategies]), is_output)
-            for names, is_output in sides
+            for names, is_output in ((op.inputs, False), (op.outputs, True))
             for slot, name in enumerate(names)
             if name and name not in self.facts.folded.free
         ]
-        others = None if self.others is None else self.others.of_op(kind, op, strategies)
-        return self._with_data(Decision.OP, kind, op, placed, len(strategies), others)
 
     def of_value(self, decision: Decision, kind: int, value: Value) -> tuple[Mask, ...]:
         """See `Restriction.of_value`."""

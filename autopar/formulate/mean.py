@@ -66,10 +66,7 @@ def mean_bytes(
         resident: What stays on the device through the step.
         evenly: Whether all stages weigh the same.
     """
-    flying = np.array([pipeline.in_flight(group) for group in range(pipeline.num_groups)], dtype=np.float64)
-    weights = np.ones(len(flying)) if evenly else 1 / flying
-    weights /= weights.sum()
-    held, kept = float(weights.min()), float((weights * flying).min())
+    held, kept = stage_weights(pipeline, evenly=evenly)
     factors = np.zeros(len(tables.bytes))
     for index, item in enumerate(tables.bytes):
         count = tables.folded.kinds[item.kind].count
@@ -78,6 +75,19 @@ def mean_bytes(
         elif item.memory in KEPT[keeps[item.kind]]:
             factors[index] = count * kept
     return MeanBytes(factors, limit - tables.folded.buffer_bytes)
+
+
+def stage_weights(pipeline: Pipeline, *, evenly: bool) -> tuple[float, float]:
+    """Return how often resident bytes and those of a microbatch count at least in a mean stage, of those of all stages.
+
+    Args:
+        pipeline: Stages, microbatches, schedule.
+        evenly: Whether all stages weigh the same.
+    """
+    flying = np.array([pipeline.in_flight(group) for group in range(pipeline.num_groups)], dtype=np.float64)
+    weights = np.ones(len(flying)) if evenly else 1 / flying
+    weights /= weights.sum()
+    return float(weights.min()), float((weights * flying).min())
 
 
 def least_bytes(

@@ -7,23 +7,31 @@ all blocks, or through one, P(s), obeys k P(s) >= P(k s), and P(k s) bounds ever
 mesh: it runs such microbatches, and more often. Without pipeline the step time itself is bounded so.
 
 P is that of joint backwards, which hide more than those of schedules that split them; what is known of the latter holds
-for the latter only. Memory is left out on both sides: more samples take more of it.
+for the latter only. Memory is left out on both sides: more samples take more of it. What blocks have to run again to
+fit (`room.py`) is on top of P, which is without recompute.
+
+On a mesh of three axes whose major one is data parallel a microbatch takes at least what one dp-th of it takes on the
+two others alone (`autopar.formulate.minor`), so that what is known of these, P'(s / dp), is at most P(s) for every dp.
 
 None of this holds where the graph of s samples has fewer ops or other dims than that of k s, as it may if an importer
 simplifies what one sample needs not, or as many as another dim has. So two graphs of usual sizes are compared once, and
 those of other sizes with them (`floor.scales`).
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autopar.cost import Stack
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
+from autopar.formulate.minor import minor_mesh
 from autopar.problem import Choice
 from autopar.schedule import SCHEDULES
 from autopar.search.floor import Floor, scales
 from autopar.search.pace import UNKNOWN, Hint, Pace
 from autopar.search.pieces import Finding
+from autopar.search.room import Room
 from autopar.search.space import Configuration, Family
 from autopar.sharding import Mesh
 
@@ -39,12 +47,21 @@ class Carried:
         floor: Knows which numbers of samples are usual.
         stack: The software.
         global_batch: Samples per step.
+        room: Knows what has to run again to fit; None where that is left out.
     """
 
-    def __init__(self, folded: Callable[[int], Folded], floor: Floor, stack: Stack, global_batch: int) -> None:
-        self._folded, self._floor, self._stack, self._batch = folded, floor, stack, global_batch
+    def __init__(
+        self,
+        folded: Callable[[int], Folded],
+        floor: Floor,
+        stack: Stack,
+        global_batch: int,
+        room: Room | None = None,
+    ) -> None:
+        self._folded, self._floor, self._stack, self._batch, self._room = folded, floor, stack, global_batch, room
         self._paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
         self._steps: dict[Mesh, dict[int, float]] = {}
+        self._minor: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
         self._choices: dict[tuple[Mesh, int], dict[bool, tuple[Choice, ...]]] = {}
         self._compared: dict[tuple[int, int], bool] = {}
 
@@ -65,6 +82,11 @@ class Carried:
             for splits, pace in parts.items():
                 paces = self._paces.setdefault((first.mesh, splits), {})
                 paces[samples] = pace.joined(paces.get(samples, UNKNOWN))
+
+    def learn_minor(self, mesh: Mesh, samples: int, finding: Finding) -> None:
+        """Take what was found of microbatches on the free axes of meshes of three, with samples of one part of dp."""
+        for splits, pace in ((False, finding.pace), (True, finding.split_pace)):
+            self._minor.setdefault((mesh, splits), {})[samples] = pace
 
     def hint(self, family: Family) -> Hint:
         """Return what is known of the same microbatches of configurations that differ in the schedule only."""
@@ -88,30 +110,57 @@ class Carried:
         """
         first = family[0]
         samples = self._samples(first)
+        pace = self._alone(first)
         if first.num_stages == 1:
             known = self._steps.get(first.mesh, {})
-            return max((known[more] for more in self._more(known, samples)), default=0.0)
-        pace = UNKNOWN
+            least = max((known[more] for more in self._more(known, samples)), default=0.0)
+            return max(least, min(self._step(own, self._with_again(own, pace)) for own in family))
         for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
             paces = self._paces.get((first.mesh, splits), {})
             for more in self._more(paces, samples):
                 pace = pace.joined(paces[more].scaled(samples / more))
-        steps = [self._step(configuration, pace) for configuration in family]
-        evenly = [self._even(configuration, pace) for configuration in family]
+        with_again = {configuration: self._with_again(configuration, pace) for configuration in family}
+        steps = [self._step(*own) for own in with_again.items()]
+        evenly = [self._even(*own) for own in with_again.items()]
         if min(map(max, steps, evenly)) < cutoff:
             return min(steps)  # paths are no longer than those of equal stages
-        paths = [self._path(configuration, pace) for configuration in family]
+        paths = [self._path(*own) for own in with_again.items()]
         return min(map(max, steps, paths))
+
+    def _with_again(self, configuration: Configuration, pace: Pace) -> Pace:
+        """Return a pace with what has to run again, which is on top of what is known, be it the floor alone."""
+        again = 0.0 if self._room is None else self._room.again(configuration)
+        if not again:
+            return pace
+        floor = self._floor.microbatch(configuration.mesh, self._samples(configuration))
+        return Pace(max(pace.seconds, floor) + again, pace.blocks)
+
+    def _alone(self, first: Configuration) -> Pace:
+        """Return what follows for the microbatches of a mesh of three axes from its free axes alone."""
+        pace = UNKNOWN
+        if not is_data_major(first.mesh):
+            return pace
+        mesh, samples, degree = minor_mesh(first.mesh), self._samples(first), first.mesh.shape[0]
+        for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
+            known = self._minor.get((mesh, splits), {})
+            for more in self._more(known, samples // degree):
+                if self._scales(more, more * degree):
+                    pace = pace.joined(known[more].scaled(samples // degree / more))
+        return pace
 
     def _step(self, configuration: Configuration, pace: Pace) -> float:
         """Return what follows from a pace for the step, whatever its order."""
         return 0.0 if pace == UNKNOWN else pace.step(configuration.pipeline(self._stack))
 
     def _even(self, configuration: Configuration, pace: Pace) -> float:
+        if math.isinf(pace.seconds):
+            return pace.seconds
         pipeline = configuration.pipeline(self._stack)
         return self._floor.even_seconds(configuration, self._batch, pipeline, pace.seconds)
 
     def _path(self, configuration: Configuration, pace: Pace) -> float:
+        if math.isinf(pace.seconds):
+            return pace.seconds
         pipeline = configuration.pipeline(self._stack)
         return self._floor.path_seconds(configuration, self._batch, pipeline, pace.seconds)
 

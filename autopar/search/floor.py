@@ -12,7 +12,7 @@ fullest of p stages holds at least one p-th of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -49,6 +49,7 @@ class Floor:
     """What any plan takes at least.
 
     Attributes:
+        names: Of each distinct op, in the representative of its kind.
         counts: Instances of each distinct op that runs once per microbatch.
         launches: Seconds of its launch.
         compute: Its seconds on one device if only FLOPs count: base and slope, base + slope * samples.
@@ -61,6 +62,7 @@ class Floor:
         passes: Number of the pass of each op where the backward is split, (ops,).
     """
 
+    names: tuple[str, ...]
     counts: FloatArray
     launches: FloatArray
     compute: tuple[FloatArray, FloatArray]
@@ -82,11 +84,14 @@ class Floor:
 
     def seconds(self, configuration: Configuration, global_batch: int) -> float:
         """Return a lower bound on the step seconds of any plan of a configuration."""
-        per_op = self.op_seconds(configuration.mesh, global_batch / configuration.num_microbatches)
-        microbatch = float(self.counts @ per_op)
+        microbatch = self.microbatch(configuration.mesh, global_batch / configuration.num_microbatches)
         pipeline = configuration.pipeline(DEFAULT)
         rounds = pipeline.rounds if pipeline.fills else pipeline.num_microbatches  # more would take a linear program
         return microbatch * rounds / configuration.num_stages
+
+    def microbatch(self, mesh: Mesh, samples: float) -> float:
+        """Return the least seconds of a microbatch of so many samples through all stages, each on such a mesh."""
+        return float(self.counts @ self.op_seconds(mesh, samples))
 
     def path(self, configuration: Configuration, global_batch: int) -> LeastPath | None:
         """Return what the longest path through a step takes at least, wherever the chain is cut.
@@ -154,6 +159,11 @@ class Floor:
     def op_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
         """Return the least that each distinct op takes on a mesh for a microbatch of so many samples, (ops,)."""
         return _op_seconds(self, mesh.shape, samples)
+
+    def seconds_of(self, names: Collection[str], mesh: Mesh, samples: float) -> float:
+        """Return the least that all instances of some ops take on a mesh for a microbatch of so many samples."""
+        chosen = np.array([name in names for name in self.names], dtype=bool)
+        return float(self.counts[chosen] @ self.op_seconds(mesh, samples)[chosen])
 
     def bytes(self, configuration: Configuration, *, offload: bool = False) -> float:
         """Return a lower bound on what the fullest device of any plan holds of parameters, gradients and optimizer.
@@ -224,7 +234,7 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     slope = (lengths[1] - lengths[0]) / step
     dims = lengths[0] - slope * samples[0], slope
     states, moments = _states(small.pattern, costs.policy)
-    return Floor(counts, launches, compute, memory, dims, states, moments, samples, alike, passes)
+    return Floor(tuple(common), counts, launches, compute, memory, dims, states, moments, samples, alike, passes)
 
 
 def _places(folded: Folded, names: Sequence[str]) -> tuple[Mask, IntArray]:

@@ -15,6 +15,7 @@ from autopar.formulate.tables import Tables
 from autopar.problem import Choice
 from autopar.search.attempt import Attempt
 from autopar.search.branches import Branch, apply
+from autopar.search.minor import minor_paces
 from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Hint, Pace
 from autopar.search.space import Family
@@ -59,10 +60,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Work(StrEnum):
-    """What is to be done: `BOUND` comes first."""
+    """What is to be done: `BOUND` comes first. `PACE` is for meshes of three axes with these free ones (`minor.py`)."""
 
     BOUND = "bound"
     ADVANCE = "advance"
+    PACE = "pace"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +116,10 @@ class Finding:
         work: Units of work of placement problems meanwhile.
         cut: Placement problems that their limit of work or time has cut meanwhile.
         state: All of what was done so far, for going on in another process; None if this one goes on.
+        pace: What a microbatch takes at least, whatever memory it takes.
+        split_pace: That with split backwards, if both were looked for.
+        unlimited: Lower bound on every plan, whatever memory it takes; 0 if unknown.
+        choices: Placements that are good at some prices, the best one without limits first.
     """
 
     bound: float
@@ -124,6 +130,7 @@ class Finding:
     is_settled: bool = False
     others: tuple[Candidate, ...] = ()
     pace: Pace = UNKNOWN
+    split_pace: Pace = UNKNOWN
     unlimited: float = 0.0
     choices: tuple[Choice, ...] = ()
     work: float = 0.0
@@ -160,7 +167,13 @@ class Workbench:
             seconds: Seconds left for it.
             state: What was done before on its configuration, if that was elsewhere.
         """
-        attempt = self._attempt(piece, time.monotonic() + seconds, state)
+        end = time.monotonic() + seconds
+        if piece.work is Work.PACE:
+            first = piece.configuration[0]
+            samples = self._search.global_batch // first.num_microbatches
+            paces = minor_paces(self._search, first.mesh, samples, end)
+            return Finding(0.0, None, paces.cut, pace=paces.joint, split_pace=paces.split, work=paces.work)
+        attempt = self._attempt(piece, end, state)
         if attempt is None:
             return Finding(float("inf"), None, 0)
         cut, work = attempt.cut, attempt.work

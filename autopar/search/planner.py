@@ -3,9 +3,11 @@
 1. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
-3. Configurations on meshes of three axes take twice as long as all others. If the best plan is `WEAK` times as slow as
-   their least floor they are searched in the same way. Else there is little to gain, and those with the least bounds
-   are worked on for a share of the work (`third_axis.py`).
+3. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
+   microbatches take on their free axes alone bounds many of them at once (`pacing.py`). If in the end the bound of the
+   others is `WEAK` times their own, they are searched in the same way with plain schedules. Those that are left are
+   worked on for a share of the work, least bounds first, and for some more while the least bound of all is theirs and a
+   percent below the best plan (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -17,7 +19,7 @@ The reported bound is the least over all configurations, searched or not.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost import CostModel
@@ -37,6 +39,8 @@ from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
 from autopar.search.outcome import Outcome
+from autopar.search.pacing import Pacing
+from autopar.search.room import Room
 from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.search.submeshes import Unequal
@@ -49,15 +53,15 @@ KEEP_WITHIN = 1.05
 """Configurations that are not excluded up to this factor of the best plan are bounded further, for the runners-up."""
 
 WEAK = 1.15
-"""With plain schedules, meshes of three axes are searched in full if the best plan on others is so much slower than
-their least floor."""
+"""With plain schedules, meshes of three axes are searched in full if all plans on others are so much slower than their
+least bound."""
 
 THIRD_SHARE, THIRD_LEAST = 0.1, 6
 """Pieces of other work on meshes of three axes: a share of those on others, and how many there may always be."""
 
-NEAR_ENOUGH = 0.01
-"""What is left of a limit of time is spent on meshes of three axes while the bound there is further from the best plan,
-relative."""
+NEAR_ENOUGH, THIRD_MORE = 0.01, 4
+"""While the least bound of all is theirs and further from the best plan, relative, there may be so many times as many
+pieces more, and what is left of a limit of time is spent on them."""
 
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
@@ -122,7 +126,8 @@ class Search:
         more = self._left([each for each in space if is_data_major(each.mesh)], outcome)
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
-        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch)
+        room = Room(self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch)
+        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch, room)
         third, limited = None, math.isfinite(self.time_limit)
         with self.hire(self) as crew:
             waves = _waves(families(fewer))
@@ -130,34 +135,48 @@ class Search:
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
-            lowest = self._search(crew, waves, outcome, clock, carried)
+
+            def pace(elsewhere: float) -> None:
+                if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
+                    pacing = Pacing(self, outcome, families(more), carried, elsewhere)
+                    sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
+                    outcome.closed_floor = pacing.own
+
+            lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=pace)
             opened = _waves(families(more))
-            if more and not outcome.stopped and outcome.best >= WEAK * outcome.closed_floor:
+            if more and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]
                 outcome.closed, outcome.closed_floor = tuple(rest), self._least(rest)
-                lowest = self._search(crew, [plain], outcome, clock, carried, lowest)
+                lowest, idle = self._search(crew, [plain], outcome, clock, carried, _with(lowest, aside))
+                aside += idle
                 waves.append(plain)
             if opened and not outcome.stopped:
                 left = [family for wave in opened for family in wave]
-                third = ThirdAxis(self, outcome, left, carried, lowest)
+                third = ThirdAxis(self, outcome, left, carried, _with(lowest, aside))
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
-                if not outcome.stopped and limited:
-                    third.near, third.until = NEAR_ENOUGH, clock.end() - RUNNERS_UP_SHARE * self.time_limit
-                    sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
+                third.near, third.enough = NEAR_ENOUGH, _with(lowest, aside)
+                if limited:
+                    third.until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
+                if not outcome.stopped:
+                    count = sys.maxsize if limited else THIRD_MORE * count
+                    sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
-            complete = lowest
+            complete = _with(lowest, aside)
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
-                reached = min(lowest, unequal, outcome.closed_floor)
+                reached = min(complete, unequal, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached)
+            if aside and not outcome.stopped and limited:
+                lowest, aside = self._go_on(crew, outcome, clock, lowest, aside)
             if third is not None and not outcome.stopped and limited:
-                third.until = math.inf
+                third.enough, third.until = math.inf, math.inf
                 sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
                 third.note()
-        others = min(unequal, outcome.closed_floor)
+        outcome.left = sum(len(each.family) for each in aside)
+        lowest, others = _with(lowest, aside), min(unequal, outcome.closed_floor)
         lowest, outcome.complete = min(lowest, others), min(complete, others)
         best = outcome.best
         outcome.bound = min(best, lowest)
@@ -180,8 +199,10 @@ class Search:
         clock: Clock,
         carried: Carried,
         known: float = math.inf,
-    ) -> float:
-        """Bound configurations and work on them, plain schedules first; return the least of all bounds.
+        *,
+        midway: Callable[[float], None] = lambda elsewhere: None,
+    ) -> tuple[float, list[Aside]]:
+        """Bound configurations and work on them, plain schedules first.
 
         Args:
             crew: Who does the work.
@@ -190,14 +211,20 @@ class Search:
             clock: When to stop.
             carried: What follows from what is known of others; added to.
             known: The least bound of configurations that were worked on before.
+            midway: Called once plain schedules are worked on, with the least bound of all that are listed here.
+
+        Returns:
+            The least of all bounds but those of what was put aside, and that.
         """
         floors = [min(self.least(family) for family in wave) for wave in waves]
         lowest = known
         aside: list[Aside] = []
         # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
         # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last, and
-        # what only serves to find better plans, where none was found for long: without a limit it is left then.
+        # what only serves to find better plans, where none was found for long: it is left then, or for later.
         for start, stop in ((0, 1), (1, len(waves))):
+            if start:
+                midway(min([lowest, *floors[start:], *(each.bound for each in aside)]))
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
                 elsewhere = [lowest, *floors[number + 1 :], *(each.own for each in bounded)]
@@ -206,13 +233,20 @@ class Search:
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
             if bounded:
                 is_last, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
-                goes_on = is_last and math.isfinite(self.time_limit)
-                patience = math.inf if goes_on else PATIENCE
-                advancing = Advancing(self, outcome, bounded, min(elsewhere), aside, proves=is_last, patience=patience)
+                advancing = Advancing(
+                    self, outcome, bounded, min(elsewhere), aside, proves=is_last, patience=PATIENCE, stuck=known
+                )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
                 lowest, aside = min(lowest, advancing.proven), advancing.aside
-        outcome.left += sum(len(each.family) for each in aside)
-        return min([lowest, *(each.bound for each in aside)])
+        return lowest, aside
+
+    def _go_on(
+        self, crew: Crew, outcome: Outcome, clock: Clock, lowest: float, aside: list[Aside]
+    ) -> tuple[float, list[Aside]]:
+        """Work on what was put aside until a limit of time; arguments and result as of `_search`."""
+        advancing = Advancing(self, outcome, (), lowest, aside)
+        sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
+        return min(lowest, advancing.proven), advancing.aside
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
         """Return the configurations that need to be looked at; the others count as excluded."""
@@ -260,6 +294,11 @@ class Search:
         distinct = outcome.distinct()
         last = distinct[self.keep - 1].objective if len(distinct) >= self.keep else math.inf
         return min(KEEP_WITHIN * outcome.best, last)
+
+
+def _with(lowest: float, aside: Sequence[Aside]) -> float:
+    """Return the least bound, what was put aside included."""
+    return min([lowest, *(each.bound for each in aside)])
 
 
 def _waves(known: list[Family]) -> list[list[Family]]:

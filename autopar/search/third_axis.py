@@ -33,6 +33,7 @@ class ThirdAxis(Series):
 
     Attributes:
         near: Configurations with bounds as near to the best plan, relative, are not worked on.
+        enough: Nor are those with bounds as high, in seconds.
         until: When to end, on the monotonic clock.
     """
 
@@ -40,7 +41,7 @@ class ThirdAxis(Series):
         self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried, elsewhere: float
     ) -> None:
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
-        self._elsewhere, self.near, self.until = elsewhere, OPTIMALITY_TOLERANCE, math.inf
+        self._elsewhere, self.near, self.enough, self.until = elsewhere, OPTIMALITY_TOLERANCE, math.inf, math.inf
         self._counted = (0, 0)
         self._open = sorted((search.least(family), number) for number, family in enumerate(space))
         self._done: list[tuple[float, int]] = []
@@ -109,6 +110,7 @@ class ThirdAxis(Series):
 
     def note(self) -> None:
         """Take down in the outcome what was done and what is left."""
+        self._carry()
         self._outcome.closed, self._outcome.closed_floor = self.left, self.own
         worked, excluded = self._counted
         self._counted = self.worked, self.excluded
@@ -131,7 +133,7 @@ class ThirdAxis(Series):
 
     def _is_far(self, bound: float) -> bool:
         """Whether a bound is so far from the best plan that there is something to do."""
-        return bound < self._outcome.best * (1 - self.near)
+        return bound < min(self.enough, self._outcome.best * (1 - self.near))
 
     def _is_rival(self, bound: float) -> bool:
         """Whether there may be a plan that is better than the best."""

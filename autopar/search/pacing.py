@@ -1,0 +1,94 @@
+"""Bounds on microbatches on meshes of three axes, before any of these meshes is worked on.
+
+Few meshes of two free axes and few numbers of samples serve many meshes of three, numbers of stages and schedules: what
+is found on outer × inner with s samples (`minor.py`) holds on dp × outer × inner with dp s samples for every dp, and
+something follows for divisors of s (`carried.py`).
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autopar.formulate.minor import minor_mesh
+from autopar.search.carried import Carried
+from autopar.search.outcome import Outcome
+from autopar.search.pieces import Finding, Piece, Work
+from autopar.search.space import Configuration, Family
+from autopar.search.sweep import Series
+from autopar.sharding import Mesh
+
+if TYPE_CHECKING:  # it knows this module
+    from autopar.search.planner import Search
+
+
+class Pacing(Series):
+    """Finds what microbatches take at least on pairs of free axes where that may exclude something, least floors first.
+
+    Args:
+        search: What it is part of.
+        outcome: What is known, and is added to.
+        space: The configurations, on meshes of three axes.
+        carried: What follows from what is known of others; added to.
+        elsewhere: No plan of the other configurations has a lower objective, in seconds.
+
+    Attributes:
+        count: How many pairs of free axes and numbers of samples there are.
+    """
+
+    def __init__(
+        self, search: "Search", outcome: Outcome, space: Sequence[Family], carried: Carried, elsewhere: float
+    ) -> None:
+        self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
+        self._elsewhere = elsewhere
+        self._floors = sorted((search.least(family), number) for number, family in enumerate(space))
+        self._alike: dict[tuple[Mesh, int], list[tuple[float, int]]] = {}
+        for floor, number in self._floors:
+            if floor < outcome.best:
+                self._alike.setdefault(self._key(space[number]), []).append((floor, number))
+        self._keys = list(self._alike)
+        self.count = len(self._keys)
+
+    @property
+    def own(self) -> float:
+        """No plan of these configurations has a lower objective, in seconds."""
+        ahead = [*self._floors]
+        while ahead:
+            raised = self._raised(*ahead[0])
+            if raised <= ahead[0][0]:
+                return raised
+            heapq.heapreplace(ahead, (raised, ahead[0][1]))
+        return float("inf")
+
+    def ends(self, index: int) -> bool:
+        """See `Series.ends`."""
+        return False
+
+    def piece(self, index: int) -> Piece | None:
+        """See `Series.piece`: there is nothing to find out where all are excluded by what is known."""
+        best = self._outcome.best
+        if all(self._raised(*known) >= best for known in self._alike[self._keys[index]]):
+            return None
+        mesh, samples = self._keys[index]
+        alone = Configuration(1, mesh, self._search.global_batch // samples, "1f1b")
+        return Piece(Work.PACE, (alone,), 0.0, best)
+
+    def take(self, index: int, finding: Finding | None) -> None:
+        """See `Series.take`."""
+        if finding is None:
+            return
+        mesh, samples = self._keys[index]
+        self._carried.learn_minor(mesh, samples, finding)
+        self._outcome.cut += finding.cut
+        self._outcome.work += finding.work
+        detail = f"{samples} samples on {mesh}"
+        self._search.tell(self._outcome, "third axis", index + 1, self.count, self._elsewhere, detail)
+
+    def _key(self, family: Family) -> tuple[Mesh, int]:
+        """Return the free axes, and the samples that each group of devices along them works on."""
+        mesh = family[0].mesh
+        return minor_mesh(mesh), self._search.global_batch // family[0].num_microbatches // mesh.shape[0]
+
+    def _raised(self, known: float, number: int) -> float:
+        """Return what is known of a family, raised by what follows from others unless it is enough to exclude it."""
+        best = self._outcome.best
+        return known if known >= best else max(known, self._carried.least(self._space[number], best))

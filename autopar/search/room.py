@@ -1,0 +1,132 @@
+"""What blocks run again at least because what they keep does not fit otherwise, before anything is formulated.
+
+On n devices a value takes at least one n-th of its bytes, more where axes of the mesh divide none of its dims. With k_f
+the bytes that a block of the most frequent kind keeps so at least under flavour f of recompute, and a_f the seconds
+that it runs again at least, shares x_f of these blocks take
+
+    min sum_f x_f a_f   such that   r + c sum_f x_f k_f <= limit,   sum_f x_f = 1
+
+more than they would without recompute: r are the resident bytes of a mean stage and c is how many microbatches of how
+many blocks it holds at least (`mean_bytes`). Other kinds of blocks keep nothing here. What a microbatch takes without
+recompute is a bound of its own; both add up, for recompute is added to backwards.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from autopar.cost import CostModel
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.fold import Folded
+from autopar.formulate.keeping import kept, main_kind
+from autopar.formulate.mean import stage_weights
+from autopar.formulate.memory import KEPT
+from autopar.formulate.selective import is_forward, selective_ops
+from autopar.formulate.step import Pipeline
+from autopar.formulate.tables import Memory
+from autopar.recompute import Hosted, Recompute
+from autopar.search.floor import Floor, most_shards
+from autopar.search.space import Configuration
+from autopar.sharding import Mesh
+
+
+class Room:
+    """Knows what has to run again.
+
+    Args:
+        folded: Returns the folded graph for a number of samples per microbatch.
+        floor: Floor under step times and bytes.
+        costs: Cost model.
+        constraints: What else plans have to keep to.
+        memory_limit: Bytes per device.
+        global_batch: Samples per step.
+    """
+
+    def __init__(
+        self,
+        folded: Callable[[int], Folded],
+        floor: Floor,
+        costs: CostModel,
+        constraints: Constraints,
+        memory_limit: float,
+        global_batch: int,
+    ) -> None:
+        self._folded, self._floor, self._costs, self._constraints = folded, floor, costs, constraints
+        self._limit, self._batch = memory_limit, global_batch
+        self._known: dict[tuple[int, tuple[int, ...]], list[tuple[float, float]]] = {}
+        self._found: dict[Configuration, float] = {}
+
+    def again(self, configuration: Configuration) -> float:
+        """Return the least seconds that a microbatch runs again in all stages together; infinity if nothing fits."""
+        if math.isinf(self._limit) or not self._flavours:
+            return 0.0
+        if configuration not in self._found:
+            self._found[configuration] = self._least(configuration)
+        return self._found[configuration]
+
+    def _least(self, configuration: Configuration) -> float:
+        """As `again`, by the formula."""
+        samples = self._batch // configuration.num_microbatches
+        blocks = self._blocks(samples, configuration.mesh)
+        groups = configuration.num_stages
+        resident = groups * self._floor.bytes(configuration, offload=self._constraints.hosts_optimizer)
+        room = self._limit - self._folded(samples).buffer_bytes
+        weights = _weights(configuration.schedule, groups, configuration.num_microbatches, configuration.num_chunks)
+        return max(_least_again((room - resident * held) / flying, blocks) for held, flying in weights)
+
+    @property
+    def _flavours(self) -> tuple[Recompute, ...]:
+        """What blocks may recompute; none where they may keep nothing on the device without running anything again."""
+        return () if Hosted.ACTIVATIONS in self._constraints.hosted else self._constraints.flavours()
+
+    def _blocks(self, samples: int, mesh: Mesh) -> list[tuple[float, float]]:
+        """Return by flavour what all blocks of the most frequent kind keep and run again at least of a microbatch.
+
+        These are bytes of a device of each stage and seconds, of all stages together.
+        """
+        key = samples, mesh.shape
+        if key not in self._known:
+            folded = self._folded(samples)
+            kind = main_kind(folded)
+            keeps = dict.fromkeys(Memory, 0.0)
+            for own in kept(folded, self._costs):
+                shards = mesh.size if own.shape is None else most_shards(own.shape, mesh.shape)
+                keeps[own.memory] += kind.count * own.bytes / shards
+            ops = {flavour: self._ops(folded, flavour) for flavour in self._flavours}
+            self._known[key] = [
+                (sum(keeps[memory] for memory in KEPT[flavour]), self._floor.seconds_of(names, mesh, samples))
+                for flavour, names in ops.items()
+            ]
+        return self._known[key]
+
+    def _ops(self, folded: Folded, flavour: Recompute) -> frozenset[str]:
+        """Return the ops of a block of the most frequent kind that run again."""
+        kind = main_kind(folded)
+        if flavour is Recompute.FULL:
+            return frozenset(op.name for op in kind.ops if is_forward(op))
+        if flavour is Recompute.SELECTIVE:
+            return frozenset(kind.ops[position].name for position in selective_ops(folded, self._costs)[kind.id])
+        return frozenset()
+
+
+@lru_cache(maxsize=4096)
+def _weights(schedule: str, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[tuple[float, float], ...]:
+    """Return how often resident bytes and those of a microbatch count in two mean stages, as of `stage_weights`."""
+    pipeline = Pipeline(num_groups * num_chunks, num_microbatches, schedule, num_chunks=num_chunks)
+    return tuple(stage_weights(pipeline, evenly=evenly) for evenly in (False, True))
+
+
+def _least_again(room: float, blocks: Sequence[tuple[float, float]]) -> float:
+    """Return the least mean of seconds whose mean of bytes is no more than there is room for; infinity if none is.
+
+    >>> [_least_again(room, [(10.0, 0.0), (6.0, 1.0), (2.0, 3.0)]) for room in (12, 8, 6, 3, 1)]
+    [0.0, 0.5, 1.0, 2.5, inf]
+    """
+    fitting = [seconds for nbytes, seconds in blocks if nbytes <= room]
+    mixed = [
+        low + (high - low) * (large - room) / (large - small)
+        for large, low in blocks
+        for small, high in blocks
+        if small <= room < large
+    ]
+    return min([*fitting, *mixed], default=math.inf)

@@ -1,0 +1,140 @@
+"""What has to run again at least where memory is short: bytes that are kept, mixtures, and no plan below it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autopar.formulate.constraints import Constraints
+from autopar.formulate.keeping import kept, main_kind
+from autopar.formulate.memory import KEPT
+from autopar.formulate.weights import problem, weights
+from autopar.recompute import Hosted, Recompute
+from autopar.search.carried import Carried
+from autopar.search.floor import most_shards
+from autopar.search.planner import Search
+from autopar.search.room import Room, _least_again
+from autopar.search.space import Configuration
+from autopar.sharding import Mesh
+from autopar.task import Effort, prepare
+from tests.formulations import COSTS, folded, random_choice, rules, workload
+
+CLOSE = 3e-6
+"""Relative: placement problems are proven optimal to 1e-6 each."""
+
+MESHES = (Mesh.of(inner=4), Mesh.of(outer=2, inner=2), Mesh.of(outer=3, inner=2), Mesh.of(dp=2, outer=2, inner=2))
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b", "mlp-xs"])
+def test_no_placement_keeps_less_than_is_said(name: str, mesh: Mesh) -> None:
+    """Of a block of the most frequent kind, for each purpose; on free axes some placements keep all of it."""
+    own = folded(name)
+    constraints = Constraints(batch=workload(name, "train").batch_dims_of)
+    tables = constraints.tables(own, rules(name), mesh, COSTS)
+    assert tables is not None
+    found, main = kept(own, COSTS), main_kind(own).id
+    for memory in {memory for memories in KEPT.values() for memory in memories}:
+        least = sum(
+            item.bytes / (mesh.size if item.shape is None else most_shards(item.shape, mesh.shape))
+            for item in found
+            if item.memory is memory
+        )
+        items = [item for item in tables.bytes if item.kind == main and item.memory is memory]
+
+        assert least <= sum(float(item.amounts.min()) for item in items) * (1 + 1e-9)
+        whole = sum(item.bytes for item in found if item.memory is memory)
+        if len(mesh.axes) < 3:
+            assert whole == pytest.approx(sum(float(item.amounts.max()) for item in items))
+    assert any(item.memory in KEPT[Recompute.SELECTIVE] for item in found)
+
+
+def test_the_least_mixture_by_enumeration() -> None:
+    """Of any flavours, also where a slower one keeps more; a tenth of the blocks at a time."""
+    rng = np.random.default_rng(0)
+    shares = [(a / 10, b / 10, 1 - (a + b) / 10) for a in range(11) for b in range(11 - a)]
+    for _ in range(50):
+        blocks = [(float(rng.uniform(0, 10)), float(rng.uniform(0, 3))) for _ in range(3)]
+        room = float(rng.uniform(0, 12))
+
+        least = _least_again(room, blocks)
+
+        seconds = [
+            sum(share * block[1] for share, block in zip(own, blocks, strict=True))
+            for own in shares
+            if sum(share * block[0] for share, block in zip(own, blocks, strict=True)) <= room
+        ]
+        assert least <= min(seconds, default=np.inf) + 1e-12
+        assert least >= min(seconds, default=np.inf) - 0.4  # a tenth of two blocks that differ most
+
+
+def _search(limit: float = np.inf) -> Search:
+    dims = {"num_layers": 6, "hidden": 1024, "heads": 8, "seq": 1024, "vocab": 512}
+    task = prepare("zoo:gpt2", gpus=8, cluster="h100", global_batch=64, dims=dims)
+    return replace(task.search(Effort()), memory_limit=limit)
+
+
+def _room(search: Search) -> Room:
+    return Room(search.folded, search.floor, search.costs, search.constraints, search.memory_limit, search.global_batch)
+
+
+CONFIGURATIONS = [
+    Configuration(1, Mesh.of(outer=4, inner=2), 1, "1f1b"),
+    Configuration(1, Mesh.of(dp=2, outer=2, inner=2), 2, "1f1b"),
+    Configuration(2, Mesh.of(outer=2, inner=2), 4, "1f1b"),
+    Configuration(2, Mesh.of(outer=2, inner=2), 4, "zb-h1"),
+]
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: Configuration) -> None:
+    """Under limits from where all fits to where nothing does, of good and of random choices in their best split."""
+    search = _search()
+    free = search.attempt((configuration,), np.inf)
+    assert free is not None
+    free.relaxed(np.inf)
+    assert free.best is not None
+    weighting = weights(free.tables, free.pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
+    instance, rng = problem(free.tables, weighting), np.random.default_rng(0)
+    choices = [free.best.choice]
+    for _ in range(8):
+        choices.append(random_choice(instance, rng, near=choices[-1]))
+    peak = free.weighing.peak(free.best.choice, free.best.split)
+    without = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    before, raised, found = without.least((configuration,)), 0, 0
+    for share in (1.0, 0.8, 0.6, 0.5, 0.35, 0.2, 0.01):
+        limited = replace(search, memory_limit=peak * share)
+        room = _room(limited)
+        carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch, room)
+        least = carried.least((configuration,))
+        assert least >= before
+        raised += before < least < np.inf
+        before = least
+        attempt = limited.attempt((configuration,), np.inf)
+        assert attempt is not None
+        attempt.begin_with(choices)
+        if attempt.best is not None:
+            again = any(flavour is not Recompute.NONE for own in attempt.best.split.recompute for flavour in own)
+            found += again
+            assert again or not room.again(configuration)
+            assert least <= attempt.best.objective * (1 + CLOSE)
+
+    assert raised > 1
+    assert found or configuration.schedule != "1f1b", "less fits where others have to wait"
+    assert before == np.inf, "parameters alone do not fit"
+
+
+def test_nothing_runs_again_where_there_is_room_or_it_may_lie_elsewhere() -> None:
+    """Without limits, with enough memory, and where what blocks save may lie on the host; what is forbidden is not."""
+    configuration = CONFIGURATIONS[0]
+    short = _search(1e9)
+    assert _room(short).again(configuration) > 0
+    assert _room(_search()).again(configuration) == 0
+    assert _room(_search(80e9)).again(configuration) == 0
+
+    hosted = replace(short, constraints=replace(short.constraints, hosted=frozenset({Hosted.ACTIVATIONS})))
+    only_full = frozenset({Recompute.FULL})
+    forced = replace(short, memory_limit=80e9, constraints=replace(short.constraints, keeps=(only_full,) * 8))
+
+    assert _room(hosted).again(configuration) == 0
+    assert _room(forced).again(configuration) > _room(short).again(configuration) > 0
