@@ -1,12 +1,16 @@
 """The decisions of a choice by distinct block, as a plan holds them."""
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from autopar.formulate.fold import Source
 from autopar.formulate.placing import op_placement
 from autopar.formulate.tables import Decision, Tables
 from autopar.plan import BlockPlan, OpPlacement, ValuePlacement
 from autopar.sharding import format_placements
+
+_placed: WeakKeyDictionary[Tables, dict[tuple[int, int], OpPlacement]] = WeakKeyDictionary()
+"""Placements of ops by node and strategy: the choices of one mesh differ in few of them."""
 
 
 def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, ...]:
@@ -17,11 +21,15 @@ def assemble_blocks(tables: Tables, choice: Sequence[int]) -> tuple[BlockPlan, .
     owners: dict[str, int] = {}
     copies: dict[int, list[ValuePlacement]] = {kind.id: [] for kind in folded.kinds}
     boundaries: dict[str, str] = {}
-    for node, strategy in zip(tables.nodes, choice, strict=True):
+    known = _placed.setdefault(tables, {})
+    for index, (node, strategy) in enumerate(zip(tables.nodes, choice, strict=True)):
         if node.decision is Decision.OP:
             assert node.options is not None
             op = folded.kinds[node.kind].ops[node.position]
-            ops[node.kind][op.name] = op_placement(op, node.options.by_axis(strategy), tables.mesh)
+            placed = known.get((index, strategy))
+            if placed is None:
+                placed = known[index, strategy] = op_placement(op, node.options.by_axis(strategy), tables.mesh)
+            ops[node.kind][op.name] = placed
             continue
         assert node.value is not None
         assert node.placements is not None
