@@ -1,5 +1,6 @@
 """Bounds of meshes of three axes from their free axes alone: what is left of the tables, paces, and what follows."""
 
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
 from autopar.search.carried import Carried
-from autopar.search.floor import scales
+from autopar.search.floor import floor, scales
 from autopar.search.minor import minor_paces
 from autopar.search.outcome import Outcome
 from autopar.search.pace import UNKNOWN
@@ -247,3 +248,18 @@ def test_nothing_is_done_for_what_is_excluded() -> None:
 
     assert not any(pacing.piece(index) for index in range(pacing.count))
     assert Pacing(search, outcome, _space(), carried, np.inf).count < pacing.count
+
+
+def test_no_part_is_asked_for_of_a_model_that_insists_on_its_samples() -> None:
+    """It has no graph of fewer samples; its floor is all that is known."""
+    search = _task().search(Effort())
+    graph = search.folded(12)
+    search = replace(search, floor=floor(graph, graph, (12, 12), search.costs))
+    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    space = [family for family in _space() if family[0].num_microbatches == 2]
+
+    pacing = Pacing(search, Outcome(), space, carried, np.inf)
+
+    assert space
+    assert pacing.count == 0
+    assert pacing.own == min(search.least(family) for family in space)
