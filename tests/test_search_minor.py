@@ -40,24 +40,24 @@ SIZES = [(8, (2, 2, 2)), (4, (2, 2, 2)), (2, (2, 2, 2)), (8, (4, 2, 2)), (8, (2,
 
 
 @cache
-def _whole(name: str, samples: int, shape: tuple[int, ...]) -> Tables:
+def _whole(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
     """Return the tables of a mesh of three axes."""
     mesh = Mesh.of(**dict(zip(("dp", "outer", "inner"), shape, strict=True)))
-    found = Constraints(batch=workload(name, "train").batch_dims_of).tables(
-        folded(name, samples=samples), rules(name), mesh, COSTS
+    found = Constraints(batch=workload(name, mode).batch_dims_of).tables(
+        folded(name, mode, samples), rules(name, mode), mesh, COSTS
     )
     assert found is not None
     return found
 
 
 @cache
-def _alone(name: str, samples: int, shape: tuple[int, ...]) -> Tables:
+def _alone(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
     """Return what is left of the tables of its free axes."""
     dp, outer, inner = shape
-    own = folded(name, samples=samples // dp)
-    found = Constraints().tables(own, rules(name), Mesh.of(outer=outer, inner=inner), COSTS)
+    own = folded(name, mode, samples // dp)
+    found = Constraints().tables(own, rules(name, mode), Mesh.of(outer=outer, inner=inner), COSTS)
     assert found is not None
-    return passes_alone(found, DataMajor.of(own, workload(name, "train").batch_dims_of(own), None))
+    return passes_alone(found, DataMajor.of(own, workload(name, mode).batch_dims_of(own), None))
 
 
 def _minor(numbers: IntArray, rank: int) -> IntArray:
@@ -80,17 +80,18 @@ def _places(tables: Tables, node: Node, *, minor: bool) -> list[tuple[int, ...]]
 
 
 @pytest.mark.parametrize(("samples", "shape"), SIZES, ids=str)
-@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b", "mlp-xs"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("gpt2", "train"), ("llama3-8b", "train"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("gpt2", "infer")],
+)
 def test_whatever_three_axes_do_their_free_ones_do_in_no_more_time(
-    name: str, samples: int, shape: tuple[int, ...]
+    name: str, mode: str, samples: int, shape: tuple[int, ...]
 ) -> None:
     """Strategy by strategy and pair by pair: so the sum of all of them is no more, for every choice."""
-    if not scales(
-        folded(name, samples=samples // shape[0]), folded(name, samples=samples), (samples // shape[0], samples)
-    ):
+    if not scales(folded(name, mode, samples // shape[0]), folded(name, mode, samples), (samples // shape[0], samples)):
         assert samples == shape[0], "one sample may be imported otherwise"
         return
-    three, two = _whole(name, samples, shape), _alone(name, samples, shape)
+    three, two = _whole(name, samples, shape, mode), _alone(name, samples, shape, mode)
     priced = {(edge.first, edge.second, edge.consumer, edge.slot, edge.kind): edge for edge in two.edges}
     used = {number for edge in two.edges for number in (edge.first, edge.second)}
     onto: dict[int, IntArray] = {}
