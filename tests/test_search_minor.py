@@ -1,5 +1,6 @@
 """Bounds of meshes of three axes from their free axes alone: what is left of the tables, paces, and what follows."""
 
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
 from autopar.search.carried import Carried
-from autopar.search.floor import scales
+from autopar.search.floor import floor, scales
 from autopar.search.minor import minor_paces
 from autopar.search.outcome import Outcome
 from autopar.search.pace import UNKNOWN
@@ -39,24 +40,24 @@ SIZES = [(8, (2, 2, 2)), (4, (2, 2, 2)), (2, (2, 2, 2)), (8, (4, 2, 2)), (8, (2,
 
 
 @cache
-def _whole(name: str, samples: int, shape: tuple[int, ...]) -> Tables:
+def _whole(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
     """Return the tables of a mesh of three axes."""
     mesh = Mesh.of(**dict(zip(("dp", "outer", "inner"), shape, strict=True)))
-    found = Constraints(batch=workload(name, "train").batch_dims_of).tables(
-        folded(name, samples=samples), rules(name), mesh, COSTS
+    found = Constraints(batch=workload(name, mode).batch_dims_of).tables(
+        folded(name, mode, samples), rules(name, mode), mesh, COSTS
     )
     assert found is not None
     return found
 
 
 @cache
-def _alone(name: str, samples: int, shape: tuple[int, ...]) -> Tables:
+def _alone(name: str, samples: int, shape: tuple[int, ...], mode: str = "train") -> Tables:
     """Return what is left of the tables of its free axes."""
     dp, outer, inner = shape
-    own = folded(name, samples=samples // dp)
-    found = Constraints().tables(own, rules(name), Mesh.of(outer=outer, inner=inner), COSTS)
+    own = folded(name, mode, samples // dp)
+    found = Constraints().tables(own, rules(name, mode), Mesh.of(outer=outer, inner=inner), COSTS)
     assert found is not None
-    return passes_alone(found, DataMajor.of(own, workload(name, "train").batch_dims_of(own), None))
+    return passes_alone(found, DataMajor.of(own, workload(name, mode).batch_dims_of(own), None))
 
 
 def _minor(numbers: IntArray, rank: int) -> IntArray:
@@ -79,17 +80,18 @@ def _places(tables: Tables, node: Node, *, minor: bool) -> list[tuple[int, ...]]
 
 
 @pytest.mark.parametrize(("samples", "shape"), SIZES, ids=str)
-@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b", "mlp-xs"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("gpt2", "train"), ("llama3-8b", "train"), ("mixtral-8x7b", "train"), ("mlp-xs", "train"), ("gpt2", "infer")],
+)
 def test_whatever_three_axes_do_their_free_ones_do_in_no_more_time(
-    name: str, samples: int, shape: tuple[int, ...]
+    name: str, mode: str, samples: int, shape: tuple[int, ...]
 ) -> None:
     """Strategy by strategy and pair by pair: so the sum of all of them is no more, for every choice."""
-    if not scales(
-        folded(name, samples=samples // shape[0]), folded(name, samples=samples), (samples // shape[0], samples)
-    ):
+    if not scales(folded(name, mode, samples // shape[0]), folded(name, mode, samples), (samples // shape[0], samples)):
         assert samples == shape[0], "one sample may be imported otherwise"
         return
-    three, two = _whole(name, samples, shape), _alone(name, samples, shape)
+    three, two = _whole(name, samples, shape, mode), _alone(name, samples, shape, mode)
     priced = {(edge.first, edge.second, edge.consumer, edge.slot, edge.kind): edge for edge in two.edges}
     used = {number for edge in two.edges for number in (edge.first, edge.second)}
     onto: dict[int, IntArray] = {}
@@ -247,3 +249,18 @@ def test_nothing_is_done_for_what_is_excluded() -> None:
 
     assert not any(pacing.piece(index) for index in range(pacing.count))
     assert Pacing(search, outcome, _space(), carried, np.inf).count < pacing.count
+
+
+def test_no_part_is_asked_for_of_a_model_that_insists_on_its_samples() -> None:
+    """It has no graph of fewer samples; its floor is all that is known."""
+    search = _task().search(Effort())
+    graph = search.folded(12)
+    search = replace(search, floor=floor(graph, graph, (12, 12), search.costs))
+    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch)
+    space = [family for family in _space() if family[0].num_microbatches == 2]
+
+    pacing = Pacing(search, Outcome(), space, carried, np.inf)
+
+    assert space
+    assert pacing.count == 0
+    assert pacing.own == min(search.least(family) for family in space)

@@ -41,9 +41,11 @@ class Pacing(Series):
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
         self._elsewhere = elsewhere
         self._floors = sorted((search.least(family), number) for number, family in enumerate(space))
+        few, many = search.floor.samples
+        takes_any = few < many  # else there may be no graph of a part of the only number of samples
         self._alike: dict[tuple[Mesh, int], list[tuple[float, int]]] = {}
         for floor, number in self._floors:
-            if floor < outcome.best:
+            if takes_any and floor < outcome.best:
                 self._alike.setdefault(self._key(space[number]), []).append((floor, number))
         self._keys = list(self._alike)
         self.count = len(self._keys)
