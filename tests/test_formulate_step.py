@@ -254,7 +254,7 @@ def test_best_split_keeps_to_constraints(
 ) -> None:
     """Where stages may begin and what blocks may recompute: of what is left, the best."""
     totals, memory, pipeline, limit, _ = case
-    totals[:, [Slot.REDUCE, Slot.GRADIENT]] = 0.0
+    totals[:, [Slot.REDUCE, Slot.GRADIENT, Slot.SELECTIVE_GATHER]] = 0.0
     _consistent(totals)
     blocks = len(memory.chain)
     cuts = data.draw(st.none() | st.frozensets(st.integers(1, blocks)))
