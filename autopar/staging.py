@@ -17,7 +17,7 @@ how many microbatches are in flight.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -102,6 +102,28 @@ class Staging:
     def levels(self) -> int:
         """The most stages."""
         return len(self.seconds)
+
+    def in_units(self) -> tuple["Staging", int]:
+        """Return the problem with devices counted in the largest units that nothing divides, and the devices of one.
+
+        >>> none = np.zeros((1, 1, 1, 1))
+        >>> at, sizes, starts = np.array([[0]]), np.array([4]), np.array([[True] + [False] * 3])
+        >>> zero, counts = sizes * 0, frozenset({1})
+        >>> one = Staging(at, sizes, starts, none, none, none, none, zero, zero, none, none, counts, 0.0)
+        >>> coarse, unit = one.in_units()
+        >>> unit, coarse.sizes.tolist(), coarse.starts.tolist()
+        (4, [1], [[True]])
+        """
+        places = np.flatnonzero(self.starts.any(axis=0))
+        unit = math.gcd(self.num_devices, *self.sizes.tolist(), *places.tolist())
+        small = replace(
+            self,
+            sizes=self.sizes // unit,
+            starts=self.starts[:, ::unit].copy(),
+            ahead=self.ahead[..., ::unit].copy(),
+            back=self.back[..., ::unit].copy(),
+        )
+        return small, unit
 
     def value(self, route: Route) -> float:
         """Return the seconds of a step; infinity if the route does not keep to the problem.

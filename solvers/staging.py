@@ -7,6 +7,7 @@ as slow as W at the upper and the slowest stage at the lower one say, and is lef
 
 import heapq
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from autopar.staging import FloatArray, IntArray, Leg, Route, Staged, Staging
 ROOM = 4
 """Pairs kept of each kind of pipeline at first; doubled until there is room for all."""
 
+MOST_BYTES = 2**29
+"""Memory that pairs may take: problems with more of them are cut."""
+
 ALIKE = 1e-9
 """Sums of equal blocks differ by rounding only, relative: caps nearer than this are one."""
 
@@ -24,14 +28,19 @@ ALIKE = 1e-9
 def solve(problem: Staging, cutoff: float = math.inf) -> Staged:
     """Return the best route, to a relative error of `OPTIMALITY_TOLERANCE`.
 
+    Problems that need more memory than there may be are cut: then the bound says nothing.
+
     Args:
         problem: What to solve.
         cutoff: Routes with at least this value need not be found; without one below it, it bounds the problem.
     """
-    search = _Caps(problem, cutoff)
+    coarse, unit = problem.in_units()
+    search = _Caps(coarse, cutoff)
     search.run()
-    route = search.route
+    route = tuple(replace(leg, device=leg.device * unit) for leg in search.route)
     seconds = problem.value(route) if route else math.inf
+    if search.cut:
+        return Staged(route, seconds, 0.0)
     return Staged(route, seconds, seconds * (1 - OPTIMALITY_TOLERANCE) if route else search.floor)
 
 
@@ -42,6 +51,7 @@ class _Caps:
         route: The best route so far.
         best: Its value, or the cutoff.
         floor: What is known of problems without a route below the cutoff.
+        cut: Whether there was no room for all pairs.
     """
 
     def __init__(self, problem: Staging, cutoff: float) -> None:
@@ -52,6 +62,7 @@ class _Caps:
         self.route: Route = ()
         self.best = cutoff
         self.floor = math.inf
+        self.cut = False
 
     def run(self) -> None:
         """Look at all caps that can matter."""
@@ -102,6 +113,9 @@ class _Caps:
             if enough:
                 break
             room *= 2
+            if room * bytes_per_room(problem) > MOST_BYTES:
+                self.cut = True
+                return math.inf, math.inf
         end, level, option, index = math.inf, -1, -1, -1
         for count in problem.counts:
             if count > problem.levels:
@@ -124,6 +138,11 @@ class _Caps:
     def _seconds(self, level: int, leg: Leg) -> float:
         window = self._problem.at[leg.start, leg.stop - leg.start - 1]
         return float(self._problem.seconds[level, leg.option, window, leg.column])
+
+
+def bytes_per_room(problem: Staging) -> int:
+    """Return the bytes that room for one more pair of each kind takes."""
+    return 16 * problem.levels * problem.num_blocks * problem.num_devices * len(problem.sizes)
 
 
 def _distinct(values: FloatArray) -> FloatArray:

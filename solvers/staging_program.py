@@ -19,7 +19,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from autopar.problem import OPTIMALITY_TOLERANCE
-from autopar.solvers.staging import ROOM
+from autopar.solvers.staging import MOST_BYTES, ROOM, bytes_per_room
 from autopar.solvers.staging_kernel import END, REST, narrowest, reach, suffixes, surviving
 from autopar.staging import FloatArray, Leg, Route, Staged, Staging
 
@@ -74,6 +74,7 @@ def survivors(problem: Staging, most: float, *, one_each: bool = False) -> list[
         most: Seconds.
         one_each: Whether one of each option is enough.
     """
+    problem, unit = problem.in_units()
     fastest = problem.seconds.min(axis=3)
     counts = np.array([level + 1 in problem.counts for level in range(problem.levels)])
     lowest = narrowest(problem.at, problem.sizes, problem.starts, fastest, counts)
@@ -90,13 +91,21 @@ def survivors(problem: Staging, most: float, *, one_each: bool = False) -> list[
             problem.ends, problem.classes, problem.ahead, problem.back, least, first, cap, late, room,
         )  # fmt: skip
         room *= 2
-    known = np.arange(kept.shape[4]) < number[..., None]
-    rest, end = (np.where(known, kept[..., which], np.inf).min(axis=(3, 4)) for which in (REST, END))
+        if not enough and room * bytes_per_room(problem) > MOST_BYTES:
+            break
+    if enough:
+        known = np.arange(kept.shape[4]) < number[..., None]
+        rest, end = (np.where(known, kept[..., which], np.inf).min(axis=(3, 4)) for which in (REST, END))
+    else:  # nothing is known of later stages
+        rest = end = np.zeros(kept.shape[:3])
     found = surviving(
         problem.at, problem.sizes, problem.starts, problem.seconds, problem.lead, problem.slow, counts, least, first,
         rest, end, lowest, problem.follow, most * (1 + _SLACK) - problem.fixed, one_each,
     )  # fmt: skip
-    return [(level, Leg(*leg)) for level, *leg in found.tolist()]
+    return [
+        (level, Leg(start, stop, device * unit, option, column))
+        for level, start, stop, device, option, column in found.tolist()
+    ]
 
 
 def program(problem: Staging, most: float) -> Program:
@@ -225,6 +234,7 @@ def solve_cp_sat(problem: Staging, most: float, time_limit: float = math.inf) ->
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.linearization_level = 2
+    solver.parameters.cp_model_presolve = False  # of OR-Tools 9.15 it cuts optima off, see the tests
     solver.parameters.relative_gap_limit = OPTIMALITY_TOLERANCE / 4
     if math.isfinite(time_limit):
         solver.parameters.max_time_in_seconds = time_limit

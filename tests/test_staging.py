@@ -33,6 +33,7 @@ def _best(problem: Staging) -> float:
 @given(seed=st.integers(0, 2**20))
 @example(seed=2)
 @example(seed=7)
+@example(seed=828034)  # CP-SAT's presolve cuts the best route off
 def test_no_route_is_better_than_the_one_found(name: str, seed: int) -> None:
     """The value is that of the best of all routes, one by one, and the bound is below it, but hardly."""
     problem = random_staging(seed)

@@ -58,6 +58,10 @@ WEAK = 1.15
 MOST_COUNTS = 3
 """Numbers of microbatches that are worked on: those of the least floors."""
 
+MOST_BLOCKS = 256
+"""Longer chains are not looked at where nodes are alike: what every range of blocks takes and holds on every mesh comes
+to gigabytes, and the more blocks there are the less is gained, for equal stages can be nearly as even."""
+
 MOST_WORK = 4e10
 """Units of work on one number of microbatches from which on no further choices of placements are looked for."""
 
@@ -124,7 +128,9 @@ def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool]
     found = UnequalSpace(space)
     outcome.unequal = found
     floors = {count: least_unequal(search, space, count) for count in space.microbatches}
-    opened = [] if stops() else worth_while(search.costs.cluster, outcome.best, floors)
+    is_long = len(search.folded(search.global_batch // min(floors)).chain) > MOST_BLOCKS
+    closed = stops() or (is_long and not search.costs.cluster.groups)
+    opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors)
     found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
     if not opened:
         return math.inf
