@@ -134,7 +134,8 @@ def open_browser(program: str) -> Iterator[Page]:
     Raises:
         RuntimeError: If it does not start.
     """
-    with tempfile.TemporaryDirectory() as profile, tempfile.TemporaryFile() as log:
+    # processes of the browser may still write to its profile when it has ended
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, tempfile.TemporaryFile() as log:
         command = [program, "--headless=new", "--no-sandbox", "--disable-gpu-sandbox", "--hide-scrollbars"]
         command += ["--disable-background-networking", "--no-first-run", "--remote-debugging-port=0"]
         command += [f"--user-data-dir={profile}", "about:blank"]
