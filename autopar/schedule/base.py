@@ -93,7 +93,7 @@ class Schedule(ABC):
         return _orders(self, num_groups, num_microbatches, num_chunks)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # of large schedules megabytes each
 def _orders(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[Tasks, ...]:
     return tuple(schedule.order(group, num_groups, num_microbatches, num_chunks) for group in range(num_groups))
 

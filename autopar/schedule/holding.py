@@ -10,7 +10,7 @@ from autopar.schedule.base import Pass, Schedule
 _PASSES = list(Pass)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)  # of many chunks some hundred kilobytes each
 def moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
 ) -> NDArray[np.float64]:

@@ -60,7 +60,7 @@ class _Tasks:
     every: Ints
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=32)  # of large schedules megabytes each
 def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> _Tasks:
     from autopar.schedule.kernel import runnable  # compiling is loaded when it is needed only
 
