@@ -151,10 +151,10 @@ def _starts(sizes: Sequence[int]) -> IntArray:
 
 
 def _frozen(array: FloatArray) -> FloatArray:
-    """Return an array that nobody writes to, so that problems share it."""
-    if array.flags.writeable or not array.flags.owndata:
+    """Return an array that nobody writes to any more, so that problems share it; itself if it is no view."""
+    if not array.flags.owndata:
         array = np.array(array)
-        array.flags.writeable = False
+    array.flags.writeable = False
     return array
 
 

@@ -10,7 +10,7 @@ from autopar.schedule.base import Pass, Schedule
 _PASSES = list(Pass)
 
 
-@lru_cache(maxsize=512)  # of many chunks some hundred kilobytes each
+@lru_cache(maxsize=128)  # of many chunks a megabyte each
 def moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
 ) -> NDArray[np.float64]:
@@ -47,5 +47,6 @@ def least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches
     >>> least_held(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4)
     2
     """
-    rows = moments(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
+    # asked of all groups of all configurations, so that only the number is kept
+    rows = moments.__wrapped__(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
     return int((rows[..., 0] + rows[..., 2] + rows[..., 3]).min(axis=1).max())

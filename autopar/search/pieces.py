@@ -223,6 +223,7 @@ class Workbench:
     def _keep(self, on: Cell, attempt: Attempt) -> None:
         """Keep an attempt to go on with, and of those that have waited longest no more than what was found."""
         self._attempts[on] = attempt
+        attempt.weighing.forget()
         most = KEPT_NODES // 2 if self._portable else KEPT_NODES
         while len(self._attempts) > 1 and sum(len(own.tables.nodes) for own in self._attempts.values()) > most:
             oldest = next(iter(self._attempts))

@@ -49,6 +49,10 @@ class Weighing:
         """Return what another process needs: what is kept is quickly found again."""
         return {**vars(self), "_weighed": None, "_lowered": {}}
 
+    def forget(self) -> None:
+        """Let go of what is kept of the last choice: megabytes, where others are worked on meanwhile."""
+        self._weighed, self._lowered = None, {}
+
     def bytes(self, choice: Choice, *, splits: bool) -> ChainBytes:
         """Return what every range of blocks holds as a stage: lowered, as the simulator counts it."""
         return self._weigh(choice, splits=splits)[0]
