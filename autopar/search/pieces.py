@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # it knows this module
 SEARCH, TABLES = "search", "tables"
 """What stands in a state for what every process has or can make."""
 
-KEPT_NODES = 50_000
-"""Decisions in the tables of attempts that wait: about a dozen of a model without repeated blocks, hundreds else. Half
-as many where others may go on with them, for there are several processes."""
+KEPT_NODES = 20_000
+"""Decisions in the tables of attempts that wait: a handful of a model without repeated blocks, a hundred else. Half as
+many where others may go on with them, for there are several processes."""
 
 KEPT_TABLES = 10_000
 """Decisions in tables that are kept for other schedules and branches, besides the last ones."""
