@@ -2,10 +2,13 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from autopar.errors import ProgramError
 from autopar.schedule import SCHEDULES, Pass, Task, chunks_of, follow
+from autopar.schedule.base import Schedule, Tasks
+from autopar.schedule.timing import time_tasks
 
 SIZES = [(p, m, 1) for p in (1, 2, 4) for m in (1, 2, 3, 7)]
 CASES = [(name, *size) for name in ("1f1b", "gpipe", "forward-only") for size in SIZES]
@@ -94,6 +97,20 @@ def _orders(*texts: str) -> list[list[Task]]:
 def test_deadlocks_are_found(first: str, second: str) -> None:
     with pytest.raises(ProgramError, match=r"the schedule deadlocks: group 0 for what .* needs, group 1 for what"):
         follow(_orders(first, second), (0, 1))
+
+
+class _Stuck(Schedule):
+    """A schedule whose groups wait for each other."""
+
+    def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
+        assert (num_groups, num_microbatches, num_chunks) == (2, 2, 1)
+        return tuple(_orders("F0 B0 F1 B1", "F1 B1 F0 B0")[group])
+
+
+def test_what_never_ends_is_not_timed() -> None:
+    hops = np.zeros(2)
+    with pytest.raises(ProgramError, match="the schedule deadlocks"):
+        time_tasks(_Stuck(), 2, 2, np.ones((2, 3)), hops, hops)
 
 
 def test_messages_may_cross() -> None:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
 from autopar.search.attempt import Attempt
 from autopar.search.carried import Carried
-from autopar.search.course import SETTLED, Advancing, Aside, Bounding, Settling
+from autopar.search.course import HURRIES, SETTLED, Advancing, Aside, Bounding, Settling
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pace import NO_HINT
 from autopar.search.pieces import Finding, Work
@@ -163,7 +163,10 @@ def _advanced(bounds: Mapping[int, list[tuple[float, bool]]], *, proves: bool) -
     return outcome, series, _worked(series, {count: list(each) for count, each in bounds.items()})
 
 
-def _worked(series: Advancing, left: dict[int, list[tuple[float, bool]]]) -> list[int]:
+def _worked(
+    series: Advancing, left: dict[int, list[tuple[float, bool]]], plans: Mapping[int, float] = MappingProxyType({})
+) -> list[int]:
+    """Return the microbatches of what is worked on; `plans` are objectives of those that pieces find, by number."""
     found: list[int] = []
     while not series.ends(len(found)):
         piece = series.piece(len(found))
@@ -171,7 +174,8 @@ def _worked(series: Advancing, left: dict[int, list[tuple[float, bool]]]) -> lis
         count = piece.configuration[0].num_microbatches
         found.append(count)
         bound, settled = left[count].pop(0)
-        finding = Finding(bound, None, 0, is_final=not left[count], is_settled=settled)
+        plan = _candidate(plans[len(found)]) if len(found) in plans else None
+        finding = Finding(bound, plan, 0, is_final=not left[count], is_settled=settled)
         series.take(len(found) - 1, finding)
     return found
 
@@ -205,16 +209,8 @@ def test_what_cannot_raise_the_bound_is_put_aside_after_a_while() -> None:
         bounding = Bounding(_search(), outcome, [], math.inf, _Known({}), rivals=True)
         bounding.space, bounding.pending = FAMILIES[:3], [(2.0, 0), (3.1, 1), (3.2, 2)]
         series = Advancing(_search(), outcome, [bounding], math.inf, patience=patience)
-        left, found = {count: list(each) for count, each in bounds.items()}, list[int]()
-        while not series.ends(len(found)):
-            piece = series.piece(len(found))
-            assert piece is not None
-            count = piece.configuration[0].num_microbatches
-            found.append(count)
-            bound, _ = left[count].pop(0)
-            plan = _candidate(better) if len(found) == 2 and better < math.inf else None
-            series.take(len(found) - 1, Finding(bound, plan, 0, is_final=not left[count]))
-        return found, outcome, series
+        left = {count: list(each) for count, each in bounds.items()}
+        return _worked(series, left, {2: better}), outcome, series
 
     assert worked(math.inf)[0] == [1, 2, 4, 2, 4, 2]
     assert worked(4.0, better=4.9)[0] == [1, 2, 4, 2, 4, 2], "a better plan was found meanwhile"
@@ -227,6 +223,24 @@ def test_what_cannot_raise_the_bound_is_put_aside_after_a_while() -> None:
     assert (series.own, series.proven, outcome.solved, outcome.pruned) == (3.0, 3.0, 3, 0)
     assert worked(1.0)[0] == [1]
     assert [each.is_counted for each in worked(1.0)[2].aside] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("found", "hurries"), [(math.inf, HURRIES), (5.5, HURRIES), (4.9, 8)], ids=["none", "worse", "better"]
+)
+def test_no_plan_is_hurried_for_where_that_finds_no_better_ones(found: float, hurries: int) -> None:
+    """All bounds are far below the best plan, and what a piece finds is no plan, a worse or ever a better one."""
+    outcome, families = Outcome(), FAMILIES[:1] * 8
+    outcome.candidates = [_candidate(5.0)]
+    bounding = Bounding(_search(), outcome, families, math.inf, _Known({}), rivals=True)
+    hasty = 0
+    for index in range(8):
+        assert not bounding.ends(index)
+        piece = bounding.piece(index)
+        hasty += piece.hasty > 0.0
+        plan = None if math.isinf(found) else _candidate(found - 0.01 * index)
+        bounding.take(index, Finding(1.0, plan, 0, is_final=False))
+    assert hasty == hurries
 
 
 def test_what_is_excluded_meanwhile_is_not_proven() -> None:

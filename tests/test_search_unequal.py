@@ -228,6 +228,19 @@ def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
     assert _simulated(search, found.candidates[0]) < 0.9 * _simulated(search, equal.candidates[0])
 
 
+def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autopar.search.unequal.MOST_BLOCKS", 1)
+    search = _search(cache_dir)
+
+    found = search.run(_space(_execution().folded.num_blocks))
+
+    assert found.unequal is not None
+    assert found.unequal.opened == ()
+    assert any(line.startswith("not opened: ") for line in found.unequal.words(found.best))
+
+
 def _simulated(search: Search, candidate: Candidate) -> float:
     """Return the step seconds of a candidate's plan in the simulator."""
     program = _execution().program(written(candidate, search.global_batch, True))

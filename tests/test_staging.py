@@ -87,6 +87,28 @@ def test_stages_of_good_routes_survive(seed: int, room: float) -> None:
     assert set(one_each) <= set(found)
 
 
+def test_what_needs_too_much_memory_is_cut_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for pairs there is no bound, and every stage that could be in a good route is still listed."""
+    monkeypatch.setattr("autopar.solvers.staging.MOST_BYTES", 0)
+    monkeypatch.setattr("autopar.solvers.staging_program.MOST_BYTES", 0)
+    monkeypatch.setattr("autopar.solvers.staging.ROOM", 1)
+    monkeypatch.setattr("autopar.solvers.staging_program.ROOM", 1)
+    cut = 0
+    for seed in range(60):
+        problem = random_staging(seed)
+        best = _best(problem)
+        if not math.isfinite(best):
+            continue
+        found = solve(problem)
+        assert found.bound <= best * (1 + ROUNDED)
+        assert not found.route or problem.value(found.route) == found.seconds
+        cut += found.bound == 0.0
+        good = [route for route in routes(problem) if problem.value(route) <= 1.1 * best]
+        needed = {(len(route) - 1 - number, leg) for route in good for number, leg in enumerate(route)}
+        assert needed <= set(survivors(problem, 1.1 * best))
+    assert cut
+
+
 def test_a_step_by_hand() -> None:
     """Two stages of 2 and 1 s, backwards 1 and 0.5 s, 0.1 s on and 0.2 s back, 3 microbatches, tails 0.5 and 4 s.
 

@@ -24,6 +24,12 @@ def moments(
     >>> moments(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4).astype(int).tolist()
     [[0, 0, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 1, 0, 0]]
     """
+    return _moments(schedule, group, num_groups, num_microbatches, num_chunks)
+
+
+def _moments(
+    schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
+) -> NDArray[np.float64]:
     held = [0] * (5 * num_chunks)
     found = set()
     last = _PASSES.index(schedule.passes[-1])
@@ -48,5 +54,5 @@ def least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches
     2
     """
     # asked of all groups of all configurations, so that only the number is kept
-    rows = moments.__wrapped__(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
+    rows = _moments(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
     return int((rows[..., 0] + rows[..., 2] + rows[..., 3]).min(axis=1).max())

@@ -65,10 +65,10 @@ def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunk
     from autopar.schedule.kernel import runnable  # compiling is loaded when it is needed only
 
     groups = schedule.groups(num_groups, num_chunks)
-    orders, chunks, number = schedule.orders(num_groups, num_microbatches, num_chunks), chunks_of(groups), _NUMBERS
+    orders, chunks = schedule.orders(num_groups, num_microbatches, num_chunks), chunks_of(groups)
     listed = np.array(
         [
-            (own[chunk], number[kind], microbatch)
+            (own[chunk], _NUMBERS[kind], microbatch)
             for own, order in zip(chunks, orders, strict=True)
             for kind, microbatch, chunk in order
         ]
@@ -78,9 +78,8 @@ def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunk
     if count < len(order):
         follow(orders, groups)  # says who waits for what
     stage, kind, microbatch = listed[order].T.copy()
-    every = np.full(
-        (len(Pass), len(groups) + 2, num_microbatches), -1
-    )  # with a stage before the first and behind the last
+    # With a stage before the first and one behind the last, which nobody waits for.
+    every = np.full((len(Pass), len(groups) + 2, num_microbatches), -1)
     every[kind, stage + 1, microbatch] = np.arange(len(order))
     step = np.array([1, -1, 0])[kind]
     around = np.array([-1, *groups, -1])

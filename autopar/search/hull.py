@@ -96,7 +96,7 @@ class Hull:
 
         Args:
             cutoff: A bound that is enough.
-            seen: Told of every choice found.
+            seen: Told of the choices that the best mean known consists of.
             memory: Whether memory is limited.
         """
         self.steps += 1
