@@ -285,7 +285,7 @@ def test_one_stage_holds_no_less_than_the_rows_of_memory_say(model: str) -> None
                     for edge, buffer in zip(edges, rows.buffers, strict=True)
                 ]
             )
-            assert (rows.bytes[:, index] @ amounts + rows.pairs @ held + rows.least <= TOLERANCE).all()
+            assert (rows.held(index, amounts, held) + rows.least <= TOLERANCE).all()
             buffered += bool((rows.pairs @ held).any())
     assert buffered, "some choices gather or reduce"
 
@@ -314,8 +314,8 @@ def test_each_group_holds_no_less_than_its_row_of_memory_says(model: str, num_st
                 for kind, flavour in zip(chain[start:stop], flavours, strict=True):
                     own = rows.flavours[:each].index(flavour) if flavour in rows.flavours else 0
                     shares[stage * each + own] += (kind == main) / (chain == main).sum()
-            held = shares @ (rows.bytes @ amounts).T
-            groups = [row for row in np.flatnonzero(rows.memory_rows) if not rows.bytes[row].any(axis=1).all()]
+            held = shares @ (rows.bytes @ amounts)[rows.bytes_of].T
+            groups = [row for row in np.flatnonzero(rows.memory_rows) if not rows.bytes_of[row].all()]
             assert len(groups) == num_stages
             assert (held[groups] <= 1 + TOLERANCE).all()
             fullest = max(fullest, *held[groups].tolist())

@@ -152,7 +152,7 @@ class _Unfolded:
 
     def move(self, value: str, source: int, target: int, slot: Slot) -> None:
         reshards = _resharder(self.found, slot).of(self.graph.values[value].shape, self.wire[value])
-        self.totals[slot].append(float(reshards.seconds[source, target]))
+        self.totals[slot].append(float(reshards.between(np.array([source]), np.array([target]))[0, 0]))
 
     def walk(self) -> dict[Slot, float]:
         folded = self.found.folded

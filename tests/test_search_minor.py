@@ -144,7 +144,7 @@ def test_prices_are_those_of_the_tables_where_the_batch_can_be_split(samples: in
         ways = whole.resharder.of(
             whole.folded.graph.values[edge.value].shape, wire[edge.value], whole.meaning.chunks(edge.value)
         )
-        np.testing.assert_array_equal(ways.seconds[np.ix_(*placements(whole, edge))], known.table)
+        np.testing.assert_array_equal(ways.between(*placements(whole, edge)), known.table)
         assert (edge.table <= known.table * (1 + 1e-12)).all()
         assert samples < 4 or (edge.table == known.table).all()
 

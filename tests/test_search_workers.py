@@ -78,7 +78,7 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
         packed.append(attempt)
         return pack(attempt)
 
-    monkeypatch.setattr(pieces, "KEPT_NODES", 0)
+    monkeypatch.setattr(pieces, "KEPT_BYTES", 0)
     monkeypatch.setattr(pieces, "_pack", note)
 
     anew = _run(task)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from autopar.cost.arrays import FloatArray, IntArray
 from autopar.cost.collectives import Collective, leaves_node
+from autopar.cost.kernel import shortened
 from autopar.cost.model import CostModel
 from autopar.cost.overlap import Bucketed, Carried
 from autopar.errors import ShardingError
@@ -112,28 +113,41 @@ def _space(rank: int, num_axes: int) -> _Space:
 class Reshards:
     """The cheapest ways between all placements of one tensor.
 
-    States are numbered alike for all tensors of a rank on a mesh (`index`); those that do not fit this tensor are at
-    infinite distance.
+    States are numbered alike for all tensors of a rank on a mesh (`index`); ways are known between those that fit this
+    tensor, which are few on meshes of many devices. All others share the last row and column of `seconds`, at infinite
+    distance of everything.
 
     Attributes:
         shape: Global shape of the tensor.
         mesh: The devices.
         chunks: Per dim, in how many chunks it is cut before it is sharded.
-        seconds: (states, states) seconds from row to column; infinity where there is no way.
-        outside: (states, states) how many of them a link between nodes is busy; 0 where there is no way.
+        places: (states,) row and column of each state.
+        seconds: Seconds from row to column; infinity where there is no way.
+        outside: How many of them a link between nodes is busy; 0 where there is no way.
     """
 
     shape: tuple[int, ...]
     mesh: Mesh
     chunks: tuple[int, ...]
+    places: IntArray
     seconds: FloatArray
     outside: FloatArray
-    _hop: NDArray[np.int32]
-    _edges: FloatArray
-    _local: FloatArray
+    _hop: NDArray[np.int16]  # place of the first state on the way
+    _states: IntArray  # by place
+    _local: FloatArray  # bytes on a device, by place
     _from: tuple["Reshards", ...] = ()  # where moves cost by what they begin with, those that begin with so many bytes
-    _size: IntArray | None = None  # and number of the state's bytes among these
+    _size: IntArray | None = None  # and, by place, the number of the state's bytes among these
     _paths: dict[tuple[Placements, Placements], tuple[Move, ...]] = field(default_factory=dict, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of all that is known."""
+        own = self.places, self.seconds, self.outside, self._hop, self._states, self._local
+        return sum(array.nbytes for array in own) + sum(each.nbytes for each in self._from)
+
+    def between(self, sources: IntArray, targets: IntArray) -> FloatArray:
+        """Return the seconds from states (rows) to states (columns), by their numbers."""
+        return np.asarray(self.seconds[np.ix_(self.places[sources], self.places[targets])])
 
     def index(self, placements: Placements) -> int:
         """Return the row and column of a placement, the same for every tensor of this rank on this mesh.
@@ -160,9 +174,8 @@ class Reshards:
         Raises:
             ShardingError: As for `index`.
         """
-        rows = [self.index(source) for source in sources]
-        columns = [self.index(target) for target in targets]
-        seconds = self.seconds[np.ix_(rows, columns)]
+        rows, columns = (np.array([self.index(each) for each in some], np.int64) for some in (sources, targets))
+        seconds = self.between(rows, columns)
         # The states do not tell sums from maxima. Nothing becomes partial, so a partial target asks for the very same
         # partial source.
         for column, target in enumerate(targets):
@@ -182,8 +195,8 @@ class Reshards:
             Whether the last move is a collective, and the bytes one device hands to collectives in all; none and 0
             where there is no way or nothing to do.
         """
-        codes = _space(len(self.shape), len(self.mesh.axes)).codes
-        state, end = np.meshgrid(sources, targets, indexing="ij")
+        codes = self._codes
+        state, end = np.meshgrid(self.places[sources], self.places[targets], indexing="ij")
         moving = (state != end) & np.isfinite(self.seconds[state, end])
         collective, handed = np.zeros(state.shape, dtype=bool), np.zeros(state.shape)
         while moving.any():
@@ -212,11 +225,11 @@ class Reshards:
             hint = "both must fit the tensor, and nothing can become partial again"
             names = f"{format_placements(source)} to {format_placements(target)}"
             raise ShardingError(f"a {self.shape} tensor on mesh {self.mesh} cannot go from {names}", hint=hint)
-        state, end = self.index(source), self.index(target)
+        state, end = int(self.places[self.index(source)]), int(self.places[self.index(target)])
         if self._size is not None:
             own = self._from[int(self._size[state])]
             return own.path(source, target)
-        codes = _space(len(self.shape), len(self.mesh.axes)).codes
+        codes = self._codes
         current = list(source)
         moves = []
         while state != end:
@@ -228,11 +241,17 @@ class Reshards:
                 placement = Shard(new - _SHARD, self.chunks[new - _SHARD])
             collective = _collective(old, new)
             nbytes = float(max(self._local[state], self._local[following])) if collective else 0.0
-            seconds = float(self._edges[state, following])
+            seconds = float(self.seconds[state, following])  # a move on a cheapest way is the cheapest way there
             moves.append(Move(collective, axis, current[axis], placement, nbytes, seconds))
             current[axis] = placement
             state = following
         return tuple(moves)
+
+    @property
+    def _codes(self) -> IntArray:
+        """Codes of the axes, by place; the last one is that of no state."""
+        codes = _space(len(self.shape), len(self.mesh.axes)).codes
+        return np.asarray(codes[np.append(self._states, 0)])
 
 
 def reshards(
@@ -258,15 +277,14 @@ def reshards(
         fitting &= size % np.where(parts > 1, parts * chunks[dim], 1) == 0
     states = np.flatnonzero(fitting)
     if isinstance(cost, Bucketed):
-        starts, places = np.unique(local, return_inverse=True)
-        number = places.astype(np.int64)
+        starts, sizes_of = np.unique(local[states], return_inverse=True)
         each = _between(shape, mesh, chunks, local, states, cost.carrying(starts[:, None]), len(starts))
-        rows = np.arange(len(local))
-        seconds, outside, hop, edges = (
-            np.stack([getattr(known, name) for known in each])[number, rows]
-            for name in ("seconds", "outside", "_hop", "_edges")
-        )
-        return Reshards(shape, mesh, chunks, seconds, outside, hop, edges, local, each, number)
+        number = np.append(sizes_of.astype(np.int64), 0)
+        rows, first = np.arange(len(number)), each[0]
+        seconds = np.stack([own.seconds for own in each])[number, rows]
+        outside = np.stack([own.outside for own in each])[number, rows]
+        hop = np.stack([own._hop for own in each])[number, rows]
+        return Reshards(shape, mesh, chunks, first.places, seconds, outside, hop, states, first._local, each, number)
     return _between(shape, mesh, chunks, local, states, cost, 1)[0]
 
 
@@ -290,59 +308,31 @@ def _between(
         cost: What collectives cost, of one tensor or of a column of several that begin with different bytes.
         count: How many these are, each of which has ways of its own.
     """
-    space = _space(len(shape), len(mesh.axes))
+    space, other = _space(len(shape), len(mesh.axes)), len(states)
     leaves = [leaves_node(axis, cost.cluster.devices_per_node) for axis in mesh.axes]
-    edges = np.full((count, len(local), len(local)), np.inf)
+    places = np.full(len(local), other)
+    places[states] = np.arange(other)
+    edges = np.full((count, other + 1, other + 1), np.inf)
     leaving = np.zeros(edges.shape)
     for axis, collective, sources, targets in space.moves:
+        fits = (places[sources] < other) & (places[targets] < other)
+        before, after = sources[fits], targets[fits]
+        here, there = places[before], places[after]
         if collective is None:
-            edges[:, sources, targets] = 0.0
+            edges[:, here, there] = 0.0
         else:
-            nbytes = np.maximum(local[sources], local[targets])
-            edges[:, sources, targets] = cost.collective_seconds(collective, nbytes, mesh.axes[axis])
+            nbytes = np.maximum(local[before], local[after])
+            edges[:, here, there] = cost.collective_seconds(collective, nbytes, mesh.axes[axis])
             if leaves[axis]:
-                leaving[:, sources, targets] = edges[:, sources, targets]
-    mixed = any(leaves) and not all(leaves)
-    seconds, outside, hop = _cheapest(edges, leaving if mixed else None, states)
-    if not mixed:
-        outside = np.where(np.isfinite(seconds), seconds, 0.0) if any(leaves) else leaving
-    each = zip(seconds, outside, hop, edges, strict=True)
-    return tuple(Reshards(shape, mesh, chunks, *own, local) for own in each)
-
-
-def _cheapest(
-    edges: FloatArray, leaving: FloatArray | None, states: IntArray
-) -> tuple[FloatArray, FloatArray, NDArray[np.int32]]:
-    """Return all-pairs distances, the part of them that leaves nodes, and the first state on the way.
-
-    A direct edge wins ties.
-
-    Args:
-        edges: (tensors, states, states) seconds of moves.
-        leaving: Those of moves that leave nodes; None if nobody asks for the part.
-        states: What fits.
-    """
-    count, among = len(states), np.ix_(np.arange(len(edges)), states, states)
-    inner = edges[among]
-    inner[:, np.arange(count), np.arange(count)] = 0.0
-    part = np.zeros(inner.shape) if leaving is None else leaving[among]
-    first = np.broadcast_to(np.arange(count, dtype=np.int32), inner.shape).copy()
-    for middle in range(count):
-        through = inner[:, :, middle, None] + inner[:, None, middle, :]
-        # Shorter by rounding alone is not shorter: the path would only grow longer.
-        better = through < inner * (1.0 - 1e-12)
-        if not better.any():
-            continue
-        np.copyto(inner, through, where=better)
-        if leaving is not None:
-            np.copyto(part, part[:, :, middle, None] + part[:, None, middle, :], where=better)
-        np.copyto(first, first[:, :, middle, None], where=better)
-    seconds, outside = np.full_like(edges, np.inf), np.zeros_like(edges)
-    seconds[among] = inner
-    outside[among] = np.where(np.isfinite(inner), part, 0.0)
-    hop: NDArray[np.int32] = np.zeros(edges.shape, np.int32)
-    hop[among] = states[first]
-    return seconds, outside, hop
+                leaving[:, here, there] = edges[:, here, there]
+    edges[:, np.arange(other), np.arange(other)] = 0.0
+    # A direct move wins ties, so it is what comes first unless a way is shorter.
+    first = np.broadcast_to(np.arange(other + 1, dtype=np.int16), edges.shape).copy()
+    shortened(edges, leaving, first)
+    outside = np.where(np.isfinite(edges), edges if all(leaves) else leaving, 0.0)
+    known = np.append(local[states], 0.0)
+    each = zip(edges, outside, first, strict=True)
+    return tuple(Reshards(shape, mesh, chunks, places, *own, states, known) for own in each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +344,11 @@ class Resharder:
     _known: dict[tuple[tuple[int, ...], float, tuple[int, ...]], Reshards] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of all that is known."""
+        return sum(each.nbytes for each in self._known.values())
 
     def of(self, shape: tuple[int, ...], element_bytes: float, chunks: tuple[int, ...] = ()) -> Reshards:
         """Return the reshards of a tensor of this shape; `element_bytes` and `chunks` as in `reshards`."""

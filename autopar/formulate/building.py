@@ -353,7 +353,8 @@ class _Builder:
         resharder = self.bucketed if slot in (Slot.GRADIENT, Slot.REDUCE, Slot.UPDATE) else self.resharder
         ways = resharder.of(value.shape, self.wire[value.name], self.meaning.chunks(value.name))
         table = self.sharing.prices(ways, source, target)
-        outside = Outside(ways.outside, source, target) if self.leaves_nodes else None
+        ends = (self.sharing.places(ways, numbers) for numbers in (source, target))
+        outside = Outside(ways.outside, *ends) if self.leaves_nodes else None
         self.edges.append(Edge(first, second, table, kind, slot, share, value.name, consumer, outside))
 
     def _parameter_value(self, producer: Producer) -> Value:

@@ -52,6 +52,7 @@ class FlatTables:
         item_labels: Per strategy of each item, one item after another, its place among all strategies.
         item_amounts: The bytes.
         item_at: Where items begin in those, (items + 1,).
+        nbytes: Bytes of memory of the prices of pairs, here and in the tables.
     """
 
     def __init__(
@@ -99,6 +100,9 @@ class FlatTables:
         self._widths = np.array([table.shape[1] for table in self.tables], np.int64)
         self._entries, self._entry_at = _laid_out(self.tables)
         self._outside_entries, self._outside_at = _laid_out(self.outside_tables)
+        apart = {id(edge.outside.seconds): edge.outside.seconds for edge in edges if edge.outside is not None}
+        arrays = *self.tables, *self.outside_tables, *apart.values(), self._entries, self._outside_entries
+        self.nbytes = sum(array.nbytes for array in arrays)
         paid = np.flatnonzero(self.edge_shares)
         self.again_node_slots = _ints(again[nodes[number].slot] for number in tables.again_nodes)
         self.again_edge_slots = _ints(again[edges[number].slot] for number in tables.again_edges)

@@ -50,6 +50,7 @@ SHORTAGE = 10.0
 """Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
 
 Mask = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
 
 COPIED, AWAY = "copied", "away"
 """Variables: what a block of the most frequent kind copies to the host per microbatch, where it does, and what of the
@@ -74,9 +75,11 @@ class StepProgram:
         least: (rows,) seconds; for rows of memory shares of the limit.
         seconds: (rows, flavours, kinds, slots) how often prices count.
         host: (rows, flavours) seconds that every choice adds.
-        bytes: (rows, flavours, items of `Tables.bytes`) shares of the limit per byte; zero in rows of seconds.
+        bytes: (distinct, items of `Tables.bytes`) shares of the limit per byte; the first are zero.
+        bytes_of: (rows, flavours) which of them a row has: the first, if it is about seconds.
         buffers: What pairs of decisions take.
-        pairs: (rows, buffers) shares of the limit per byte.
+        pairs: (distinct, buffers) the same of those.
+        pairs_of: (rows,) which of them.
         fixed: Seconds added to every step.
         shares: (variables,) which of y are shares of the limit; the others are seconds, or `short`.
         with_memory: (rows,) which say nothing but together with limits of memory.
@@ -89,8 +92,10 @@ class StepProgram:
     seconds: FloatArray
     host: FloatArray
     bytes: FloatArray
+    bytes_of: IntArray
     buffers: tuple[Buffer, ...]
     pairs: FloatArray
+    pairs_of: IntArray
     fixed: float
     shares: Mask
     with_memory: Mask
@@ -98,7 +103,41 @@ class StepProgram:
     @property
     def memory_rows(self) -> Mask:
         """Which rows are about memory."""
-        return np.asarray(self.bytes.any(axis=(1, 2)))
+        return np.asarray(self.bytes.any(axis=1)[self.bytes_of].any(axis=1))
+
+    def held(self, flavour: int, items: FloatArray, between: FloatArray) -> FloatArray:
+        """Return the shares of the limit that bytes of items and of pairs take under a flavour, (rows,)."""
+        return np.asarray((self.bytes @ items)[self.bytes_of[:, flavour]] + (self.pairs @ between)[self.pairs_of])
+
+    def item_prices(self, flavour: int, paid: FloatArray) -> FloatArray:
+        """Return what a byte of each item costs where a row of so much costs what is paid, (items,)."""
+        return np.asarray(np.bincount(self.bytes_of[:, flavour], paid, len(self.bytes)) @ self.bytes)
+
+    def pair_prices(self, paid: FloatArray) -> FloatArray:
+        """Return the same of pairs, (buffers,)."""
+        return np.asarray(np.bincount(self.pairs_of, paid, len(self.pairs)) @ self.pairs)
+
+
+class _Distinct:
+    """Numbers arrays of one length by what they hold; 0 is that of zeros."""
+
+    def __init__(self, length: int) -> None:
+        zeros = np.zeros(length)
+        self._numbers, self._arrays = {zeros.tobytes(): 0}, [zeros]
+
+    def number(self, array: FloatArray | None) -> int:
+        """Return the number of an array, or of none."""
+        if array is None:
+            return 0
+        found = self._numbers.setdefault(array.tobytes(), len(self._arrays))
+        if found == len(self._arrays):
+            self._arrays.append(array)
+        return found
+
+    @property
+    def array(self) -> FloatArray:
+        """All of them, (distinct, length)."""
+        return np.array(self._arrays)
 
 
 class _Rows:
@@ -112,9 +151,10 @@ class _Rows:
         self.least: list[float] = []
         self.seconds: list[FloatArray] = []
         self.host: list[FloatArray] = []
-        self.bytes: list[FloatArray | None] = []
+        self.bytes = _Distinct(self.items)
+        self.bytes_of: list[list[int]] = []
         self.buffers: tuple[Buffer, ...] = ()
-        self.pairs: list[FloatArray | None] = []
+        self.pairs: list[FloatArray | None] = []  # of as many as there are once all rows are there
         self.with_memory: list[bool] = []
 
     def variable(self, name: Name) -> int:
@@ -136,7 +176,8 @@ class _Rows:
         self.least.append(least)
         self.seconds.append(np.zeros(self.shape) if seconds is None else seconds)
         self.host.append(np.broadcast_to(np.asarray(host, dtype=np.float64), (len(self.flavours),)))
-        self.bytes.append(amounts)
+        each = [None] * len(self.flavours) if amounts is None else list(amounts)
+        self.bytes_of.append([self.bytes.number(own) for own in each])
         self.pairs.append(pairs)
         self.with_memory.append(with_memory or amounts is not None)
 
@@ -149,14 +190,8 @@ class _Rows:
         for name, factor in cost.items():
             if name in self.names:
                 costs[self.names[name]] = factor
-        amounts = np.zeros((len(self.lhs), len(self.flavours), self.items))
-        for row, part in enumerate(self.bytes):
-            if part is not None:
-                amounts[row] = part
-        pairs = np.zeros((len(self.lhs), len(self.buffers)))
-        for row, part in enumerate(self.pairs):
-            if part is not None:
-                pairs[row] = part
+        pairs = _Distinct(len(self.buffers))
+        pairs_of = [pairs.number(own) for own in self.pairs]
         return StepProgram(
             self.flavours,
             costs,
@@ -164,9 +199,11 @@ class _Rows:
             np.array(self.least),
             np.array(self.seconds),
             np.array(self.host),
-            amounts,
+            self.bytes.array,
+            np.array(self.bytes_of),
             self.buffers,
-            pairs,
+            pairs.array,
+            np.array(pairs_of),
             fixed,
             np.array([name in (COPIED, AWAY) for name in self.names]),
             np.array(self.with_memory),

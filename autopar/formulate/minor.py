@@ -95,7 +95,7 @@ def _as_if_split(tables: Tables, edge: Edge, data: DataMajor) -> FloatArray:
     _, wire = element_bytes(tables.folded, tables.costs.policy)
     finer = (*shape[:dim], shape[dim] * parts, *shape[dim + 1 :])  # of as many bytes
     ways = tables.resharder.of(finer, wire[edge.value] / parts, tables.meaning.chunks(edge.value))
-    prices = ways.seconds[np.ix_(*placements(tables, edge))]
+    prices = ways.between(*placements(tables, edge))
     return np.where(np.isfinite(edge.table), prices, edge.table)
 
 

@@ -93,7 +93,11 @@ class Sharing:
     def prices(self, ways: Reshards, source: IntArray, target: IntArray) -> FloatArray:
         """Return the (S of source, S of target) seconds between two decisions' placement numbers of a value."""
         key = ("prices", self._id(ways), self._id(source), self._id(target))
-        return self._once(key, lambda: ways.seconds[np.ix_(source, target)])
+        return self._once(key, lambda: ways.between(source, target))
+
+    def places(self, ways: Reshards, numbers: IntArray) -> IntArray:
+        """Return the rows and columns of ways that placement numbers of a value have."""
+        return self._once(("places", self._id(ways), self._id(numbers)), lambda: ways.places[numbers])
 
     def _divided(self, strategies: tuple[Strategy, ...]) -> tuple[Scaled, ...]:
         """Return the numbers inside an op that some strategy divides."""

@@ -102,6 +102,10 @@ class Memory(StrEnum):
     TRANSIENT = "transient"
 
 
+NODE_BYTES = 2000
+"""Of memory that a decision and its edges take besides arrays, about."""
+
+
 class Decision(IntEnum):
     """What a node decides."""
 
@@ -186,9 +190,9 @@ class Outside:
     """The seconds of a change of placement that links between nodes are busy.
 
     Attributes:
-        seconds: (placements, placements) from one to another.
-        source: (S of first) placement numbers.
-        target: (S of second) placement numbers.
+        seconds: From one placement to another, as of `Reshards.outside`.
+        source: (S of first) rows of them.
+        target: (S of second) columns.
     """
 
     seconds: FloatArray
@@ -309,6 +313,11 @@ class Tables:
         if found is None:
             found = _FLAT[self] = FlatTables(self, len(Slot), AGAIN, OUTSIDE)
         return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of what tables of other meshes do not share, about."""
+        return self.flat.nbytes + self.resharder.nbytes + NODE_BYTES * len(self.nodes)
 
 
 _FLAT: WeakKeyDictionary[Tables, FlatTables] = WeakKeyDictionary()

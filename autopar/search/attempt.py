@@ -19,7 +19,7 @@ import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.grouped import best_grouped, grouped_time
-from autopar.formulate.hull import step_program
+from autopar.formulate.hull import StepProgram, step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
 from autopar.formulate.recipes import recipes, restrict
@@ -169,18 +169,7 @@ class Attempt:
         self.relaxed_choice = choice
         self._consider(choice)
         self._narrow(cutoff)
-        folded = self.tables.folded
-        main = max(folded.kinds, key=lambda kind: kind.count)
-        program = step_program(
-            self.tables,
-            self.bounding,
-            self.search.memory_limit,
-            flavours=self.search.constraints.flavours(main.instances),
-            fastest=self.fastest,
-            hosted=self.search.constraints.hosted,
-            path=self._path(),
-        )
-        self.hull = Hull(self.tables, program, self._priced)
+        self.hull = Hull(self.tables, self.program(), self._priced)
         for known in (choice, *self.hint.choices):
             self.hull.add(known)
         return bound
@@ -199,6 +188,19 @@ class Attempt:
             self.bounded = tuple(left)
             first, *others = (configuration.pipeline(search.costs.stack) for configuration in left)
             self.bounding = replace(first, others=tuple(others))
+
+    def program(self) -> StepProgram:
+        """Return the step program of the configurations that the bound is of."""
+        main = max(self.tables.folded.kinds, key=lambda kind: kind.count)
+        return step_program(
+            self.tables,
+            self.bounding,
+            self.search.memory_limit,
+            flavours=self.search.constraints.flavours(main.instances),
+            fastest=self.fastest,
+            hosted=self.search.constraints.hosted,
+            path=self._path(),
+        )
 
     def _path(self) -> LeastPath | None:
         """Return what the longest path takes at least under each schedule; None if that is unknown of one of them."""

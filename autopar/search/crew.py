@@ -147,7 +147,9 @@ class Team(Crew):
         order = self._orders.pop(worker)
         self._free.append(worker)
         self._free.sort()
-        if finding.state is not None:
+        if finding.is_final:
+            self._states.pop(order.piece.on, None)
+        elif finding.state is not None:
             self._states[order.piece.on] = finding.state
         return order.number, finding
 

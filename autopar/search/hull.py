@@ -54,7 +54,7 @@ class Hull:
         paid = np.where(self._memory, self._unit, 1.0) * self._best
         factors = np.tensordot(paid, self.rows.seconds[:, flavour], axes=1)
         constant = float(paid @ (self.rows.least + self.rows.host[:, flavour])) + self.rows.fixed
-        return self._priced(factors, paid @ self.rows.bytes[:, flavour], paid @ self.rows.pairs), constant
+        return self._priced(factors, self.rows.item_prices(flavour, paid), self.rows.pair_prices(paid)), constant
 
     @property
     def has_prices(self) -> bool:
@@ -79,14 +79,13 @@ class Hull:
         amounts = self._tables.flat.held(choice)
         edges = [(self._tables.edges[buffer.edge], buffer) for buffer in self.rows.buffers]
         held = np.array([buffer.amounts[choice[edge.first], choice[edge.second]] for edge, buffer in edges])
-        between = self.rows.pairs @ held
         new = False
         for index in range(len(self.rows.flavours)) if flavour is None else (flavour,):
             if (choice, index) in self._known:
                 continue
             self._known[choice, index] = None
             seconds = np.tensordot(self.rows.seconds[:, index], totals, axes=2) + self.rows.host[:, index]
-            self._columns.append(seconds + self.rows.bytes[:, index] @ amounts + between)
+            self._columns.append(seconds + self.rows.held(index, amounts, held))
             self._unit = self._unit or max(float(seconds.max()), 1e-12)
             new = True
         return new
@@ -141,14 +140,14 @@ class Hull:
         tried = set()
         for index, flavour in enumerate(rows.flavours):
             factors = np.tensordot(paid, rows.seconds[:, index], axes=1)
-            items = paid @ rows.bytes[:, index]
+            items = rows.item_prices(index, paid)
             base = constant + float(paid @ rows.host[:, index])
             if flavour is not rows.flavours[0] and not items.any():
                 continue  # memory is free: no flavour is faster than the first
             if (factors.tobytes(), items.tobytes(), base) in tried:
                 continue  # groups are alike
             tried.add((factors.tobytes(), items.tobytes(), base))
-            instance = self._priced(factors, items, paid @ rows.pairs)
+            instance = self._priced(factors, items, rows.pair_prices(paid))
             solution = self._solve(instance, min(lowest, max(cutoff, self.value)) - base)
             lowest = min(lowest, solution.bound + base)
             if solution.choice is not None:

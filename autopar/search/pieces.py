@@ -5,6 +5,7 @@ A piece depends on nothing but itself and what was done on its configuration bef
 
 import pickle
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from io import BytesIO
@@ -24,23 +25,25 @@ from autopar.sharding import Mesh
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
 
-SEARCH, TABLES = "search", "tables"
+SEARCH, TABLES, PROGRAM = "search", "tables", "program"
 """What stands in a state for what every process has or can make."""
 
-KEPT_NODES = 20_000
-"""Decisions in the tables of attempts that wait: a handful of a model without repeated blocks, a hundred else. Half as
-many where others may go on with them, for there are several processes."""
+KEPT_BYTES = 200e6
+"""Of memory in the tables of attempts that wait: a handful of a model without repeated blocks or on meshes of three
+axes, dozens else. Half as many where others may go on with them, for there are several processes."""
 
-KEPT_TABLES = 10_000
-"""Decisions in tables that are kept for other schedules and branches, besides the last ones."""
+KEPT_TABLES = 100e6
+"""Of memory in tables that are kept for other schedules and branches, besides the last ones; half as many likewise."""
 
 
 class _Pickler(pickle.Pickler):
-    """Packs an attempt without its search and tables."""
+    """Packs an attempt without its search, tables and step program."""
 
     def __init__(self, file: IO[bytes], attempt: Attempt) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._left_out = {id(attempt.search): SEARCH, id(attempt.tables): TABLES}
+        if attempt.hull is not None:
+            self._left_out[id(attempt.hull.rows)] = PROGRAM
 
     def persistent_id(self, obj: object) -> str | None:
         """Return what stands for an object; None if it is packed."""
@@ -52,10 +55,10 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, file: IO[bytes], other: Attempt) -> None:
         super().__init__(file)
-        self._here = {SEARCH: other.search, TABLES: other.tables}
+        self._here = {SEARCH: other.search, TABLES: other.tables, PROGRAM: None}
 
     def persistent_load(self, pid: str) -> object:
-        """Return what something stands for here."""
+        """Return what something stands for here; the program is written once the rest is there."""
         return self._here[pid]
 
 
@@ -191,7 +194,7 @@ class Workbench:
             bound,
             attempt.best,
             attempt.cut - cut,
-            self._packed(attempt),
+            _pack(attempt) if self._portable and not is_final else None,
             is_final=is_final,
             is_settled=attempt.is_settled,
             work=attempt.work - work,
@@ -216,7 +219,7 @@ class Workbench:
         """Return the decisions of configurations that differ in the schedule, and keep them for other schedules."""
         of = family[0].mesh, family[0].num_microbatches
         self._tables[of] = self._tables.pop(of) if of in self._tables else self._search.tables(family)
-        while len(self._tables) > 1 and sum(len(own.nodes) for own in self._tables.values() if own) > KEPT_TABLES:
+        while len(self._tables) > 1 and self._nbytes(self._tables.values()) > KEPT_TABLES / self._share:
             self._tables.pop(next(iter(self._tables)))
         return self._tables[of]
 
@@ -224,13 +227,23 @@ class Workbench:
         """Keep an attempt to go on with, and of those that have waited longest no more than what was found."""
         self._attempts[on] = attempt
         attempt.weighing.forget()
-        most = KEPT_NODES // 2 if self._portable else KEPT_NODES
-        while len(self._attempts) > 1 and sum(len(own.tables.nodes) for own in self._attempts.values()) > most:
+        while len(self._attempts) > 1 and self._held() > KEPT_BYTES / self._share:
             oldest = next(iter(self._attempts))
             self._states[oldest] = _pack(self._attempts.pop(oldest))
 
-    def _packed(self, attempt: Attempt) -> bytes | None:
-        return _pack(attempt) if self._portable else None
+    def _held(self) -> int:
+        """Return the bytes of the tables of attempts that wait."""
+        return self._nbytes(attempt.tables for attempt in self._attempts.values())
+
+    @property
+    def _share(self) -> int:
+        """By how many others the memory is shared."""
+        return 2 if self._portable else 1
+
+    @staticmethod
+    def _nbytes(tables: Iterable[Tables | None]) -> int:
+        """Return the bytes of several tables, each counted once."""
+        return sum({id(own): own.nbytes for own in tables if own is not None}.values())
 
     def _attempt(self, piece: Piece, end: float, state: bytes | None) -> Attempt | None:
         """Return the work on a configuration as it stands; None if no plan of it keeps to the constraints."""
@@ -242,8 +255,7 @@ class Workbench:
             if attempt is not None and state is None:
                 attempt.begin_with(piece.starts)
             if attempt is not None and state is not None:
-                attempt = _Unpickler(BytesIO(state), attempt).load()
-                assert isinstance(attempt, Attempt), "states are of attempts"
+                attempt = _unpacked(state, attempt)
         if attempt is not None:
             attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
             attempt.proves = not piece.branches  # runners-up need no proof
@@ -255,3 +267,12 @@ def _pack(attempt: Attempt) -> bytes:
     file = BytesIO()
     _Pickler(file, attempt).dump(attempt)
     return file.getvalue()
+
+
+def _unpacked(state: bytes, begun: Attempt) -> Attempt:
+    """Return the attempt that was packed, given one that is just begun on the same configuration."""
+    attempt = _Unpickler(BytesIO(state), begun).load()
+    assert isinstance(attempt, Attempt), "states are of attempts"
+    if attempt.hull is not None:
+        attempt.hull.rows = attempt.program()
+    return attempt

@@ -119,8 +119,8 @@ def _parts(
             if edge.outside is not None and slot in OUTSIDE:
                 yield (edge.first, edge.second), paid(edge.kind, OUTSIDE[slot]), edge.share * edge.outside.table
     for number, item in enumerate(tables.bytes):
-        yield (item.node,), rows.bytes[:, modes, number], item.amounts
+        yield (item.node,), rows.bytes[rows.bytes_of[:, modes], number], item.amounts
     for number, buffer in enumerate(rows.buffers):
         edge = tables.edges[buffer.edge]
-        weight = np.broadcast_to(rows.pairs[:, number, None], (len(rows.least), len(modes)))
+        weight = np.broadcast_to(rows.pairs[rows.pairs_of, number][:, None], (len(rows.least), len(modes)))
         yield (edge.first, edge.second), weight, buffer.amounts
