@@ -158,8 +158,10 @@ def test_more_memory_is_never_worse_and_fits() -> None:
         outcome = _run(task)
         objectives.append(outcome.candidates[0].objective if outcome.candidates else np.inf)
         for candidate in outcome.candidates:
-            split, memory_of = candidate.split, lowered_bytes(candidate.tables, candidate.choice)
-            configuration = candidate.configuration
+            configuration, split = candidate.configuration, candidate.split
+            tables = task.search(Effort()).tables((configuration,))
+            assert tables is not None, "it was found in them"
+            memory_of = lowered_bytes(tables, candidate.choice)
             pipeline = configuration.pipeline(task.costs.stack)
             if not pipeline.fills:
                 continue  # tests/test_grouped.py has them

@@ -1,7 +1,7 @@
 """What a search finds: candidate plans, the bound, and how far it came."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ class Candidate:
 
     Attributes:
         configuration: The outer choices.
-        tables: What was chosen from. They stay where they are: a candidate that comes from another process has none.
+        tables: What was chosen from; they stay with who chose: candidates that are drafted have none.
         choice: One strategy per node of the tables.
         split: The stages.
         time: Step time by the planner's formula.
@@ -72,11 +72,14 @@ class Candidate:
         return (self.draft or draft_of(self)).signature
 
     def drafted(self) -> "Candidate":
-        """Return the candidate with its draft."""
-        return self if self.draft is not None else replace(self, draft=draft_of(self))
+        """Return the candidate with its draft and without its tables, so that nothing of those is kept."""
+        return _drafted(*self._parts())
+
+    def _parts(self) -> "tuple[Configuration, Choice, Split, StepTime, Draft]":
+        return self.configuration, self.choice, self.split, self.time, self.draft or draft_of(self)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _arrived, (self.configuration, self.choice, self.split, self.time, self.drafted().draft)
+        return _drafted, self._parts()
 
     @property
     def objective(self) -> float:
@@ -84,8 +87,8 @@ class Candidate:
         return self.time.seconds
 
 
-def _arrived(configuration: Configuration, choice: Choice, split: Split, time: StepTime, draft: Draft) -> Candidate:
-    """Return a candidate that comes from another process."""
+def _drafted(configuration: Configuration, choice: Choice, split: Split, time: StepTime, draft: Draft) -> Candidate:
+    """Return a candidate that has no tables."""
     candidate = object.__new__(Candidate)
     fields = {"configuration": configuration, "choice": choice, "split": split, "time": time, "draft": draft}
     for name, value in fields.items():
