@@ -43,7 +43,7 @@ def test_every_device_gets_its_block(data: st.DataObject) -> None:
 
     sent = pieces(SHAPE, source, target, H100)
 
-    for sender, receiver, boxes in zip(sent.senders.tolist(), sent.receivers.tolist(), sent.boxes, strict=True):
+    for sender, receiver, boxes in zip(sent.senders.tolist(), sent.receivers.tolist(), sent.boxes(), strict=True):
         for box in boxes:
             i, j = sender - source.first, receiver - target.first
             found[j][there.place(j, box)] = held[i][here.place(i, box)]

@@ -17,7 +17,7 @@ sends while it receives, so that the fullest device of the slowest tier sets the
 S is what a device sends or receives there; what goes further than between two nodes leaves the node as well.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -79,13 +79,29 @@ class Pieces:
         senders: Numbers of devices.
         receivers: Numbers of devices.
         elements: Elements of all boxes of the entry.
-        boxes: Boxes of the whole value.
     """
 
     senders: IntArray
     receivers: IntArray
     elements: IntArray
-    boxes: tuple[tuple[Box, ...], ...]
+    _held: IntArray  # block of the source
+    _source: "Division"
+    _target: "Division"
+    _first: int  # device of the target
+
+    def boxes(self) -> list[tuple[Box, ...]]:
+        """Return the boxes of the whole value that each entry sends."""
+        source, target = self._source, self._target
+        ranges: list[dict[tuple[int, int], list[tuple[int, int]]]] = [{} for _ in target.shape]
+        for dim, known in enumerate(ranges):
+            for here, there, start, stop in zip(*(a.tolist() for a in _segments(source, target, dim)), strict=True):
+                known.setdefault((here, there), []).append((start, stop))
+        has = np.stack(np.unravel_index(self._held, (source.num_terms, *source.parts)), axis=1)[:, 1:]
+        gets = target.indices[self.receivers - self._first]
+        return [
+            tuple(product(*(known[own, other] for known, own, other in zip(ranges, here, there, strict=True))))
+            for here, there in zip(has.tolist(), gets.tolist(), strict=True)
+        ]
 
 
 def intervals(size: int, chunks: int, parts: int, part: int) -> list[tuple[int, int]]:
@@ -179,43 +195,62 @@ class Division:
         return tuple(slices)
 
 
-def _meetings(size: int, source: Division, target: Division, dim: int, part: int) -> dict[int, list[tuple[int, int]]]:
-    """Return the rows of a part of a dim of the target, by the part of the source that has them."""
-    width = size // (source.chunks[dim] * source.parts[dim])
-    found: dict[int, list[tuple[int, int]]] = {}
-    for start, stop in target.intervals(dim, part):
-        while start < stop:  # from one interval of the source to the next
-            number = start // width
-            end = min(stop, (number + 1) * width)
-            found.setdefault(number % source.parts[dim], []).append((start, end))
-            start = end
-    return found
+@dataclass(frozen=True, slots=True, eq=False)
+class _Meetings:
+    """The rows of a dim that a part of the target and a part of the source both have; arrays are by target, source.
+
+    Attributes:
+        begins: (parts of the target + 1,) where the entries of each part begin.
+        parts: Part of the source, by entry.
+        rows: How many rows there are, by entry.
+    """
+
+    begins: IntArray
+    parts: IntArray
+    rows: IntArray
+
+    @classmethod
+    def of(cls, source: Division, target: Division, dim: int) -> "_Meetings":
+        """Return the meetings of a dim."""
+        here, there, starts, stops = _segments(source, target, dim)
+        count = source.parts[dim]
+        keys, number = np.unique(there * count + here, return_inverse=True)
+        rows = np.bincount(number, stops - starts, len(keys)).astype(np.int64)
+        return cls(np.searchsorted(keys // count, np.arange(target.parts[dim] + 1)), keys % count, rows)
 
 
-def _wanted(source: Division, target: Division) -> Iterator[tuple[int, int, int, tuple[Box, ...]]]:
-    """Yield what each block of the target is made of: its number, that of a block of the source, elements, boxes."""
-    shape = target.shape
-    known: list[dict[int, dict[int, list[tuple[int, int]]]]] = [{} for _ in shape]
-    blocks, first = np.unique(target.blocks, return_index=True)
-    for block, device in zip(blocks.tolist(), first.tolist(), strict=True):
-        per_dim = []
-        for dim, part in enumerate(target.indices[device].tolist()):
-            if part not in known[dim]:
-                known[dim][part] = _meetings(shape[dim], source, target, dim, part)
-            per_dim.append(known[dim][part])
-        terms = source.terms_for(target, int(target.terms[device]))
-        for term, *numbers in product(terms, *per_dim):
-            held = term
-            for count, number in zip(source.parts, numbers, strict=True):
-                held = held * count + number
-            ranges = [found[number] for found, number in zip(per_dim, numbers, strict=True)]
-            elements = 1
-            for each in ranges:
-                elements *= sum(stop - start for start, stop in each)
-            yield block, held, elements, tuple(product(*ranges))
+def _segments(source: Division, target: Division, dim: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return the longest ranges of a dim that are in one part of both: those parts, starts and stops, by start."""
+    size = target.shape[dim]
+    counts = [side.chunks[dim] * side.parts[dim] for side in (source, target)]
+    starts = np.unique(np.concatenate([np.arange(count) * (size // count) for count in counts]))
+    here, there = (
+        starts // (size // count) % side.parts[dim] for count, side in zip(counts, (source, target), strict=True)
+    )
+    return here, there, starts, np.append(starts[1:], size)
 
 
-@lru_cache(maxsize=1024)  # a boundary of many plans, and of many stages, is the same
+def _entries(source: Division, target: Division) -> tuple[IntArray, IntArray, IntArray]:
+    """Return what the blocks of the target are made of: device, block of the source and elements, in their order."""
+    device, turn = _repeated(-((target.terms - source.num_terms) // target.num_terms))  # as of `Division.terms_for`
+    held = target.terms[device] + turn * target.num_terms
+    elements = np.ones(len(device), np.int64)
+    for dim in range(len(target.shape)):
+        meetings = _Meetings.of(source, target, dim)
+        begin = meetings.begins[target.indices[device, dim]]
+        entry, turn = _repeated(meetings.begins[target.indices[device, dim] + 1] - begin)
+        place = begin[entry] + turn
+        device, held = device[entry], held[entry] * source.parts[dim] + meetings.parts[place]
+        elements = elements[entry] * meetings.rows[place]
+    return device, held, elements
+
+
+def _repeated(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Return so many numbers of each entry, and which of them each is."""
+    entry = np.repeat(np.arange(len(counts)), counts)
+    return entry, np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def pieces(shape: tuple[int, ...], source: Holding, target: Holding, cluster: Cluster) -> Pieces:
     """Return what the devices of one stage send to those of another so that each has its block of a value.
 
@@ -230,44 +265,42 @@ def pieces(shape: tuple[int, ...], source: Holding, target: Holding, cluster: Cl
     """
     here, there = Division.of(shape, source), Division.of(shape, target)
     by_block = np.argsort(here.blocks, kind="stable").reshape(here.num_terms * prod(here.parts), -1)
-    owners: dict[int, list[int]] = {}
-    for device, block in enumerate(there.blocks.tolist()):
-        owners.setdefault(block, []).append(device)
-    entries = [
-        (device, held, elements, boxes)
-        for block, held, elements, boxes in _wanted(here, there)
-        for device in owners[block]
-    ]
-    entries.sort(key=lambda entry: entry[:2])
-    receivers = np.array([entry[0] for entry in entries], np.int64) + target.first
-    held = np.array([entry[1] for entry in entries], np.int64)
-    candidates = by_block[held] + source.first
-    if source.mesh.shape == target.mesh.shape and source.placements == target.placements:
-        chosen = (candidates - source.first == (receivers - target.first)[:, None]).argmax(axis=1)
+    device, held, elements = _entries(here, there)
+    receivers = device + target.first
+    if source.mesh == target.mesh and source.placements == target.placements:
+        senders = device + source.first  # its counterpart has the same block
     else:
-        chosen = _nearest(held, receivers, candidates, cluster)
-    return Pieces(
-        candidates[np.arange(len(entries)), chosen],
-        receivers,
-        np.array([entry[2] for entry in entries], np.int64),
-        tuple(entry[3] for entry in entries),
-    )
+        senders = _nearest(held, receivers, by_block + source.first, cluster)
+    return Pieces(senders, receivers, elements, held, here, there, target.first)
 
 
-def _nearest(held: IntArray, receivers: IntArray, candidates: IntArray, cluster: Cluster) -> IntArray:
-    """Return which of its candidates (entries, holders) serves each entry; those that are equally near take turns."""
-    tiers = cluster.tiers_between(receivers[:, None], candidates)
-    near = tiers == tiers.min(axis=1, keepdims=True)
-    first = near.argmax(axis=1)
-    keys = np.stack([held, tiers.min(axis=1), first])
+def _nearest(held: IntArray, receivers: IntArray, holders: IntArray, cluster: Cluster) -> IntArray:
+    """Return the device that serves each entry; those that are equally near take turns.
+
+    Args:
+        held: Block that is asked for, by entry.
+        receivers: Who asks.
+        holders: (blocks, holders) who has each block.
+        cluster: Where they are.
+    """
+    # Who asks for the same block from the same node has the same way to its holders.
+    nodes = receivers if cluster.groups else receivers // cluster.devices_per_node
+    _, first, number = np.unique(held * (nodes.max() + 1) + nodes, return_index=True, return_inverse=True)
+    candidates = holders[held[first]]
+    tiers = cluster.tiers_between(receivers[first][:, None], candidates)
+    least = tiers.min(axis=1)
+    near = tiers == least[:, None]
+    counts = near.sum(axis=1)
+    begins = np.cumsum(counts) - counts
+    nearest = candidates[near]
+    keys = np.stack([held, least[number], near.argmax(axis=1)[number]])
     order = np.lexsort(keys[::-1])
     ordered = keys[:, order]
     fresh = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
     starts = np.flatnonzero(fresh)
     turns = np.empty(len(held), np.int64)
     turns[order] = np.arange(len(held)) - starts[np.cumsum(fresh) - 1]
-    turn = turns % near.sum(axis=1)
-    return np.asarray((near.cumsum(axis=1) > turn[:, None]).argmax(axis=1))
+    return np.asarray(nearest[begins[number] + turns % counts[number]])
 
 
 def loads(senders: IntArray, receivers: IntArray, nbytes: FloatArray, cluster: Cluster) -> dict[int, FloatArray]:
@@ -303,7 +336,7 @@ def hand_over_seconds(values: Sequence[Handed], cluster: Cluster, send_seconds: 
     values = _near_the_start(values, cluster)
     if len(values) < 2:
         return max((seconds for value in values for seconds in _alone(value, cluster, send_seconds)), default=0.0)
-    found = [(pieces(value.shape, value.source, value.target, cluster), value.element_bytes) for value in values]
+    found = [(_kept(value.shape, value.source, value.target, cluster), value.element_bytes) for value in values]
     amounts = loads(
         np.concatenate([each.senders for each, _ in found]),
         np.concatenate([each.receivers for each, _ in found]),
@@ -311,6 +344,9 @@ def hand_over_seconds(values: Sequence[Handed], cluster: Cluster, send_seconds: 
         cluster,
     )
     return slowest(amounts, send_seconds)
+
+
+_kept = lru_cache(maxsize=32)(pieces)  # a boundary of many plans is the same; of large stages megabytes each
 
 
 def _near_the_start(values: Sequence[Handed], cluster: Cluster) -> Sequence[Handed]:

@@ -103,7 +103,8 @@ class StepProgram:
     @property
     def memory_rows(self) -> Mask:
         """Which rows are about memory."""
-        return np.asarray(self.bytes.any(axis=1)[self.bytes_of].any(axis=1))
+        filled = np.asarray(self.bytes.any(axis=1))
+        return np.asarray(filled[self.bytes_of].any(axis=1))
 
     def held(self, flavour: int, items: FloatArray, between: FloatArray) -> FloatArray:
         """Return the shares of the limit that bytes of items and of pairs take under a flavour, (rows,)."""

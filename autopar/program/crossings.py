@@ -198,6 +198,6 @@ def _in_pieces(crossing: Crossing, program: Program, cluster: Cluster) -> Crossi
             f"{format_placements(crossing.source.placements)}: {error.args[0]}",
             hint=error.hint,
         ) from None
-    found = zip(sent.senders.tolist(), sent.receivers.tolist(), sent.boxes, strict=True)
+    found = zip(sent.senders.tolist(), sent.receivers.tolist(), sent.boxes(), strict=True)
     every = tuple(Piece(sender, receiver, box) for sender, receiver, boxes in found for box in boxes)
     return replace(crossing, pieces=every)

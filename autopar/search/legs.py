@@ -26,7 +26,7 @@ from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.placed import Placed
 from autopar.search.submeshes import Submesh
-from autopar.staging import BoolArray, FloatArray, Route, Staging
+from autopar.staging import BoolArray, FloatArray, IntArray, Route, Staging
 
 T = TypeVar("T", bound=Hashable)
 
@@ -160,37 +160,39 @@ def _hops(
     ]
     found = np.full((len(holders), len(holders), len(pairs), devices), np.inf)
     meshes, known = [own.submesh.mesh for own in holders], dict[Hashable, float]()
+    starts = start_places([own.submesh for own in holders], devices)
     for one, other in np.ndindex(len(holders), len(holders)):
-        for device in range(meshes[one].size, devices):
-            here, there = (device - meshes[one].size, meshes[one]), (device, meshes[other])
-            if here[0] not in holders[one].submesh.starts or device not in holders[other].submesh.starts:
+        size = meshes[one].size
+        senders = np.flatnonzero(starts[one, : devices - size] & starts[other, size:])
+        alike, at, place = np.unique(_places(senders, costs), return_index=True, return_inverse=True)
+        for number, (before, after) in enumerate(pairs):
+            first, second = segments[one].get((before, phase)), segments[other].get((after, phase))
+            sent, received = (first, second) if phase is SegmentPhase.FORWARD else (second, first)
+            if sent is None or received is None:
+                found[one, other, number, senders + size] = 0.0
                 continue
-            for number, (before, after) in enumerate(pairs):
-                first, second = segments[one].get((before, phase)), segments[other].get((after, phase))
-                ways = ((first, here), (second, there))
-                (sent, source), (received, target) = ways if phase is SegmentPhase.FORWARD else ways[::-1]
-                if sent is None or received is None:
-                    found[one, other, number, device] = 0.0
-                    continue
-                ends = (*(each.placements for each in sent.outputs), *(each.placements for each in received.inputs))
-                key = (before, after, *_near(here[0], device, costs), *meshes[one].axes, 0, *meshes[other].axes, ends)
+            ends = (*(each.placements for each in sent.outputs), *(each.placements for each in received.inputs))
+            each = np.empty(len(alike))
+            for index, (spot, sender) in enumerate(zip(alike.tolist(), senders[at].tolist(), strict=True)):
+                key = (before, after, spot, *meshes[one].axes, 0, *meshes[other].axes, ends)
                 if key not in known:
+                    here, there = (sender, meshes[one]), (sender + size, meshes[other])
+                    source, target = (here, there) if phase is SegmentPhase.FORWARD else (there, here)
                     try:
                         known[key] = costs.hand_over_seconds(handed(sent, source, received, target))
                     except ShardingError:  # terms of another reduction than a sum do not cross
                         known[key] = math.inf
-                found[one, other, number, device] = known[key]
+                each[index] = known[key]
+            found[one, other, number, senders + size] = each[place]
     return found
 
 
-def _near(sender: int, receiver: int, costs: CostModel) -> tuple[int, int]:
-    """Return two devices that lie to each other as these, the same wherever on a cluster of equal nodes they are."""
+def _places(devices: IntArray, costs: CostModel) -> IntArray:
+    """Return numbers that are equal for devices from which on all others lie alike: clusters are of equal nodes."""
     cluster = costs.cluster
     if cluster.groups:
-        return sender, receiver
-    period = cluster.domains[-1].devices if cluster.domains else cluster.devices_per_node
-    first = sender // period * period
-    return sender - first, receiver - first
+        return devices
+    return devices % (cluster.domains[-1].devices if cluster.domains else cluster.devices_per_node)
 
 
 def _numbered(items: Sequence[T]) -> tuple[list[int], list[T]]:
