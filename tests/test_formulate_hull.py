@@ -88,10 +88,10 @@ def test_of_one_stage_and_one_choice_the_program_is_the_step_time(stack: str, nu
     whole = Split.uniform(((0, found.folded.num_blocks),), (NONE,))
     for choice in _choices(found, "gpt2", 6):
         time = step_time(found.block_seconds(choice), found.folded.chain, pipeline, whole, 0.0).seconds
-        hull = Hull(found, step_program(found, pipeline, np.inf), _solve)
+        hull = Hull(found, step_program(found, pipeline, np.inf))
         hull.add(choice, 0)
 
-        hull.step(0.0, lambda _: None, memory=False)
+        hull.step(_solve, 0.0, lambda _: None, memory=False)
 
         assert hull.value <= time * (1 + TOLERANCE)
         if stack != "shared":
@@ -112,10 +112,10 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
     configuration = Configuration(num_groups, found.mesh, microbatches, schedule, chunks)
     path = under.path(configuration, SAMPLES * microbatches)
     assert (path is None) == (num_groups == 1 or schedule == "1f1b")
-    hull = Hull(found, step_program(found, pipeline, np.inf, path=path), _solve)
+    hull = Hull(found, step_program(found, pipeline, np.inf, path=path))
     hull.add(good_choice(model, "train"))
     for _ in range(6):
-        hull.step(np.inf, lambda _: None, memory=False)
+        hull.step(_solve, np.inf, lambda _: None, memory=False)
     rng = np.random.default_rng(0)
 
     assert hull.bound > pipeline.fixed
@@ -151,16 +151,16 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
             split = _mixed(ranges[number], rng)
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
             seconds = step_time(totals, chain, pipeline, split, 0.0).seconds
-            hull = Hull(found, step_program(found, pipeline, limit), _solve)
+            hull = Hull(found, step_program(found, pipeline, limit))
             hull.add(choice)
             for _ in range(8):
-                hull.step(np.inf, lambda _: None, memory=True)
+                hull.step(_solve, np.inf, lambda _: None, memory=True)
 
             assert hull.bound <= seconds * (1 + TOLERANCE)
-            free = Hull(found, step_program(found, pipeline, np.inf), _solve)
+            free = Hull(found, step_program(found, pipeline, np.inf))
             free.add(choice)
             for _ in range(8):
-                free.step(np.inf, lambda _: None, memory=False)
+                free.step(_solve, np.inf, lambda _: None, memory=False)
             raised += hull.bound > free.bound * (1 + TOLERANCE)
     assert raised or num_stages > 1, "limits matter"
 
@@ -190,10 +190,10 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_mem
             plan = best_grouped(passes, totals, memory, pipeline, limit, 0.0)
             if plan is None:
                 break
-            hull = Hull(found, step_program(found, pipeline, limit), _solve)
+            hull = Hull(found, step_program(found, pipeline, limit))
             hull.add(choice)
             for _ in range(4):
-                hull.step(np.inf, lambda _: None, memory=True)
+                hull.step(_solve, np.inf, lambda _: None, memory=True)
             assert hull.bound <= plan[1].seconds * (1 + TOLERANCE)
             fitting += 1
             limit *= 0.3
@@ -220,10 +220,10 @@ def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stage
         every = [BY_SECONDS[own] for own in rng.integers(4, size=len(chain))]
         split = Split(ranges[number], tuple(tuple(every[a:b]) for a, b in ranges[number]), away)
         limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
-        hull = Hull(found, step_program(found, pipeline, limit, flavours=BY_SECONDS, hosted=frozenset(Hosted)), _solve)
+        hull = Hull(found, step_program(found, pipeline, limit, flavours=BY_SECONDS, hosted=frozenset(Hosted)))
         hull.add(choice)
         for _ in range(5):
-            hull.step(np.inf, lambda _: None, memory=True)
+            hull.step(_solve, np.inf, lambda _: None, memory=True)
 
         assert hull.bound <= step_time(seconds, chain, pipeline, split, 0.0).seconds * (1 + TOLERANCE)
 
@@ -257,10 +257,10 @@ def test_of_a_plan_on_a_slow_link_the_bound_sees_the_copies(
     hosted = ({Hosted.ACTIVATIONS} if flavour is Recompute.OFFLOAD else set()) | ({Hosted.OPTIMIZER} if away else set())
     limit = stage_peak(memory, pipeline, split, 0)
 
-    hull = Hull(found, step_program(found, pipeline, limit, flavours=(flavour,), hosted=hosted), _solve)
+    hull = Hull(found, step_program(found, pipeline, limit, flavours=(flavour,), hosted=hosted))
     hull.add(solution.choice)
     for _ in range(8):
-        hull.step(np.inf, lambda _: None, memory=True)
+        hull.step(_solve, np.inf, lambda _: None, memory=True)
 
     assert plan > 2 * free
     assert free + seen * (plan - free) <= hull.bound <= plan * (1 + TOLERANCE)

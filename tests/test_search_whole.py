@@ -78,9 +78,9 @@ def test_of_one_choice_it_is_what_the_hull_says(model: str, limited: bool) -> No
             memory = lowered_bytes(found, choice)
             limit = sum(memory.peak(0, stop, 1, (own,) * stop) for own in (NONE, Recompute.FULL)) / 2
         rows = step_program(found, pipeline, limit)
-        hull = Hull(found, rows, _solve)
+        hull = Hull(found, rows)
         hull.add(choice, None if limited else 0)
-        hull.step(0.0, lambda _: None, memory=limited)
+        hull.step(_solve, 0.0, lambda _: None, memory=limited)
         modes = list(range(len(rows.flavours))) if limited else [0]
 
         function = composite(found, rows, modes, hull.value, memory=limited)
@@ -131,10 +131,10 @@ def test_no_choice_is_faster_than_the_bound_on_single_choices(model: str, num_mi
         totals = found.block_seconds(choice)
         if np.isfinite(totals).all():
             seconds[choice] = step_time(totals, chain, pipeline, whole, 0.0).seconds
-    hull = Hull(found, step_program(found, pipeline, np.inf), _solve)
+    hull = Hull(found, step_program(found, pipeline, np.inf))
     hull.add(good_choice(model, "train"))
     for _ in range(12):
-        hull.step(np.inf, lambda _: None, memory=False)
+        hull.step(_solve, np.inf, lambda _: None, memory=False)
     ceiling = 1.001 * min(seconds.values())
 
     least = least_whole(found, hull, ceiling, _budget(_instance(found)))

@@ -169,7 +169,7 @@ class Attempt:
         self.relaxed_choice = choice
         self._consider(choice)
         self._narrow(cutoff)
-        self.hull = Hull(self.tables, self.program(), self._priced)
+        self.hull = Hull(self.tables, self.program())
         for known in (choice, *self.hint.choices):
             self.hull.add(known)
         return bound
@@ -232,7 +232,7 @@ class Attempt:
             bound = max(bound, self.hull.bound)
             if not more or self._stopped() or bound >= min(cutoff, best * (1 - NEAR)):
                 break
-            more = self.hull.step(min(cutoff, best), self._consider, memory=memory)
+            more = self.hull.step(self._priced, min(cutoff, best), self._consider, memory=memory)
         return max(bound, self.hull.bound), more
 
     def _priced(self, instance: Problem, cutoff: float) -> Solution:
@@ -401,7 +401,11 @@ class Attempt:
         if self.hull is None:
             return
         for _ in range(HURRIED_STEPS):
-            if self.best is not None or self._stopped() or not self.hull.step(math.inf, self._consider, memory=True):
+            if (
+                self.best is not None
+                or self._stopped()
+                or not self.hull.step(self._priced, math.inf, self._consider, memory=True)
+            ):
                 break
 
     def begin_with(self, choices: Sequence[Choice]) -> None:

@@ -38,8 +38,8 @@ class Hull:
         steps: Prices tried.
     """
 
-    def __init__(self, tables: Tables, rows: StepProgram, solve: Solve) -> None:
-        self._tables, self._solve, self.rows = tables, solve, rows
+    def __init__(self, tables: Tables, rows: StepProgram) -> None:
+        self._tables, self.rows = tables, rows
         self.bound, self.value, self.steps = 0.0, math.inf, 0
         self._unit = 0.0
         self._known: dict[tuple[Choice, int], None] = {}
@@ -90,10 +90,11 @@ class Hull:
             new = True
         return new
 
-    def step(self, cutoff: float, seen: Callable[[Choice], None], *, memory: bool) -> bool:
+    def step(self, solve: Solve, cutoff: float, seen: Callable[[Choice], None], *, memory: bool) -> bool:
         """Try one set of prices, and return whether another one could raise the bound further.
 
         Args:
+            solve: Solves placement problems.
             cutoff: A bound that is enough.
             seen: Told of the choices that the best mean known consists of.
             memory: Whether memory is limited.
@@ -106,7 +107,7 @@ class Hull:
             return False
         smoothing = self._smoothing if self._best is not None else 0.0
         tried = prices if self._best is None else smoothing * self._best + (1 - smoothing) * prices
-        new = self._price(tried, cutoff)
+        new = self._price(solve, tried, cutoff)
         self._smoothing = SMOOTHING if new else 0.0
         return new or smoothing > 0.0
 
@@ -131,7 +132,7 @@ class Hull:
         mixed = [known[index][0] for index in np.flatnonzero(found[num_variables:] > SHARE).tolist()]
         return np.maximum(0.0, duals[:-1]), mixed
 
-    def _price(self, prices: FloatArray, cutoff: float) -> bool:
+    def _price(self, solve: Solve, prices: FloatArray, cutoff: float) -> bool:
         """Solve the placement problem of each flavour at prices, take the bound, and return whether a choice is new."""
         rows, new = self.rows, False
         paid = np.where(self._memory, self._unit, 1.0) * prices
@@ -148,7 +149,7 @@ class Hull:
                 continue  # groups are alike
             tried.add((factors.tobytes(), items.tobytes(), base))
             instance = self._priced(factors, items, rows.pair_prices(paid))
-            solution = self._solve(instance, min(lowest, max(cutoff, self.value)) - base)
+            solution = solve(instance, min(lowest, max(cutoff, self.value)) - base)
             lowest = min(lowest, solution.bound + base)
             if solution.choice is not None:
                 new |= self.add(solution.choice, index)

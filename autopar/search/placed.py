@@ -133,7 +133,7 @@ def pareto_choices(
         stopped: Whether to end now.
     """
     found: dict[Choice, None] = {}
-    hull = Hull(tables, step_program(tables, pipeline, limit, flavours=flavours, fastest=fastest), solve)
+    hull = Hull(tables, step_program(tables, pipeline, limit, flavours=flavours, fastest=fastest))
     instance = problem(tables, weights(tables, pipeline, recompute=fastest, hidden=1.0, bounding=False))
     first = solve(instance, math.inf)
     if first.choice is None:
@@ -142,7 +142,7 @@ def pareto_choices(
     hull.add(first.choice)
     for memory, steps in ((False, FREE_STEPS), (True, PRICED_STEPS)):
         for _ in range(steps):
-            if stopped() or not hull.step(math.inf, lambda choice: found.setdefault(choice), memory=memory):
+            if stopped() or not hull.step(solve, math.inf, lambda choice: found.setdefault(choice), memory=memory):
                 break
     for flavour in dict.fromkeys((flavours[0], flavours[-1])):
         # A stage may have to hold more than the mean one, by which the hull prices memory.
