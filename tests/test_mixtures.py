@@ -43,7 +43,7 @@ def test_the_fastest_mixture_that_fits_is_found(name: str, seed: int, in_flight:
     """Of all ways in which the blocks of a range may recompute, at limits from the least they need to the most."""
     totals, memory = _model(name, seed)
     chain = memory.chain
-    found = windows(symbols_of(chain, special_blocks(memory)), 4, False)
+    found = windows(symbols_of(chain, tuple(special_blocks(memory))), 4, False)
     for start, stop in {(0, 3), (1, 4), (len(chain) - 3, len(chain)), (0, min(4, len(chain)))}:
         window = found.at[start, stop - start - 1]
         every = {
@@ -84,7 +84,7 @@ def test_the_fastest_mixture_with_host_memory_is_found(name: str, share: float) 
     memory = lowered_bytes(found, choice, BY_SECONDS, room)
     totals = _linked(found.block_seconds(choice), memory, np.random.default_rng(in_flight))
     chain = memory.chain
-    known = windows(symbols_of(chain, special_blocks(memory)), 3, False)
+    known = windows(symbols_of(chain, tuple(special_blocks(memory))), 3, False)
     constraints = Constraints(hosted=frozenset({Hosted.ACTIVATIONS}))
     offloaded = 0
     for start, stop in {(0, 3), (1, 4), (len(chain) - 3, len(chain))}:

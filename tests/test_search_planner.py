@@ -1,5 +1,6 @@
 """The search: no plan of the space beats its bound, none it could have found beats its best, and it is repeatable."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -185,7 +186,7 @@ def test_the_grid_is_no_better() -> None:
     assert _run(task).candidates[0].objective <= grid.candidates[0].objective * (1 + CLOSE)
 
 
-def _batch_dims(task: Task) -> dict[str, int]:
+def _batch_dims(task: Task) -> Mapping[str, int]:
     from autopar.formulate.recipes import batch_dims
 
     return batch_dims(task.workload.folded(2).graph.values, task.workload.folded(4).graph.values)

@@ -88,7 +88,7 @@ def symbols_for(memory: ChainBytes, constraints: Constraints) -> tuple[int, ...]
         for each in (constraints.keeps, constraints.states)
         for allowed in set(each)
     ]
-    return symbols_of(memory.chain, [*special_blocks(memory), *alike])
+    return symbols_of(memory.chain, (*special_blocks(memory), *alike))
 
 
 def _sorted(

@@ -8,7 +8,7 @@ sequence, and nothing is split along the batch. What a recipe leaves open (which
 for the solver to complete.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -106,18 +106,37 @@ def _layers(folded: Folded, parameters: frozenset[str]) -> frozenset[int]:
     return frozenset(number for number, count in able if count > 1) or frozenset(number for number, _ in able)
 
 
-def batch_dims(small: Mapping[str, Value], large: Mapping[str, Value]) -> dict[str, int]:
-    """Return the first dim in which two microbatch sizes differ, for every value that has one."""
-    found = {}
-    for name, value in small.items():
-        other = large.get(name)
-        if other is None:
-            continue
-        for dim, (before, after) in enumerate(zip(value.shape, other.shape, strict=False)):
-            if before != after:
-                found[name] = dim
-                break
-    return found
+class _Differing(Mapping[str, int]):
+    """The first dim in which values of two graphs differ; looked up when asked for, as most of a deep model never is.
+
+    Args:
+        small: The values of one graph.
+        large: Those of the other.
+    """
+
+    def __init__(self, small: Mapping[str, Value], large: Mapping[str, Value]) -> None:
+        self._small, self._large = small, large
+
+    def __getitem__(self, name: str) -> int:
+        pairs = enumerate(zip(self._small[name].shape, self._large[name].shape, strict=False))
+        dim = next((dim for dim, (before, after) in pairs if before != after), None)
+        if dim is None:
+            raise KeyError(name)
+        return dim
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._small if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
+
+
+def batch_dims(small: Mapping[str, Value], large: Mapping[str, Value]) -> BatchDims:
+    """Return the first dim in which two microbatch sizes differ, of every value that has one."""
+    return _Differing(small, large)
 
 
 def recipes(tables: Tables, dims: BatchDims) -> tuple[Recipe, ...]:

@@ -69,14 +69,15 @@ def windows(symbols: tuple[int, ...], longest: int, from_first: bool) -> Windows
     return Windows(np.array(start), np.array(stop), np.array(parent), at)
 
 
-def symbols_of(chain: Sequence[int], special: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+@lru_cache(maxsize=64)  # choices of one chain are many
+def symbols_of(chain: tuple[int, ...], special: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
     """Return what each block is: its kind, whether it is the first or the last, and which of `special` have it.
 
     Args:
         chain: Kind of every block.
         special: Groups of blocks that differ from others of their kind.
 
-    >>> symbols_of((0, 0, 0, 0, 0), [(3,)])
+    >>> symbols_of((0, 0, 0, 0, 0), ((3,),))
     (0, 1, 1, 2, 3)
     """
     last = len(chain) - 1

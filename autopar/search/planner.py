@@ -168,7 +168,7 @@ class Search:
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
                 reached = min(complete, unequal, outcome.closed_floor)
-                complete = self._runners_up(crew, known, outcome, clock, reached)
+                complete = self._runners_up(crew, known, outcome, clock, reached, aside)
             if aside and not outcome.stopped and limited:
                 lowest, aside = self._go_on(crew, outcome, clock, lowest, aside)
             if third is not None and not outcome.stopped and limited:
@@ -183,9 +183,11 @@ class Search:
         outcome.history.note(best, outcome.bound)
         return outcome
 
-    def _runners_up(self, crew: Crew, known: list[Family], outcome: Outcome, clock: Clock, lowest: float) -> float:
+    def _runners_up(
+        self, crew: Crew, known: list[Family], outcome: Outcome, clock: Clock, lowest: float, aside: Sequence[Aside]
+    ) -> float:
         """Look for the best of the plans akin to no better one; return up to where none is missing."""
-        others = RunnersUp(self, outcome, known, lowest)
+        others = RunnersUp(self, outcome, known, lowest, {each.family for each in aside})
         sweep(crew, others, sys.maxsize, clock.end, clock.stops, clock.heard)
         if outcome.stopped == "time limit":
             outcome.stopped = ""  # the space was searched

@@ -4,17 +4,19 @@ What is left when a plan is set aside with all that are akin to it is covered by
 (`branches.py`), each a cell of its own with a bound. The cell with the least bound is worked on until its best plan is
 known; if that is among the plans wanted, or akin to one of them, it is set aside in turn. This is how Lawler
 (1972, Management Science 18) lists the k best solutions. It ends when no cell has a bound below the last plan wanted,
-or when as much work was spent as `SHARE` allows; the least bound of the cells left is what is proven.
+or when as much work was spent as `SHARE` allows; the least bound of the cells left is what is proven. Configurations
+that the search before put aside are left after as many pieces in a row that found nothing as it had patience for.
 """
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice
 from autopar.search.branches import Branch, Keeping, Sequential, branches_of
+from autopar.search.course import PATIENCE
 from autopar.search.outcome import Candidate, Outcome, Stage, Standing
 from autopar.search.pieces import Cell, Finding, Piece, Work
 from autopar.search.space import Family
@@ -40,6 +42,7 @@ class _Left:
         stage: How far the work on it is.
         best: Its best plan so far.
         starts: Choices to begin with.
+        was_aside: Whether it was put aside before: it would not raise the least bound, and no better plan was found.
     """
 
     cell: Cell
@@ -47,6 +50,7 @@ class _Left:
     stage: Stage
     best: Candidate | None = None
     starts: tuple[Choice, ...] = ()
+    was_aside: bool = False
 
     @property
     def is_settled(self) -> bool:
@@ -68,10 +72,14 @@ class RunnersUp(Series):
         outcome: What is known, and is added to.
         known: All families of the space that is open.
         lowest: No plan of the space has a lower objective, in seconds.
+        aside: Families that were put aside.
     """
 
-    def __init__(self, search: "Search", outcome: Outcome, known: Sequence[Family], lowest: float) -> None:
+    def __init__(
+        self, search: "Search", outcome: Outcome, known: Sequence[Family], lowest: float, aside: Collection[Family] = ()
+    ) -> None:
         self._search, self._outcome, self._lowest = search, outcome, lowest
+        self._idle = 0
         self._limit = outcome.work + max(LEAST_WORK, SHARE * outcome.work)
         self._cells: list[_Left] = []
         self._open: list[tuple[float, int]] = []
@@ -85,7 +93,8 @@ class RunnersUp(Series):
                 best.setdefault(of[candidate.configuration], candidate)
         for family in known:
             standing = outcome.standings.get(family) or Standing(search.least(family), Stage.NEW)
-            self._add(_Left((family, ()), standing.bound, standing.stage, best.get(family)))
+            was_aside = family in aside
+            self._add(_Left((family, ()), standing.bound, standing.stage, best.get(family), was_aside=was_aside))
 
     @property
     def complete(self) -> float:
@@ -96,6 +105,8 @@ class RunnersUp(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
         self._set_aside()
+        if self._idle >= PATIENCE:
+            self._leave()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())
         return self._outcome.work >= self._limit or not more
 
@@ -114,7 +125,7 @@ class RunnersUp(Series):
         """See `Series.take`."""
         if finding is None:
             return
-        number = self._busy.pop(index)
+        number, before = self._busy.pop(index), self._threshold()
         left = self._cells[number]
         was_new = left.stage is Stage.NEW
         left.bound = max(left.bound, finding.bound)
@@ -128,6 +139,7 @@ class RunnersUp(Series):
         elif not was_new or math.isinf(finding.bound):
             left.stage = Stage.DONE
         self._outcome.take(finding, self._search.keep)
+        self._idle = 0 if self._threshold() < before else self._idle + left.was_aside
         heapq.heappush(self._open, (left.bound, number))
         detail = str(left.cell[0][0])
         self._search.tell(self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
@@ -155,6 +167,18 @@ class RunnersUp(Series):
                 self._closed = min(self._closed, bound)
             else:
                 self._divide(left, left.best)
+
+    def _leave(self) -> None:
+        """Leave what was put aside before, but what has a plan that may be among those wanted."""
+        threshold, kept = self._threshold(), list[tuple[float, int]]()
+        for bound, number in self._open:
+            left = self._cells[number]
+            if not left.was_aside or (left.best is not None and left.best.objective <= threshold):
+                kept.append((bound, number))
+            else:
+                self._closed = min(self._closed, bound)
+        heapq.heapify(kept)
+        self._open = kept
 
     def _divide(self, left: _Left, best: Candidate) -> None:
         """Go on with the branches of a cell that its best plan and those akin to it are not on."""

@@ -298,7 +298,7 @@ class UnequalAttempt:
     def relaxed(self) -> Staging:
         """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""
         folded, chain, limit = self._folded, np.asarray(self._folded.chain), self._search.memory_limit
-        found = windows(symbols_of(self._folded.chain, []), len(chain), from_first=False)
+        found = windows(symbols_of(self._folded.chain, ()), len(chain), from_first=False)
         pipeline = self._pipeline(self._stages)
         flying = np.array([pipeline.in_flight(stage) for stage in reversed(range(self._stages))], dtype=np.float64)
         seconds = np.empty((self._stages, len(self._tables), len(found.start), 1))
