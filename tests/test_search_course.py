@@ -8,11 +8,12 @@ import pytest
 
 from autopar.search.attempt import Attempt
 from autopar.search.carried import Carried
-from autopar.search.course import HURRIES, SETTLED, Advancing, Aside, Bounding, Settling
+from autopar.search.course import HURRIES, PATIENCE, SETTLED, Advancing, Aside, Bounding, Settling
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pace import NO_HINT
 from autopar.search.pieces import Finding, Work
 from autopar.search.planner import Search
+from autopar.search.runners_up import RunnersUp
 from autopar.search.signature import Signature
 from autopar.search.space import Configuration, Family
 from autopar.search.third_axis import ThirdAxis
@@ -151,6 +152,23 @@ def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:
     assert not third.ends(0)
     third.until = -math.inf
     assert third.ends(0)
+
+
+@pytest.mark.parametrize(("aside", "pieces", "complete"), [(True, PATIENCE, 1.0), (False, 40, 5.0)])
+def test_runners_up_are_not_looked_for_long_where_nothing_was_found(aside: bool, pieces: int, complete: float) -> None:
+    """The plan that is wanted takes 5; a configuration with a bound of 1 has none, and needs forty pieces to say so."""
+    outcome, family = Outcome(), FAMILIES[0]
+    outcome.candidates = [_candidate(5.0)]
+    others = RunnersUp(_search(), outcome, FAMILIES[:1], 0.0, {family} if aside else ())
+    found = 0
+    while not others.ends(found):
+        piece = others.piece(found)
+        assert piece is not None
+        found += 1
+        others.take(found - 1, Finding(1.0 if found < 40 else 5.0, None, 0, is_final=False))
+
+    assert found == pieces
+    assert others.complete == complete
 
 
 def _advanced(bounds: Mapping[int, list[tuple[float, bool]]], *, proves: bool) -> tuple[Outcome, Advancing, list[int]]:

@@ -1,11 +1,13 @@
 """Who searches does not matter: the same plans and bound from this process, from several, and when some of them die."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -85,6 +87,26 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert packed
     assert _answer(anew) == _answer(kept)
+
+
+def test_what_is_let_go_is_gone_at_once() -> None:
+    """Tables take most of the memory of a search: neither the collector nor a plan keeps those of an attempt."""
+    search = _tight().search(Effort())
+    attempt = search.attempt((_tight().space[0],), FAR)
+    assert attempt is not None
+    attempt.improve(attempt.relaxed(FAR), FAR)
+    found = Finding(0.0, attempt.best, 0)
+    outcome, tables = Outcome(), weakref.ref(attempt.tables)
+    assert found.best is not None
+    outcome.take(found, 1)
+
+    gc.disable()
+    try:
+        del attempt, found
+        assert tables() is None
+    finally:
+        gc.enable()
+    assert outcome.candidates
 
 
 def test_plans_of_several_processes_are_those_of_one() -> None:

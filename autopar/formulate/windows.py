@@ -3,7 +3,6 @@
 Of a chain of a thousand equal blocks, ranges of equal length are the same but for those at the ends.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
