@@ -232,7 +232,12 @@ def found_candidates(
         should_stop=never,
         constraints=constraints,
     )
-    return search.run([configuration]).candidates
+    tables = search.tables((configuration,))
+    assert tables is not None, "constraints leave something"
+    return [
+        Candidate(own.configuration, tables, own.choice, own.split, own.time, own.draft)
+        for own in search.run([configuration]).candidates
+    ]
 
 
 def written(candidate: Candidate, batch: int, train: bool) -> Plan:
