@@ -1,6 +1,7 @@
 """The step program: what it says of one choice is the step time, and no plan is faster than a bound from it."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from autopar.cost import CostModel, Overlap, Stack
 from autopar.discover import discover
 from autopar.formulate.building import build_tables
 from autopar.formulate.grouped import best_grouped, grouped_time
-from autopar.formulate.hull import step_program
+from autopar.formulate.hull import parts_of, step_program
 from autopar.formulate.offload import with_host
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, stage_times, step_time, time_of
@@ -133,7 +134,7 @@ def test_no_plan_is_faster_than_the_bound(model: str, num_groups: int, schedule:
             assert hull.bound <= seconds * (1 + TOLERANCE)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
 def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num_stages: int) -> None:
     """The limit is what a plan needs, the tightest it fits: the bound at prices found for it is below the plan."""
@@ -165,21 +166,39 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
     assert raised or num_stages > 1, "limits matter"
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("zb-h1", 1), ("zb-h2", 1), ("interleaved", 2), ("zb-v", 2)])
+@cache
+def _deep() -> Tables:
+    """Return the decisions of a model of as many blocks as pipelines of many stages need."""
+    deep = open_workload("zoo:mlp-xs", mode="train", dims={"num_layers": 12, "hidden": 16})
+    return build_tables(deep.folded(8), discover(deep.probe), Mesh.of(outer=2, inner=2), COSTS)
+
+
+_OTHERS = [("zb-h1", 1), ("zb-h2", 1), ("interleaved", 2), ("zb-v", 2)]
+_SLOW = pytest.mark.slow(reason="ten seconds each, for what two groups show too")
+
+
 @pytest.mark.parametrize(
-    "num_groups", [2, pytest.param(3, marks=pytest.mark.slow(reason="ten seconds each, for what two groups show too"))]
+    ("num_groups", "schedule", "chunks"),
+    [
+        *((2, *own) for own in _OTHERS),
+        *(pytest.param(3, *own, marks=_SLOW) for own in _OTHERS),
+        (5, "zb-h1", 1),
+        (6, "zb-v", 2),
+        (6, "interleaved", 2),
+    ],
 )
 def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_memory(
     num_groups: int, schedule: str, chunks: int
 ) -> None:
     """Of plans that are cut for limits from what the loosest needs down to what none fits."""
-    found = tables("gpt2")
+    name = "gpt2" if num_groups * chunks <= 6 else "mlp-xs"
+    found = tables(name) if name == "gpt2" else _deep()
     chain = found.folded.chain
     assert num_groups * chunks <= len(chain)
     pipeline = Pipeline(num_groups * chunks, 2 * num_groups, schedule, num_chunks=chunks)
     splits_backward = schedule != "interleaved"
     fitting = 0
-    for choice in _choices(found, "gpt2", 1):
+    for choice in _choices(found, name, 1):
         totals = found.block_seconds(choice)
         blocks = assemble_blocks(found, choice)
         lowered = lower_blocks(blocks, found.folded, found.resharder, splits=splits_backward)
@@ -290,10 +309,13 @@ def test_one_stage_holds_no_less_than_the_rows_of_memory_say(model: str) -> None
     assert buffered, "some choices gather or reduce"
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("num_stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("model", ["gpt2", "mlp-xs"])
-def test_each_group_holds_no_less_than_its_row_of_memory_says(model: str, num_stages: int) -> None:
-    """At a limit of what the fullest stage needs no row is short, and the fullest one's says a good part of it."""
+def test_each_part_holds_no_less_than_its_rows_of_memory_say(model: str, num_stages: int) -> None:
+    """At a limit of what the fullest stage needs no row is short, and the fullest one's says a good part of it.
+
+    Up to four stages are apart, then parts of one or two of them, of which two means are told.
+    """
     found, rng = tables(model), np.random.default_rng(2)
     pipeline, chain = Pipeline(num_stages, 4, "1f1b"), np.asarray(found.folded.chain)
     main = int(np.bincount(chain).argmax())
@@ -308,15 +330,17 @@ def test_each_group_holds_no_less_than_its_row_of_memory_says(model: str, num_st
             split = _mixed(ranges[number], rng)
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
             rows = step_program(found, pipeline, limit)
-            each = len(rows.flavours) // num_stages
+            parts = parts_of(num_stages)
+            part_of = {stage: number for number, part in enumerate(parts) for stage in part}
+            each = len(rows.flavours) // len(parts)
             shares = np.zeros(len(rows.flavours))  # of the blocks of the most frequent kind, by group and flavour
             for stage, ((start, stop), flavours) in enumerate(zip(split.ranges, split.recompute, strict=True)):
                 for kind, flavour in zip(chain[start:stop], flavours, strict=True):
                     own = rows.flavours[:each].index(flavour) if flavour in rows.flavours else 0
-                    shares[stage * each + own] += (kind == main) / (chain == main).sum()
+                    shares[part_of[stage] * each + own] += (kind == main) / (chain == main).sum()
             held = shares @ (rows.bytes @ amounts)[rows.bytes_of].T
             groups = [row for row in np.flatnonzero(rows.memory_rows) if not rows.bytes_of[row].all()]
-            assert len(groups) == num_stages
+            assert len(groups) == sum(min(len(part), 2) for part in parts)
             assert (held[groups] <= 1 + TOLERANCE).all()
             fullest = max(fullest, *held[groups].tolist())
     assert fullest > 0.3

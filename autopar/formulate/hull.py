@@ -8,8 +8,9 @@ the step time of every choice. With one number a_i >= 0 per choice i, sum a_i = 
 
 with V_i the prices of choice i by kind and slot, and y the seconds of passes, stages, tail and step, one row for each
 term of each maximum. Blocks of the most frequent kind have flavours of recompute in any mixture: a column is a choice
-and a flavour, and what a flavour adds is counted on its own columns. If there are few groups of devices each has
-flavours of its own, for the first ones hold more microbatches and may have to recompute where the last ones do not.
+and a flavour, and what a flavour adds is counted on its own columns. Each of a few parts of the pipeline, groups of
+devices or several neighbours, has flavours of its own, for the first ones hold more microbatches and may have to
+recompute where the last ones do not.
 Where host memory may be used, y has the shares of memory that lie there, too, which make room on the device and take
 the time of the host link (`HostRates`).
 
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
 from autopar.formulate.buffers import Buffer, BufferUse, buffers
-from autopar.formulate.mean import mean_bytes
+from autopar.formulate.mean import mean_bytes, stage_weights
 from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.offload import HostRates
 from autopar.formulate.step import Pipeline
@@ -44,7 +45,8 @@ HOST_RATIOS = (0.5, 1.0, 2.0)
 """Seconds of the device over those of the host at which the mean of both (`launched`) is replaced by its tangent."""
 
 MOST_APART = 4
-"""Groups of devices up to which it is said apart what each of them holds: each asks for placements of its own."""
+"""Parts of a pipeline of which it is said apart what they hold, each a group of devices or several neighbours: each asks
+for placements of its own."""
 
 SHORTAGE = 10.0
 """Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
@@ -68,7 +70,7 @@ class StepProgram:
     """The rows of the linear program; see the top of the module for their meaning.
 
     Attributes:
-        flavours: What the blocks of the most frequent kind do; all of them once per group where groups are apart, each
+        flavours: What the blocks of the most frequent kind do; all of them once per part where parts are apart, each
             time from the fastest to the slowest.
         cost: (variables,) weights of y in the step time; y >= 0.
         lhs: (rows, variables).
@@ -236,6 +238,17 @@ def step_program(
     return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path).program()
 
 
+def parts_of(num_groups: int) -> tuple[range, ...]:
+    """Return the groups of a pipeline in parts of about equal length, one each if they are few.
+
+    >>> parts_of(6)
+    (range(0, 1), range(1, 3), range(3, 4), range(4, 6))
+    """
+    count = min(num_groups, MOST_APART)
+    ends = [part * num_groups // count for part in range(count + 1)]
+    return tuple(range(start, stop) for start, stop in pairwise(ends))
+
+
 class _Step:
     """Writes the rows of one configuration."""
 
@@ -259,9 +272,9 @@ class _Step:
         allowed = flavours if self.trains else (Recompute.NONE,)
         useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
         each = tuple(useful or allowed[:1])
-        apart = 1 < pipeline.num_groups <= MOST_APART and self.trains and np.isfinite(limit) and not hosted
-        self.groups_apart = pipeline.num_groups if apart else 1
-        self.flavours, self.group_of = each * self.groups_apart, np.repeat(np.arange(self.groups_apart), len(each))
+        apart = 1 < pipeline.num_groups and self.trains and np.isfinite(limit) and not hosted
+        self.parts = parts_of(pipeline.num_groups) if apart else (range(pipeline.num_groups),)
+        self.flavours, self.part_of = each * len(self.parts), np.repeat(np.arange(len(self.parts)), len(each))
         self.rows = _Rows(tables, self.flavours)
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
         self.rates = rates.per(limit - tables.folded.buffer_bytes) if np.isfinite(limit) else rates
@@ -282,8 +295,8 @@ class _Step:
             self._tail()
         if np.isfinite(self.limit):
             self._memory()
-        if self.groups_apart > 1:
-            self._by_group(passes)
+        if len(self.parts) > 1:
+            self._by_part(passes)
         self._flow(passes)
         return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed)
 
@@ -566,25 +579,30 @@ class _Step:
                 ]  # fmt: skip
                 self.rows.add(room, amounts=amounts, pairs=np.array(held) / limit, least=-1.0)
 
-    def _by_group(self, passes: Mapping[_Pass, float]) -> None:
-        """Write what each group does and holds of the most frequent kind: a block is in one of them."""
+    def _by_part(self, passes: Mapping[_Pass, float]) -> None:
+        """Write what each part of the pipeline does and holds of the most frequent kind: a block is in one of them.
+
+        Its groups do no more than so many of the slowest group, and the mean of them, weighted as of `stage_weights`,
+        holds no more than a device can.
+        """
         share, slower = self.overlap.share, self.overlap.slowdown - 1
         count, limit = float(self.counts[self.main]), self.limit - self.tables.folded.buffer_bytes
-        for group in range(self.groups_apart):
-            own = self.group_of == group
-            time: dict[Name, float] = {"pace": 1 / self.pipeline.with_turns}
+        for number, groups in enumerate(self.parts):
+            own = self.part_of == number
+            time: dict[Name, float] = {"pace": len(groups) / self.pipeline.with_turns}
             time.update({name: -factor for name, factor in passes.items() if name[1] == self.main and own[name[2]]})
             seconds = self._prices(self.main, {Slot.GRADIENT: (share + slower * (1 - share)) * count})
             self.rows.add(time, seconds * own[:, None, None], with_memory=True)
-            flying = self.pipeline.in_flight(group)
-            amounts = np.zeros((len(self.flavours), len(self.tables.bytes)))
-            for flavour in np.flatnonzero(own):
-                for index, item in enumerate(self.tables.bytes):
-                    if item.kind == self.main and item.memory in RESIDENT:
-                        amounts[flavour, index] = count / limit
-                    elif item.kind == self.main and item.memory in KEPT[self.flavours[flavour]]:
-                        amounts[flavour, index] = count * flying / limit
-            self.rows.add({"short": 1.0}, amounts=amounts, least=-1.0, with_memory=True)
+            for evenly in (True, False) if len(groups) > 1 else (True,):
+                held, kept = stage_weights(self.pipeline, groups, evenly=evenly)
+                amounts = np.zeros((len(self.flavours), len(self.tables.bytes)))
+                for flavour in np.flatnonzero(own):
+                    for index, item in enumerate(self.tables.bytes):
+                        if item.kind == self.main and item.memory in RESIDENT:
+                            amounts[flavour, index] = held * count / limit
+                        elif item.kind == self.main and item.memory in KEPT[self.flavours[flavour]]:
+                            amounts[flavour, index] = kept * count / limit
+                self.rows.add({"short": 1.0}, amounts=amounts, least=-1.0, with_memory=True)
 
     def _mean(self, *, evenly: bool) -> FloatArray:
         """Return the shares of the limit that a byte of each item is of a mean stage, (flavours, items)."""

@@ -66,7 +66,7 @@ def mean_bytes(
         resident: What stays on the device through the step.
         evenly: Whether all stages weigh the same.
     """
-    held, kept = stage_weights(pipeline, evenly=evenly)
+    held, kept = stage_weights(pipeline, range(pipeline.num_groups), evenly=evenly)
     factors = np.zeros(len(tables.bytes))
     for index, item in enumerate(tables.bytes):
         count = tables.folded.kinds[item.kind].count
@@ -77,14 +77,15 @@ def mean_bytes(
     return MeanBytes(factors, limit - tables.folded.buffer_bytes)
 
 
-def stage_weights(pipeline: Pipeline, *, evenly: bool) -> tuple[float, float]:
-    """Return how often resident bytes and those of a microbatch count at least in a mean stage, of those of all stages.
+def stage_weights(pipeline: Pipeline, groups: Sequence[int], *, evenly: bool) -> tuple[float, float]:
+    """Return how often resident bytes and those of a microbatch count at least in a mean stage, of those of its stages.
 
     Args:
         pipeline: Stages, microbatches, schedule.
-        evenly: Whether all stages weigh the same.
+        groups: The stages that it is the mean of.
+        evenly: Whether they all weigh the same.
     """
-    flying = np.array([pipeline.in_flight(group) for group in range(pipeline.num_groups)], dtype=np.float64)
+    flying = np.array([pipeline.in_flight(group) for group in groups], dtype=np.float64)
     weights = np.ones(len(flying)) if evenly else 1 / flying
     weights /= weights.sum()
     return float(weights.min()), float((weights * flying).min())

@@ -146,7 +146,7 @@ class Hull:
             if flavour is not rows.flavours[0] and not items.any():
                 continue  # memory is free: no flavour is faster than the first
             if (factors.tobytes(), items.tobytes(), base) in tried:
-                continue  # groups are alike
+                continue  # parts are alike
             tried.add((factors.tobytes(), items.tobytes(), base))
             instance = self._priced(factors, items, rows.pair_prices(paid))
             solution = solve(instance, min(lowest, max(cutoff, self.value)) - base)

@@ -113,7 +113,7 @@ class Room:
 def _weights(schedule: str, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[tuple[float, float], ...]:
     """Return how often resident bytes and those of a microbatch count in two mean stages, as of `stage_weights`."""
     pipeline = Pipeline(num_groups * num_chunks, num_microbatches, schedule, num_chunks=num_chunks)
-    return tuple(stage_weights(pipeline, evenly=evenly) for evenly in (False, True))
+    return tuple(stage_weights(pipeline, range(pipeline.num_groups), evenly=evenly) for evenly in (False, True))
 
 
 def _least_again(room: float, blocks: Sequence[tuple[float, float]]) -> float:
