@@ -152,7 +152,7 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
             split = _mixed(ranges[number], rng)
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
             seconds = step_time(totals, chain, pipeline, split, 0.0).seconds
-            hull = Hull(found, step_program(found, pipeline, limit))
+            hull = Hull(found, step_program(found, pipeline, limit, finely=True))
             hull.add(choice)
             for _ in range(8):
                 hull.step(_solve, np.inf, lambda _: None, memory=True)
@@ -209,7 +209,7 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_mem
             plan = best_grouped(passes, totals, memory, pipeline, limit, 0.0)
             if plan is None:
                 break
-            hull = Hull(found, step_program(found, pipeline, limit))
+            hull = Hull(found, step_program(found, pipeline, limit, finely=True))
             hull.add(choice)
             for _ in range(4):
                 hull.step(_solve, np.inf, lambda _: None, memory=True)
@@ -329,7 +329,7 @@ def test_each_part_holds_no_less_than_its_rows_of_memory_say(model: str, num_sta
         for number in rng.integers(len(ranges), size=2):
             split = _mixed(ranges[number], rng)
             limit = max(stage_peak(memory, pipeline, split, stage) for stage in range(num_stages))
-            rows = step_program(found, pipeline, limit)
+            rows = step_program(found, pipeline, limit, finely=True)
             parts = parts_of(num_stages)
             part_of = {stage: number for number, part in enumerate(parts) for stage in part}
             each = len(rows.flavours) // len(parts)

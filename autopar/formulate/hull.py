@@ -45,8 +45,8 @@ HOST_RATIOS = (0.5, 1.0, 2.0)
 """Seconds of the device over those of the host at which the mean of both (`launched`) is replaced by its tangent."""
 
 MOST_APART = 4
-"""Parts of a pipeline of which it is said apart what they hold, each a group of devices or several neighbours: each asks
-for placements of its own."""
+"""Parts of a pipeline of which it is said apart what they hold, each a group of devices or several neighbours: each
+asks for placements of its own."""
 
 SHORTAGE = 10.0
 """Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
@@ -222,6 +222,7 @@ def step_program(
     fastest: Sequence[Recompute] = (),
     hosted: Collection[Hosted] = (),
     path: LeastPath | None = None,
+    finely: bool = False,
 ) -> StepProgram:
     """Return the linear program of a configuration.
 
@@ -233,9 +234,10 @@ def step_program(
         fastest: By kind the least that its blocks recompute; nothing if not given.
         hosted: What may lie in host memory.
         path: What is known of the longest path through a step, under each of its schedules.
+        finely: Whether parts of long pipelines are apart, too, which takes several times as long to price.
     """
     least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
-    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path).program()
+    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path, finely).program()
 
 
 def parts_of(num_groups: int) -> tuple[range, ...]:
@@ -261,6 +263,7 @@ class _Step:
         fastest: tuple[Recompute, ...],
         hosted: Collection[Hosted],
         path: LeastPath | None,
+        finely: bool,
     ) -> None:
         self.fastest, self.hosted, self.path = fastest, hosted, path
         self.tables, self.pipeline, self.limit = tables, pipeline, limit
@@ -272,8 +275,9 @@ class _Step:
         allowed = flavours if self.trains else (Recompute.NONE,)
         useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
         each = tuple(useful or allowed[:1])
-        apart = 1 < pipeline.num_groups and self.trains and np.isfinite(limit) and not hosted
-        self.parts = parts_of(pipeline.num_groups) if apart else (range(pipeline.num_groups),)
+        apart = pipeline.num_groups <= MOST_APART or finely
+        limited = self.trains and np.isfinite(limit) and not hosted
+        self.parts = parts_of(pipeline.num_groups) if apart and limited else (range(pipeline.num_groups),)
         self.flavours, self.part_of = each * len(self.parts), np.repeat(np.arange(len(self.parts)), len(each))
         self.rows = _Rows(tables, self.flavours)
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)

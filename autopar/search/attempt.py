@@ -19,7 +19,7 @@ import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.grouped import best_grouped, grouped_time
-from autopar.formulate.hull import StepProgram, step_program
+from autopar.formulate.hull import MOST_APART, StepProgram, step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
 from autopar.formulate.recipes import recipes, restrict
@@ -110,6 +110,7 @@ class Attempt:
         self.cutoff = math.inf
         self.hull: Hull | None = None
         self._first = 0.0
+        self._finely = False
         self._advanced = False
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
@@ -200,7 +201,19 @@ class Attempt:
             fastest=self.fastest,
             hosted=self.search.constraints.hosted,
             path=self._path(),
+            finely=self._finely,
         )
+
+    def _refined(self) -> bool:
+        """Say apart what parts of a long pipeline hold, and return whether that is new."""
+        assert self.hull is not None, "choices are found first"
+        if self._finely or self.bounding.num_groups <= MOST_APART:
+            return False
+        self._finely, known = True, self.hull.choices
+        self.hull = Hull(self.tables, self.program())
+        for choice in reversed(known):
+            self.hull.add(choice)
+        return True
 
     def _path(self) -> LeastPath | None:
         """Return what the longest path takes at least under each schedule; None if that is unknown of one of them."""
@@ -283,7 +296,8 @@ class Attempt:
             return min(self._prove_again(bound, cutoff), self.left_out)
         bound, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
         near = self.best is not None and self.best.objective <= bound * (1 + NEAR)
-        if near or not more or self.hull.steps >= MOST_STEPS:
+        ends = near or not more or self.hull.steps >= MOST_STEPS
+        if ends and not (not near and bound < cutoff and self._refined()):
             self._fit(bound, cutoff)
             if self.best is not None and bound * (1 + NEAR) < self.best.objective < cutoff:
                 self._look_nearby()
