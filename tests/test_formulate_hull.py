@@ -9,6 +9,7 @@ import pytest
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.discover import discover
 from autopar.formulate.building import build_tables
+from autopar.formulate.cuts import best_split
 from autopar.formulate.grouped import best_grouped, grouped_time
 from autopar.formulate.hull import parts_of, step_program
 from autopar.formulate.offload import with_host
@@ -217,6 +218,34 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_mem
             fitting += 1
             limit *= 0.3
     assert fitting > 4
+
+
+def test_parts_of_a_long_pipeline_raise_its_bound_where_memory_is_short() -> None:
+    """Six stages of twelve layers: it says no more than the mean stage where there is room, and more where not."""
+    model = open_workload("zoo:gpt2", mode="train")
+    found, pipeline = (
+        build_tables(model.folded(8), discover(model.probe), Mesh.of(inner=2), COSTS),
+        Pipeline(6, 12, "1f1b"),
+    )
+    instance = problem(found, weights(found, pipeline, recompute=NONE, hidden=1.0, bounding=False))
+    choice = _solve(instance, np.inf).choice
+    assert choice is not None
+    memory, totals, raised = lowered_bytes(found, choice), found.block_seconds(choice), []
+    for limit in (1e9, 4e8):
+        bounds = []
+        for finely in (False, True):
+            hull = Hull(found, step_program(found, pipeline, limit, finely=finely))
+            hull.add(choice)
+            for _ in range(20):
+                if not hull.step(_solve, np.inf, lambda _: None, memory=True):
+                    break
+            bounds.append(hull.bound)
+        plan = best_split(totals, memory, pipeline, limit, 0.0)
+        assert plan is None or bounds[1] <= plan[1].seconds * (1 + TOLERANCE)
+        raised.append(bounds[1] / bounds[0] - 1)
+
+    assert abs(raised[0]) < 1e-6
+    assert raised[1] > 0.005
 
 
 @pytest.mark.parametrize("speed", [1e8, 1e10])
