@@ -236,3 +236,14 @@ def test_a_chart_is_where_its_numbers_are() -> None:
     assert steps.findall("{*}polyline[@stroke-width='2']")[0].get("points") == (
         "80,350 202.5,350 202.5,192 325,192 325,34 570,34"
     )
+
+
+def test_no_two_of_nine_curves_look_the_same() -> None:
+    """Our planner and its eight baselines; the legend shows each as it is drawn."""
+    curves = [Curve(str(number), ((0.0, 1.0), (1.0, 2.0))) for number in range(9)]
+
+    root = ElementTree.fromstring(chart("t", curves, Axis("s", 0, 1), Axis("y", 0, 2)))
+
+    lines = [(own.get("stroke"), own.get("stroke-dasharray")) for own in root.findall("{*}polyline[@stroke-width='2']")]
+    assert lines[::2] == lines[1::2]
+    assert len(set(lines)) == 9

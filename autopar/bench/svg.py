@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 WIDTH, HEIGHT = 760, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 190, 34, 50
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Told apart by colour-blind readers (Okabe and Ito, 2008)."""
+"""Told apart by colour-blind readers (Okabe and Ito, 2008); further curves have them again, and are dashed."""
+
+_DASHES = ("", "6 4", "2 3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def chart(title: str, curves: Sequence[Curve], x: Axis, y: Axis, *, steps: bool 
         _text(root, _LEFT - 8, at + 4, f"{value:,g}", anchor="end")
     _line(root, [(_LEFT, _TOP), (_LEFT, bottom), (right, bottom)], "#444444")
     for number, curve in enumerate(curves):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour, dashes = _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)]
         placed = [place(point) for point in curve.points]
         if steps and placed:
             corners = placed[:1]
@@ -119,22 +121,26 @@ def chart(title: str, curves: Sequence[Curve], x: Axis, y: Axis, *, steps: bool 
                 corners += [(across, corners[-1][1]), (across, up)]
             placed = [*corners, (right, corners[-1][1])]
         if placed:
-            _line(root, placed, colour, width=2)
+            _line(root, placed, colour, width=2, dashes=dashes)
         for index, (across, up) in enumerate([] if steps else placed):
             circle = ElementTree.SubElement(root, "circle", cx=str(across), cy=str(up), r="4", stroke=colour)
             circle.set("fill", "white" if index in curve.open else colour)
         height = _TOP + 18 * number + 8
-        _line(root, [(right + 14, height), (right + 34, height)], colour, width=2)
+        _line(root, [(right + 14, height), (right + 34, height)], colour, width=2, dashes=dashes)
         _text(root, right + 40, height + 4, curve.name)
     ElementTree.indent(root)
     text: str = ElementTree.tostring(root, encoding="unicode")
     return f"{text}\n".encode()
 
 
-def _line(root: ElementTree.Element, points: Sequence[tuple[float, float]], colour: str, width: float = 1) -> None:
+def _line(
+    root: ElementTree.Element, points: Sequence[tuple[float, float]], colour: str, width: float = 1, dashes: str = ""
+) -> None:
     text = " ".join(f"{across:g},{up:g}" for across, up in points)
     line = ElementTree.SubElement(root, "polyline", points=text, fill="none", stroke=colour)
     line.set("stroke-width", f"{width:g}")
+    if dashes:
+        line.set("stroke-dasharray", dashes)
 
 
 def _text(
