@@ -7,11 +7,13 @@ as slow as W at the upper and the slowest stage at the lower one say, and is lef
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.progress import never
 from autopar.solvers.staging_kernel import END, REST, narrowest, reach, suffixes
 from autopar.staging import FloatArray, IntArray, Leg, Route, Staged, Staging
 
@@ -25,17 +27,18 @@ ALIKE = 1e-9
 """Sums of equal blocks differ by rounding only, relative: caps nearer than this are one."""
 
 
-def solve(problem: Staging, cutoff: float = math.inf) -> Staged:
+def solve(problem: Staging, cutoff: float = math.inf, stops: Callable[[], bool] = never) -> Staged:
     """Return the best route, to a relative error of `OPTIMALITY_TOLERANCE`.
 
-    Problems that need more memory than there may be are cut: then the bound says nothing.
+    Problems that need more memory than there may be are cut, or when it is time to stop: then the bound says nothing.
 
     Args:
         problem: What to solve.
         cutoff: Routes with at least this value need not be found; without one below it, it bounds the problem.
+        stops: Whether to stop now, with the best route so far.
     """
     coarse, unit = problem.in_units()
-    search = _Caps(coarse, cutoff)
+    search = _Caps(coarse, cutoff, stops)
     search.run()
     route = tuple(replace(leg, device=leg.device * unit) for leg in search.route)
     seconds = problem.value(route) if route else math.inf
@@ -51,11 +54,11 @@ class _Caps:
         route: The best route so far.
         best: Its value, or the cutoff.
         floor: What is known of problems without a route below the cutoff.
-        cut: Whether there was no room for all pairs.
+        cut: Whether there was no room for all pairs, or no time for all caps.
     """
 
-    def __init__(self, problem: Staging, cutoff: float) -> None:
-        self._problem = problem
+    def __init__(self, problem: Staging, cutoff: float, stops: Callable[[], bool]) -> None:
+        self._problem, self._stops = problem, stops
         self._fastest = problem.seconds.min(axis=3)
         self._least = self._fastest.min(axis=0)
         self._leads = np.where(np.isfinite(problem.seconds), problem.lead, np.inf).min(axis=(0, 3))
@@ -77,6 +80,9 @@ class _Caps:
         while waiting:
             least, first, last = heapq.heappop(waiting)
             if least >= self.best * (1 - OPTIMALITY_TOLERANCE):
+                break
+            if self._stops():
+                self.cut = True
                 break
             follow = problem.follow * float(caps[first])
             end, pace = self._try(float(caps[last]) * (1 + ALIKE), follow)

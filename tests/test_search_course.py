@@ -6,9 +6,19 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
-from autopar.search.attempt import Attempt
+from autopar.search.attempt import OVERTIME_SECONDS, Attempt
 from autopar.search.carried import Carried
-from autopar.search.course import HURRIES, PATIENCE, SETTLED, Advancing, Aside, Bounding, Settling
+from autopar.search.course import (
+    HURRIES,
+    LATE_SECONDS,
+    PATIENCE,
+    SETTLED,
+    Advancing,
+    Aside,
+    Bounding,
+    Clock,
+    Settling,
+)
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pace import NO_HINT
 from autopar.search.pieces import Finding, Work
@@ -51,6 +61,28 @@ class _Told(_Known):
     def least(self, family: Family, cutoff: float = 0.0) -> float:
         self.asked.append(family[0].num_microbatches)
         return super().least(family, cutoff)
+
+
+@pytest.mark.parametrize("has_plan", [True, False])
+def test_it_is_late_soon_after_the_search_has_stopped(has_plan: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be that at its limit of time, or later where there was no plan yet."""
+    now = [100.0]
+    monkeypatch.setattr("autopar.search.course.time.monotonic", lambda: now[0])
+    outcome = Outcome()
+    clock = Clock(SimpleNamespace(time_limit=10.0, should_stop=lambda: False), outcome)  # type: ignore[arg-type]
+    if has_plan:
+        clock.heard(Finding(0.0, _candidate(5.0), 0))
+    end = 110.0 + (0.0 if has_plan else OVERTIME_SECONDS)
+
+    def state(seconds: float) -> tuple[bool, bool]:
+        now[0] = seconds
+        return clock.stops(), clock.is_late()
+
+    assert state(end - 0.1) == (False, False)
+    assert state(end + 0.1) == (True, False)
+    assert state(end + 0.1 + 0.9 * LATE_SECONDS) == (True, False)
+    assert state(end + 0.2 + LATE_SECONDS) == (True, True)
+    assert outcome.stopped == "time limit"
 
 
 def _search() -> Search:

@@ -217,6 +217,21 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     assert pacing.own > before
 
 
+def test_once_it_is_late_no_bound_is_raised_further() -> None:
+    """Then floors are what is known: a bound is there at any time."""
+    search, late = _task().search(Effort()), False
+    carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch, is_late=lambda: late)
+    for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
+        found = minor_paces(search, mesh, 6, np.inf)
+        carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
+    pacing = Pacing(search, Outcome(), _space(), carried, np.inf)
+    floor = min(search.least(family) for family in _space())
+
+    assert pacing.own > floor
+    late = True
+    assert pacing.own == floor
+
+
 def test_paces_are_told_of_divisors_only() -> None:
     """Of 4 samples on the free axes something follows for 2, not for 8 or 3, nor for other free axes."""
     search = _task().search(Effort())

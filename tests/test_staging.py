@@ -47,6 +47,19 @@ def test_no_route_is_better_than_the_one_found(name: str, seed: int) -> None:
     assert found.bound >= best * (1 - 1e-5)
 
 
+def test_a_search_that_is_stopped_bounds_nothing() -> None:
+    """It has the best of the routes it has seen, and does not say that there are no better ones."""
+    kept = 0
+    for seed in range(30):
+        problem, answers = random_staging(seed), [True, False]  # the last one first
+        found = solve(problem, stops=answers.pop)
+        if not answers:  # it was told to stop
+            assert found.bound == 0.0
+            assert found.seconds == (problem.value(found.route) if found.route else math.inf)
+            kept += bool(found.route)
+    assert kept > 0
+
+
 def test_most_random_problems_have_routes() -> None:
     """Else the test above would say little."""
     found = [math.isfinite(_best(random_staging(seed))) for seed in range(30)]

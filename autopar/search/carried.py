@@ -27,6 +27,7 @@ from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
 from autopar.formulate.minor import minor_mesh
 from autopar.problem import Choice
+from autopar.progress import never
 from autopar.schedule import SCHEDULES
 from autopar.search.floor import Floor, scales
 from autopar.search.pace import UNKNOWN, Hint, Pace
@@ -48,6 +49,7 @@ class Carried:
         stack: The software.
         global_batch: Samples per step.
         room: Knows what has to run again to fit; None where that is left out.
+        is_late: Whether there is no time left to find out what follows.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Carried:
         stack: Stack,
         global_batch: int,
         room: Room | None = None,
+        is_late: Callable[[], bool] = never,
     ) -> None:
+        self._is_late = is_late
         self._folded, self._floor, self._stack, self._batch, self._room = folded, floor, stack, global_batch, room
         self._paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
         self._steps: dict[Mesh, dict[int, float]] = {}
@@ -102,12 +106,15 @@ class Carried:
         """Return a lower bound on the step seconds of every plan of configurations that differ in the schedule only.
 
         It knows what others say, and what the longest path through a step takes at least: where that is not enough to
-        exclude them, it may be left out, for it takes a linear program.
+        exclude them, it may be left out, for it takes a linear program. Of thousands of configurations all this takes
+        long, so that nothing follows any more once it is late.
 
         Args:
             family: The configurations.
             cutoff: A bound that is enough to exclude them.
         """
+        if self._is_late():
+            return 0.0
         first = family[0]
         samples = self._samples(first)
         pace = self._alone(first)

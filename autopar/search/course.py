@@ -35,6 +35,10 @@ PATIENCE = 16
 """Pieces of work in a row that find no better plan, where they cannot raise the least bound, before the rest waits."""
 
 
+LATE_SECONDS = 1.0
+"""How long bounds are raised by what is known of others after a search has stopped."""
+
+
 class Clock:
     """When a search ends."""
 
@@ -42,6 +46,7 @@ class Clock:
         self._search, self._outcome = search, outcome
         self._end = time.monotonic() + search.time_limit
         self._first = math.inf
+        self._stopped = math.inf
 
     def end(self) -> float:
         """Return when a piece that is started now should be done."""
@@ -53,7 +58,13 @@ class Clock:
             self._outcome.stopped = "interrupted"
         elif time.monotonic() > self._end + (OVERTIME_SECONDS if math.isinf(self._first) else 0.0):
             self._outcome.stopped = "time limit"
+        if self._outcome.stopped:
+            self._stopped = min(self._stopped, time.monotonic())
         return bool(self._outcome.stopped)
+
+    def is_late(self) -> bool:
+        """Whether the search has stopped so long ago that what is known has to do."""
+        return self.stops() and time.monotonic() > self._stopped + LATE_SECONDS
 
     def heard(self, finding: Finding) -> None:
         """Take down what was found, before it is its turn."""

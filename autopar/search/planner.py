@@ -127,7 +127,7 @@ class Search:
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
         room = Room(self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch)
-        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch, room)
+        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch, room, clock.is_late)
         third, limited = None, math.isfinite(self.time_limit)
         with self.hire(self) as crew:
             waves = _waves(families(fewer))

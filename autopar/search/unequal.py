@@ -218,7 +218,7 @@ class UnequalAttempt:
         if not self._tables:
             return math.inf
         relaxed = self.relaxed()
-        bound = dynamic.solve(relaxed, outcome.best).bound
+        bound = dynamic.solve(relaxed, outcome.best, self._asked).bound
         if self._stops() or bound >= outcome.best * (1 - OPTIMALITY_TOLERANCE):
             outcome.take(self._finding(bound, None), self._search.keep)
             return bound
@@ -232,7 +232,7 @@ class UnequalAttempt:
             if not placed or self._stops():
                 break
             options = self._options(placed)
-            found = dynamic.solve(options.staging, cutoff)
+            found = dynamic.solve(options.staging, cutoff, self._asked)
             if not found.route:
                 break
             cutoff = found.seconds
