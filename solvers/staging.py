@@ -30,7 +30,8 @@ ALIKE = 1e-9
 def solve(problem: Staging, cutoff: float = math.inf, stops: Callable[[], bool] = never) -> Staged:
     """Return the best route, to a relative error of `OPTIMALITY_TOLERANCE`.
 
-    Problems that need more memory than there may be are cut, or when it is time to stop: then the bound says nothing.
+    Problems that need more memory than there may be are cut: then the bound says nothing. When it is time to stop it
+    holds for all caps, be they looked at or not.
 
     Args:
         problem: What to solve.
@@ -44,6 +45,8 @@ def solve(problem: Staging, cutoff: float = math.inf, stops: Callable[[], bool] 
     seconds = problem.value(route) if route else math.inf
     if search.cut:
         return Staged(route, seconds, 0.0)
+    if search.left < math.inf:
+        return Staged(route, seconds, search.left * (1 - OPTIMALITY_TOLERANCE))
     return Staged(route, seconds, seconds * (1 - OPTIMALITY_TOLERANCE) if route else search.floor)
 
 
@@ -54,7 +57,8 @@ class _Caps:
         route: The best route so far.
         best: Its value, or the cutoff.
         floor: What is known of problems without a route below the cutoff.
-        cut: Whether there was no room for all pairs, or no time for all caps.
+        cut: Whether there was no room for all pairs.
+        left: No route has a lower value, where there was no time for all caps; else infinity.
     """
 
     def __init__(self, problem: Staging, cutoff: float, stops: Callable[[], bool]) -> None:
@@ -66,6 +70,7 @@ class _Caps:
         self.best = cutoff
         self.floor = math.inf
         self.cut = False
+        self.left = math.inf
 
     def run(self) -> None:
         """Look at all caps that can matter."""
@@ -82,7 +87,7 @@ class _Caps:
             if least >= self.best * (1 - OPTIMALITY_TOLERANCE):
                 break
             if self._stops():
-                self.cut = True
+                self.left = least
                 break
             follow = problem.follow * float(caps[first])
             end, pace = self._try(float(caps[last]) * (1 + ALIKE), follow)

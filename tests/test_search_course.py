@@ -47,6 +47,9 @@ class _Known(Carried):
     def least(self, family: Family, cutoff: float = 0.0) -> float:
         return self._follows.get(family[0].num_microbatches, 0.0) if self._told else 0.0
 
+    def rough(self, family: Family) -> float:
+        return 0.0
+
     def hint(self, family: Family) -> object:  # type: ignore[override]
         return NO_HINT
 

@@ -203,6 +203,10 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
             assert piece.work is Work.PACE
             pacing.take(index, bench.do(piece, np.inf))
 
+    for family in space:
+        assert 0 < carried.rough(family) <= carried.least(family)
+        assert carried.raised(family, 0.0, np.inf) == carried.rough(family)
+        assert carried.raised(family, carried.rough(family), np.inf) == carried.least(family, np.inf)
     for family in space[:: len(space) // 8]:
         least = carried.least(family)
         assert 0 < least <= min(_random_plans(_task(), family, 2)) * (1 + CLOSE), str(family[0])
@@ -218,18 +222,20 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
 
 
 def test_once_it_is_late_no_bound_is_raised_further() -> None:
-    """Then floors are what is known: a bound is there at any time."""
+    """Then floors, and what follows at once, are what is known: a bound is there at any time."""
     search, late = _task().search(Effort()), False
     carried = Carried(search.folded, search.floor, search.costs.stack, search.global_batch, is_late=lambda: late)
     for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
         found = minor_paces(search, mesh, 6, np.inf)
         carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
     pacing = Pacing(search, Outcome(), _space(), carried, np.inf)
-    floor = min(search.least(family) for family in _space())
+    floor, raised = min(search.least(family) for family in _space()), pacing.own
+    assert all(carried.least(family) > 0 for family in _space())
 
-    assert pacing.own > floor
     late = True
-    assert pacing.own == floor
+
+    assert not any(carried.least(family) for family in _space())
+    assert floor < pacing.own <= raised
 
 
 def test_paces_are_told_of_divisors_only() -> None:

@@ -101,9 +101,12 @@ class Pipeline:
     @property
     def rounds(self) -> float:
         """How often a step takes at least the mean of what all groups take for a microbatch."""
-        if self.fills:
-            return self.num_microbatches + self.num_groups - 1
-        return max(self.num_microbatches, self.num_groups * min(self.counts))
+        return self.rough_rounds if self.fills else max(self.rough_rounds, self.num_groups * min(self.counts))
+
+    @property
+    def rough_rounds(self) -> int:
+        """What `rounds` is at least: without what takes a linear program."""
+        return self.num_microbatches + (self.num_groups - 1 if self.fills else 0)
 
     @property
     def counts(self) -> tuple[float, float]:

@@ -116,16 +116,12 @@ class Carried:
         if self._is_late():
             return 0.0
         first = family[0]
-        samples = self._samples(first)
-        pace = self._alone(first)
+        known, pace = self._known(first)
+        rough = max(known, min(self._step(own, pace, roughly=True) for own in family))
+        if 0 < cutoff <= rough:
+            return rough
         if first.num_stages == 1:
-            known = self._steps.get(first.mesh, {})
-            least = max((known[more] for more in self._more(known, samples)), default=0.0)
-            return max(least, min(self._step(own, self._with_again(own, pace)) for own in family))
-        for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
-            paces = self._paces.get((first.mesh, splits), {})
-            for more in self._more(paces, samples):
-                pace = pace.joined(paces[more].scaled(samples / more))
+            return max(known, min(self._step(own, self._with_again(own, pace)) for own in family))
         with_again = {configuration: self._with_again(configuration, pace) for configuration in family}
         steps = [self._step(*own) for own in with_again.items()]
         evenly = [self._even(*own) for own in with_again.items()]
@@ -133,6 +129,38 @@ class Carried:
             return min(steps)  # paths are no longer than those of equal stages
         paths = [self._path(*own) for own in with_again.items()]
         return min(map(max, steps, paths))
+
+    def raised(self, family: Family, known: float, cutoff: float) -> float:
+        """Return a bound raised by what follows from others; the same one if nothing raises it.
+
+        Where little work raises it, no more is done: that is for when it is the least bound again.
+
+        Args:
+            family: The configurations.
+            known: No plan of them has a lower objective, in seconds.
+            cutoff: A bound that is enough to exclude them.
+        """
+        if known >= cutoff:
+            return known
+        rough = self.rough(family)
+        return rough if rough > known else max(known, self.least(family, cutoff))
+
+    def rough(self, family: Family) -> float:
+        """Return what `least` is at least: without what has to run again, and the longest path."""
+        known, pace = self._known(family[0])
+        return max(known, min(self._step(own, pace, roughly=True) for own in family))
+
+    def _known(self, first: Configuration) -> tuple[float, Pace]:
+        """Return what others say of the seconds of the step, whatever the schedule, and of a microbatch."""
+        samples, pace = self._samples(first), self._alone(first)
+        if first.num_stages == 1:
+            steps = self._steps.get(first.mesh, {})
+            return max((steps[more] for more in self._more(steps, samples)), default=0.0), pace
+        for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
+            paces = self._paces.get((first.mesh, splits), {})
+            for more in self._more(paces, samples):
+                pace = pace.joined(paces[more].scaled(samples / more))
+        return 0.0, pace
 
     def _with_again(self, configuration: Configuration, pace: Pace) -> Pace:
         """Return a pace with what has to run again, which is on top of what is known, be it the floor alone."""
@@ -155,9 +183,9 @@ class Carried:
                     pace = pace.joined(known[more].scaled(samples // degree / more))
         return pace
 
-    def _step(self, configuration: Configuration, pace: Pace) -> float:
-        """Return what follows from a pace for the step, whatever its order."""
-        return 0.0 if pace == UNKNOWN else pace.step(configuration.pipeline(self._stack))
+    def _step(self, configuration: Configuration, pace: Pace, *, roughly: bool = False) -> float:
+        """Return what follows from a pace for the step, whatever its order; arguments as of `Pace.step`."""
+        return 0.0 if pace == UNKNOWN else pace.step(configuration.pipeline(self._stack), roughly=roughly)
 
     def _even(self, configuration: Configuration, pace: Pace) -> float:
         if math.isinf(pace.seconds):

@@ -198,14 +198,10 @@ class Bounding(Series):
         for known, number in sorted((*self._ahead, *self._busy.values())):
             if known >= least:
                 break  # nor is it raised below what is known
-            least = min(least, self._raised(known, self.space[number]))
+            enough = min(least, self._outcome.best)
+            follows = 0.0 if known >= enough else self._carried.least(self.space[number], enough)
+            least = min(least, max(known, follows))
         return least
-
-    def _raised(self, known: float, family: Family) -> float:
-        """Return what is known of a family, raised by what others say unless it is enough to exclude the family."""
-        if known >= self._outcome.best:
-            return known
-        return max(known, self._carried.least(family, self._outcome.best))
 
     @property
     def own(self) -> float:
@@ -216,7 +212,7 @@ class Bounding(Series):
         """See `Series.ends`: what follows from others for the next one may be enough, and all after it are no less."""
         while self._ahead:
             known, number = self._ahead[0]
-            follows = self._carried.least(self.space[number], self.threshold())
+            follows = self._carried.raised(self.space[number], known, self.threshold())
             if follows <= known:
                 break
             heapq.heapreplace(self._ahead, (follows, number))

@@ -85,9 +85,7 @@ class Floor:
     def seconds(self, configuration: Configuration, global_batch: int) -> float:
         """Return a lower bound on the step seconds of any plan of a configuration."""
         microbatch = self.microbatch(configuration.mesh, global_batch / configuration.num_microbatches)
-        pipeline = configuration.pipeline(DEFAULT)
-        rounds = pipeline.rounds if pipeline.fills else pipeline.num_microbatches  # more would take a linear program
-        return microbatch * rounds / configuration.num_stages
+        return microbatch * configuration.pipeline(DEFAULT).rough_rounds / configuration.num_stages
 
     def microbatch(self, mesh: Mesh, samples: float) -> float:
         """Return the least seconds of a microbatch of so many samples through all stages, each on such a mesh."""

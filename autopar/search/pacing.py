@@ -55,10 +55,11 @@ class Pacing(Series):
         """No plan of these configurations has a lower objective, in seconds."""
         ahead = [*self._floors]
         while ahead:
-            raised = self._raised(*ahead[0])
-            if raised <= ahead[0][0]:
-                return raised
-            heapq.heapreplace(ahead, (raised, ahead[0][1]))
+            known, number = ahead[0]
+            raised = self._carried.raised(self._space[number], known, self._outcome.best)
+            if raised <= known:
+                return known
+            heapq.heapreplace(ahead, (raised, number))
         return float("inf")
 
     def ends(self, index: int) -> bool:
@@ -68,7 +69,7 @@ class Pacing(Series):
     def piece(self, index: int) -> Piece | None:
         """See `Series.piece`: there is nothing to find out where all are excluded by what is known."""
         best = self._outcome.best
-        if all(self._raised(*known) >= best for known in self._alike[self._keys[index]]):
+        if all(self._is_excluded(*known) for known in self._alike[self._keys[index]]):
             return None
         mesh, samples = self._keys[index]
         alone = Configuration(1, mesh, self._search.global_batch // samples, "1f1b")
@@ -90,7 +91,7 @@ class Pacing(Series):
         mesh = family[0].mesh
         return minor_mesh(mesh), self._search.global_batch // family[0].num_microbatches // mesh.shape[0]
 
-    def _raised(self, known: float, number: int) -> float:
-        """Return what is known of a family, raised by what follows from others unless it is enough to exclude it."""
+    def _is_excluded(self, known: float, number: int) -> bool:
+        """Whether what is known of a family, or follows from others, excludes it."""
         best = self._outcome.best
-        return known if known >= best else max(known, self._carried.least(self._space[number], best))
+        return known >= best or self._carried.least(self._space[number], best) >= best

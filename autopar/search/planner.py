@@ -6,8 +6,8 @@
 3. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
    microbatches take on their free axes alone bounds many of them at once (`pacing.py`). If in the end the bound of the
    others is `WEAK` times their own, they are searched in the same way with plain schedules. Those that are left are
-   worked on for a share of the work, least bounds first, and for some more while the least bound of all is theirs and a
-   percent below the best plan (`third_axis.py`).
+   worked on for a share of the work, least bounds first, and, after stages with meshes of their own (`unequal.py`), for
+   some more while the least bound of all is theirs and a percent below the best plan (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -156,14 +156,16 @@ class Search:
                 third = ThirdAxis(self, outcome, left, carried, _with(lowest, aside))
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
-                third.near, third.enough = NEAR_ENOUGH, _with(lowest, aside)
+                third.note()
+            unequal = search_unequal(self, outcome, clock.stops, clock.end)
+            if third is not None:
+                third.near, third.enough = NEAR_ENOUGH, min(_with(lowest, aside), unequal)
                 if limited:
                     third.until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
                 if not outcome.stopped:
                     count = sys.maxsize if limited else THIRD_MORE * count
                     sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
-            unequal = search_unequal(self, outcome, clock.stops, clock.end)
             complete = _with(lowest, aside)
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]

@@ -126,7 +126,9 @@ class ThirdAxis(Series):
         """Raise the bounds of what is next by what follows from others."""
         while self._open:
             bound, number = self._open[0]
-            follows = 0.0 if number in self._seen else self._carried.least(self._space[number], self._outcome.best)
+            if number in self._seen:
+                return
+            follows = self._carried.raised(self._space[number], bound, self._outcome.best)
             if follows <= bound:
                 return
             heapq.heapreplace(self._open, (follows, number))
