@@ -30,7 +30,7 @@ VERIFY_MOST = 9
 
 VERIFY_SHARE, VERIFY_SECONDS = 0.05, 10.0
 """Of a time limit, what is kept for that: a share, but no more than so many seconds. When the limit is over, no further
-candidate is simulated, unless none has fitted so far."""
+candidate is simulated, unless none has fitted so far; nor is one if that took longer before than there is left."""
 
 
 def searching(effort: Effort) -> Effort:
@@ -79,9 +79,10 @@ def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str], end: 
     slowest by it.
     """
     found: list[tuple[Plan, Signature]] = []
-    best = math.inf
+    best, longest = math.inf, 0.0
     for candidate in outcome.candidates:
-        if found and time.monotonic() > end:
+        began = time.monotonic()
+        if found and began + longest > end:
             break
         known = [own for _, own in found]
         enough = len(found) >= VERIFY * top_k and (candidate.objective >= best or len(found) >= VERIFY_MOST)
@@ -90,6 +91,7 @@ def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str], end: 
         ):
             continue  # enough of what is known already
         plan = _verify(candidate, task, astray)
+        longest = max(longest, time.monotonic() - began)
         if plan is not None:
             found.append((plan, candidate.signature))
             best = min(best, _step(plan))

@@ -4,6 +4,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,9 +38,17 @@ def _plan() -> Plan:
 
 
 def _returned(
-    known: list[_Known], top_k: int, monkeypatch: pytest.MonkeyPatch, end: float = math.inf, fits: int = 0
+    known: list[_Known],
+    top_k: int,
+    monkeypatch: pytest.MonkeyPatch,
+    end: float = math.inf,
+    fits: int = 0,
+    takes: float = 1.0,
 ) -> tuple[list[float], int]:
-    """Return the simulated seconds of the plans returned, and how many were simulated; the first `fits` do not fit."""
+    """Return the simulated seconds of the plans returned, and how many were simulated; the first `fits` do not fit.
+
+    The clock starts at 0, and each takes so many seconds.
+    """
     looked: list[_Known] = []
     pattern, found = _plan(), _plan().simulated
     assert found is not None
@@ -53,6 +62,7 @@ def _returned(
         )
 
     monkeypatch.setattr(verdict, "_verify", simulate)
+    monkeypatch.setattr(verdict, "time", SimpleNamespace(monotonic=lambda: takes * len(looked)))
     outcome = Outcome(candidates=known)  # type: ignore[arg-type]
     plan = verdict.conclude(outcome, _task(), "test", top_k, PhaseClock(), end)
     plans = (plan, *plan.alternatives)
@@ -95,6 +105,16 @@ def test_when_the_time_is_over_the_first_plan_that_fits_is_returned(fits: int, m
     known = _candidates(*((1.0 + number / 100, 3.0 - number / 10) for number in range(12)))
 
     assert _returned(known, 3, monkeypatch, end=0.0, fits=fits) == ([3.0 - fits / 10], fits + 1)
+
+
+@pytest.mark.parametrize(("end", "simulated"), [(11.0, 2), (12.0, 3)])
+def test_nothing_is_simulated_that_takes_longer_than_there_is_left(
+    end: float, simulated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as those before can tell: of four seconds each, three fit in twelve, and two in eleven."""
+    known = _candidates(*((1.0 + number / 100, 3.0 - number / 10) for number in range(12)))
+
+    assert _returned(known, 3, monkeypatch, end=end, takes=4.0)[1] == simulated
 
 
 @pytest.mark.parametrize(("limit", "left"), [(None, None), (100.0, 95.0), (400.0, 390.0)])
