@@ -115,11 +115,11 @@ class Carried:
         """
         if self._is_late():
             return 0.0
-        first = family[0]
-        known, pace = self._known(first)
-        rough = max(known, min(self._step(own, pace, roughly=True) for own in family))
+        rough = self.rough(family)
         if 0 < cutoff <= rough:
             return rough
+        first = family[0]
+        known, pace = self._known(first)
         if first.num_stages == 1:
             return max(known, min(self._step(own, self._with_again(own, pace)) for own in family))
         with_again = {configuration: self._with_again(configuration, pace) for configuration in family}
