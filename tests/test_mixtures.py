@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from autopar.cost import Overlap
+from autopar.discover import discover
+from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
+from autopar.formulate.cuts import best_split
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import mixtures, special_blocks
 from autopar.formulate.offload import HostLinks, with_host
@@ -15,7 +18,11 @@ from autopar.formulate.tables import Slot
 from autopar.formulate.weights import problem, weights
 from autopar.formulate.windows import symbols_of, windows
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
-from tests.formulations import good_choice, lowered_bytes, random_choice, tables
+from autopar.sharding import Mesh
+from autopar.solvers import load
+from autopar.workload import open_workload
+from tests.formulations import COSTS, good_choice, lowered_bytes, random_choice, tables
+from tests.test_models import TINY
 
 MODELS = ["gpt2", "llama3-8b", "mlp-xs", "mixtral-8x7b", "resnet50"]
 
@@ -109,3 +116,37 @@ def test_the_fastest_mixture_with_host_memory_is_found(name: str, share: float) 
             assert mixed.seconds[window, fastest] <= best * (1 + 1e-9)
             offloaded += Recompute.OFFLOAD in flavours
     assert offloaded, "some of the best mixtures offload"
+
+
+def test_of_a_long_stage_the_fastest_mixture_is_found_although_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 48 equal layers: at each limit the best number of each flavour, of more mixtures than longer lists keep."""
+    model = open_workload("zoo:gpt2", mode="train", dims=TINY["gpt2"] | {"num_layers": 48})
+    found = build_tables(model.folded(8), discover(model.probe), Mesh.of(inner=2), COSTS)
+    pipeline = Pipeline(1, 1, "1f1b")
+    instance = problem(found, weights(found, pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=False))
+    choice = load("auto").solve(instance).choice
+    assert choice is not None
+    totals, memory = found.block_seconds(choice), lowered_bytes(found, choice)
+    count, (before, after) = memory.chain.count(1), (memory.chain.index(1), memory.chain[::-1].index(1))
+    none, selective, full = ON_DEVICE
+    every = []
+    for many in range(count + 1):
+        for few in range(count + 1 - many):
+            layers = (full,) * many + (selective,) * few + (none,) * (count - many - few)
+            flavours = (none,) * before + layers + (none,) * after
+            split = Split(((0, len(memory.chain)),), (flavours,))
+            seconds = step_time(totals, memory.chain, pipeline, split, 0.0).seconds
+            every.append((seconds, memory.peak(0, len(memory.chain), 1, flavours)))
+    peaks = np.array([peak for _, peak in every])
+
+    def worse(limit: float) -> float:
+        best = min(seconds for seconds, peak in every if peak <= limit)
+        plan = best_split(totals, memory, pipeline, limit, 0.0)
+        assert plan is not None
+        return plan[1].seconds / best - 1
+
+    limits = np.quantile(peaks, [0.02, 0.1, 0.3, 0.5, 0.7, 0.9])
+    assert max(map(worse, limits)) < 1e-9
+    monkeypatch.setattr("autopar.formulate.mixtures.MOST", 16)
+    monkeypatch.setattr("autopar.formulate.mixtures.MOST_OF_ALL", 0)
+    assert max(map(worse, limits)) > 1e-4, "of few that are kept the best is not among them"

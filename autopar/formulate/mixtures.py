@@ -29,8 +29,9 @@ from autopar.formulate.tables import Slot
 from autopar.formulate.windows import IntArray, Windows
 from autopar.recompute import Recompute
 
-MOST = 128
-"""Mixtures kept per range; of more, so many are kept evenly, the fastest and the smallest among them."""
+MOST, MOST_OF_ALL = 128, 1 << 17
+"""Mixtures kept per range; of more, so many are kept evenly, the fastest and the smallest among them. Where ranges are
+few, as of one stage that has all blocks, as many per range as come to so many in all ranges."""
 
 STATES = 8
 """Ways in which values that pass through may be kept that are told apart."""
@@ -190,7 +191,8 @@ def mixtures(
         each, number, source, flavour = frontiers(
             found.parent, np.zeros(len(owed)), owed, again, gathers,
             held.own, held.kept, held.running, closed, held.late, held.after, held.covers,
-            forth, transit, hosted, room, _host_room(memory, in_flight[1]), waiting, MOST,
+            forth, transit, hosted, room, _host_room(memory, in_flight[1]), waiting,
+            max(MOST, MOST_OF_ALL // len(owed)),
         )  # fmt: skip
         each[np.arange(each.shape[1]) >= number[:, None], 3] = np.inf
     rows = np.concatenate([whole, each], axis=1)
