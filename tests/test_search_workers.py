@@ -421,3 +421,31 @@ def test_work_for_many_is_there_soon() -> None:
     assert at_a_time == sorted(at_a_time)
     assert at_a_time[-1] == LAG + 1
     assert at_a_time[0] == 1
+
+
+class _Owned(_Backwards):
+    """One worker, which has worked on odd pieces before."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.started: list[int] = []
+
+    def suits(self, piece: Piece) -> bool:
+        """Whether it is an odd one."""
+        return int(piece.bound) % 2 == 1
+
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        """Remember it."""
+        self.started.append(number)
+        super().start(number, piece, end)
+
+
+def test_pieces_go_to_who_worked_on_the_same_before() -> None:
+    """Of those that are ready the first one that suits a free worker, else the first one; all are taken in order."""
+    series, crew = _Numbers(6), _Owned()
+
+    sweep(crew, series, 6, lambda: 0.0, lambda: False, lambda finding: None)
+
+    # pieces 4 and 5 are prepared once three and four of those before are done
+    assert crew.started == [0, 1, 2, 3, 5, 4]
+    assert series.taken == list(range(6))

@@ -1,6 +1,6 @@
 """Who does the pieces of a search: this process, or others.
 
-A crew is handed pieces in order, as many at a time as it has workers, and hands back what came of them in any order. A
+A crew is handed as many pieces at a time as it has workers, and hands back what came of them in any order. A
 worker that dies is replaced, and what it was doing is done again.
 """
 
@@ -33,6 +33,10 @@ class Crew(ABC):
     @abstractmethod
     def is_free(self) -> bool:
         """Whether a worker has nothing to do."""
+
+    def suits(self, piece: Piece) -> bool:
+        """Whether a piece should rather be done now than one that suits another worker."""
+        return True
 
     @abstractmethod
     def start(self, number: int, piece: Piece, end: float) -> None:
@@ -127,6 +131,11 @@ class Team(Crew):
     def is_free(self) -> bool:
         """See `Crew.is_free`."""
         return bool(self._free)
+
+    def suits(self, piece: Piece) -> bool:
+        """See `Crew.suits`: who worked on its configuration has it at hand."""
+        owner = self._owners.get(piece.on)
+        return owner is None or owner in self._free
 
     def start(self, number: int, piece: Piece, end: float) -> None:
         """See `Crew.start`."""

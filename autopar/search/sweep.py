@@ -95,7 +95,8 @@ def sweep(
         if stops():
             break
         while ready and crew.is_free:
-            number, piece = ready.popleft()
+            number, piece = order = next((each for each in ready if crew.suits(each[1])), ready[0])
+            ready.remove(order)
             crew.start(number, piece, end())
         for number, finding in crew.wait(POLL_SECONDS):
             heard(finding)
