@@ -15,7 +15,7 @@ from autopar.formulate.hull import parts_of, step_program
 from autopar.formulate.offload import with_host
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, stage_times, step_time, time_of
-from autopar.formulate.tables import OUTSIDE, Tables
+from autopar.formulate.tables import OUTSIDE, Memory, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
@@ -336,6 +336,24 @@ def test_one_stage_holds_no_less_than_the_rows_of_memory_say(model: str) -> None
             assert (rows.held(index, amounts, held) + rows.least <= TOLERANCE).all()
             buffered += bool((rows.pairs @ held).any())
     assert buffered, "some choices gather or reduce"
+
+
+def test_what_the_last_block_saves_is_there_whatever_the_layers_keep() -> None:
+    """Its backward is the first one, so that under every flavour one stage holds what it saves, and no less."""
+    found, pipeline = tables("gpt2"), Pipeline(1, 4, "1f1b")
+    choice, stop = good_choice("gpt2", "train"), found.folded.num_blocks
+    rows, memory = step_program(found, pipeline, 1.0), lowered_bytes(found, choice)
+    amounts = np.array([item.amounts[choice[item.node]] for item in found.bytes])
+    saved = [
+        item.kind == found.folded.chain[-1] and item.memory in (Memory.SAVED, Memory.DROPPED) for item in found.bytes
+    ]
+    between = np.zeros(len(rows.buffers))
+    assert amounts[saved].any()
+    for index, flavour in enumerate(rows.flavours):
+        held = rows.held(index, amounts, between)[rows.memory_rows]
+        without = rows.held(index, np.where(saved, 0.0, amounts), between)[rows.memory_rows]
+        assert held - without == pytest.approx(amounts[saved].sum())
+        assert (held <= memory.peak(0, stop, 1, (flavour,) * stop)).all()
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4, 5])

@@ -23,18 +23,17 @@ which is a placement problem per flavour. `autopar.search.hull` looks for the be
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autopar.cost.collectives import leaves_node
 from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
-from autopar.formulate.buffers import Buffer, BufferUse, buffers
+from autopar.formulate.buffers import BufferUse, buffers
 from autopar.formulate.mean import mean_bytes, stage_weights
 from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.offload import HostRates
+from autopar.formulate.rows import AWAY, COPIED, Counting, Name, Pass, Rows, StepProgram
+from autopar.formulate.stage_rows import StageRows
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
@@ -48,169 +47,11 @@ MOST_APART = 4
 """Parts of a pipeline of which it is said apart what they hold, each a group of devices or several neighbours: each
 asks for placements of its own."""
 
+MOST_STAGES_APART = 16
+"""Stages of which the same is said under schedules without a closed form."""
+
 SHORTAGE = 10.0
 """Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
-
-Mask = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
-
-COPIED, AWAY = "copied", "away"
-"""Variables: what a block of the most frequent kind copies to the host per microbatch, where it does, and what of the
-optimizer's state of a mean stage lies there; shares of the limit."""
-
-_Pass = tuple[str, int, int | None]
-"""Of a pass of a block: what it is, the kind and, where flavours differ, their number."""
-
-Name = str | _Pass
-"""Of a variable."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepProgram:
-    """The rows of the linear program; see the top of the module for their meaning.
-
-    Attributes:
-        flavours: What the blocks of the most frequent kind do; all of them once per part where parts are apart, each
-            time from the fastest to the slowest.
-        cost: (variables,) weights of y in the step time; y >= 0.
-        lhs: (rows, variables).
-        least: (rows,) seconds; for rows of memory shares of the limit.
-        seconds: (rows, flavours, kinds, slots) how often prices count.
-        host: (rows, flavours) seconds that every choice adds.
-        bytes: (distinct, items of `Tables.bytes`) shares of the limit per byte; the first are zero.
-        bytes_of: (rows, flavours) which of them a row has: the first, if it is about seconds.
-        buffers: What pairs of decisions take.
-        pairs: (distinct, buffers) the same of those.
-        pairs_of: (rows,) which of them.
-        fixed: Seconds added to every step.
-        shares: (variables,) which of y are shares of the limit; the others are seconds, or `short`.
-        with_memory: (rows,) which say nothing but together with limits of memory.
-    """
-
-    flavours: tuple[Recompute, ...]
-    cost: FloatArray
-    lhs: FloatArray
-    least: FloatArray
-    seconds: FloatArray
-    host: FloatArray
-    bytes: FloatArray
-    bytes_of: IntArray
-    buffers: tuple[Buffer, ...]
-    pairs: FloatArray
-    pairs_of: IntArray
-    fixed: float
-    shares: Mask
-    with_memory: Mask
-
-    @property
-    def memory_rows(self) -> Mask:
-        """Which rows are about memory."""
-        filled = np.asarray(self.bytes.any(axis=1))
-        return np.asarray(filled[self.bytes_of].any(axis=1))
-
-    def held(self, flavour: int, items: FloatArray, between: FloatArray) -> FloatArray:
-        """Return the shares of the limit that bytes of items and of pairs take under a flavour, (rows,)."""
-        return np.asarray((self.bytes @ items)[self.bytes_of[:, flavour]] + (self.pairs @ between)[self.pairs_of])
-
-    def item_prices(self, flavour: int, paid: FloatArray) -> FloatArray:
-        """Return what a byte of each item costs where a row of so much costs what is paid, (items,)."""
-        return np.asarray(np.bincount(self.bytes_of[:, flavour], paid, len(self.bytes)) @ self.bytes)
-
-    def pair_prices(self, paid: FloatArray) -> FloatArray:
-        """Return the same of pairs, (buffers,)."""
-        return np.asarray(np.bincount(self.pairs_of, paid, len(self.pairs)) @ self.pairs)
-
-
-class _Distinct:
-    """Numbers arrays of one length by what they hold; 0 is that of zeros."""
-
-    def __init__(self, length: int) -> None:
-        zeros = np.zeros(length)
-        self._numbers, self._arrays = {zeros.tobytes(): 0}, [zeros]
-
-    def number(self, array: FloatArray | None) -> int:
-        """Return the number of an array, or of none."""
-        if array is None:
-            return 0
-        found = self._numbers.setdefault(array.tobytes(), len(self._arrays))
-        if found == len(self._arrays):
-            self._arrays.append(array)
-        return found
-
-    @property
-    def array(self) -> FloatArray:
-        """All of them, (distinct, length)."""
-        return np.array(self._arrays)
-
-
-class _Rows:
-    """Collects rows; variables are numbered in the order in which they are asked for."""
-
-    def __init__(self, tables: Tables, flavours: tuple[Recompute, ...]) -> None:
-        self.shape = (len(flavours), len(tables.folded.kinds), len(Slot))
-        self.flavours, self.items = flavours, len(tables.bytes)
-        self.names: dict[Name, int] = {}
-        self.lhs: list[dict[int, float]] = []
-        self.least: list[float] = []
-        self.seconds: list[FloatArray] = []
-        self.host: list[FloatArray] = []
-        self.bytes = _Distinct(self.items)
-        self.bytes_of: list[list[int]] = []
-        self.buffers: tuple[Buffer, ...] = ()
-        self.pairs: list[FloatArray | None] = []  # of as many as there are once all rows are there
-        self.with_memory: list[bool] = []
-
-    def variable(self, name: Name) -> int:
-        return self.names.setdefault(name, len(self.names))
-
-    def add(
-        self,
-        variables: Mapping[Name, float],
-        seconds: FloatArray | None = None,
-        host: FloatArray | float = 0.0,
-        amounts: FloatArray | None = None,
-        pairs: FloatArray | None = None,
-        least: float = 0.0,
-        *,
-        with_memory: bool = False,
-    ) -> None:
-        """Add a row: the variables weighted by their numbers are at least all the rest."""
-        self.lhs.append({self.variable(name): factor for name, factor in variables.items() if factor})
-        self.least.append(least)
-        self.seconds.append(np.zeros(self.shape) if seconds is None else seconds)
-        self.host.append(np.broadcast_to(np.asarray(host, dtype=np.float64), (len(self.flavours),)))
-        each = [None] * len(self.flavours) if amounts is None else list(amounts)
-        self.bytes_of.append([self.bytes.number(own) for own in each])
-        self.pairs.append(pairs)
-        self.with_memory.append(with_memory or amounts is not None)
-
-    def program(self, cost: Mapping[Name, float], fixed: float) -> StepProgram:
-        lhs = np.zeros((len(self.lhs), len(self.names)))
-        for row, factors in enumerate(self.lhs):
-            for column, factor in factors.items():
-                lhs[row, column] = factor
-        costs = np.zeros(len(self.names))
-        for name, factor in cost.items():
-            if name in self.names:
-                costs[self.names[name]] = factor
-        pairs = _Distinct(len(self.buffers))
-        pairs_of = [pairs.number(own) for own in self.pairs]
-        return StepProgram(
-            self.flavours,
-            costs,
-            lhs,
-            np.array(self.least),
-            np.array(self.seconds),
-            np.array(self.host),
-            self.bytes.array,
-            np.array(self.bytes_of),
-            self.buffers,
-            pairs.array,
-            np.array(pairs_of),
-            fixed,
-            np.array([name in (COPIED, AWAY) for name in self.names]),
-            np.array(self.with_memory),
-        )
 
 
 def step_program(
@@ -223,6 +64,7 @@ def step_program(
     hosted: Collection[Hosted] = (),
     path: LeastPath | None = None,
     finely: bool = False,
+    staged: tuple[float, float] | None = None,
 ) -> StepProgram:
     """Return the linear program of a configuration.
 
@@ -235,9 +77,19 @@ def step_program(
         hosted: What may lie in host memory.
         path: What is known of the longest path through a step, under each of its schedules.
         finely: Whether parts of long pipelines are apart, too, which takes several times as long to price.
+        staged: Whether stages are apart, of which groups may have several, and ways through the step are rows, for a
+            schedule without a closed form: the least seconds of the halves of a split backward of all blocks of the
+            most frequent kind.
     """
     least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
-    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path, finely).program()
+    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path, finely, staged).program()
+
+
+def can_be_staged(pipeline: Pipeline, limit: float, hosted: Collection[Hosted] = ()) -> bool:
+    """Whether stages can be told apart, and are few enough."""
+    several = pipeline.num_groups > 1 and pipeline.num_stages <= MOST_STAGES_APART
+    alone = not pipeline.fills and not pipeline.others and SCHEDULES[pipeline.schedule].trains
+    return several and alone and bool(np.isfinite(limit)) and not hosted
 
 
 def parts_of(num_groups: int) -> tuple[range, ...]:
@@ -264,26 +116,32 @@ class _Step:
         hosted: Collection[Hosted],
         path: LeastPath | None,
         finely: bool,
+        staged: tuple[float, float] | None,
     ) -> None:
         self.fastest, self.hosted, self.path = fastest, hosted, path
         self.tables, self.pipeline, self.limit = tables, pipeline, limit
         self.overlap = pipeline.overlap
         self.kinds = tables.folded.kinds
-        self.counts = np.array([kind.count for kind in self.kinds], dtype=np.float64)
-        self.main = int(self.counts.argmax())
+        counts = [kind.count for kind in self.kinds]
+        self.main = counts.index(max(counts))
         self.trains = SCHEDULES[pipeline.schedule].trains
         allowed = flavours if self.trains else (Recompute.NONE,)
         useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]
         each = tuple(useful or allowed[:1])
         apart = pipeline.num_groups <= MOST_APART or finely
         limited = self.trains and np.isfinite(limit) and not hosted
+        self.staged = staged
+        # Parts hold groups, and stages if these are told apart.
         self.parts = parts_of(pipeline.num_groups) if apart and limited else (range(pipeline.num_groups),)
+        if staged is not None:
+            assert can_be_staged(pipeline, limit, hosted), "that is asked before"
+            self.parts = tuple(range(stage, stage + 1) for stage in range(pipeline.num_stages))
         self.flavours, self.part_of = each * len(self.parts), np.repeat(np.arange(len(self.parts)), len(each))
-        self.rows = _Rows(tables, self.flavours)
+        self.rows, self.each = Rows(tables, self.flavours), Counting(tables, self.flavours)
+        self.counts = self.each.counts
         rates = HostRates.of(tables.costs.cluster.known_host()) if hosted else HostRates(0.0, 0.0, 0.0)
         self.rates = rates.per(limit - tables.folded.buffer_bytes) if np.isfinite(limit) else rates
         self.least_copy = self.overlap.exposed(LEAST_COPY)
-        self.leaves = [leaves_node(axis, tables.costs.cluster.devices_per_node) for axis in tables.mesh.axes]
 
     def program(self) -> StepProgram:
         pipeline, rows = self.pipeline, self.rows
@@ -299,70 +157,19 @@ class _Step:
             self._tail()
         if np.isfinite(self.limit):
             self._memory()
-        if len(self.parts) > 1:
-            self._by_part(passes)
         self._flow(passes)
-        return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed)
+        ways = None
+        if self.staged is not None:
+            stages = StageRows(self.tables, pipeline, self.limit, rows, self.each, self.part_of)
+            ways = stages.write(passes, self.staged)
+        elif len(self.parts) > 1:
+            self._by_part(passes)
+        return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed, ways)
 
-    # Prices: matrices over flavours, kinds and slots.
-
-    def _prices(self, kind: int, factors: Mapping[Slot, float], flavour: int | None = None) -> FloatArray:
-        """Return how often prices of one instance of a kind count: under one flavour, or under all."""
-        seconds = np.zeros(self.rows.shape)
-        for slot, factor in factors.items():
-            seconds[slice(None) if flavour is None else flavour, kind, slot] += factor
-        return seconds
-
-    def _sums(self, *slots: Slot) -> FloatArray:
-        """Return how often prices of all blocks count."""
-        seconds = np.zeros(self.rows.shape)
-        for slot in slots:
-            seconds[:, :, slot] = self.counts
-        return seconds
-
-    def _links(self, blocks: FloatArray, slots: Sequence[Slot], outside: Slot) -> list[FloatArray]:
-        """Return how often prices of so many instances count that are on the link inside a node, and between nodes.
-
-        On a mesh with one kind of link they are all on that.
-        """
-        whole, between = np.zeros(self.rows.shape), np.zeros(self.rows.shape)
-        for slot in slots:
-            whole[:, :, slot] = blocks
-        between[:, :, outside] = blocks
-        return [whole - between, between] if any(self.leaves) and not all(self.leaves) else [whole]
-
-    def _gradients(self, blocks: FloatArray) -> list[FloatArray]:
-        return self._links(blocks, (Slot.GRADIENT,), Slot.GRADIENT_OUTSIDE)
-
-    def _reduced(self, blocks: FloatArray) -> list[FloatArray]:
-        return self._links(blocks, (Slot.REDUCE,), Slot.REDUCE_OUTSIDE)
-
-    def _ahead(self, blocks: FloatArray) -> list[FloatArray]:
-        return self._links(blocks, (Slot.FORWARD_WAIT, Slot.FORWARD_GATHER), Slot.FORWARD_OUTSIDE)
-
-    def _behind(self, blocks: FloatArray) -> list[FloatArray]:
-        """Return the same of what a backward waits for, and of what runs again if these are all blocks that may."""
-        found = self._links(blocks, (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER), Slot.BACKWARD_OUTSIDE)
-        if blocks[self.main] < self.counts[self.main]:
-            return found
-        main = blocks * (np.arange(len(blocks)) == self.main)
-        for index, flavour in enumerate(self.flavours):
-            if flavour is Recompute.FULL:
-                again = self._ahead(main)
-            elif flavour is Recompute.SELECTIVE:
-                again = self._links(main, (Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER), Slot.SELECTIVE_OUTSIDE)
-            else:
-                continue
-            for own, more in zip(found, again, strict=True):
-                own[index] += more[index]
-        return found
-
-    # Rows.
-
-    def _passes(self) -> dict[_Pass, float]:
+    def _passes(self) -> dict[Pass, float]:
         """Write the rows of the passes of one instance of each kind, and return the sum of all passes."""
         host, again = self.tables.host_seconds, self.tables.host_seconds_again
-        total: dict[_Pass, float] = {}
+        total: dict[Pass, float] = {}
         for kind, count in enumerate(self.counts):
             for index in range(len(self.flavours)) if kind == self.main else [None]:
                 offloads = index is not None and self.flavours[index] is Recompute.OFFLOAD
@@ -402,11 +209,11 @@ class _Step:
         if link:
             self.rows.add({name: 1.0, COPIED: -link})
         for term in terms:
-            self.rows.add(whole, self._prices(kind, term, flavour))
+            self.rows.add(whole, self.each.prices(kind, term, flavour))
             for ratio in HOST_RATIOS if host else ():
                 scale = (1 + ratio**LAUNCH_EXPONENT) ** (1 / LAUNCH_EXPONENT - 1)
                 device = {slot: factor * ratio ** (LAUNCH_EXPONENT - 1) * scale for slot, factor in term.items()}
-                self.rows.add(whole, self._prices(kind, device, flavour), host * scale * own)
+                self.rows.add(whole, self.each.prices(kind, device, flavour), host * scale * own)
         if host:
             self.rows.add(whole, None, host * own)
 
@@ -431,22 +238,22 @@ class _Step:
             _backward(1.0, 1.0, wait, gather),
         ]
 
-    def _groups(self, passes: Mapping[_Pass, float]) -> None:
+    def _groups(self, passes: Mapping[Pass, float]) -> None:
         """Write the rows of t_s, summed over all stages: a sum of maxima is at least each maximum of sums."""
         share, slower = self.overlap.share, self.overlap.slowdown - 1
-        gradient, counts = self._sums(Slot.GRADIENT), self.counts
+        gradient, counts = self.each.sums(Slot.GRADIENT), self.counts
         turns = self.pipeline.with_turns
         whole: dict[Name, float] = {"all": 1 / turns}
         whole.update({name: -factor for name, factor in passes.items()})
         self.rows.add(whole, (share + slower * (1 - share)) * gradient)
-        for parts in zip(self._gradients(counts), self._ahead(counts), self._behind(counts), strict=True):
-            self.rows.add({"all": 1 / turns}, sum(parts, np.zeros(self.rows.shape)))
+        for parts in zip(self.each.gradients(counts), self.each.ahead(counts), self.each.behind(counts), strict=True):
+            self.rows.add({"all": 1 / turns}, sum(parts, np.zeros(self.each.shape)))
         if slower > 0:
             slow: dict[Name, float] = {"all": 1 / turns}
             slow.update({name: -slower * factor for name, factor in passes.items()})
             self.rows.add(slow, gradient)
 
-    def _flow(self, passes: Mapping[_Pass, float]) -> None:
+    def _flow(self, passes: Mapping[Pass, float]) -> None:
         """Write what all microbatches take.
 
         1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Where the backward is split, or groups hold several stages, the
@@ -460,7 +267,7 @@ class _Step:
             return
         own = pipeline.num_microbatches / pipeline.num_groups
         rows.add({"flow": 1.0, "pace": -float(pipeline.num_microbatches)})
-        rows.add({"flow": 1.0, "all": -own}, self._sums(Slot.UPDATE) / pipeline.num_groups)
+        rows.add({"flow": 1.0, "all": -own}, self.each.sums(Slot.UPDATE) / pipeline.num_groups)
         forward, backward = pipeline.counts
         if forward > own or backward > own:
             rows.add(self._longest(passes, forward, backward))
@@ -468,7 +275,7 @@ class _Step:
             longest = self._longest(passes, self.path.forward, self.path.backward)
             rows.add(longest, least=pipeline.with_turns * self.path.constant)
 
-    def _longest(self, passes: Mapping[_Pass, float], forward: float, backward: float) -> dict[Name, float]:
+    def _longest(self, passes: Mapping[Pass, float], forward: float, backward: float) -> dict[Name, float]:
         """Return the flow less so many times what all forwards and all backwards take."""
         turns = self.pipeline.with_turns
         path: dict[Name, float] = {"flow": 1.0}
@@ -485,10 +292,12 @@ class _Step:
                 passes = range(len(self.flavours)) if kind == self.main else (None,)
                 names: list[Name] = [(name, kind, index) for name in ("forward", "backward") for index in passes]
                 own = {name: -held for name in names if name in self.rows.names}
-                self.rows.add({"pace": 1.0, **own}, self._prices(kind, {Slot.GRADIENT: held * self.overlap.share}))
+                self.rows.add({"pace": 1.0, **own}, self.each.prices(kind, {Slot.GRADIENT: held * self.overlap.share}))
                 blocks = held * (np.arange(len(self.counts)) == kind)
-                for parts in zip(self._gradients(blocks), self._ahead(blocks), self._behind(blocks), strict=True):
-                    self.rows.add({"pace": 1.0}, sum(parts, np.zeros(self.rows.shape)))
+                for parts in zip(
+                    self.each.gradients(blocks), self.each.ahead(blocks), self.each.behind(blocks), strict=True
+                ):
+                    self.rows.add({"pace": 1.0}, sum(parts, np.zeros(self.each.shape)))
 
     def _first_block(self) -> None:
         """Write that the first group waits for what its first block reduces and updates.
@@ -498,8 +307,8 @@ class _Step:
         if self.trains and self.pipeline.fills:
             first = self.tables.folded.chain[0]
             own = {Slot.REDUCE: 1.0, Slot.GRADIENT: 1.0, Slot.UPDATE: 1.0}
-            self.rows.add({"all": 1.0, "tail": 1.0, **self._whole}, self._prices(first, own))
-            self.rows.add({"tail": 1.0}, self._prices(first, {Slot.UPDATE: 1.0}))
+            self.rows.add({"all": 1.0, "tail": 1.0, **self._whole}, self.each.prices(first, own))
+            self.rows.add({"tail": 1.0}, self.each.prices(first, {Slot.UPDATE: 1.0}))
             if Hosted.OPTIMIZER in self.hosted:
                 self._mean_copies()
 
@@ -524,14 +333,14 @@ class _Step:
         a block on, and the links of what comes after.
         """
         share, slower, rows = self.overlap.share, self.overlap.slowdown - 1, self.rows
-        once = share * self._sums(Slot.REDUCE) + self._sums(Slot.UPDATE)
+        once = share * self.each.sums(Slot.REDUCE) + self.each.sums(Slot.UPDATE)
         away: dict[Name, float] = {AWAY: -self.least_copy * self.rates.both} if Hosted.OPTIMIZER in self.hosted else {}
         rows.add({"tail": 1.0, **away}, once)
         if not self.trains:
             return
         if away:
-            rows.add({"tail": 1.0, AWAY: -self.rates.both}, share * self._sums(Slot.REDUCE))
-        rest = slower * (1 - share) * self._sums(Slot.REDUCE)
+            rows.add({"tail": 1.0, AWAY: -self.rates.both}, share * self.each.sums(Slot.REDUCE))
+        rest = slower * (1 - share) * self.each.sums(Slot.REDUCE)
         chain = self.tables.folded.chain
         for last in sorted({0, min(1, len(chain) - 1), max(0, len(chain) - 2), len(chain) - 1}):
             # The blocks up to this one are done with their backward and all they reduce comes after the blocks behind.
@@ -541,8 +350,8 @@ class _Step:
             time: dict[Name, float] = {"all": 1 - slower, "tail": 1.0, **away}
             for name, factor in self._lasting(before).items():
                 time[name] = -(1 - slower) * factor
-            reduced, gradients = self._reduced(upto), self._gradients(upto)
-            for link, waited in enumerate(self._behind(before)):
+            reduced, gradients = self.each.reduced(upto), self.each.gradients(upto)
+            for link, waited in enumerate(self.each.behind(before)):
                 due = (1 - share) * reduced[link] + gradients[link] + waited
                 rows.add(time, once + rest + (1 - slower) * due)
 
@@ -583,7 +392,7 @@ class _Step:
                 ]  # fmt: skip
                 self.rows.add(room, amounts=amounts, pairs=np.array(held) / limit, least=-1.0)
 
-    def _by_part(self, passes: Mapping[_Pass, float]) -> None:
+    def _by_part(self, passes: Mapping[Pass, float]) -> None:
         """Write what each part of the pipeline does and holds of the most frequent kind: a block is in one of them.
 
         Its groups do no more than so many of the slowest group, and the mean of them, weighted as of `stage_weights`,
@@ -595,7 +404,7 @@ class _Step:
             own = self.part_of == number
             time: dict[Name, float] = {"pace": len(groups) / self.pipeline.with_turns}
             time.update({name: -factor for name, factor in passes.items() if name[1] == self.main and own[name[2]]})
-            seconds = self._prices(self.main, {Slot.GRADIENT: (share + slower * (1 - share)) * count})
+            seconds = self.each.prices(self.main, {Slot.GRADIENT: (share + slower * (1 - share)) * count})
             self.rows.add(time, seconds * own[:, None, None], with_memory=True)
             for evenly in (True, False) if len(groups) > 1 else (True,):
                 held, kept = stage_weights(self.pipeline, groups, evenly=evenly)
@@ -611,10 +420,13 @@ class _Step:
     def _mean(self, *, evenly: bool) -> FloatArray:
         """Return the shares of the limit that a byte of each item is of a mean stage, (flavours, items)."""
         amounts = []
-        least = Recompute.OFFLOAD if Hosted.ACTIVATIONS in self.hosted else Recompute.FULL
+        least = [Recompute.OFFLOAD if Hosted.ACTIVATIONS in self.hosted else Recompute.FULL] * len(self.kinds)
+        last = self.tables.folded.chain[-1]
+        if self.pipeline.num_stages == 1 and not self.hosted and self.counts[last] == 1:
+            least[last] = Recompute.NONE  # its backward is the first one: all it saves is there, or there again
         for flavour in self.flavours:
             own = Recompute.NONE if flavour is Recompute.OFFLOAD else flavour  # less what is copied
-            keeps = [own if kind.id == self.main or not self.trains else least for kind in self.kinds]
+            keeps = [own if kind.id == self.main or not self.trains else least[kind.id] for kind in self.kinds]
             mean = mean_bytes(self.tables, self.pipeline, self.limit, keeps, evenly=evenly)
             amounts.append(mean.factors / mean.limit)
         return np.array(amounts)

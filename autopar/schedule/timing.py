@@ -41,7 +41,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tasks:
+class TaskGraph:
     """The tasks of a schedule, (tasks,) each, every one after those it waits for; see `kernel.longest_path`.
 
     `first` and `last` are the first and last task of every group, `final` the last one of every stage, `every` those of
@@ -61,7 +61,8 @@ class _Tasks:
 
 
 @lru_cache(maxsize=32)  # of large schedules megabytes each
-def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> _Tasks:
+def tasks_of(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> TaskGraph:
+    """Return who waits for whom in a step."""
     from autopar.schedule.kernel import runnable  # compiling is loaded when it is needed only
 
     groups = schedule.groups(num_groups, num_chunks)
@@ -89,7 +90,7 @@ def _tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunk
     first, last, final = np.empty(num_groups, int), np.empty(num_groups, int), np.empty(len(groups), int)
     first[group[::-1]] = np.arange(len(order))[::-1]
     last[group] = final[stage] = np.arange(len(order))
-    return _Tasks(
+    return TaskGraph(
         stage=stage,
         kind=kind,
         group=group,
@@ -129,7 +130,7 @@ def time_tasks(
     from autopar.schedule.kernel import longest_path  # compiling is loaded when it is needed only
 
     assert len(seconds) % num_groups == 0, "all groups have equally many stages"
-    tasks = _tasks(schedule, num_groups, num_microbatches, len(seconds) // num_groups)
+    tasks = tasks_of(schedule, num_groups, num_microbatches, len(seconds) // num_groups)
     hop = np.where(tasks.kind == 0, forward_hop[tasks.stage], backward_hop[tasks.stage])
     starts, ends = longest_path(
         tasks.group, seconds[tasks.stage, tasks.kind], tasks.source, tasks.link, hop, num_groups, tasks.num_links

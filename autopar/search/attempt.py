@@ -19,10 +19,11 @@ import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.grouped import best_grouped, grouped_time
-from autopar.formulate.hull import MOST_APART, StepProgram, step_program
+from autopar.formulate.hull import MOST_APART, can_be_staged, step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
 from autopar.formulate.recipes import recipes, restrict
+from autopar.formulate.rows import StepProgram
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Split, step_time
 from autopar.formulate.tables import FloatArray, Slot, Tables
@@ -36,7 +37,7 @@ from autopar.search.limits import solve_limited
 from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
-from autopar.search.space import Configuration
+from autopar.search.space import Configuration, Family
 from autopar.search.weighing import Weighing
 from autopar.search.whole import WHOLE_WORK, least_whole
 from autopar.solvers.base import Budget, Work
@@ -110,7 +111,9 @@ class Attempt:
         self.cutoff = math.inf
         self.hull: Hull | None = None
         self._first = 0.0
-        self._finely = False
+        self._finely = self._staged = False
+        self._waiting: Family = ()
+        self._seen = math.inf
         self._advanced = False
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
@@ -186,9 +189,13 @@ class Attempt:
             else:
                 left.append(configuration)
         if left:
-            self.bounded = tuple(left)
-            first, *others = (configuration.pipeline(search.costs.stack) for configuration in left)
-            self.bounding = replace(first, others=tuple(others))
+            self._bound(left)
+
+    def _bound(self, configurations: Sequence[Configuration]) -> None:
+        """Let the bound of the hull be of these configurations."""
+        self.bounded = tuple(configurations)
+        first, *others = (configuration.pipeline(self.search.costs.stack) for configuration in configurations)
+        self.bounding = replace(first, others=tuple(others))
 
     def program(self) -> StepProgram:
         """Return the step program of the configurations that the bound is of."""
@@ -202,18 +209,43 @@ class Attempt:
             hosted=self.search.constraints.hosted,
             path=self._path(),
             finely=self._finely,
+            staged=self._halves() if self._staged else None,
         )
 
     def _refined(self) -> bool:
-        """Say apart what parts of a long pipeline hold, and return whether that is new."""
-        assert self.hull is not None, "choices are found first"
-        if self._finely or self.bounding.num_groups <= MOST_APART:
+        """Say more of what parts hold, and return whether that is new.
+
+        Of long pipelines parts are told apart; of short ones without a closed form the stages are, one schedule after
+        the other.
+        """
+        search = self.search
+        each = [configuration.pipeline(search.costs.stack) for configuration in self.bounded]
+        if not self._finely and self.bounding.num_groups > MOST_APART:
+            self._finely = True
+        elif not self._staged and all(
+            can_be_staged(own, search.memory_limit, search.constraints.hosted) for own in each
+        ):
+            self._staged = True
+            self._waiting = self.bounded[1:]
+            self._bound(self.bounded[:1])
+        else:
             return False
-        self._finely, known = True, self.hull.choices
+        self._begin_again()
+        return True
+
+    def _begin_again(self) -> None:
+        """Write the step program anew, for the choices that are known."""
+        assert self.hull is not None, "choices are found first"
+        known = self.hull.choices
         self.hull = Hull(self.tables, self.program())
         for choice in reversed(known):
             self.hull.add(choice)
-        return True
+
+    def _halves(self) -> tuple[float, float]:
+        """Return the least seconds of the halves of a split backward of all blocks that are alike."""
+        samples = self.search.global_batch / self.configuration.num_microbatches
+        alike = self.search.floor.passes_seconds(self.configuration.mesh, samples)[0]
+        return float(alike[1]), float(alike[2])
 
     def _path(self) -> LeastPath | None:
         """Return what the longest path takes at least under each schedule; None if that is unknown of one of them."""
@@ -243,10 +275,14 @@ class Attempt:
         for _ in range(steps):
             best = self.best.objective if self.best is not None else math.inf
             bound = max(bound, self.hull.bound)
-            if not more or self._stopped() or bound >= min(cutoff, best * (1 - NEAR)):
+            if not more or self._stopped() or bound >= self._enough(cutoff):
                 break
             more = self.hull.step(self._priced, min(cutoff, best), self._consider, memory=memory)
         return max(bound, self.hull.bound), more
+
+    def _enough(self, cutoff: float) -> float:
+        """Return the bound that is not raised further: above a cutoff, or near the best plan."""
+        return min(cutoff, self.best.objective * (1 - NEAR)) if self.best is not None else cutoff
 
     def _priced(self, instance: Problem, cutoff: float) -> Solution:
         return self._run(self._with_recipes(instance), None, cutoff)
@@ -290,12 +326,22 @@ class Attempt:
             solution = self._solve(hidden=1.0, recompute=self.fastest, bounding=False)
             if solution.choice is not None:
                 self._consider(solution.choice)
+        if not self._advanced and SCHEDULES[self.pipeline.schedule].splits and self.pipeline.num_groups <= MOST_APART:
+            self._refined()  # the bubble of these is small: what stages hold and links carry says more
         self._advanced = True
         assert self.hull is not None, "choices are found first"
         if self.is_settled:
             return min(self._prove_again(bound, cutoff), self.left_out)
-        bound, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
-        near = self.best is not None and self.best.objective <= bound * (1 + NEAR)
+        own, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
+        if self._waiting:  # for their turn: nothing is known of the step that is not known of theirs
+            if not more or self.hull.steps >= MOST_STEPS or own >= self._enough(cutoff):
+                self._seen = min(self._seen, own)
+                self._bound(self._waiting[:1])
+                self._waiting = self._waiting[1:]
+                self._begin_again()
+            return min(bound, self.left_out)
+        bound = max(bound, min(own, self._seen))
+        near = self.best is not None and bound >= self._enough(math.inf)
         ends = near or not more or self.hull.steps >= MOST_STEPS
         if ends and not (not near and bound < cutoff and self._refined()):
             self._fit(bound, cutoff)

@@ -2,6 +2,7 @@
 
 The linear program (`autopar.formulate.hull`) knows the choices found so far, its duals price the rows, and the
 placement problem at these prices gives a bound and, if the bound is not yet what the program says, a new choice.
+Rows that say nothing of choices, such as those of ways through a step, are added as they are due; they have no price.
 """
 
 import math
@@ -10,8 +11,8 @@ from collections.abc import Callable
 import highspy
 import numpy as np
 
-from autopar.formulate.hull import StepProgram
 from autopar.formulate.memory import FloatArray
+from autopar.formulate.rows import StepProgram
 from autopar.formulate.tables import Tables
 from autopar.formulate.weights import Weights, problem
 from autopar.problem import Choice, Problem, Solution
@@ -24,6 +25,9 @@ SHARE = 1e-6
 
 CLOSE = 1e-4
 """The bound is not raised further when it is this close, relative, to what the known choices allow."""
+
+MOST_ROUNDS = 20
+"""Times that rows are added as they are due before prices are tried again."""
 
 Solve = Callable[[Problem, float], Solution]
 """Solves a problem, or proves that its optimum is above a cutoff."""
@@ -44,6 +48,7 @@ class Hull:
         self._unit = 0.0
         self._known: dict[tuple[Choice, int], None] = {}
         self._columns: list[FloatArray] = []
+        self._due: list[dict[int, float]] = []
         self._best: FloatArray | None = None
         self._smoothing = SMOOTHING
         self._memory = self.rows.memory_rows
@@ -114,23 +119,41 @@ class Hull:
     def _program(self, *, memory: bool) -> tuple[FloatArray, list[Choice]]:
         """Solve the linear program of the known choices; return the prices of its rows, and what it is a mean of."""
         rows = self.rows
+        duals, found = self._solved(memory=memory)
+        for _ in range(MOST_ROUNDS if rows.ways is not None else 0):
+            assert rows.ways is not None, "asked before"
+            values = found[: rows.lhs.shape[1]] * np.where(rows.shares, 1.0, self._unit)
+            due = rows.ways.rows(values)
+            if not due:
+                break
+            self._due += due
+            duals, found = self._solved(memory=memory)
+        known, weights = list(self._known), found[rows.lhs.shape[1] :]
+        # Where each stage has choices of its own, one for all of them is hardly among those that have little weight.
+        least = SHARE if rows.ways is None else float(weights.max())
+        return duals, [known[index][0] for index in np.flatnonzero(weights >= least).tolist()]
+
+    def _solved(self, *, memory: bool) -> tuple[FloatArray, FloatArray]:
+        """Solve the linear program with the rows that are known to be due; return its prices and its variables."""
+        rows = self.rows
         scale = np.where(self._memory, 1.0, 1.0 / self._unit)
         num_variables, num_columns = rows.lhs.shape[1], len(self._columns)
         columns = np.array(self._columns).T * scale[:, None]
         # Seconds are counted in units, shares of memory are not.
         own = np.where(rows.shares & ~self._memory[:, None], 1.0 / self._unit, 1.0)
-        matrix = np.hstack([rows.lhs * own, -columns])
+        due = np.zeros((len(self._due), num_variables + num_columns))
+        for number, row in enumerate(self._due):
+            due[number, list(row)] = list(row.values())
+        due[:, :num_variables] *= np.where(rows.shares, 1.0 / self._unit, 1.0)
         convex = np.concatenate([np.zeros(num_variables), np.ones(num_columns)])
-        matrix = np.vstack([matrix, convex])
-        least = np.append(rows.least * scale, 1.0)
+        matrix = np.vstack([np.hstack([rows.lhs * own, -columns]), due, convex])
+        least = np.concatenate([rows.least * scale, np.zeros(len(due)), [1.0]])
         if not memory:
-            least[:-1][rows.with_memory] = -np.inf
+            least[: len(rows.least)][rows.with_memory] = -np.inf
         cost = np.concatenate([rows.cost, np.zeros(num_columns)])
         value, duals, found = _minimise(cost, matrix, least)
         self.value = value * self._unit + rows.fixed
-        known = list(self._known)
-        mixed = [known[index][0] for index in np.flatnonzero(found[num_variables:] > SHARE).tolist()]
-        return np.maximum(0.0, duals[:-1]), mixed
+        return np.maximum(0.0, duals[: len(rows.least)]), found
 
     def _price(self, solve: Solve, prices: FloatArray, cutoff: float) -> bool:
         """Solve the placement problem of each flavour at prices, take the bound, and return whether a choice is new."""
@@ -170,6 +193,7 @@ def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
+    highs.setOptionValue("presolve", "off")  # it takes longer than all the rest where choices are many
     model = highspy.HighsLp()
     num_rows, num_columns = matrix.shape
     model.num_col_, model.num_row_ = num_columns, num_rows
@@ -185,6 +209,10 @@ def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[
     model.a_matrix_.value_ = matrix[filled]
     highs.passModel(model)
     highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:  # a factorisation may be found too inexact
+        highs.setOptionValue("presolve", "on")
+        highs.clearSolver()
+        highs.run()
     assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "variables can always be raised"
     solution = highs.getSolution()
     return float(highs.getInfo().objective_function_value), np.array(solution.row_dual), np.array(solution.col_value)

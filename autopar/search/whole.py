@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.formulate.hull import StepProgram
 from autopar.formulate.memory import FloatArray
+from autopar.formulate.rows import StepProgram
 from autopar.formulate.tables import AGAIN, OUTSIDE, Slot, Tables
 from autopar.problem import Choice
 from autopar.search.hull import Hull
