@@ -238,7 +238,7 @@ def test_proofs_wait_until_all_schedules_are_bounded() -> None:
     bounds = {1: [(3.0, True), (4.9, True)], 2: [(4.0, False)]}
     outcome, series, worked = _advanced(bounds, proves=False)
     assert worked == [1, 2]
-    assert series.aside == [Aside(3.0, FAMILIES[0], is_counted=True)]
+    assert series.aside == [Aside(3.0, FAMILIES[0], is_counted=True, is_settled=True)]
     assert (series.own, series.proven) == (3.0, 4.0)
     assert (outcome.solved, outcome.pruned) == (2, 0)
 
@@ -250,6 +250,40 @@ def test_proofs_wait_until_all_schedules_are_bounded() -> None:
 
     *_, worked = _advanced(bounds, proves=True)
     assert worked == [1, 2, 1]
+
+
+def test_what_only_lacks_a_proof_stays_aside_until_there_are_proofs() -> None:
+    """Its bound counts meanwhile, and nothing is done on it again."""
+    outcome, lacking = Outcome(), Aside(3.0, FAMILIES[0], is_counted=True, is_settled=True)
+    outcome.candidates = [_candidate(5.0)]
+    before = [lacking, Aside(4.0, FAMILIES[1], is_counted=True)]
+
+    series = Advancing(_search(), outcome, [], math.inf, before, proves=False)
+
+    assert _worked(series, {2: [(4.5, False)]}) == [2]
+    assert series.aside == [lacking]
+    assert (series.own, series.proven) == (3.0, 4.5)
+    assert _worked(Advancing(_search(), outcome, [], math.inf, before), {1: [(3.5, False)], 2: [(4.5, False)]}) == [
+        1,
+        2,
+    ]
+
+
+def test_configurations_near_the_best_plan_are_put_aside() -> None:
+    """With bounds within a tenth of it nothing more is done on them for now; those further away come first."""
+    outcome = Outcome()
+    outcome.candidates = [_candidate(5.0)]
+    before = [Aside(3.0, FAMILIES[0], is_counted=True), Aside(4.0, FAMILIES[1], is_counted=False)]
+
+    series = Advancing(_search(), outcome, [], math.inf, before, near=0.1)
+
+    assert _worked(series, {1: [(3.9, False), (4.6, False), (4.9, False)], 2: [(4.5, False), (4.9, False)]}) == [
+        1,
+        1,
+        2,
+    ]
+    assert sorted((each.bound, each.is_counted) for each in series.aside) == [(4.5, True), (4.6, True)]
+    assert (series.own, series.proven, outcome.pruned) == (4.5, math.inf, 0)
 
 
 def test_what_cannot_raise_the_bound_is_put_aside_after_a_while() -> None:

@@ -35,6 +35,9 @@ PATIENCE = 16
 """Pieces of work in a row that find no better plan, where they cannot raise the least bound, before the rest waits."""
 
 
+NEAR_ENOUGH = 0.01
+"""Bounds that are as near to the best plan, relative, are raised further once no others are lower."""
+
 LATE_SECONDS = 1.0
 """How long bounds are raised by what is known of others after a search has stopped."""
 
@@ -267,11 +270,13 @@ class Aside:
         bound: No plan of it has a lower objective, in seconds.
         family: The configurations.
         is_counted: Whether it counts as solved.
+        is_settled: Whether it only lacks a proof.
     """
 
     bound: float
     family: Family
     is_counted: bool
+    is_settled: bool = False
 
 
 class Advancing(Series):
@@ -289,6 +294,7 @@ class Advancing(Series):
         proves: Whether best plans are proven; else configurations of which nothing else is left are put aside.
         patience: Pieces in a row that find no better plan before others are put aside that only serve to find one.
         stuck: The bound is known to stay below that whatever is done here.
+        near: Configurations with bounds as near to the best plan, relative, are put aside as well.
 
     Attributes:
         aside: The configurations that were put aside.
@@ -305,10 +311,12 @@ class Advancing(Series):
         proves: bool = True,
         patience: float = math.inf,
         stuck: float = math.inf,
+        near: float = 0.0,
     ) -> None:
         self._search, self._outcome, self._elsewhere, self._proves = search, outcome, elsewhere, proves
-        self.aside: list[Aside] = []
-        self._patience, self._idle, self._stuck = patience, 0, stuck
+        self.aside = [each for each in before if each.is_settled and not proves]
+        before = [each for each in before if not each.is_settled or proves]
+        self._patience, self._idle, self._stuck, self._near = patience, 0, stuck, near
         self._solved = outcome.solved
         self._others = min((min(each.closed, each.unseen) for each in bounded), default=math.inf)
         pending = [(bound, each.space[number]) for each in bounded for bound, number in each.pending]
@@ -324,7 +332,7 @@ class Advancing(Series):
     @property
     def own(self) -> float:
         """No plan of these configurations has a lower objective, in seconds."""
-        return min([self._others, *self._bounds.values()])
+        return min([self._others, *self._bounds.values(), *(each.bound for each in self.aside)])
 
     @property
     def proven(self) -> float:
@@ -342,11 +350,17 @@ class Advancing(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
         self._drop()
-        if self._idle >= self._patience and self._open and self._open[0][0] >= self._stuck:
+        if self._open and self._open[0][0] >= self._enough:
             for bound, number in self._open:
                 self.aside.append(Aside(bound, self._space[number], self._is_counted(number)))
             self._open = []
         return not self._open and not self._busy
+
+    @property
+    def _enough(self) -> float:
+        """The bound from which on configurations are put aside."""
+        near = self._outcome.best * (1 - self._near) if self._near else math.inf
+        return min(near, self._stuck if self._idle >= self._patience else math.inf)
 
     def piece(self, index: int) -> Piece | None:
         """See `Series.piece`: there is nothing to do while others are at what could be done."""
@@ -373,7 +387,8 @@ class Advancing(Series):
         stage = Stage.DONE if finding.is_final else Stage.OPEN
         self._outcome.note(self._space[number], self._bounds[number], stage)
         if not finding.is_final and finding.is_settled and not self._proves:
-            self.aside.append(Aside(self._bounds[number], self._space[number], is_counted=True))
+            settled = Aside(self._bounds[number], self._space[number], is_counted=True, is_settled=True)
+            self.aside.append(settled)
         elif not finding.is_final:
             heapq.heappush(self._open, (self._bounds[number], number))
         own = sum(len(self._space[other]) for other in self._worked - self._busy - self._before)

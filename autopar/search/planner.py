@@ -19,6 +19,7 @@ The reported bound is the least over all configurations, searched or not.
 
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,7 +35,7 @@ from autopar.progress import Progress, ProgressCallback, StopCallback, never, si
 from autopar.schedule import SCHEDULES
 from autopar.search.attempt import Attempt
 from autopar.search.carried import Carried
-from autopar.search.course import PATIENCE, Advancing, Aside, Beginning, Bounding, Clock, Settling
+from autopar.search.course import NEAR_ENOUGH, PATIENCE, Advancing, Aside, Beginning, Bounding, Clock, Settling
 from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
@@ -59,9 +60,13 @@ least bound."""
 THIRD_SHARE, THIRD_LEAST = 0.1, 6
 """Pieces of other work on meshes of three axes: a share of those on others, and how many there may always be."""
 
-NEAR_ENOUGH, THIRD_MORE = 0.01, 4
-"""While the least bound of all is theirs and further from the best plan, relative, there may be so many times as many
-pieces more, and what is left of a limit of time is spent on them."""
+THIRD_MORE = 4
+"""While the least bound of all is theirs and not `NEAR_ENOUGH`, there may be so many times as many pieces more, and
+what is left of a limit of time is spent on them."""
+
+FIRST_NEAR = 0.02
+"""With a limit of time, bounds that are as near to the best plan, relative, are not raised further while those on
+meshes of three axes are lower."""
 
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
@@ -159,22 +164,30 @@ class Search:
                 third.note()
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
             if third is not None:
-                third.near, third.enough = NEAR_ENOUGH, min(_with(lowest, aside), unequal)
                 if limited:
                     third.until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
-                if not outcome.stopped:
-                    count = sys.maxsize if limited else THIRD_MORE * count
-                    sweep(crew, third, count, clock.end, clock.stops, clock.heard)
-                third.note()
+                for near in (FIRST_NEAR, NEAR_ENOUGH) if limited else (NEAR_ENOUGH,):
+                    third.near, third.enough = near, min(_with(lowest, aside), unequal)
+                    if not outcome.stopped:
+                        count = sys.maxsize if limited else THIRD_MORE * count
+                        sweep(crew, third, count, clock.end, clock.stops, clock.heard)
+                    third.note()
+                    if limited and near > NEAR_ENOUGH and not outcome.stopped and time.monotonic() < third.until:
+                        lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, near=NEAR_ENOUGH)
             complete = _with(lowest, aside)
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
                 reached = min(complete, unequal, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached, aside)
-            if aside and not outcome.stopped and limited:
-                lowest, aside = self._go_on(crew, outcome, clock, lowest, aside)
             if third is not None and not outcome.stopped and limited:
-                third.enough, third.until = math.inf, math.inf
+                third.enough, third.until = min(_with(lowest, aside), unequal), math.inf
+                sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
+                third.note()
+            if aside and not outcome.stopped and limited:
+                stuck = min(unequal, outcome.closed_floor)
+                lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=PATIENCE, stuck=stuck)
+            if third is not None and not outcome.stopped and limited:
+                third.enough = math.inf
                 sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
                 third.note()
         outcome.left = sum(len(each.family) for each in aside)
@@ -237,18 +250,38 @@ class Search:
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
             if bounded:
                 is_last, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
+                waits = math.isfinite(self.time_limit) and outcome.closed_floor < outcome.best * (1 - FIRST_NEAR)
                 advancing = Advancing(
-                    self, outcome, bounded, min(elsewhere), aside, proves=is_last, patience=PATIENCE, stuck=known
+                    self,
+                    outcome,
+                    bounded,
+                    min(elsewhere),
+                    aside,
+                    proves=is_last and not waits,
+                    patience=PATIENCE,
+                    stuck=known,
+                    near=FIRST_NEAR if waits and is_last else 0.0,
                 )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
                 lowest, aside = min(lowest, advancing.proven), advancing.aside
         return lowest, aside
 
     def _go_on(
-        self, crew: Crew, outcome: Outcome, clock: Clock, lowest: float, aside: list[Aside]
+        self,
+        crew: Crew,
+        outcome: Outcome,
+        clock: Clock,
+        lowest: float,
+        aside: list[Aside],
+        *,
+        near: float = 0.0,
+        patience: float = math.inf,
+        stuck: float = math.inf,
     ) -> tuple[float, list[Aside]]:
-        """Work on what was put aside until a limit of time; arguments and result as of `_search`."""
-        advancing = Advancing(self, outcome, (), lowest, aside)
+        """Work on what was put aside until a limit of time; arguments and result as of `_search` and `Advancing`."""
+        advancing = Advancing(
+            self, outcome, (), lowest, aside, near=near, proves=not near, patience=patience, stuck=stuck
+        )
         sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
         return min(lowest, advancing.proven), advancing.aside
 
