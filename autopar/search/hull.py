@@ -151,7 +151,8 @@ class Hull:
         if not memory:
             least[: len(rows.least)][rows.with_memory] = -np.inf
         cost = np.concatenate([rows.cost, np.zeros(num_columns)])
-        value, duals, found = _minimise(cost, matrix, least)
+        # Presolving takes longer than all the rest where every stage has columns of its own.
+        value, duals, found = _minimise(cost, matrix, least, presolves=rows.ways is None)
         self.value = value * self._unit + rows.fixed
         return np.maximum(0.0, duals[: len(rows.least)]), found
 
@@ -188,12 +189,14 @@ class Hull:
         return problem(self._tables, Weights(factors, True), prices=items, pairs=between)
 
 
-def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+def _minimise(
+    cost: FloatArray, matrix: FloatArray, least: FloatArray, *, presolves: bool
+) -> tuple[float, FloatArray, FloatArray]:
     """Return the least cost x with x >= 0, matrix x >= least (the last row equal), the duals of its rows, and x."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
-    highs.setOptionValue("presolve", "off")  # it takes longer than all the rest where choices are many
+    highs.setOptionValue("presolve", "on" if presolves else "off")
     model = highspy.HighsLp()
     num_rows, num_columns = matrix.shape
     model.num_col_, model.num_row_ = num_columns, num_rows
@@ -210,7 +213,7 @@ def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[
     highs.passModel(model)
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:  # a factorisation may be found too inexact
-        highs.setOptionValue("presolve", "on")
+        highs.setOptionValue("presolve", "off" if presolves else "on")
         highs.clearSolver()
         highs.run()
     assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "variables can always be raised"
