@@ -47,7 +47,7 @@ MOST_APART = 4
 """Parts of a pipeline of which it is said apart what they hold, each a group of devices or several neighbours: each
 asks for placements of its own."""
 
-MOST_STAGES_APART = 16
+MOST_STAGES_APART = 8
 """Stages of which the same is said under schedules without a closed form."""
 
 SHORTAGE = 10.0

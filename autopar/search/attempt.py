@@ -82,7 +82,8 @@ class Attempt:
         cutoff: Plans that take longer interest nobody.
         end: When to end, on the monotonic clock.
         urgent: Whether any plan will do, so that the end waits for it, but not for long.
-        proves: Whether the bound is raised to single choices at the end, which may take longer than all before.
+        proves: Whether the bound is raised as far as can be, at the end to single choices, which may take longer than
+            all before.
         cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems so far.
         exhausted: Whether nothing here raises the bound further.
@@ -222,8 +223,10 @@ class Attempt:
         each = [configuration.pipeline(search.costs.stack) for configuration in self.bounded]
         if not self._finely and self.bounding.num_groups > MOST_APART:
             self._finely = True
-        elif not self._staged and all(
-            can_be_staged(own, search.memory_limit, search.constraints.hosted) for own in each
+        elif (
+            self.proves
+            and not self._staged
+            and all(can_be_staged(own, search.memory_limit, search.constraints.hosted) for own in each)
         ):
             self._staged = True
             self._waiting = self.bounded[1:]

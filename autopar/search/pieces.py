@@ -84,6 +84,7 @@ class Piece:
         hint: What is known of the same microbatches under other schedules.
         branches: What plans of the configuration have to do to be of interest.
         starts: Choices that are known to be worth considering, of the tables of these branches.
+        proves: Whether the bound is raised as far as can be; runners-up need no proof.
     """
 
     work: Work
@@ -95,6 +96,7 @@ class Piece:
     hint: Hint = NO_HINT
     branches: tuple[Branch, ...] = ()
     starts: tuple[Choice, ...] = ()
+    proves: bool = True
 
     @property
     def on(self) -> "Cell":
@@ -258,7 +260,7 @@ class Workbench:
                 attempt = _unpacked(state, attempt)
         if attempt is not None:
             attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
-            attempt.proves = not piece.branches  # runners-up need no proof
+            attempt.proves = piece.proves
         return attempt
 
 

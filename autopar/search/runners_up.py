@@ -119,7 +119,7 @@ class RunnersUp(Series):
         self._busy[index] = number
         family, branches = left.cell
         work = Work.BOUND if left.stage is Stage.NEW else Work.ADVANCE
-        return Piece(work, family, bound, self._threshold(), branches=branches, starts=left.starts)
+        return Piece(work, family, bound, self._threshold(), branches=branches, starts=left.starts, proves=False)
 
     def take(self, index: int, finding: Finding | None) -> None:
         """See `Series.take`."""
