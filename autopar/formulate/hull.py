@@ -29,6 +29,7 @@ import numpy as np
 
 from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
 from autopar.formulate.buffers import BufferUse, buffers
+from autopar.formulate.keeping import main_kind
 from autopar.formulate.mean import mean_bytes, stage_weights
 from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.offload import HostRates
@@ -122,8 +123,7 @@ class _Step:
         self.tables, self.pipeline, self.limit = tables, pipeline, limit
         self.overlap = pipeline.overlap
         self.kinds = tables.folded.kinds
-        counts = [kind.count for kind in self.kinds]
-        self.main = counts.index(max(counts))
+        self.main = main_kind(tables.folded).id
         self.trains = SCHEDULES[pipeline.schedule].trains
         allowed = flavours if self.trains else (Recompute.NONE,)
         useful = [own for own in allowed if own is not Recompute.SELECTIVE or tables.selective[self.main]]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from autopar.cost.collectives import leaves_node
 from autopar.formulate.buffers import Buffer
+from autopar.formulate.keeping import main_kind
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.tables import Slot, Tables
 from autopar.formulate.ways import StageWays
@@ -32,7 +33,7 @@ Name = str | Pass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepProgram:
-    """The rows of the linear program; see the top of the module for their meaning.
+    """The rows of the linear program; see the top of `autopar.formulate.hull` for their meaning.
 
     Attributes:
         flavours: What the blocks of the most frequent kind do; all of them once per part where parts are apart, each
@@ -196,7 +197,7 @@ class Counting:
     def __init__(self, tables: Tables, flavours: tuple[Recompute, ...]) -> None:
         self.flavours = flavours
         self.counts = np.array([kind.count for kind in tables.folded.kinds], dtype=np.float64)
-        self.main = int(self.counts.argmax())
+        self.main = main_kind(tables.folded).id
         self.shape = (len(flavours), len(tables.folded.kinds), len(Slot))
         self.leaves = [leaves_node(axis, tables.costs.cluster.devices_per_node) for axis in tables.mesh.axes]
 

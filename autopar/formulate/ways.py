@@ -12,8 +12,7 @@ import numpy as np
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import IntArray
-from autopar.schedule import SCHEDULES
-from autopar.schedule.base import chunks_of
+from autopar.schedule import SCHEDULES, chunks_of
 from autopar.schedule.critical import Loads, Way, longest_ways
 
 TOLERANCE = 1e-6
@@ -61,8 +60,9 @@ class StageWays:
             rest = np.maximum(0.0, seconds[:, 1] - least.sum(axis=1))
             halves = least + rest[:, None] * np.array(self.halves) / max(sum(self.halves), 1e-30)
             seconds[:, 1:] = halves
+        nothing = np.zeros(len(self.share))
         loads = [
-            Loads(self._waited(values[ahead], values[behind]), values[gradient], values[reduced])
+            Loads(np.stack([values[ahead], values[behind], nothing], axis=1), values[gradient], values[reduced])
             for ahead, behind, gradient, reduced in zip(
                 self.ahead, self.behind, self.gradient, self.reduced, strict=True
             )
@@ -72,9 +72,6 @@ class StageWays:
         )
         rows = [self._row(way) for way in found]
         return [row for row in rows if _sum(row, values) < -TOLERANCE * values[self.flow]]
-
-    def _waited(self, ahead: FloatArray, behind: FloatArray) -> FloatArray:
-        return np.stack([ahead, behind, np.zeros(len(ahead))], axis=1)
 
     def _row(self, way: Way) -> dict[int, float]:
         """Return the step less a way."""

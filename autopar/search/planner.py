@@ -163,33 +163,32 @@ class Search:
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
-            if third is not None:
-                if limited:
-                    third.until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
-                for near in (FIRST_NEAR, NEAR_ENOUGH) if limited else (NEAR_ENOUGH,):
-                    third.near, third.enough = near, min(_with(lowest, aside), unequal)
-                    if not outcome.stopped:
-                        count = sys.maxsize if limited else THIRD_MORE * count
-                        sweep(crew, third, count, clock.end, clock.stops, clock.heard)
+
+            def third_axis(near: float, enough: float, until: float, count: int = sys.maxsize) -> None:
+                if third is not None and not outcome.stopped:
+                    third.near, third.enough, third.until = near, enough, until
+                    sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                     third.note()
-                    if limited and near > NEAR_ENOUGH and not outcome.stopped and time.monotonic() < third.until:
-                        lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, near=NEAR_ENOUGH)
+
+            if limited:
+                until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
+                third_axis(FIRST_NEAR, min(_with(lowest, aside), unequal), until)
+                if third is not None and not outcome.stopped and time.monotonic() < until:
+                    lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, near=NEAR_ENOUGH)
+                third_axis(NEAR_ENOUGH, min(_with(lowest, aside), unequal), until)
+            elif third is not None:
+                third_axis(NEAR_ENOUGH, min(_with(lowest, aside), unequal), math.inf, THIRD_MORE * count)
             complete = _with(lowest, aside)
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
                 reached = min(complete, unequal, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached, aside)
-            if third is not None and not outcome.stopped and limited:
-                third.enough, third.until = min(_with(lowest, aside), unequal), math.inf
-                sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
-                third.note()
-            if aside and not outcome.stopped and limited:
-                stuck = min(unequal, outcome.closed_floor)
-                lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=PATIENCE, stuck=stuck)
-            if third is not None and not outcome.stopped and limited:
-                third.enough = math.inf
-                sweep(crew, third, sys.maxsize, clock.end, clock.stops, clock.heard)
-                third.note()
+            if limited:
+                third_axis(NEAR_ENOUGH, min(_with(lowest, aside), unequal), math.inf)
+                if aside and not outcome.stopped:
+                    stuck = min(unequal, outcome.closed_floor)
+                    lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=PATIENCE, stuck=stuck)
+                third_axis(NEAR_ENOUGH, math.inf, math.inf)
         outcome.left = sum(len(each.family) for each in aside)
         lowest, others = _with(lowest, aside), min(unequal, outcome.closed_floor)
         lowest, outcome.complete = min(lowest, others), min(complete, others)
