@@ -19,7 +19,7 @@ from autopar.formulate.weights import problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES, least
 from autopar.schedule import excerpt as excerpts
-from autopar.schedule.least import least_counts, least_path
+from autopar.schedule.least import least_path
 from autopar.search.attempt import Attempt
 from autopar.search.carried import Carried
 from autopar.search.floor import floor, scales
@@ -37,27 +37,6 @@ MESHES = {
     "2x2": Mesh.of(outer=2, inner=2),
     "3x2": Mesh.of(outer=3, inner=2),
 }
-
-
-@pytest.mark.parametrize("size", [(2, 2), (2, 4), (3, 6), (4, 8)])
-@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4)])
-def test_no_step_is_shorter_than_the_counts_say(name: str, chunks: int, size: tuple[int, int]) -> None:
-    """However unevenly stages are cut: of random seconds, of one stage with everything, and of empty ones."""
-    groups, microbatches = size
-    forward, backward = least_counts(SCHEDULES[name], groups, microbatches, chunks)
-    count = groups * chunks
-    rng = np.random.default_rng(count)
-    shapes = [rng.exponential(size=(count, 2)) * (rng.random((count, 1)) < share) for share in (1.0, 0.5, 0.3) * 20]
-    shapes += [np.outer(np.eye(count)[stage], [1.0, 2.0]) for stage in range(count)]
-    shapes += [np.full((count, 2), 1.0), np.outer(np.ones(count), [0.0, 1.0]), np.outer(np.ones(count), [1.0, 0.0])]
-
-    for shape in shapes:
-        seconds = scheduled_step(name, groups, microbatches, [StageWork(*stage[:3]) for stage in shape.tolist()])
-        assert forward * shape[:, 0].sum() + backward * shape[:, 1].sum() <= seconds * (1 + 1e-9) + 1e-12
-    if name == "gpipe":
-        assert min(forward, backward) == pytest.approx((microbatches + groups - 1) / groups, rel=1e-5)
-    else:
-        assert forward + 2 * backward > 3 * microbatches / groups, "there is a bubble"
 
 
 SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
@@ -130,10 +109,10 @@ def test_the_longest_path_sees_the_bubble(name: str, groups: int, seen: float) -
     assert found.step(0.32, 0.68) - microbatches / groups >= seen * bubble > 0
 
 
-def test_long_steps_and_single_groups_have_no_path() -> None:
+def test_many_stages_and_single_groups_have_no_path() -> None:
     """Nothing is looked at that takes long and says little."""
     assert least_path(SCHEDULES["zb-h1"], 1, 4, 1, (1.0, 1.0, 1.0), (0.0, 0.0)) is None
-    assert least_path(SCHEDULES["zb-h1"], 32, 1024, 1, (1.0, 1.0, 1.0), (0.0, 0.0)) is None
+    assert least_path(SCHEDULES["interleaved"], 64, 64, 8, (1.0, 1.0), (0.0, 0.0)) is None
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])

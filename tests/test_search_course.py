@@ -50,6 +50,9 @@ class _Known(Carried):
     def rough(self, family: Family) -> float:
         return 0.0
 
+    def crowded(self, family: Family) -> float:
+        return 0.0
+
     def hint(self, family: Family) -> object:  # type: ignore[override]
         return NO_HINT
 

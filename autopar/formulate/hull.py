@@ -258,8 +258,7 @@ class _Step:
 
         1F1B and GPipe: sum_g t_g + (m - 1) max_g t_g. Where the backward is split, or groups hold several stages, the
         first of which may be short: what the slowest group does, m max_g t_g; what all groups do on average, and then
-        update; and what the longest path has of all passes (`least_counts`), and of blocks that are alike
-        (`least_path`).
+        update; and what the longest path has of all passes (`least_path`).
         """
         pipeline, rows = self.pipeline, self.rows
         if pipeline.fills:
@@ -268,9 +267,6 @@ class _Step:
         own = pipeline.num_microbatches / pipeline.num_groups
         rows.add({"flow": 1.0, "pace": -float(pipeline.num_microbatches)})
         rows.add({"flow": 1.0, "all": -own}, self.each.sums(Slot.UPDATE) / pipeline.num_groups)
-        forward, backward = pipeline.counts
-        if forward > own or backward > own:
-            rows.add(self._longest(passes, forward, backward))
         if self.path is not None:
             longest = self._longest(passes, self.path.forward, self.path.backward)
             rows.add(longest, least=pipeline.with_turns * self.path.constant)

@@ -1,18 +1,21 @@
-"""What a block of the most frequent kind leaves behind in its forward, whatever its placements: values and their bytes.
+"""What a block of the most frequent kind holds, whatever its placements: values and their bytes.
 
-These are the items of `Tables.bytes` that are kept per microbatch in flight, before any table is written.
+What it leaves behind in its forward are the items of `Tables.bytes` that are kept per microbatch in flight, before any
+table is written. What a split backward puts off until the weight pass is there besides, whatever runs again.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autopar.cost import CostModel
+from autopar.cost import CostModel, is_view
 from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import BlockKind, Folded, boundary_groups
+from autopar.formulate.handed import hand_overs
 from autopar.formulate.options import whole_shapes
 from autopar.formulate.selective import selective_ops
+from autopar.formulate.split import weight_ops
 from autopar.formulate.tables import Memory
-from autopar.ir.graph import Phase
+from autopar.ir.graph import Phase, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,23 @@ class Kept:
     memory: Memory
     shape: tuple[int, ...] | None
     bytes: float
+
+
+@lru_cache(maxsize=65536)
+def most_shards(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    """Return into how many shards a tensor can be cut by axes of a mesh, each of which cuts one dim or none.
+
+    >>> most_shards((6, 4), (3, 4)), most_shards((6, 5), (3, 4))
+    (12, 3)
+    """
+    if not axes:
+        return 1
+    most = most_shards(shape, axes[1:])
+    for dim, length in enumerate(shape):
+        if length % axes[0] == 0:
+            rest = (*shape[:dim], length // axes[0], *shape[dim + 1 :])
+            most = max(most, axes[0] * most_shards(rest, axes[1:]))
+    return most
 
 
 def main_kind(folded: Folded) -> BlockKind:
@@ -62,4 +82,75 @@ def kept(folded: Folded, costs: CostModel) -> tuple[Kept, ...]:
                 theirs = (folded.kinds[own.kind].saved[own.position][own.slot] for own, _ in arrival.producers)
                 memory = Memory.HANDED if all(theirs) else Memory.ARRIVED
                 found.append(Kept(memory, value.shape, value.size * resident[value.name]))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Memories:
+    """Values of one memory: one, and views of it.
+
+    Attributes:
+        shapes: Their shapes.
+        bytes: Their bytes, on all devices together if each holds a shard.
+    """
+
+    shapes: frozenset[tuple[int, ...]]
+    bytes: float
+
+    def least(self, mesh: tuple[int, ...]) -> float:
+        """Return the least bytes that a device of a mesh of this shape holds of it."""
+        return self.bytes / max(most_shards(shape, mesh) for shape in self.shapes)
+
+
+@lru_cache(maxsize=64)
+def put_off(folded: Folded, costs: CostModel) -> tuple[Memories, ...]:
+    """Return what a block of the most frequent kind keeps from its backward to its weight pass, nearly all of it.
+
+    Values of the forward that another block makes are left out: several blocks may keep them together.
+    """
+    kind, graph = main_kind(folded), folded.graph
+    late = weight_ops(folded, kind)
+    makers = {name: op for op in kind.ops for name in op.outputs if name}
+    written = {state.output for state in graph.states}
+    here = {name for name, op in makers.items() if op.phase is not Phase.UPDATE and op.name not in late}
+    here = (here - written) | set(hand_overs(folded)[kind.id].backward_in)
+
+    def memory(name: str) -> str:
+        op = makers.get(name)
+        while op is not None and op.inputs and op.inputs[0] and is_view(op, len(graph.values[op.inputs[0]].shape)):
+            name = op.inputs[0]
+            op = makers.get(name)
+        return name
+
+    read: dict[str, set[str]] = {}
+    for op in kind.ops:
+        for name in op.inputs if op.name in late else ():
+            if name and memory(name) in here:
+                read.setdefault(memory(name), set()).update((name, memory(name)))
+    resident, wire = element_bytes(folded, costs.policy)
+    return tuple(
+        Memories(
+            frozenset(graph.values[name].shape for name in names),
+            min(graph.values[name].size * min(resident[name], wire[name]) for name in names),
+        )
+        for names in read.values()
+    )
+
+
+@lru_cache(maxsize=64)
+def states(folded: Folded, costs: CostModel, *, offload: bool) -> tuple[Memories, ...]:
+    """Return what a block of the most frequent kind holds through the step: parameters, sums of gradients, moments.
+
+    If the optimizer is offloaded, its moments are left out.
+    """
+    kind, graph = main_kind(folded), folded.graph
+    made = {name for op in kind.ops for name in op.outputs}
+    resident, _ = element_bytes(folded, costs.policy)
+    found = []
+    for state in graph.states:
+        if state.output in made and not (offload and state.role is Role.MOMENT):
+            name = state.input if state.role is Role.PARAMETER else state.output
+            if state.role in (Role.PARAMETER, Role.GRADIENT, Role.MOMENT):
+                value = graph.values[name]
+                found.append(Memories(frozenset({value.shape}), value.size * resident[name]))
     return tuple(found)

@@ -9,14 +9,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
+from autopar.formulate.keeping import put_off
+from autopar.formulate.memory import KEPT, RESIDENT
 from autopar.formulate.rows import SHARE, Counting, IntArray, Mask, Name, Pass, Rows
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
 from autopar.formulate.ways import StageWays
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
-from autopar.schedule.holding import moments
+from autopar.schedule.holding import fullest
 
 
 class StageRows:
@@ -123,26 +124,25 @@ class StageRows:
         return np.asarray((self._stage_of == stage)[:, None, None])
 
     def _holds(self, group: int, stages: tuple[int, ...]) -> None:
-        """Write that a group holds no more than a device can, at its fullest moments."""
-        pipeline, flavours = self._pipeline, self._each.flavours
+        """Write that a group holds no more than a device can, at its fullest moments.
+
+        What is put off until weight passes is there whatever runs again.
+        """
+        pipeline, flavours, tables = self._pipeline, self._each.flavours, self._tables
         size = pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks
-        held = moments(SCHEDULES[pipeline.schedule], group, *size).reshape(-1, pipeline.num_chunks, 5)
-        for counts in _undominated(held[..., 0] + held[..., 2] + held[..., 3]).tolist():
-            amounts = np.zeros((len(flavours), len(self._tables.bytes)))
-            for index, item in enumerate(self._tables.bytes):
-                for stage, number in zip(stages, counts, strict=True):
-                    times = (1.0 if item.memory in RESIDENT else number) / self._limit
+        late = sum(memory.least(tables.mesh.shape) for memory in put_off(tables.folded, tables.costs))
+        for counts in fullest(SCHEDULES[pipeline.schedule], group, *size).reshape(-1, 2, len(stages)):
+            amounts = np.zeros((len(flavours), len(tables.bytes)))
+            waiting = np.zeros(len(flavours))
+            for stage, flying, put_back in zip(stages, *counts.tolist(), strict=True):
+                own = np.flatnonzero(self._stage_of == stage).tolist()
+                waiting[own] = put_back * late * self._count / self._limit
+                for index, item in enumerate(tables.bytes):
+                    times = (1.0 if item.memory in RESIDENT else flying) / self._limit
                     if item.kind == self._main:
-                        for flavour in np.flatnonzero(self._stage_of == stage).tolist():
+                        for flavour in own:
                             if item.memory in (*RESIDENT, *KEPT[flavours[flavour]]):
                                 amounts[flavour, index] = times * self._count
                     elif item.kind in self._ends[stage] and item.memory in (*RESIDENT, *KEPT[Recompute.FULL]):
                         amounts[:, index] = times
-            self._rows.add({"short": 1.0}, amounts=amounts, least=-1.0, with_memory=True)
-
-
-def _undominated(counts: FloatArray) -> FloatArray:
-    """Return the rows that no other one is at least as large as in every place."""
-    found = np.unique(counts, axis=0)
-    larger = (found[None, :, :] >= found[:, None, :]).all(axis=2)
-    return np.asarray(found[larger.sum(axis=1) == 1])
+            self._rows.add({"short": 1.0}, amounts=amounts, least=-1.0, host=waiting, with_memory=True)

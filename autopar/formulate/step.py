@@ -49,7 +49,6 @@ from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.holding import least_held
-from autopar.schedule.least import least_counts
 
 Hop: TypeAlias = float | FloatArray
 """Seconds of handing one microbatch on, and of handing it back: one number for all, or (stages - 1, 2) of both ways."""
@@ -99,27 +98,9 @@ class Pipeline:
         return 1 + (self.turns if self.num_chunks > 1 else 0.0)
 
     @property
-    def rounds(self) -> float:
+    def rounds(self) -> int:
         """How often a step takes at least the mean of what all groups take for a microbatch."""
-        return self.rough_rounds if self.fills else max(self.rough_rounds, self.num_groups * min(self.counts))
-
-    @property
-    def rough_rounds(self) -> int:
-        """What `rounds` is at least: without what takes a linear program."""
         return self.num_microbatches + (self.num_groups - 1 if self.fills else 0)
-
-    @property
-    def counts(self) -> tuple[float, float]:
-        """How often the forwards and the backwards of all stages count at least in a step, for one microbatch."""
-        found = [self._counts, *(other.counts for other in self.others)]
-        return min(forward for forward, _ in found), min(backward for _, backward in found)
-
-    @property
-    def _counts(self) -> tuple[float, float]:
-        schedule, groups = SCHEDULES[self.schedule], self.num_groups
-        if schedule.splits or not schedule.trains:
-            return self.num_microbatches / groups, self.num_microbatches / groups
-        return least_counts(schedule, groups, self.num_microbatches, self.num_chunks)
 
     def hops(self, hop: Hop) -> float:
         """Return the seconds of all hops of one microbatch; `hop` as of `step_time`."""

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
+from math import inf
 from typing import ClassVar, NamedTuple
 
 
@@ -76,6 +77,10 @@ class Schedule(ABC):
         They are held from a forward to the last pass of the same microbatch and chunk.
         """
         return _fullest(self, group, num_groups, num_microbatches, num_chunks)
+
+    def enough(self, num_groups: int) -> float:
+        """Return a number of microbatches of which groups hold the same, task after task, as of any larger number."""
+        return inf
 
     @property
     def passes(self) -> tuple[Pass, ...]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.schedule.base import Pass, Schedule
+from autopar.schedule.base import Pass, Schedule, chunks_of
 
 Ints = NDArray[np.int64]
 
@@ -72,20 +72,23 @@ def excerpt(schedule: Schedule, num_groups: int, num_microbatches: int, num_chun
     >>> len(found.stage), len(found.middles), int(found.middles.sum())
     (576, 4, 3520)
     """
-    stages_of: list[list[int]] = [[] for _ in range(num_groups)]
-    for stage, group in enumerate(schedule.groups(num_groups, num_chunks)):
-        stages_of[group].append(stage)
-    each = num_microbatches
+    each, looked_at = num_microbatches, num_microbatches
     if is_cut_short(schedule, num_groups, num_microbatches, num_chunks):
         each = max(1, KEPT_TASKS // (2 * num_groups * num_chunks * len(schedule.passes)))
+        # As many more make the middle longer, and nothing else; schedules take them in rounds of all groups.
+        enough = schedule.enough(num_groups) + 2 * each + num_groups
+        if num_microbatches > enough:
+            looked_at -= int((num_microbatches - enough) // num_groups) * num_groups
+    more = num_microbatches - looked_at
+    stages_of = chunks_of(schedule.groups(num_groups, num_chunks))
     stages, kinds, middles = list[int](), list[int](), list[Ints]()
     place: dict[tuple[int, Pass, int], int] = {}
     runs = []
-    for group, order in enumerate(schedule.orders(num_groups, num_microbatches, num_chunks)):
-        run = list[int]()
+    for chunks, order in zip(stages_of, schedule.orders(num_groups, looked_at, num_chunks), strict=True):
+        run, before = list[int](), len(middles)
         for task in order:
-            stage, kind = stages_of[group][task.chunk], _PASSES.index(task.kind)
-            if each <= task.microbatch < num_microbatches - each:
+            stage, kind = chunks[task.chunk], _PASSES.index(task.kind)
+            if each <= task.microbatch < looked_at - each:
                 if not run or run[-1] >= 0:
                     run.append(-1 - len(middles))
                     middles.append(np.zeros((num_groups * num_chunks, len(schedule.passes)), dtype=np.int64))
@@ -96,6 +99,8 @@ def excerpt(schedule: Schedule, num_groups: int, num_microbatches: int, num_chun
                 stages.append(stage)
                 kinds.append(kind)
         runs.append(run)
+        if more:
+            max(middles[before:], key=lambda counts: int(counts.sum()))[list(chunks)] += more
     runs = [[node if node >= 0 else len(stages) - 1 - node for node in run] for run in runs]
     pairs = [pair for run in runs for pair in pairwise(run)]
     for (own, what, microbatch), node in place.items():

@@ -30,6 +30,7 @@ def moments(
 def _moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> NDArray[np.float64]:
+    num_microbatches = int(min(num_microbatches, schedule.enough(num_groups)))
     held = [0] * (5 * num_chunks)
     found = set()
     last = _PASSES.index(schedule.passes[-1])
@@ -43,6 +44,31 @@ def _moments(
         if place != last:
             held[own + place] += 1
     return np.array(sorted(found), dtype=np.float64)
+
+
+@lru_cache(maxsize=4096)
+def fullest(
+    schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
+) -> NDArray[np.float64]:
+    """Return what a group holds at its fullest moments, (moments, 2 chunks).
+
+    In a row, for every chunk: of how many microbatches all is there that its stage keeps for the backward, then of how
+    many all that it puts off until the weight pass. A backward begins with the one and ends with the other. No row is
+    at least as large as another one in every place.
+
+    >>> from autopar.schedule import SCHEDULES
+    >>> fullest(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4).astype(int).tolist()
+    [[2, 0]]
+    >>> fullest(SCHEDULES["zb-h1"], group=1, num_groups=2, num_microbatches=4).astype(int).tolist()
+    [[0, 2], [1, 1]]
+    """
+    rows = _moments(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
+    waiting, late, forward, backward, weight = np.moveaxis(rows, -1, 0)
+    before = np.hstack([waiting + forward + backward, late + weight])
+    after = np.hstack([waiting + forward, late + weight + backward])
+    found = np.unique(np.vstack([before, after]) if schedule.splits else before, axis=0)
+    larger = (found[None, :, :] >= found[:, None, :]).all(axis=2)
+    return np.asarray(found[larger.sum(axis=1) == 1])
 
 
 @lru_cache(maxsize=65536)

@@ -1,6 +1,8 @@
 """Schedules whose backward is one pass."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
 
 from autopar.schedule.base import Pass, Schedule, Task, Tasks
 
@@ -40,6 +42,10 @@ class OneForwardOneBackward(Schedule):
         """Return the number of groups from this one to the last, or all microbatches if they are fewer."""
         return min(num_microbatches, num_groups - group)
 
+    def enough(self, num_groups: int) -> float:
+        """Return as many as all groups wait for, and as many again."""
+        return 2 * num_groups
+
 
 class Interleaved(Schedule):
     """1F1B over several chunks per group, which makes the bubble smaller by their number.
@@ -54,20 +60,17 @@ class Interleaved(Schedule):
     def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> Tasks:
         """Return a warm-up of forwards, then F and B in turn, then the remaining backwards, last chunk first."""
         assert num_microbatches % num_groups == 0, "rounds are complete"
-        places = [
-            (first + i, chunk)
-            for first in range(0, num_microbatches, num_groups)
-            for chunk in range(num_chunks)
-            for i in range(num_groups)
-        ]
-        forwards = [Task(Pass.FORWARD, microbatch, chunk) for microbatch, chunk in places]
-        backwards = [Task(Pass.BACKWARD, microbatch, num_chunks - 1 - chunk) for microbatch, chunk in places]
+        forwards, backwards = _rounds(num_groups, num_microbatches, num_chunks)
         return _in_turn(forwards, backwards, self.in_flight(group, num_groups, num_microbatches, num_chunks) - 1)
 
     def in_flight(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
         """Return the length of the warm-up and one; all forwards there are if they are fewer."""
         warm_up = 2 * (num_groups - group - 1) + (num_chunks - 1) * num_groups
         return min(num_microbatches * num_chunks, warm_up + 1)
+
+    def enough(self, num_groups: int) -> float:
+        """Return the rounds of the longest warm-up and one."""
+        return 4 * num_groups
 
     def problem(self, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[str, str]:
         """Return what is wrong if the last round is not complete."""
@@ -95,10 +98,22 @@ class ForwardOnly(Schedule):
         return 1
 
 
+@lru_cache(maxsize=8)  # all groups have the same
+def _rounds(num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[Tasks, Tasks]:
+    """Return the forwards and the backwards of a group whose chunks take turns."""
+    places = [
+        (first + i, chunk)
+        for first in range(0, num_microbatches, num_groups)
+        for chunk in range(num_chunks)
+        for i in range(num_groups)
+    ]
+    forwards = tuple(Task(Pass.FORWARD, microbatch, chunk) for microbatch, chunk in places)
+    backwards = tuple(Task(Pass.BACKWARD, microbatch, num_chunks - 1 - chunk) for microbatch, chunk in places)
+    return forwards, backwards
+
+
 def _in_turn(forwards: Sequence[Task], backwards: Sequence[Task], ahead: int) -> Tasks:
     """Return so many forwards, then one forward and one backward in turn, then the remaining backwards."""
-    tasks = list(forwards[:ahead])
-    for i, backward in enumerate(backwards):
-        tasks.extend(forwards[i + ahead : i + ahead + 1])
-        tasks.append(backward)
-    return tuple(tasks)
+    together = max(0, len(forwards) - ahead)
+    turns = zip(forwards[ahead:], backwards, strict=False)
+    return (*forwards[:ahead], *chain.from_iterable(turns), *backwards[together:])

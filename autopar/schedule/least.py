@@ -20,21 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import highspy
 import numpy as np
-from numpy.typing import NDArray
 
 from autopar.schedule.base import Schedule
-from autopar.schedule.excerpt import Excerpt, excerpt, num_tasks
+from autopar.schedule.excerpt import excerpt
+from autopar.schedule.program import SLACK, LeastProgram, add_order, durations_of
 
-FORWARD_SHARE = 1 / 3
-"""Of both passes: what the counts are best for. They hold for any share."""
-
-MOST_TASKS = 49152
-"""Of a step whose paths are looked at; in longer ones the bubble is small beside the microbatches."""
-
-SLACK = 1e-6
-"""Relative: by how much the counts are lowered, for duals are exact to a tolerance."""
+MOST_STAGES = 256
+"""Of a step whose paths are looked at: for more, the linear program takes seconds."""
 
 PARTS = 600
 """Shares of passes are rounded to so many parts, so that one program serves many meshes."""
@@ -79,8 +72,8 @@ class LeastPath:
 
 
 def is_looked_at(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> bool:
-    """Whether the paths through a step are looked at: several groups wait for each other, in not too many tasks."""
-    return num_groups > 1 and num_tasks(schedule, num_groups, num_microbatches, num_chunks) <= MOST_TASKS
+    """Whether the paths through a step are looked at: several groups wait for each other, with not too many stages."""
+    return num_groups > 1 and num_groups * num_chunks <= MOST_STAGES
 
 
 def least_path(
@@ -119,30 +112,6 @@ def least_path(
 
 
 @lru_cache(maxsize=4096)
-def least_counts(
-    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int = 1
-) -> tuple[float, float]:
-    """Return how often the forwards and the backwards of all stages count at least, for one microbatch.
-
-    Without a bubble both are microbatches per group: that is what every group does itself, on average.
-
-    >>> from autopar.schedule import SCHEDULES
-    >>> [round(count, 4) for count in least_counts(SCHEDULES["1f1b"], num_groups=2, num_microbatches=4)]
-    [2.5, 2.5]
-    """
-    assert schedule.trains, "both passes"
-    assert not schedule.splits, "and no third one"
-    own = num_microbatches / num_groups
-    if not is_looked_at(schedule, num_groups, num_microbatches, num_chunks):
-        return own, own
-    rest = FORWARD_SHARE, 1 - FORWARD_SHARE
-    _, forward, backward = _counts(schedule, num_groups, num_microbatches, num_chunks, (0, 0), rest)
-    if FORWARD_SHARE * forward + (1 - FORWARD_SHARE) * backward <= own:
-        return own, own
-    return forward, backward
-
-
-@lru_cache(maxsize=4096)
 def _counts(
     schedule: Schedule,
     num_groups: int,
@@ -159,59 +128,18 @@ def _counts(
     found = excerpt(schedule, num_groups, num_microbatches, num_chunks)
     num_nodes = len(found.stage) + len(found.middles)
     num_stages, num_passes = num_groups * num_chunks, len(schedule.passes)
-    step = num_nodes + num_stages * (1 + num_passes)
-    durations = _durations(found, np.asarray(alike, dtype=np.float64), num_nodes)
-    rows: list[dict[int, float]] = []
-    # the later task of a pair is no earlier than the end of the first one
-    for first, second in zip(found.first.tolist(), found.second.tolist(), strict=True):
-        rows.append({second: 1.0, first: -1.0, **durations[first]})
-    # nor is the step shorter than a group's tasks from the first to the last, or than all until then
-    for begin, last in zip(found.begins.tolist(), found.ends.tolist(), strict=True):
-        rows.append({step: 1.0, last: -1.0, **durations[last]})
-        if schedule.steps_overlap:
-            rows[-1][begin] = rows[-1].get(begin, 0.0) + 1.0
-    sums = [list(range(num_nodes, num_nodes + num_stages))]
-    passes = [[0], list(range(1, num_passes))]  # that are counted as forwards, and as backwards
-    sums += [[num_nodes + num_stages + number for number in _places(num_stages, num_passes, own)] for own in passes]
-    amounts = [1.0, *rest]
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)
-    highs.setOptionValue("threads", 1)
-    model = highspy.HighsLp()
-    num_rows = len(rows)
-    model.num_col_, model.num_row_ = step + 1, num_rows + len(sums)
-    model.col_cost_ = np.append(np.zeros(step), 1.0)
-    model.col_lower_, model.col_upper_ = np.zeros(step + 1), np.full(step + 1, highspy.kHighsInf)
-    model.row_lower_ = np.append(np.zeros(num_rows), amounts)
-    model.row_upper_ = np.append(np.full(num_rows, highspy.kHighsInf), amounts)
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    rows += [dict.fromkeys(own, 1.0) for own in sums]
-    model.a_matrix_.start_ = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
-    model.a_matrix_.index_ = np.array([column for row in rows for column in row], dtype=np.int32)
-    model.a_matrix_.value_ = np.array([factor for row in rows for factor in row.values()])
-    highs.passModel(model)
-    highs.run()
-    assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "any seconds will do"
-    seconds, forward, backward = np.maximum(0.0, np.array(highs.getSolution().row_dual)[-3:]) * (1 - SLACK)
+    besides = num_nodes + num_stages
+    step = besides + num_stages * num_passes
+    stages = [
+        [{num_nodes + stage: own, besides + num_passes * stage + kind: 1.0} for kind, own in enumerate(alike)]
+        for stage in range(num_stages)
+    ]
+    program = LeastProgram()
+    add_order(program, found, durations_of(found, stages), step, overlap=schedule.steps_overlap)
+    program.total(range(num_nodes, besides), 1.0)
+    passes = range(besides, step)
+    program.total(passes[::num_passes], rest[0])  # that are counted as forwards
+    program.total([number for kind in range(1, num_passes) for number in passes[kind::num_passes]], rest[1])
+    _, duals = program.minimised({step: 1.0}, step + 1)
+    seconds, forward, backward = np.maximum(0.0, duals[-3:]) * (1 - SLACK)
     return float(seconds), float(forward), float(backward)
-
-
-def _durations(found: Excerpt, alike: NDArray[np.float64], num_nodes: int) -> list[dict[int, float]]:
-    """Return by node what it takes, as factors of variables below zero: shares of what is alike, and the rest."""
-    num_stages, num_passes = found.middles.shape[1:]
-    taken = []
-    for stage, kind in zip(found.stage.tolist(), found.kind.tolist(), strict=True):
-        more = num_nodes + num_stages + num_passes * stage + kind
-        taken.append({num_nodes + stage: -float(alike[kind]), more: -1.0})
-    for counts in found.middles:
-        stages = np.flatnonzero(counts.any(axis=1)).tolist()
-        own = {num_nodes + stage: -float(counts[stage] @ alike) for stage in stages}
-        for stage, kind in np.argwhere(counts).tolist():
-            own[num_nodes + num_stages + num_passes * stage + kind] = -float(counts[stage, kind])
-        taken.append(own)
-    return taken
-
-
-def _places(num_stages: int, num_passes: int, own: Sequence[int]) -> list[int]:
-    """Return the places of some passes of all stages among all passes of all stages."""
-    return [num_passes * stage + number for stage in range(num_stages) for number in own]

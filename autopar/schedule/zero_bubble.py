@@ -82,6 +82,10 @@ class ZeroBubble(Schedule):
         ahead, late = self._counts(group, num_groups, num_microbatches)
         return min(num_microbatches, ahead + late + 1)
 
+    def enough(self, num_groups: int) -> float:
+        """Return as many as are ahead and put off at most, and two."""
+        return ceil((self._ahead + self._late) * num_groups) + 2
+
 
 class ZeroBubbleV(Schedule):
     """Two chunks per group in the shape of a V: group g of p runs stages g and 2 p - 1 - g.
@@ -99,6 +103,10 @@ class ZeroBubbleV(Schedule):
     def group(self, stage: int, num_groups: int) -> int:
         """Return the group of a stage: down and up again."""
         return min(stage, 2 * num_groups - 1 - stage)
+
+    def enough(self, num_groups: int) -> float:
+        """Return as many as warm-up and cool-down take at most, and as many again."""
+        return 4 * num_groups
 
     def problem(self, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[str, str]:
         """Return what is wrong if there are not two chunks."""

@@ -115,7 +115,7 @@ class Carried:
         """
         if self._is_late():
             return 0.0
-        rough = self.rough(family)
+        rough = self.crowded(family)
         if 0 < cutoff <= rough:
             return rough
         first = family[0]
@@ -123,12 +123,16 @@ class Carried:
         if first.num_stages == 1:
             return max(known, min(self._step(own, self._with_again(own, pace)) for own in family))
         with_again = {configuration: self._with_again(configuration, pace) for configuration in family}
-        steps = [self._step(*own) for own in with_again.items()]
+        steps = [max(self._step(*own), self._crowded(own[0], pace)) for own in with_again.items()]
+        ordered = [
+            step if 0 < cutoff <= step else max(step, self._ordered(own, pace))
+            for step, own in zip(steps, with_again, strict=True)
+        ]
         evenly = [self._even(*own) for own in with_again.items()]
-        if min(map(max, steps, evenly)) < cutoff:
-            return min(steps)  # paths are no longer than those of equal stages
+        if min(map(max, ordered, evenly)) < cutoff:
+            return min(ordered)  # paths are no longer than those of equal stages
         paths = [self._path(*own) for own in with_again.items()]
-        return min(map(max, steps, paths))
+        return min(map(max, ordered, paths))
 
     def raised(self, family: Family, known: float, cutoff: float) -> float:
         """Return a bound raised by what follows from others; the same one if nothing raises it.
@@ -142,13 +146,22 @@ class Carried:
         """
         if known >= cutoff:
             return known
-        rough = self.rough(family)
-        return rough if rough > known else max(known, self.least(family, cutoff))
+        for follows in (self.rough, self.crowded):
+            if (bound := follows(family)) > known:
+                return bound
+        return max(known, self.least(family, cutoff))
 
     def rough(self, family: Family) -> float:
         """Return what `least` is at least: without what has to run again, and the longest path."""
         known, pace = self._known(family[0])
-        return max(known, min(self._step(own, pace, roughly=True) for own in family))
+        return max(known, min(self._step(own, pace) for own in family))
+
+    def crowded(self, family: Family) -> float:
+        """Return what `least` is at least: without the longest path, but with room for all that is held."""
+        if self._is_late():
+            return 0.0
+        known, pace = self._known(family[0])
+        return max(known, min(max(self._step(own, pace), self._crowded(own, pace)) for own in family))
 
     def _known(self, first: Configuration) -> tuple[float, Pace]:
         """Return what others say of the seconds of the step, whatever the schedule, and of a microbatch."""
@@ -183,9 +196,15 @@ class Carried:
                     pace = pace.joined(known[more].scaled(samples // degree / more))
         return pace
 
-    def _step(self, configuration: Configuration, pace: Pace, *, roughly: bool = False) -> float:
-        """Return what follows from a pace for the step, whatever its order; arguments as of `Pace.step`."""
-        return 0.0 if pace == UNKNOWN else pace.step(configuration.pipeline(self._stack), roughly=roughly)
+    def _step(self, configuration: Configuration, pace: Pace) -> float:
+        """Return what follows from a pace for the step, whatever its order."""
+        return 0.0 if pace == UNKNOWN else pace.step(configuration.pipeline(self._stack))
+
+    def _crowded(self, configuration: Configuration, pace: Pace) -> float:
+        return 0.0 if self._room is None else self._room.crowded(configuration, pace)
+
+    def _ordered(self, configuration: Configuration, pace: Pace) -> float:
+        return 0.0 if self._room is None else self._room.ordered(configuration, pace)
 
     def _even(self, configuration: Configuration, pace: Pace) -> float:
         if math.isinf(pace.seconds):

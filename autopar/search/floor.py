@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from autopar.cost import ALONE, DEFAULT, CostModel, DtypePolicy, is_view, op_bytes
 from autopar.formulate.facts import element_bytes, fused_ops, moved_bytes
 from autopar.formulate.fold import Folded
+from autopar.formulate.keeping import most_shards
 from autopar.formulate.options import whole_shapes
 from autopar.formulate.scheduled import StageWork, scheduled_step
 from autopar.formulate.split import weight_ops
@@ -85,7 +86,7 @@ class Floor:
     def seconds(self, configuration: Configuration, global_batch: int) -> float:
         """Return a lower bound on the step seconds of any plan of a configuration."""
         microbatch = self.microbatch(configuration.mesh, global_batch / configuration.num_microbatches)
-        return microbatch * configuration.pipeline(DEFAULT).rough_rounds / configuration.num_stages
+        return microbatch * configuration.pipeline(DEFAULT).rounds / configuration.num_stages
 
     def microbatch(self, mesh: Mesh, samples: float) -> float:
         """Return the least seconds of a microbatch of so many samples through all stages, each on such a mesh."""
@@ -198,23 +199,6 @@ def _even_units(
     forward, backward, weight = (own / count for own in passes)
     stage = StageWork(forward, backward, weight)
     return scheduled_step(schedule, num_groups, num_microbatches, [stage] * count)
-
-
-@lru_cache(maxsize=65536)
-def most_shards(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    """Return into how many shards a tensor can be cut by axes of a mesh, each of which cuts one dim or none.
-
-    >>> most_shards((6, 4), (3, 4)), most_shards((6, 5), (3, 4))
-    (12, 3)
-    """
-    if not axes:
-        return 1
-    most = most_shards(shape, axes[1:])
-    for dim, length in enumerate(shape):
-        if length % axes[0] == 0:
-            rest = (*shape[:dim], length // axes[0], *shape[dim + 1 :])
-            most = max(most, axes[0] * most_shards(rest, axes[1:]))
-    return most
 
 
 def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostModel) -> Floor:

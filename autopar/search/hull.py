@@ -91,7 +91,7 @@ class Hull:
             self._known[choice, index] = None
             seconds = np.tensordot(self.rows.seconds[:, index], totals, axes=2) + self.rows.host[:, index]
             self._columns.append(seconds + self.rows.held(index, amounts, held))
-            self._unit = self._unit or max(float(seconds.max()), 1e-12)
+            self._unit = self._unit or max(float(seconds[~self._memory].max()), 1e-12)
             new = True
         return new
 

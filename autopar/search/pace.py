@@ -38,17 +38,11 @@ class Pace:
             return 0.0
         return pipeline.with_turns * least_flow(self.blocks, range(len(self.blocks)), pipeline)
 
-    def step(self, pipeline: Pipeline, *, roughly: bool = False) -> float:
-        """Return the least seconds of a step that follow.
-
-        Args:
-            pipeline: How the step is cut in time.
-            roughly: Whether something less will do, at little cost.
-        """
+    def step(self, pipeline: Pipeline) -> float:
+        """Return the least seconds of a step that follow, whatever its order."""
         if math.isinf(self.seconds):
             return self.seconds
-        rounds = pipeline.rough_rounds if roughly else pipeline.rounds
-        mean = pipeline.with_turns * self.seconds * rounds / pipeline.num_groups
+        mean = pipeline.with_turns * self.seconds * pipeline.rounds / pipeline.num_groups
         return max(mean, self.flow(pipeline)) + pipeline.fixed
 
 

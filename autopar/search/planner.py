@@ -64,9 +64,9 @@ THIRD_MORE = 4
 """While the least bound of all is theirs and not `NEAR_ENOUGH`, there may be so many times as many pieces more, and
 what is left of a limit of time is spent on them."""
 
-FIRST_NEAR = 0.02
+NEARS = (0.02, 0.0175, 0.015, 0.0125, NEAR_ENOUGH)
 """With a limit of time, bounds that are as near to the best plan, relative, are not raised further while those on
-meshes of three axes are lower."""
+meshes of three axes are lower, nor these: first to the first of these, then to the next."""
 
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
@@ -172,10 +172,11 @@ class Search:
 
             if limited:
                 until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
-                third_axis(FIRST_NEAR, min(_with(lowest, aside), unequal), until)
-                if third is not None and not outcome.stopped and time.monotonic() < until:
-                    lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, near=NEAR_ENOUGH)
-                third_axis(NEAR_ENOUGH, min(_with(lowest, aside), unequal), until)
+                third_axis(NEARS[0], min(_with(lowest, aside), unequal), until)
+                for near in NEARS[1:]:
+                    if third is not None and not outcome.stopped and time.monotonic() < until:
+                        lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, near=near)
+                        third_axis(near, min(_with(lowest, aside), unequal), until)
             elif third is not None:
                 third_axis(NEAR_ENOUGH, min(_with(lowest, aside), unequal), math.inf, THIRD_MORE * count)
             complete = _with(lowest, aside)
@@ -249,7 +250,7 @@ class Search:
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
             if bounded:
                 is_last, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
-                waits = math.isfinite(self.time_limit) and outcome.closed_floor < outcome.best * (1 - FIRST_NEAR)
+                waits = math.isfinite(self.time_limit) and outcome.closed_floor < outcome.best * (1 - NEARS[0])
                 advancing = Advancing(
                     self,
                     outcome,
@@ -259,7 +260,7 @@ class Search:
                     proves=is_last and not waits,
                     patience=PATIENCE,
                     stuck=known,
-                    near=FIRST_NEAR if waits and is_last else 0.0,
+                    near=NEARS[0] if waits and is_last else 0.0,
                 )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
                 lowest, aside = min(lowest, advancing.proven), advancing.aside

@@ -9,23 +9,32 @@ that it runs again at least, shares x_f of these blocks take
 more than they would without recompute: r are the resident bytes of a mean stage and c is how many microbatches of how
 many blocks it holds at least (`mean_bytes`). Other kinds of blocks keep nothing here. What a microbatch takes without
 recompute is a bound of its own; both add up, for recompute is added to backwards.
+
+What no mean of stages says is where blocks can be: some schedules hold more than fits of evenly cut stages, some of it
+whatever runs again. A linear program spreads blocks over groups (`schedule/crowded.py`).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from autopar.cost import CostModel
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.fold import Folded
-from autopar.formulate.keeping import kept, main_kind
+from autopar.formulate.keeping import kept, main_kind, most_shards, put_off, states
 from autopar.formulate.mean import stage_weights
 from autopar.formulate.memory import KEPT
 from autopar.formulate.selective import is_forward, selective_ops
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Memory
 from autopar.recompute import Hosted, Recompute
-from autopar.search.floor import Floor, most_shards
+from autopar.schedule import SCHEDULES
+from autopar.schedule.base import Schedule
+from autopar.schedule.crowded import MOST_STAGES, Load, fits_evenly, least_crowded, least_ordered
+from autopar.search.floor import FloatArray, Floor
+from autopar.search.pace import Pace
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 
@@ -64,12 +73,86 @@ class Room:
             self._found[configuration] = self._least(configuration)
         return self._found[configuration]
 
+    def crowded(self, configuration: Configuration, pace: Pace) -> float:
+        """Return the least seconds of a step whose blocks are spread so that they fit; infinity if they never do.
+
+        Args:
+            configuration: The configuration.
+            pace: What a microbatch takes at least, without recompute.
+        """
+        if not self._is_short(configuration):
+            return 0.0
+        least, kind = self._passes(configuration), main_kind(self._folded(self._samples(configuration)))
+        block = float(least[0].sum()) / kind.count
+        if pace.blocks:
+            block = max(block, min(pace.blocks[instance] for instance in kind.instances))
+        load = self._load(configuration, block, max(pace.seconds, float(least.sum())))
+        return self._step(configuration, block * least_crowded(*_order(configuration), load))
+
+    def ordered(self, configuration: Configuration, pace: Pace) -> float:
+        """Return the same with what groups wait for each other; 0 where that says nothing more.
+
+        So it is where all fits anyway, with a closed form, and if there are too many tasks to look at.
+        """
+        pipeline, order = configuration.pipeline(self._costs.stack), _order(configuration)
+        if pipeline.fills or pipeline.num_stages > MOST_STAGES or not self._is_short(configuration):
+            return 0.0
+        least, kind = self._passes(configuration), main_kind(self._folded(self._samples(configuration)))
+        passes = least[0] / least[0].sum()
+        if not order[0].splits:
+            passes = np.array([passes[0], passes[1:].sum()])
+        block = float(least[0].sum()) / kind.count
+        load = self._load(configuration, block, max(pace.seconds, float(least.sum())))
+        if fits_evenly(*order, load):
+            return 0.0
+        return self._step(configuration, block * least_ordered(*order, load, passes.tolist()))
+
+    def _is_short(self, configuration: Configuration) -> bool:
+        """Whether memory is limited, and several groups wait for each other."""
+        limited = not math.isinf(self._limit) and bool(self._flavours)
+        several = configuration.num_stages > 1 and SCHEDULES[configuration.schedule].trains
+        return limited and several and bool(self._passes(configuration)[0].any())
+
+    def _samples(self, configuration: Configuration) -> int:
+        return self._batch // configuration.num_microbatches
+
+    def _passes(self, configuration: Configuration) -> FloatArray:
+        return self._floor.passes_seconds(configuration.mesh, self._samples(configuration))
+
+    def _step(self, configuration: Configuration, seconds: float) -> float:
+        """Return the seconds of a step whose tasks take so long."""
+        pipeline = configuration.pipeline(self._costs.stack)
+        return pipeline.with_turns * seconds + pipeline.fixed
+
+    def _load(self, configuration: Configuration, block: float, seconds: float) -> Load:
+        """Return the blocks as shares of a device and of what one takes, given the least seconds of all passes."""
+        samples, mesh = self._samples(configuration), configuration.mesh
+        folded, offload = self._folded(samples), self._constraints.hosts_optimizer
+        count, room = main_kind(folded).count, self._limit - folded.buffer_bytes
+        resident, blocks = self._resident(configuration), self._blocks(samples, mesh)
+        own = sum(memory.least(mesh.shape) for memory in states(folded, self._costs, offload=offload))
+        late = sum(memory.least(mesh.shape) for memory in put_off(folded, self._costs))
+        return Load(
+            blocks=count,
+            rest=max(0.0, seconds / block - count),
+            again=tuple(again / count / block for _, again in blocks),
+            kept=tuple(nbytes / count / room for nbytes, _ in blocks),
+            late=late / room,
+            resident=own / room,
+            others=max(0.0, resident - count * own) / room,
+        )
+
+    def _resident(self, configuration: Configuration) -> float:
+        """Return the least bytes that one device of each group holds through the step, together."""
+        offload = self._constraints.hosts_optimizer
+        return configuration.num_stages * self._floor.bytes(configuration, offload=offload)
+
     def _least(self, configuration: Configuration) -> float:
         """As `again`, by the formula."""
-        samples = self._batch // configuration.num_microbatches
+        samples = self._samples(configuration)
         blocks = self._blocks(samples, configuration.mesh)
         groups = configuration.num_stages
-        resident = groups * self._floor.bytes(configuration, offload=self._constraints.hosts_optimizer)
+        resident = self._resident(configuration)
         room = self._limit - self._folded(samples).buffer_bytes
         weights = _weights(configuration.schedule, groups, configuration.num_microbatches, configuration.num_chunks)
         return max(_least_again((room - resident * held) / flying, blocks) for held, flying in weights)
@@ -107,6 +190,12 @@ class Room:
         if flavour is Recompute.SELECTIVE:
             return frozenset(kind.ops[position].name for position in selective_ops(folded, self._costs)[kind.id])
         return frozenset()
+
+
+def _order(configuration: Configuration) -> tuple[Schedule, int, int, int]:
+    """Return what says the order of tasks."""
+    schedule = SCHEDULES[configuration.schedule]
+    return schedule, configuration.num_stages, configuration.num_microbatches, configuration.num_chunks
 
 
 @lru_cache(maxsize=4096)

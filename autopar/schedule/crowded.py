@@ -1,0 +1,259 @@
+"""What a step takes at least where what its tasks hold has to fit into memory.
+
+Of blocks that are alike, group g of a pipeline has n_gcf in its chunk c that keep what flavour f of recompute says. It
+holds most at a few moments j (`holding.fullest`), when all that x_gcj microbatches keep is there, and all that y_gcj of
+them put off until their weight pass, which no recompute makes less. With r the resident bytes of a block, k_f what a
+microbatch keeps of it, l what it puts off, a_f the seconds that it runs again, 1 its seconds without, and o_g the bytes
+and e_g the seconds of other blocks, all shares of a device or of a block's seconds:
+
+    min T   such that   o_g + sum_cf n_gcf (r + x_gcj k_f + y_gcj l) <= 1        for every moment j of every group
+                        z >= t_g = e_g + sum_cf n_gcf (1 + a_f),   sum n = blocks,   sum e = rest,   sum o = others
+                        T >= m z,  or  T >= sum_g t_g + (m - 1) z  where a step takes a pass through all groups
+
+It knows neither where a chain can be cut nor placements. Where a schedule holds more than fits of evenly cut stages,
+blocks have to go to other groups, and no mean over groups says that.
+
+Where groups wait for each other without a closed form, T is the end of the last task, and stages have blocks of their
+own, of which passes take so long (`least.py`): uneven stages make for a bubble, and recompute is part of it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.schedule.base import Schedule, chunks_of
+from autopar.schedule.excerpt import excerpt
+from autopar.schedule.holding import fullest, least_held
+from autopar.schedule.program import SLACK, LeastProgram, add_order, durations_of
+
+FloatArray = NDArray[np.float64]
+
+DIGITS = 10
+"""Binary digits that loads are cut to, so that one program serves many meshes: a thousandth of the bound at most."""
+
+
+MOST_STAGES = 128
+"""Of a step whose order of tasks is looked at: for more, the linear program takes seconds."""
+
+MOST_MOMENTS = 12
+"""Moments of a group that are looked at where the order of tasks is: most of many are nearly alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What there is to be done and held, in seconds of a block's passes without recompute and shares of a device.
+
+    Attributes:
+        blocks: Number of blocks that are alike.
+        rest: Seconds of the others.
+        again: By flavour of recompute, the seconds that a block runs again.
+        kept: By flavour, what a block keeps of a microbatch for its backward.
+        late: What it puts off of a microbatch until its weight pass, where there is one.
+        resident: What it holds through the step.
+        others: What the others hold through the step, together.
+    """
+
+    blocks: int
+    rest: float
+    again: tuple[float, ...]
+    kept: tuple[float, ...]
+    late: float
+    resident: float
+    others: float
+
+    def rounded(self) -> "Load":
+        """Return a load that is a little less in everything."""
+        return Load(
+            self.blocks,
+            _cut(self.rest),
+            tuple(map(_cut, self.again)),
+            tuple(map(_cut, self.kept)),
+            _cut(self.late),
+            _cut(self.resident),
+            _cut(self.others),
+        )
+
+
+def _cut(number: float) -> float:
+    """Return a number with its first binary digits only.
+
+    >>> _cut(0.3), _cut(1000.0), _cut(1001.0 + 1 / 3)
+    (0.2998046875, 1000.0, 1001.0)
+    """
+    fraction, exponent = math.frexp(number)
+    return math.ldexp(math.floor(fraction * 2**DIGITS), exponent - DIGITS)
+
+
+def least_crowded(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> float:
+    """Return the least time of a step, in seconds of a block's passes; infinity if nothing fits.
+
+    >>> from autopar.schedule import SCHEDULES
+    >>> roomy = Load(blocks=8, rest=0.0, again=(0.0,), kept=(0.01,), late=0.01, resident=0.01, others=0.0)
+    >>> least_crowded(SCHEDULES["zb-h1"], 2, 4, 1, roomy)
+    16.0
+    >>> full = Load(blocks=8, rest=0.0, again=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
+    >>> round(least_crowded(SCHEDULES["zb-h1"], 2, 4, 1, full), 1)
+    19.1
+    """
+    size = num_groups, num_microbatches, num_chunks
+    fills = num_chunks == 1 and not schedule.steps_overlap
+    if fits_evenly(schedule, *size, load):
+        rounds = num_microbatches + (num_groups - 1 if fills else 0)
+        return rounds * (load.blocks * (1 + min(load.again)) + load.rest) / num_groups
+    return _least(schedule, *size, load.rounded(), fills)
+
+
+def least_ordered(
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, passes: Sequence[float]
+) -> float:
+    """Return the same for a schedule without a closed form, with what groups wait for each other.
+
+    Args:
+        schedule: The order of tasks.
+        num_groups: Groups of devices.
+        num_microbatches: Microbatches per step.
+        num_chunks: Stages per group.
+        load: What there is to be done and held.
+        passes: Seconds of each pass of a block without recompute, of the same unit: together 1 at most.
+
+    >>> from autopar.schedule import SCHEDULES
+    >>> full = Load(blocks=8, rest=0.0, again=(0.0,), kept=(0.01,), late=0.15, resident=0.01, others=0.0)
+    >>> round(least_ordered(SCHEDULES["zb-h1"], 2, 4, 1, full, (0.25, 0.5, 0.25)), 1)
+    20.3
+    """
+    each = tuple(map(_cut, passes))
+    return _least_ordered(schedule, num_groups, num_microbatches, num_chunks, load.rounded(), each)
+
+
+def fits_evenly(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> bool:
+    """Whether the fastest flavour fits if all groups have as much of everything, and one of them all that is left."""
+    kept = load.kept[int(np.argmin(load.again))]
+    rows = [_held(schedule, group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
+    chunks = rows[0].shape[1] // 2
+    most = max(float((own[:, :chunks] * kept + own[:, chunks:] * load.late).sum(axis=1).max()) for own in rows)
+    return bool(load.blocks / num_groups * (load.resident + most / chunks) + load.others <= 1)
+
+
+@lru_cache(maxsize=4096)
+def _held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int) -> FloatArray:
+    """Return `fullest`, of several chunks that put nothing off as of one that always holds the least of all."""
+    size = num_groups, num_microbatches, num_chunks
+    if schedule.splits:
+        return fullest(schedule, group, *size)
+    if num_chunks == 1:
+        flying = schedule.in_flight(group, num_groups, num_microbatches)
+        return np.array([[float(min(flying, num_microbatches)), 0.0]])
+    return np.array([[float(least_held(schedule, group, *size)), 0.0]])
+
+
+@lru_cache(maxsize=16384)
+def _least(
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, fills: bool
+) -> float:
+    """Solve the linear program; the last variable is z."""
+    held = [_held(schedule, group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
+    chunks = held[0].shape[1] // 2
+    stages = _Stages(load, 0, num_groups * chunks, num_groups, passes=(1.0,))
+    program, pace = LeastProgram(), stages.stop
+    cost = {pace: float(num_microbatches - fills)}
+    for group, moments in enumerate(held):
+        own = range(group * chunks, (group + 1) * chunks)
+        taken = {number: factor for stage in own for number, factor in stages.durations(stage)[0].items()}
+        program.add({pace: 1.0, **{number: -factor for number, factor in taken.items()}}, least=0.0)
+        stages.fit(program, group, own, moments)
+        if fills:
+            cost.update(taken)
+    stages.spread(program)
+    least, _ = program.minimised(cost, pace + 1)
+    return least * (1 - SLACK)
+
+
+@lru_cache(maxsize=16384)
+def _least_ordered(
+    schedule: Schedule,
+    num_groups: int,
+    num_microbatches: int,
+    num_chunks: int,
+    load: Load,
+    passes: tuple[float, ...],
+) -> float:
+    """Solve the linear program; the first variables are starts of tasks, and the last one is T."""
+    size = num_groups, num_microbatches, num_chunks
+    found = excerpt(schedule, *size)
+    num_stages = num_groups * num_chunks
+    stages = _Stages(load, len(found.stage) + len(found.middles), num_stages, num_groups, passes)
+    program, step = LeastProgram(), stages.stop
+    durations = durations_of(found, [stages.durations(stage) for stage in range(num_stages)])
+    add_order(program, found, durations, step, overlap=schedule.steps_overlap)
+    for group, own in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
+        stages.fit(program, group, own, _some(fullest(schedule, group, *size)))
+    stages.spread(program)
+    least, _ = program.minimised({step: 1.0}, step + 1)
+    return least * (1 - SLACK)
+
+
+def _some(moments: FloatArray) -> FloatArray:
+    """Return some moments of all: at equal distances in lexical order, and the one with most microbatches."""
+    if len(moments) <= MOST_MOMENTS:
+        return moments
+    chosen = np.linspace(0, len(moments) - 1, MOST_MOMENTS - 1).astype(np.int64)
+    return np.asarray(moments[np.union1d(chosen, moments.sum(axis=1).argmax())])
+
+
+class _Stages:
+    """Variables of stages: blocks by flavour, then seconds of the rest by pass; then bytes of the rest by group.
+
+    Args:
+        load: What there is.
+        first: Number of the first of them.
+        num_stages: Stages.
+        num_groups: Groups.
+        passes: Seconds of the passes of a block; what runs again is part of the second one, if there are several.
+    """
+
+    def __init__(self, load: Load, first: int, num_stages: int, num_groups: int, passes: Sequence[float]) -> None:
+        self._load, self._first, self._passes = load, first, passes
+        self._rest = first + num_stages * len(load.again)
+        self._others = self._rest + num_stages * len(passes)
+        self.stop = self._others + num_groups
+
+    def durations(self, stage: int) -> list[Mapping[int, float]]:
+        """Return what each pass of a stage takes."""
+        again = min(1, len(self._passes) - 1)
+        return [
+            {
+                **{
+                    number: own + (more if kind == again else 0.0)
+                    for number, more in zip(self._blocks(stage), self._load.again, strict=True)
+                },
+                self._rest + stage * len(self._passes) + kind: 1.0,
+            }
+            for kind, own in enumerate(self._passes)
+        ]
+
+    def fit(self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray) -> None:
+        """Add that a group has room for what its stages hold, (moments, 2 stages)."""
+        load, count = self._load, len(stages)
+        for held in moments.tolist():
+            row = {self._others + group: 1.0}
+            for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
+                always = load.resident + late * load.late
+                row.update(
+                    (number, always + flying * own) for number, own in zip(self._blocks(stage), load.kept, strict=True)
+                )
+            program.add(row, most=1.0)
+
+    def spread(self, program: LeastProgram) -> None:
+        """Add that everything is somewhere."""
+        program.total(range(self._first, self._rest), self._load.blocks)
+        program.total(range(self._rest, self._others), self._load.rest)
+        program.total(range(self._others, self.stop), self._load.others)
+
+    def _blocks(self, stage: int) -> range:
+        """Return the variables of a stage's blocks by flavour."""
+        width = len(self._load.again)
+        return range(self._first + stage * width, self._first + (stage + 1) * width)

@@ -1,0 +1,200 @@
+"""Steps where what tasks hold has to fit: no spread of blocks that does is faster than the bound, and excerpts hold."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.formulate.scheduled import StageWork, scheduled_step
+from autopar.schedule import SCHEDULES, Pass, Schedule, Task, chunks_of
+from autopar.schedule import excerpt as excerpts
+from autopar.schedule.crowded import Load, fits_evenly, least_crowded, least_ordered
+from autopar.schedule.holding import fullest, least_held, moments
+from tests.formulations import splits
+
+SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
+PASSES = (0.3, 0.4, 0.3)
+
+
+def _peak(order: Sequence[tuple[Pass, int, int]], kept: Sequence[float], late: Sequence[float], last: Pass) -> float:
+    """Return what a group holds at most of microbatches, task after task: what is kept, and what is put off."""
+    held = dict[tuple[int, int], float]()
+    peak = 0.0
+    for kind, microbatch, chunk in order:
+        before = held.get((microbatch, chunk), 0.0)
+        after = {Pass.FORWARD: kept[chunk], Pass.BACKWARD: late[chunk], Pass.WEIGHT: 0.0}[kind]
+        while_it_runs = {Pass.FORWARD: after, Pass.BACKWARD: max(before, late[chunk]), Pass.WEIGHT: before}[kind]
+        held[microbatch, chunk] = 0.0
+        peak = max(peak, sum(held.values()) + while_it_runs)
+        held[microbatch, chunk] = 0.0 if kind is last else after
+    return peak
+
+
+def _closed(works: Sequence[StageWork], microbatches: int) -> float:
+    """Return what a step takes by the formula of schedules that have one."""
+    each = [work.forward + work.backward for work in works]
+    return sum(each) + (microbatches - 1) * max(each)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[str, int, int, int, Load]:
+    """Return a schedule, its size and a load of which about a device is full."""
+    name, chunks = draw(st.sampled_from(SCHEDULED))
+    groups = draw(st.integers(2, 3))
+    microbatches = groups * draw(st.integers(1, 4))
+    scale = draw(st.sampled_from([0.002, 0.02, 0.05, 0.1]))
+    splits_backward = SCHEDULES[name].splits
+    load = Load(
+        blocks=12,
+        rest=draw(st.sampled_from([0.0, 1.5])),
+        again=(0.0, draw(st.sampled_from([0.05, 0.3]))),
+        kept=(scale, scale * draw(st.sampled_from([0.1, 0.6]))),
+        late=scale * draw(st.sampled_from([0.0, 0.5, 1.0])) if splits_backward else 0.0,
+        resident=draw(st.sampled_from([0.0, 0.04])),
+        others=draw(st.sampled_from([0.0, 0.3])),
+    )
+    return name, groups, microbatches, chunks, load
+
+
+@settings(max_examples=150, deadline=None)
+@given(loads(), st.integers(0, 2**32 - 1))
+def test_no_spread_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int, Load], seed: int) -> None:
+    """Of random ones, each with some flavour in each stage, by the order of tasks itself."""
+    name, groups, microbatches, chunks, load = size
+    schedule, rng = SCHEDULES[name], np.random.default_rng(seed)
+    passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
+    least = least_crowded(schedule, groups, microbatches, chunks, load)
+    ordered = least_ordered(schedule, groups, microbatches, chunks, load, passes)
+    stages_of = chunks_of(schedule.groups(groups, chunks))
+    orders = schedule.orders(groups, microbatches, chunks)
+    if fits_evenly(schedule, groups, microbatches, chunks, load):
+        assert least < np.inf
+    for _ in range(30):
+        count = groups * chunks
+        blocks = rng.multinomial(load.blocks, rng.dirichlet(np.full(count, 2.0)))
+        again = rng.binomial(blocks, rng.random()) if rng.random() < 0.8 else np.zeros(count, dtype=np.int64)
+        flavours = np.stack([blocks - again, again], axis=1)
+        rest = load.rest * rng.dirichlet(np.ones(count * len(passes))).reshape(count, -1)
+        others = load.others * rng.dirichlet(np.ones(groups))
+        fits = True
+        for group, own in enumerate(stages_of):
+            kept = [float(flavours[stage] @ load.kept) for stage in own]
+            late = [float(blocks[stage]) * load.late for stage in own]
+            order = [(task.kind, task.microbatch, task.chunk) for task in orders[group]]
+            always = others[group] + load.resident * sum(int(blocks[stage]) for stage in own)
+            fits &= always + _peak(order, kept, late, schedule.passes[-1]) <= 1
+        if not fits:
+            continue
+        works = []
+        for stage in range(count):
+            seconds = [float(blocks[stage]) * own + float(more) for own, more in zip(passes, rest[stage], strict=True)]
+            seconds[1] += float(flavours[stage] @ load.again)
+            works.append(StageWork(*seconds))
+        ends = scheduled_step(name, groups, microbatches, works)
+        assert ordered <= ends * (1 + 1e-9)
+        step = _closed(works, microbatches) if name in ("1f1b", "gpipe") else ends
+        assert least <= step * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
+def test_the_bound_is_close_to_the_best_cut(name: str, chunks: int) -> None:
+    """Of few stages with few blocks, of which all cuts and shares of recompute are tried; without room, infinite."""
+    schedule, groups, microbatches, count = SCHEDULES[name], 2, 4, 2 * chunks
+    passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
+    blocks = 8 if chunks < 3 else 9
+    late = 0.03 if schedule.splits else 0.0
+    load = Load(blocks, 0.0, (0.0, 0.3), (0.05, 0.01), late, 0.02, 0.0)
+    stages_of = chunks_of(schedule.groups(groups, chunks))
+    orders = schedule.orders(groups, microbatches, chunks)
+    best = np.inf
+    for ranges in splits(blocks, count):
+        sizes = [stop - start for start, stop in ranges]
+        for again in np.ndindex(*(size + 1 for size in sizes)):
+            works = []
+            for size, more in zip(sizes, again, strict=True):
+                seconds = [size * own for own in passes]
+                seconds[1] += 0.3 * more
+                works.append(StageWork(*seconds))
+            kept = [(size - more) * 0.05 + more * 0.01 for size, more in zip(sizes, again, strict=True)]
+            fits = all(
+                0.02 * sum(sizes[stage] for stage in own)
+                + _peak(
+                    [(task.kind, task.microbatch, task.chunk) for task in orders[group]],
+                    [kept[stage] for stage in own],
+                    [sizes[stage] * late for stage in own],
+                    schedule.passes[-1],
+                )
+                <= 1
+                for group, own in enumerate(stages_of)
+            )
+            if fits:
+                own = _closed(works, microbatches) if name in ("1f1b", "gpipe") else None
+                best = min(best, own or scheduled_step(name, groups, microbatches, works))
+
+    size = groups, microbatches, chunks
+    bound = max(least_crowded(schedule, *size, load), least_ordered(schedule, *size, load, passes))
+    assert bound <= best < np.inf
+    assert bound >= 0.85 * best, "blocks are divided between stages, and little else is left out"
+    full = Load(blocks, 0.0, (0.0, 0.3), (0.05, 0.01), 0.0, 0.3, 0.0)
+    assert least_crowded(schedule, *size, full) == np.inf
+    assert least_ordered(schedule, *size, full, passes) == np.inf
+
+
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
+def test_the_fullest_moments(name: str, chunks: int) -> None:
+    """Each is one of the order of tasks, and none of the others holds more of anything than all of these."""
+    schedule = SCHEDULES[name]
+    for groups, microbatches in ((1, 2), (2, 4), (3, 9)):
+        for group in range(groups):
+            size = group, groups, microbatches, chunks
+            every = moments(schedule, *size).reshape(-1, chunks, 5)
+            found = fullest(schedule, *size)
+            kept = every[..., 0] + every[..., 2] + every[..., 3]
+            late = every[..., 1] + every[..., 4]
+            assert {tuple(row) for row in found[:, :chunks].tolist()} <= {
+                tuple(row) for row in [*kept.tolist(), *(every[..., 0] + every[..., 2]).tolist()]
+            }
+            at_once = np.hstack([kept, late])
+            assert all((found >= row).all(axis=1).any() for row in at_once)
+            assert int(found[:, :chunks].min(axis=1).max()) == least_held(schedule, *size)
+            if not schedule.splits:
+                assert not found[:, chunks:].any()
+
+
+class _Endless(Schedule):
+    """Another schedule, of which it is not known that more microbatches change nothing."""
+
+    def __init__(self, known: Schedule) -> None:
+        self._known = known
+        for name in ("splits", "trains", "steps_overlap"):
+            setattr(self, name, getattr(known, name))
+
+    def order(self, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> tuple[Task, ...]:
+        return self._known.order(group, num_groups, num_microbatches, num_chunks)
+
+    def group(self, stage: int, num_groups: int) -> int:
+        return self._known.group(stage, num_groups)
+
+
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
+def test_more_microbatches_make_the_middle_longer_and_nothing_else(
+    name: str, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What groups hold, and who waits for whom in an excerpt, is that of all tasks looked at one by one."""
+    schedule, endless = SCHEDULES[name], _Endless(SCHEDULES[name])
+    monkeypatch.setattr(excerpts, "MOST_TASKS", 0)
+    for kept in (0, 60):
+        monkeypatch.setattr(excerpts, "KEPT_TASKS", kept)
+        excerpts.excerpt.cache_clear()
+        for groups in (1, 2, 3, 5):
+            for microbatches in (groups * 4, groups * 7, groups * 15 + (name != "interleaved")):
+                size = groups, microbatches, chunks
+                for group in range(groups):
+                    own, all_of_them = (moments(each, group, *size) for each in (schedule, endless))
+                    np.testing.assert_array_equal(own, all_of_them)
+                found, whole = (excerpts.excerpt(each, *size) for each in (schedule, endless))
+                for part in ("stage", "kind", "middles", "first", "second", "begins", "ends"):
+                    np.testing.assert_array_equal(getattr(found, part), getattr(whole, part))
+    excerpts.excerpt.cache_clear()
