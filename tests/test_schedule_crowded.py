@@ -32,6 +32,11 @@ def _peak(order: Sequence[tuple[Pass, int, int]], kept: Sequence[float], late: S
     return peak
 
 
+def _work(seconds: Sequence[float]) -> StageWork:
+    """Return a stage whose passes take so long."""
+    return StageWork(seconds[0], seconds[1], seconds[2] if len(seconds) > 2 else 0.0)
+
+
 def _closed(works: Sequence[StageWork], microbatches: int) -> float:
     """Return what a step takes by the formula of schedules that have one."""
     each = [work.forward + work.backward for work in works]
@@ -91,7 +96,7 @@ def test_no_spread_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int,
         for stage in range(count):
             seconds = [float(blocks[stage]) * own + float(more) for own, more in zip(passes, rest[stage], strict=True)]
             seconds[1] += float(flavours[stage] @ load.again)
-            works.append(StageWork(*seconds))
+            works.append(_work(seconds))
         ends = scheduled_step(name, groups, microbatches, works)
         assert ordered <= ends * (1 + 1e-9)
         step = _closed(works, microbatches) if name in ("1f1b", "gpipe") else ends
@@ -116,7 +121,7 @@ def test_the_bound_is_close_to_the_best_cut(name: str, chunks: int) -> None:
             for size, more in zip(sizes, again, strict=True):
                 seconds = [size * own for own in passes]
                 seconds[1] += 0.3 * more
-                works.append(StageWork(*seconds))
+                works.append(_work(seconds))
             kept = [(size - more) * 0.05 + more * 0.01 for size, more in zip(sizes, again, strict=True)]
             fits = all(
                 0.02 * sum(sizes[stage] for stage in own)
@@ -133,13 +138,13 @@ def test_the_bound_is_close_to_the_best_cut(name: str, chunks: int) -> None:
                 own = _closed(works, microbatches) if name in ("1f1b", "gpipe") else None
                 best = min(best, own or scheduled_step(name, groups, microbatches, works))
 
-    size = groups, microbatches, chunks
-    bound = max(least_crowded(schedule, *size, load), least_ordered(schedule, *size, load, passes))
+    order = schedule, groups, microbatches, chunks
+    bound = max(least_crowded(*order, load), least_ordered(*order, load, passes))
     assert bound <= best < np.inf
     assert bound >= 0.85 * best, "blocks are divided between stages, and little else is left out"
     full = Load(blocks, 0.0, (0.0, 0.3), (0.05, 0.01), 0.0, 0.3, 0.0)
-    assert least_crowded(schedule, *size, full) == np.inf
-    assert least_ordered(schedule, *size, full, passes) == np.inf
+    assert least_crowded(*order, full) == np.inf
+    assert least_ordered(*order, full, passes) == np.inf
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
