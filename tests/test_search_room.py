@@ -9,12 +9,13 @@ from autopar.formulate.constraints import Constraints
 from autopar.formulate.keeping import kept, main_kind, most_shards, put_off, states
 from autopar.formulate.memory import KEPT, RESIDENT
 from autopar.formulate.step import Pipeline
-from autopar.formulate.tables import Memory
+from autopar.formulate.tables import Memory, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.program.lower import lower_blocks
 from autopar.recompute import Hosted, Recompute
 from autopar.search.blocks import assemble_blocks
 from autopar.search.carried import Carried
+from autopar.search.pace import UNKNOWN
 from autopar.search.planner import Search
 from autopar.search.room import Room, _least_again
 from autopar.search.space import Configuration
@@ -29,14 +30,19 @@ CLOSE = 3e-6
 MESHES = (Mesh.of(inner=4), Mesh.of(outer=2, inner=2), Mesh.of(outer=3, inner=2), Mesh.of(dp=2, outer=2, inner=2))
 
 
+def _tables(name: str, mesh: Mesh) -> Tables:
+    """Return the decisions of a tiny model on a mesh, the major one of three axes data parallel."""
+    found = Constraints(batch=workload(name, "train").batch_dims_of).tables(folded(name), rules(name), mesh, COSTS)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mixtral-8x7b", "mlp-xs"])
 def test_no_placement_keeps_less_than_is_said(name: str, mesh: Mesh) -> None:
     """Of a block of the most frequent kind, for each purpose; on free axes some placements keep all of it."""
     own = folded(name)
-    constraints = Constraints(batch=workload(name, "train").batch_dims_of)
-    tables = constraints.tables(own, rules(name), mesh, COSTS)
-    assert tables is not None
+    tables = _tables(name, mesh)
     found, main = kept(own, COSTS), main_kind(own).id
     for memory in {memory for memories in KEPT.values() for memory in memories}:
         least = sum(
@@ -58,8 +64,7 @@ def test_no_placement_keeps_less_than_is_said(name: str, mesh: Mesh) -> None:
 def test_no_placement_puts_off_less_than_is_said(name: str, mesh: Mesh) -> None:
     """What a lowered block of the most frequent kind keeps until its weight pass, beside others of its stage."""
     own = folded(name)
-    tables = Constraints(batch=workload(name, "train").batch_dims_of).tables(own, rules(name), mesh, COSTS)
-    assert tables is not None
+    tables = _tables(name, mesh)
     least = sum(memory.least(mesh.shape) for memory in put_off(own, COSTS))
     assert least > 0
     block = main_kind(own).instances[-1]
@@ -100,8 +105,7 @@ def test_nearly_all_that_is_put_off_is_said(name: str) -> None:
 def test_no_placement_holds_less_through_the_step_than_is_said(name: str, mesh: Mesh) -> None:
     """Of a block of the most frequent kind, with and without its moments; all of it on free axes."""
     own = folded(name)
-    tables = Constraints(batch=workload(name, "train").batch_dims_of).tables(own, rules(name), mesh, COSTS)
-    assert tables is not None
+    tables = _tables(name, mesh)
     for offload in (False, True):
         memories = [memory for memory in RESIDENT if not offload or memory is not Memory.OPTIMIZER]
         items = [item for item in tables.bytes if item.kind == main_kind(own).id and item.memory in memories]
@@ -209,3 +213,9 @@ def test_nothing_runs_again_where_there_is_room_or_it_may_lie_elsewhere() -> Non
 
     assert _room(hosted).again(configuration) == 0
     assert _room(forced).again(configuration) > _room(short).again(configuration) > 0
+
+
+def test_nothing_fits_beside_buffers_that_take_all_there_is() -> None:
+    """Nor where they take more."""
+    for limit in (0.0, -1e9):
+        assert _room(_search(limit)).crowded(CONFIGURATIONS[2], UNKNOWN) == np.inf

@@ -128,7 +128,7 @@ class Room:
         """Return the blocks as shares of a device and of what one takes, given the least seconds of all passes."""
         samples, mesh = self._samples(configuration), configuration.mesh
         folded, offload = self._folded(samples), self._constraints.hosts_optimizer
-        count, room = main_kind(folded).count, self._limit - folded.buffer_bytes
+        count, room = main_kind(folded).count, max(1.0, self._limit - folded.buffer_bytes)  # a byte if there is none
         resident, blocks = self._resident(configuration), self._blocks(samples, mesh)
         own = sum(memory.least(mesh.shape) for memory in states(folded, self._costs, offload=offload))
         late = sum(memory.least(mesh.shape) for memory in put_off(folded, self._costs))
