@@ -33,7 +33,7 @@ from autopar.schedule.program import SLACK, LeastProgram, add_order, durations_o
 FloatArray = NDArray[np.float64]
 
 DIGITS = 10
-"""Binary digits that loads are cut to, so that one program serves many meshes: a thousandth of the bound at most."""
+"""Binary digits that loads are cut to, so that one program serves many meshes: by two thousandths of each at most."""
 
 
 MOST_STAGES = 128
