@@ -87,6 +87,8 @@ class Beginning(Series):
         begun: What was tried, has plans and can be gone on with: objective of the best plan, bound and family.
     """
 
+    careful = True
+
     def __init__(self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried) -> None:
         self._search, self._outcome, self._carried = search, outcome, carried
         family_of = {family[0]: family for family in space}
@@ -129,6 +131,8 @@ class Settling(Series):
         outcome: What is known, and is added to.
         begun: What was begun with: objective of the best plan, bound and family of each.
     """
+
+    careful = True
 
     def __init__(self, search: "Search", outcome: Outcome, begun: Sequence[tuple[float, float, Family]]) -> None:
         self._search, self._outcome = search, outcome
@@ -182,6 +186,7 @@ class Bounding(Series):
         self.pending: list[tuple[float, int]] = []
         self.closed = math.inf
         self.space, self.elsewhere, self.rivals = space, elsewhere, rivals
+        self.careful = not rivals  # of plain schedules the first ones find most of what excludes others
         self._search, self._outcome, self._carried = search, outcome, carried
         self._ahead = sorted((search.least(family), number) for number, family in enumerate(space))
         self._busy: dict[int, tuple[float, int]] = {}
