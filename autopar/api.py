@@ -9,7 +9,7 @@ from pathlib import Path
 from autopar.cluster import Cluster
 from autopar.collector import seldom_collected
 from autopar.cost import BUCKET_BYTES, DEFAULT, CostModel, Stack, load_stack
-from autopar.discover import Rules, discover
+from autopar.discover import Rules
 from autopar.errors import InfeasibleError, JobError
 from autopar.formulate.fold import Folded
 from autopar.iopddl import save
@@ -101,6 +101,7 @@ def solve(
     effort, crew = Effort(solver, top_k, time_limit, seed), Engine(engine, workers, ray_address)
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
+    crew.get_ready()
     task = prepare(
         model,
         gpus=gpus,
@@ -233,7 +234,7 @@ def lower_plan(
     folded = workload.folded(plan.microbatch)
     costs = job_costs(plan.job, stack if stack is None or isinstance(stack, Stack) else load_stack(stack))
     program = lower(plan, folded, costs)
-    verify_program(program, folded, rules_for(folded, discover(workload.probe, cache_dir=cache_dir)))
+    verify_program(program, folded, rules_for(folded, workload.rules(cache_dir=cache_dir)))
     return program, costs, folded
 
 
@@ -248,4 +249,4 @@ def rules(
 ) -> Rules:
     """Return the sharding rules discovered for the ops of a model, and of its training step in training mode."""
     workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
-    return discover(workload.probe, cache_dir=cache_dir)
+    return workload.rules(cache_dir=cache_dir)

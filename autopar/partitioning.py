@@ -6,7 +6,6 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_stack
-from autopar.discover import discover
 from autopar.errors import JobError
 from autopar.pins import Pins, pins_of
 from autopar.plan import Job, Plan
@@ -114,7 +113,7 @@ def partition_steps(
     batch = global_batch or default_batch(workload, gpus)
     count = _microbatches(schedule, workload, batch)
     folded = workload.folded(batch // count)
-    rules = rules_for(folded, discover(workload.probe, cache_dir=cache_dir))
+    rules = rules_for(folded, workload.rules(cache_dir=cache_dir))
     limit = memory_limit or default_limit(machine)
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software))
     costs = CostModel(machine, stack=software)
@@ -148,7 +147,7 @@ def read_tactics(plan: Plan, *, model: str | Path | None = None, cache_dir: Path
     """
     workload = open_plan(plan, model)
     folded = workload.folded(plan.microbatch)
-    rules = rules_for(folded, discover(workload.probe, cache_dir=cache_dir))
+    rules = rules_for(folded, workload.rules(cache_dir=cache_dir))
     return tactics_of(plan, folded, rules, workload.batch_dims(plan.microbatch))
 
 
@@ -156,7 +155,7 @@ def read_pins(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | 
     """Return pins that leave a plan and nothing else; arguments and errors as of `read_tactics`."""
     workload = open_plan(plan, model)
     folded = workload.folded(plan.microbatch)
-    rules = rules_for(folded, discover(workload.probe, cache_dir=cache_dir))
+    rules = rules_for(folded, workload.rules(cache_dir=cache_dir))
     return pins_of(plan, folded, rules, workload.batch_dims(plan.microbatch))
 
 

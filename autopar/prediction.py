@@ -13,7 +13,7 @@ from pathlib import Path
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, load_policy, load_stack
 from autopar.degrees import Degrees
-from autopar.discover import Rules, discover
+from autopar.discover import Rules
 from autopar.errors import JobError
 from autopar.formulate.fold import Folded
 from autopar.plan import Job, Plan
@@ -81,7 +81,7 @@ class Predictor:
     @cached_property
     def rules(self) -> Rules:
         """Sharding rules of the model's ops."""
-        return self.known or discover(self.workload.probe, cache_dir=self.cache_dir)
+        return self.known or self.workload.rules(cache_dir=self.cache_dir)
 
     def predict(
         self,

@@ -214,7 +214,7 @@ def prepare(
         batch = global_batch or default_batch(workload, gpus)
         space = _space(workload, machine, gpus, batch)
     with clock("discover"):
-        found = discover(workload.probe, cache_dir=cache_dir, progress=progress)
+        found = workload.rules(cache_dir=cache_dir, progress=progress)
     limit = memory_limit or default_limit(machine)
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software), precision)
     task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)

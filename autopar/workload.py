@@ -1,13 +1,14 @@
 """A model as the planner sees it: graph, training step and distinct blocks for any number of samples."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar import huggingface, models
 from autopar.collector import uncollected
+from autopar.discover import Rules, discover
 from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError
 from autopar.formulate.excerpt import Excerpt, excerpt
 from autopar.formulate.fold import Folded, fold
@@ -21,6 +22,7 @@ from autopar.onnx.content import content_digest
 from autopar.onnx.importer import import_model
 from autopar.onnx.reader import Source, read
 from autopar.plan import ModelInfo, Plan
+from autopar.progress import ProgressCallback, silent
 from autopar.training import training_step
 
 if TYPE_CHECKING:
@@ -156,11 +158,36 @@ class Workload:
         """Return the same for one of the graphs that `folded` has returned."""
         return self.batch_dims(next(samples for samples, own in self._folded.items() if own is folded))
 
-    @cached_property
+    def rules(self, *, cache_dir: Path | None = None, progress: ProgressCallback = silent) -> Rules:
+        """Return how each op can be sharded; of blocks that are alike one is looked at.
+
+        Args:
+            cache_dir: Where discovered rules are kept between runs; None to keep nothing.
+            progress: Called after each distinct op.
+
+        Raises:
+            UnsupportedOpError: If an op has no implementation to execute.
+            ExecutionError: If no process can be started.
+            OSError: If the cache cannot be written.
+        """
+        graph, folded = self._probed
+        if folded is None:
+            return discover(graph, cache_dir=cache_dir, progress=progress)
+        distinct = tuple(op for kind in folded.kinds for op in kind.ops)
+        found = discover(replace(graph, ops=distinct), cache_dir=cache_dir, progress=progress)
+        return replace(found, by_op={name: found.by_op[like] for name, like in folded.likes()})
+
+    @property
     def probe(self) -> Graph:
         """The graph rules are discovered on: with a batch that no other dim of the model shares."""
+        return self._probed[0]
+
+    @cached_property
+    def _probed(self) -> tuple[Graph, Folded | None]:
+        """The probe, and its distinct blocks if they are known."""
         if self.fixed_batch is not None:
-            return self.folded(self.fixed_batch).graph
+            folded = self.folded(self.fixed_batch)
+            return folded.graph, folded
         samples = [built.sample(1) for built in self._built if built.resizing is not None]
         smallest = next((sample.forward for sample in samples if sample is not None), None)
         if smallest is None:
@@ -169,7 +196,7 @@ class Workload:
         size = next((size for size in _PROBES if size not in sizes), _PROBES[0])
         with uncollected():
             resized = self._resized(size)
-        return self.graph(size) if resized is None else resized.graph
+        return (self.graph(size), None) if resized is None else (resized.graph, resized)
 
     def info(self) -> ModelInfo:
         """Return what a plan records of the model."""

@@ -1,10 +1,12 @@
 """Models as the planner sees them: any number of samples, unless the file insists on one."""
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from autopar import models
+from autopar.discover import discover
 from autopar.errors import JobError
 from autopar.workload import default_batch, open_workload
 from tests.formulations import DIMS, workload
@@ -53,6 +55,26 @@ def test_rules_are_looked_for_at_a_batch_no_other_dim_has() -> None:
 
     assert batch not in {size for value in workload("mlp-xs").graph(1).values.values() for size in value.shape}
     assert batch % 2 == 0
+
+
+@pytest.mark.parametrize(("name", "mode"), [("gpt2", "train"), ("gpt2", "infer"), ("mlp-xs", "train")])
+def test_rules_of_one_block_are_those_of_all_that_are_like_it(name: str, mode: str) -> None:
+    """Every op has the rule that it has when all are looked at."""
+    found = workload(name, mode)
+
+    rules = found.rules()
+
+    assert rules.by_op == discover(found.probe).by_op
+    assert [*rules.by_op] == [op.name for op in found.probe.ops]
+
+
+def test_graphs_are_sent_whole() -> None:
+    """To processes, by what they are pickled to."""
+    graph = workload("mlp-xs").graph(2)
+
+    sent = pickle.loads(pickle.dumps(graph))
+
+    assert (sent.ops, sent.values, sent.states) == (graph.ops, graph.values, graph.states)
 
 
 def test_a_plan_records_the_model() -> None:

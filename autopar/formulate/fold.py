@@ -6,7 +6,7 @@ that one strategy per (kind, position) decides for the whole model. Restricting 
 is part of the declared space.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -151,6 +151,13 @@ class Folded:
     def num_blocks(self) -> int:
         """Length of the chain of blocks."""
         return len(self.chain)
+
+    def likes(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each op, and of the one of a representative that it is like."""
+        position = [0] * self.num_blocks
+        for op in self.graph.ops:
+            yield op.name, self.kinds[self.chain[op.block]].ops[position[op.block]].name
+            position[op.block] += 1
 
 
 @dataclass(frozen=True, slots=True)

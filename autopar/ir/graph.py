@@ -62,6 +62,10 @@ class Value:
         """Whether the elements are floating-point numbers (and so subject to mixed precision)."""
         return "float" in self.dtype
 
+    def __reduce__(self) -> tuple[type["Value"], tuple[object, ...]]:
+        # Processes are sent whole graphs: what dataclasses with slots do by themselves takes thrice as long.
+        return Value, (self.name, self.shape, self.dtype)
+
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
 
@@ -99,6 +103,10 @@ class Op:
                 return value
         return default
 
+    def __reduce__(self) -> tuple[type["Op"], tuple[object, ...]]:
+        own = self.name, self.kind, self.inputs, self.outputs, self.attrs, self.phase, self.block, self.origin
+        return Op, own  # as of values
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -113,6 +121,9 @@ class State:
     output: str
     role: Role
     owner: str
+
+    def __reduce__(self) -> tuple[type["State"], tuple[object, ...]]:
+        return State, (self.input, self.output, self.role, self.owner)  # as of values
 
 
 @dataclass(frozen=True, slots=True, eq=False)

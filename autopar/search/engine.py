@@ -47,6 +47,13 @@ class Engine:
         """Whether this process does the work."""
         return self.name == "local" and self.workers in (None, 1)
 
+    def get_ready(self) -> None:
+        """Begin to prepare for workers, while it is not yet known what they will search."""
+        if self.name == "local" and not self.is_here:
+            from autopar.search.processes import open_server
+
+            open_server()
+
     def hire(self, search: "Search") -> Crew:
         """Return the workers of a search."""
         if self.is_here:

@@ -3,6 +3,7 @@
 A piece depends on nothing but itself and what was done on its configuration before, so it can be done anywhere.
 """
 
+import gc
 import pickle
 import time
 from collections.abc import Iterable
@@ -11,9 +12,10 @@ from enum import StrEnum
 from io import BytesIO
 from typing import IO, TYPE_CHECKING
 
-from autopar.collector import seldom_collected
+from autopar.collector import seldom_collected, uncollected
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
+from autopar.progress import StopCallback
 from autopar.search.attempt import Attempt
 from autopar.search.branches import Branch, apply
 from autopar.search.minor import minor_paces
@@ -162,6 +164,14 @@ class Workbench:
         """Of attempts that have waited long: their tables are written again when they are gone on with."""
         self._tables: dict[tuple[Mesh, int], Tables | None] = {}
         """Of the last meshes and numbers of microbatches: schedules and branches do not differ in them."""
+
+    @classmethod
+    def unpacked(cls, search: bytes, should_stop: StopCallback) -> "Workbench":
+        """Return that of a process of its own, given the pickled search, all of which stays until the process ends."""
+        with uncollected():
+            loaded: Search = pickle.loads(search)
+        gc.freeze()
+        return cls(replace(loaded, should_stop=should_stop), portable=True)
 
     @seldom_collected()
     def do(self, piece: Piece, seconds: float, state: bytes | None = None) -> Finding:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import wait as wait_for
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -53,8 +54,8 @@ class Processes(Team):
 
     def __init__(self, search: "Search", size: int) -> None:
         super().__init__(size)
+        open_server()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_IMPORTED)
         self._stop = self._context.RawValue("b", 0)
         self._search = pickle.dumps(search.portable())
         starting = [self._hire() for _ in range(size)]
@@ -111,6 +112,13 @@ class Processes(Team):
             return pool, pool.submit(os.getpid)
 
 
+def open_server() -> None:
+    """Start the server that workers are forked from, unless it runs; it imports what they need meanwhile."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_IMPORTED)
+    with _nameless():
+        forkserver.ensure_running()
+
+
 @contextmanager
 def _nameless() -> Iterator[None]:
     """Keep new processes from importing the caller's script, and from Ctrl-C.
@@ -132,8 +140,7 @@ def _begin(search: bytes, stop: "c_byte") -> None:
     """Prepare a worker."""
     global _bench
     threading.Thread(target=_follow_parent, daemon=True).start()
-    loaded: Search = pickle.loads(search)
-    _bench = Workbench(replace(loaded, should_stop=lambda: bool(stop.value)), portable=True)
+    _bench = Workbench.unpacked(search, lambda: bool(stop.value))
 
 
 def _follow_parent() -> None:

@@ -6,7 +6,6 @@ configuration before goes along with its next piece. Every node needs this packa
 
 import pickle
 import socket
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -27,8 +26,7 @@ class Bench:
 
     def __init__(self, search: bytes) -> None:
         self._is_stopped = False
-        loaded: Search = pickle.loads(search)
-        self._bench = Workbench(replace(loaded, should_stop=lambda: self._is_stopped), portable=True)
+        self._bench = Workbench.unpacked(search, lambda: self._is_stopped)
 
     def do(self, piece: Piece, seconds: float, state: bytes | None) -> Finding:
         """Do a piece."""
