@@ -132,22 +132,22 @@ def least_ordered(
 def fits_evenly(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> bool:
     """Whether the fastest flavour fits if all groups have as much of everything, and one of them all that is left."""
     kept = load.kept[int(np.argmin(load.again))]
-    rows = [_held(schedule, group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
+    rows = _held(schedule, num_groups, num_microbatches, num_chunks)
     chunks = rows[0].shape[1] // 2
     most = max(float((own[:, :chunks] * kept + own[:, chunks:] * load.late).sum(axis=1).max()) for own in rows)
     return bool(load.blocks / num_groups * (load.resident + most / chunks) + load.others <= 1)
 
 
-@lru_cache(maxsize=4096)
-def _held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int) -> FloatArray:
-    """Return `fullest`, of several chunks that put nothing off as of one that always holds the least of all."""
+@lru_cache(maxsize=512)
+def _held(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> tuple[FloatArray, ...]:
+    """Return `fullest` by group; chunks that put nothing off are as one that always holds the least of them."""
     size = num_groups, num_microbatches, num_chunks
     if schedule.splits:
-        return fullest(schedule, group, *size)
+        return tuple(fullest(schedule, group, *size) for group in range(num_groups))
     if num_chunks == 1:
-        flying = schedule.in_flight(group, num_groups, num_microbatches)
-        return np.array([[float(min(flying, num_microbatches)), 0.0]])
-    return np.array([[float(least_held(schedule, group, *size)), 0.0]])
+        flying = [schedule.in_flight(group, num_groups, num_microbatches) for group in range(num_groups)]
+        return tuple(np.array([[float(min(own, num_microbatches)), 0.0]]) for own in flying)
+    return tuple(np.array([[float(least_held(schedule, group, *size)), 0.0]]) for group in range(num_groups))
 
 
 @lru_cache(maxsize=16384)
@@ -155,7 +155,7 @@ def _least(
     schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, fills: bool
 ) -> float:
     """Solve the linear program; the last variable is z."""
-    held = [_held(schedule, group, num_groups, num_microbatches, num_chunks) for group in range(num_groups)]
+    held = _held(schedule, num_groups, num_microbatches, num_chunks)
     chunks = held[0].shape[1] // 2
     stages = _Stages(load, 0, num_groups * chunks, num_groups, passes=(1.0,))
     program, pace = LeastProgram(), stages.stop

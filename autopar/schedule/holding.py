@@ -10,7 +10,6 @@ from autopar.schedule.base import Pass, Schedule
 _PASSES = list(Pass)
 
 
-@lru_cache(maxsize=128)  # of many chunks a megabyte each
 def moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
 ) -> NDArray[np.float64]:
@@ -24,13 +23,18 @@ def moments(
     >>> moments(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4).astype(int).tolist()
     [[0, 0, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 1, 0, 0]]
     """
-    return _moments(schedule, group, num_groups, num_microbatches, num_chunks)
+    return _moments(schedule, group, num_groups, _enough(schedule, num_groups, num_microbatches), num_chunks)
 
 
+def _enough(schedule: Schedule, num_groups: int, num_microbatches: int) -> int:
+    """Return how many microbatches say all: groups hold no more of more of them."""
+    return int(min(num_microbatches, schedule.enough(num_groups)))
+
+
+@lru_cache(maxsize=128)  # of many chunks a megabyte each
 def _moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> NDArray[np.float64]:
-    num_microbatches = int(min(num_microbatches, schedule.enough(num_groups)))
     held = [0] * (5 * num_chunks)
     found = set()
     last = _PASSES.index(schedule.passes[-1])
@@ -46,7 +50,6 @@ def _moments(
     return np.array(sorted(found), dtype=np.float64)
 
 
-@lru_cache(maxsize=4096)
 def fullest(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
 ) -> NDArray[np.float64]:
@@ -62,16 +65,25 @@ def fullest(
     >>> fullest(SCHEDULES["zb-h1"], group=1, num_groups=2, num_microbatches=4).astype(int).tolist()
     [[0, 2], [1, 1]]
     """
+    return _fullest(schedule, group, num_groups, _enough(schedule, num_groups, num_microbatches), num_chunks)
+
+
+@lru_cache(maxsize=4096)
+def _fullest(
+    schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
+) -> NDArray[np.float64]:
     rows = _moments(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
     waiting, late, forward, backward, weight = np.moveaxis(rows, -1, 0)
     before = np.hstack([waiting + forward + backward, late + weight])
     after = np.hstack([waiting + forward, late + weight + backward])
     found = np.unique(np.vstack([before, after]) if schedule.splits else before, axis=0)
+    if num_chunks == 1:  # rows ascend in the first place: those that exceed all after them in the second
+        exceeded = np.maximum.accumulate(found[::-1, 1])[::-1]
+        return np.asarray(found[np.append(found[:-1, 1] > exceeded[1:], True)])
     larger = (found[None, :, :] >= found[:, None, :]).all(axis=2)
     return np.asarray(found[larger.sum(axis=1) == 1])
 
 
-@lru_cache(maxsize=65536)
 def least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
     """Return of how many microbatches a group holds what every one of its chunks keeps, at the fullest moment.
 
@@ -79,6 +91,11 @@ def least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches
     >>> least_held(SCHEDULES["1f1b"], group=0, num_groups=2, num_microbatches=4)
     2
     """
+    return _least_held(schedule, group, num_groups, _enough(schedule, num_groups, num_microbatches), num_chunks)
+
+
+@lru_cache(maxsize=65536)
+def _least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int) -> int:
     # asked of all groups of all configurations, so that only the number is kept
     rows = _moments(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
     return int((rows[..., 0] + rows[..., 2] + rows[..., 3]).min(axis=1).max())

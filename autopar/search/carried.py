@@ -18,6 +18,7 @@ simplifies what one sample needs not, or as many as another dim has. So two grap
 those of other sizes with them (`floor.scales`).
 """
 
+import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,6 +39,9 @@ from autopar.sharding import Mesh
 
 MOST_CHOICES = 12
 """Placements that are told of at most."""
+
+_ALL = 4
+"""How often more is looked for of what follows for a configuration."""
 
 
 class Carried:
@@ -113,26 +117,7 @@ class Carried:
             family: The configurations.
             cutoff: A bound that is enough to exclude them.
         """
-        if self._is_late():
-            return 0.0
-        rough = self.crowded(family)
-        if 0 < cutoff <= rough:
-            return rough
-        first = family[0]
-        known, pace = self._known(first)
-        if first.num_stages == 1:
-            return max(known, min(self._step(own, self._with_again(own, pace)) for own in family))
-        with_again = {configuration: self._with_again(configuration, pace) for configuration in family}
-        steps = [max(self._step(*own), self._crowded(own[0], pace)) for own in with_again.items()]
-        ordered = [
-            step if 0 < cutoff <= step else max(step, self._ordered(own, pace))
-            for step, own in zip(steps, with_again, strict=True)
-        ]
-        evenly = [self._even(*own) for own in with_again.items()]
-        if min(map(max, ordered, evenly)) < cutoff:
-            return min(ordered)  # paths are no longer than those of equal stages
-        paths = [self._path(*own) for own in with_again.items()]
-        return min(map(max, ordered, paths))
+        return self._following(family, _ALL, cutoff)
 
     def raised(self, family: Family, known: float, cutoff: float) -> float:
         """Return a bound raised by what follows from others; the same one if nothing raises it.
@@ -153,15 +138,37 @@ class Carried:
 
     def rough(self, family: Family) -> float:
         """Return what `least` is at least: without what has to run again, and the longest path."""
-        known, pace = self._known(family[0])
-        return max(known, min(self._step(own, pace) for own in family))
+        return self._following(family, 0)
 
     def crowded(self, family: Family) -> float:
         """Return what `least` is at least: without the longest path, but with room for all that is held."""
-        if self._is_late():
+        return self._following(family, 1)
+
+    def _following(self, family: Family, upto: int, cutoff: float = 0.0) -> float:
+        """Return the least of what follows for each configuration.
+
+        What follows for one takes more and more work, so that it is only looked for where nothing less is known.
+
+        Args:
+            family: The configurations.
+            upto: How much is looked for: nothing but paces, room, what runs again, order, or the longest path.
+            cutoff: A bound that is enough to exclude them; 0 if none is.
+        """
+        if upto and self._is_late():
             return 0.0
         known, pace = self._known(family[0])
-        return max(known, min(max(self._step(own, pace), self._crowded(own, pace)) for own in family))
+        raises = (self._crowded, self._again, self._ordered, self._path)
+        last = min(upto, len(raises) if family[0].num_stages > 1 else 2)
+        waiting = [(self._step(own, pace), 0, number) for number, own in enumerate(family)]
+        heapq.heapify(waiting)
+        while True:
+            bound, level, number = waiting[0]
+            if level == last or 0 < cutoff <= bound:
+                return max(known, bound)
+            own = family[number]
+            if level + 1 == _ALL and max(bound, self._even(own, pace)) < cutoff:
+                return max(known, bound)  # a path is no longer than that of equal stages
+            heapq.heapreplace(waiting, (max(bound, raises[level](own, pace)), level + 1, number))
 
     def _known(self, first: Configuration) -> tuple[float, Pace]:
         """Return what others say of the seconds of the step, whatever the schedule, and of a microbatch."""
@@ -203,20 +210,23 @@ class Carried:
     def _crowded(self, configuration: Configuration, pace: Pace) -> float:
         return 0.0 if self._room is None else self._room.crowded(configuration, pace)
 
+    def _again(self, configuration: Configuration, pace: Pace) -> float:
+        return self._step(configuration, self._with_again(configuration, pace))
+
     def _ordered(self, configuration: Configuration, pace: Pace) -> float:
         return 0.0 if self._room is None else self._room.ordered(configuration, pace)
 
     def _even(self, configuration: Configuration, pace: Pace) -> float:
-        if math.isinf(pace.seconds):
-            return pace.seconds
-        pipeline = configuration.pipeline(self._stack)
-        return self._floor.even_seconds(configuration, self._batch, pipeline, pace.seconds)
+        seconds = self._with_again(configuration, pace).seconds
+        if math.isinf(seconds):
+            return seconds
+        return self._floor.even_seconds(configuration, self._batch, configuration.pipeline(self._stack), seconds)
 
     def _path(self, configuration: Configuration, pace: Pace) -> float:
-        if math.isinf(pace.seconds):
-            return pace.seconds
-        pipeline = configuration.pipeline(self._stack)
-        return self._floor.path_seconds(configuration, self._batch, pipeline, pace.seconds)
+        seconds = self._with_again(configuration, pace).seconds
+        if math.isinf(seconds):
+            return seconds
+        return self._floor.path_seconds(configuration, self._batch, configuration.pipeline(self._stack), seconds)
 
     def _samples(self, configuration: Configuration) -> int:
         return self._batch // configuration.num_microbatches

@@ -5,7 +5,6 @@ is found on outer × inner with s samples (`minor.py`) holds on dp × outer × i
 something follows for divisors of s (`carried.py`).
 """
 
-import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -53,14 +52,8 @@ class Pacing(Series):
     @property
     def own(self) -> float:
         """No plan of these configurations has a lower objective, in seconds."""
-        ahead = [*self._floors]
-        while ahead:
-            known, number = ahead[0]
-            raised = self._carried.raised(self._space[number], known, self._outcome.best)
-            if raised <= known:
-                return known
-            heapq.heapreplace(ahead, (raised, number))
-        return float("inf")
+        # No linear programs yet: workers would wait for them.
+        return min(max(floor, self._carried.rough(self._space[number])) for floor, number in self._floors)
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
