@@ -20,7 +20,7 @@ from autopar.search.course import (
     Settling,
 )
 from autopar.search.outcome import Candidate, Outcome
-from autopar.search.pace import NO_HINT
+from autopar.search.pace import NO_HINT, UNKNOWN, Pace
 from autopar.search.pieces import Finding, Work
 from autopar.search.planner import Search
 from autopar.search.runners_up import RunnersUp
@@ -39,6 +39,8 @@ class _Known(Carried):
     """Knows what follows for some configurations as soon as another one was looked at."""
 
     def __init__(self, follows: Mapping[int, float]) -> None:
+        floor = SimpleNamespace(samples=(1, 2))
+        super().__init__(lambda samples: SimpleNamespace(), floor, SimpleNamespace(), 8)  # type: ignore[arg-type,return-value]
         self._follows, self._told = follows, False
 
     def learn(self, family: Family, finding: Finding) -> None:
@@ -50,8 +52,11 @@ class _Known(Carried):
     def rough(self, family: Family) -> float:
         return 0.0
 
-    def crowded(self, family: Family) -> float:
-        return 0.0
+    def _known(self, first: Configuration) -> tuple[float, Pace]:
+        return 0.0, UNKNOWN
+
+    def _looked_at(self, family: Family, bound: float, known: float, pace: Pace, cutoff: float) -> float:
+        return max(bound, self.least(family))
 
     def hint(self, family: Family) -> object:  # type: ignore[override]
         return NO_HINT

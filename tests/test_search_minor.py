@@ -205,8 +205,9 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
 
     for family in space:
         assert 0 < carried.rough(family) <= carried.least(family)
-        assert carried.raised(family, 0.0, np.inf) == carried.rough(family)
-        assert carried.raised(family, carried.rough(family), np.inf) == carried.least(family, np.inf)
+        waiting = [(0.0, 0)]
+        carried.raise_least(waiting, [family], np.inf, lambda number: False)
+        assert waiting == [(carried.least(family, np.inf), 0)]
     for family in space[:: len(space) // 8]:
         least = carried.least(family)
         assert 0 < least <= min(_random_plans(_task(), family, 2)) * (1 + CLOSE), str(family[0])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from autopar.search.placed import Placed
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
 from autopar.search.submeshes import nearest, submeshes, unequal
-from autopar.search.unequal import UnequalAttempt, least_unequal, worth_while
+from autopar.search.unequal import WEAK, UnequalAttempt, least_unequal, search_unequal, worth_while
 from autopar.simulate import simulate
 from autopar.solvers import staging as dynamic
 from autopar.staging import Leg, Route
@@ -226,6 +227,22 @@ def test_unequal_stages_are_opened_where_they_may_pay(cache_dir: Path) -> None:
     assert len({stage.devices[1] - stage.devices[0] for stage in draft.stages}) > 1
     assert any("stages with meshes of their own" in line for line in found.unequal.words(found.best))
     assert _simulated(search, found.candidates[0]) < 0.9 * _simulated(search, equal.candidates[0])
+
+
+def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir: Path) -> None:
+    """Where they may pay: else they are not part of what is searched."""
+    search = _search(cache_dir)
+    outcome = replace(search, unequal=None).run(_space(_execution().folded.num_blocks))
+
+    bound = search_unequal(search, outcome, lambda: True, lambda: 0.0)
+
+    assert outcome.unequal is not None
+    assert outcome.unequal.opened == ()
+    assert bound == outcome.unequal.floor < outcome.best / WEAK
+    assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
+    near = SimpleNamespace(best=bound)
+    # a plan as fast as that leaves nothing to look for
+    assert math.isinf(search_unequal(search, near, lambda: True, lambda: 0.0))  # type: ignore[arg-type]
 
 
 def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(

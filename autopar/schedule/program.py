@@ -49,6 +49,7 @@ class LeastProgram:
         highs = highspy.Highs()
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("threads", 1)
+        highs.setOptionValue("presolve", "off")  # it takes as long as the rest, for nothing
         highs.passModel(model)
         highs.run()
         if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:

@@ -33,7 +33,7 @@ from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.least import LeastPath
 from autopar.search.hull import Hull
-from autopar.search.limits import solve_limited
+from autopar.search.limits import PLACEMENT_WORK, solve_limited
 from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
@@ -64,6 +64,10 @@ CORRECTIONS = 3
 
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
+
+PRICED_SHARE = 5e6
+"""Units of work per second of a limit of time that a placement problem with prices may take: a part in two hundred of
+it. Its bound is one of many, and most take a hundredth of that."""
 
 BESIDE = (0.05, None)
 """Prices of gradient traffic at which placements under memory limits are looked for, as of `weights`: as if there was
@@ -288,7 +292,7 @@ class Attempt:
         return min(cutoff, self.best.objective * (1 - NEAR)) if self.best is not None else cutoff
 
     def _priced(self, instance: Problem, cutoff: float) -> Solution:
-        return self._run(self._with_recipes(instance), None, cutoff)
+        return self._run(self._with_recipes(instance), None, cutoff, most=PRICED_SHARE * self.search.time_limit)
 
     def _undivided(self) -> float:
         """Return the bound that sees that blocks are not divided between stages: each kind at its own least time."""
@@ -527,6 +531,7 @@ class Attempt:
         start: Choice | None = None,
         cutoff: float = math.inf,
         gap: float = OPTIMALITY_TOLERANCE,
+        most: float = PLACEMENT_WORK,
     ) -> Solution:
         found = solve_limited(
             self.search.solver,
@@ -537,6 +542,7 @@ class Attempt:
             gap=gap,
             should_stop=self.search.should_stop,
             seed=self.search.seed,
+            most=most,
         )
         self.work += found.work
         self.cut += found.cut

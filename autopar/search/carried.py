@@ -20,7 +20,8 @@ those of other sizes with them (`floor.scales`).
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from autopar.cost import Stack
@@ -72,6 +73,7 @@ class Carried:
         self._minor: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
         self._choices: dict[tuple[Mesh, int], dict[bool, tuple[Choice, ...]]] = {}
         self._compared: dict[tuple[int, int], bool] = {}
+        self._threads = ThreadPoolExecutor(2)
 
     def learn(self, family: Family, finding: Finding) -> None:
         """Take what was found of configurations that differ in the schedule only."""
@@ -117,46 +119,64 @@ class Carried:
             family: The configurations.
             cutoff: A bound that is enough to exclude them.
         """
-        return self._following(family, _ALL, cutoff)
+        return 0.0 if self._is_late() else self._following(family, *self._known(family[0]), _ALL, cutoff)
 
-    def raised(self, family: Family, known: float, cutoff: float) -> float:
-        """Return a bound raised by what follows from others; the same one if nothing raises it.
+    def raise_least(
+        self, waiting: list[tuple[float, int]], space: Sequence[Family], cutoff: float, is_told: Callable[[int], bool]
+    ) -> None:
+        """Raise the least bound of a heap by what follows from others, until nothing raises it.
 
-        Where little work raises it, no more is done: that is for when it is the least bound again.
+        Where little work raises a bound, no more is done: that is for when it is the least one again. Linear programs
+        are solved for the two least ones at a time, each by a thread of its own: workers wait for them.
 
         Args:
-            family: The configurations.
-            known: No plan of them has a lower objective, in seconds.
-            cutoff: A bound that is enough to exclude them.
+            waiting: The heap: bounds in seconds, and numbers of families.
+            space: The families.
+            cutoff: A bound that is enough to exclude one.
+            is_told: Whether a bound tells more than what follows from others.
         """
-        if known >= cutoff:
-            return known
-        for follows in (self.rough, self.crowded):
-            if (bound := follows(family)) > known:
-                return bound
-        return max(known, self.least(family, cutoff))
+        while waiting and not is_told(waiting[0][1]) and waiting[0][0] < cutoff:
+            bound, number = waiting[0]
+            if (follows := self.rough(space[number])) > bound:
+                heapq.heapreplace(waiting, (follows, number))
+                continue
+            heads = sorted(waiting[:3])[:2]  # the least of a heap is first, and one of the next two is the second
+            asked = [(each, space[each[1]], self._known(space[each[1]][0])) for each in heads if not is_told(each[1])]
+            for _, family, _ in asked:
+                self._folded(self._samples(family[0]))  # which no two threads may look for
+            bounds = self._threads.map(
+                lambda each: self._looked_at(each[1], each[0][0], each[2][0], each[2][1], cutoff), asked
+            )
+            for (head, _, _), follows in zip(asked, bounds, strict=True):
+                waiting[waiting.index(head)] = follows, head[1]
+            heapq.heapify(waiting)
+            if waiting[0] == (bound, number):
+                return
+
+    def _looked_at(self, family: Family, bound: float, known: float, pace: Pace, cutoff: float) -> float:
+        """Return a bound raised by room, or else by all that follows from a pace."""
+        if bound < cutoff and not self._is_late():
+            for upto in (1, _ALL):
+                if (follows := self._following(family, known, pace, upto, cutoff)) > bound:
+                    return follows
+        return bound
 
     def rough(self, family: Family) -> float:
         """Return what `least` is at least: without what has to run again, and the longest path."""
-        return self._following(family, 0)
+        return self._following(family, *self._known(family[0]), upto=0)
 
-    def crowded(self, family: Family) -> float:
-        """Return what `least` is at least: without the longest path, but with room for all that is held."""
-        return self._following(family, 1)
-
-    def _following(self, family: Family, upto: int, cutoff: float = 0.0) -> float:
+    def _following(self, family: Family, known: float, pace: Pace, upto: int, cutoff: float = 0.0) -> float:
         """Return the least of what follows for each configuration.
 
         What follows for one takes more and more work, so that it is only looked for where nothing less is known.
 
         Args:
             family: The configurations.
+            known: What others say of the seconds of the step.
+            pace: What they say of a microbatch.
             upto: How much is looked for: nothing but paces, room, what runs again, order, or the longest path.
             cutoff: A bound that is enough to exclude them; 0 if none is.
         """
-        if upto and self._is_late():
-            return 0.0
-        known, pace = self._known(family[0])
         raises = (self._crowded, self._again, self._ordered, self._path)
         last = min(upto, len(raises) if family[0].num_stages > 1 else 2)
         waiting = [(self._step(own, pace), 0, number) for number, own in enumerate(family)]

@@ -218,12 +218,7 @@ class Bounding(Series):
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`: what follows from others for the next one may be enough, and all after it are no less."""
-        while self._ahead:
-            known, number = self._ahead[0]
-            follows = self._carried.raised(self.space[number], known, self.threshold())
-            if follows <= known:
-                break
-            heapq.heapreplace(self._ahead, (follows, number))
+        self._carried.raise_least(self._ahead, self.space, self.threshold(), lambda number: False)
         if self._ahead and self._ahead[0][0] < self.threshold():
             return False
         for known, number in self._ahead:

@@ -42,9 +42,10 @@ def solve_limited(
     gap: float = OPTIMALITY_TOLERANCE,
     should_stop: Callable[[], bool] | None = None,
     seed: int = 0,
+    most: float = PLACEMENT_WORK,
 ) -> Limited:
-    """Solve a placement problem within the limits; `end` is when to end, on the monotonic clock."""
-    work, began = Work(PLACEMENT_WORK), time.monotonic()
+    """Solve a placement problem within the limits: `most` units of work, and until `end` on the monotonic clock."""
+    work, began = Work(min(PLACEMENT_WORK, most)), time.monotonic()
     left = end - began
     clock = max(0.1, left if solver.counts else min(PLACEMENT_SECONDS, left))
     solution = solver.solve(

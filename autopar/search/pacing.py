@@ -6,6 +6,7 @@ something follows for divisors of s (`carried.py`).
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from autopar.formulate.minor import minor_mesh
@@ -52,8 +53,15 @@ class Pacing(Series):
     @property
     def own(self) -> float:
         """No plan of these configurations has a lower objective, in seconds."""
-        # No linear programs yet: workers would wait for them.
-        return min(max(floor, self._carried.rough(self._space[number])) for floor, number in self._floors)
+        return min(
+            (max(floor, self._carried.rough(self._space[number])) for floor, number in self._floors), default=inf
+        )
+
+    def raised(self, enough: float) -> float:
+        """Return the same, raised until it is enough or nothing raises it: that takes linear programs."""
+        floors = [*self._floors]
+        self._carried.raise_least(floors, self._space, enough, lambda number: False)
+        return max(self.own, floors[0][0]) if floors else inf
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""

@@ -141,7 +141,10 @@ class Search:
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
 
+            pacing: Pacing | None = None
+
             def pace(elsewhere: float) -> None:
+                nonlocal pacing
                 if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
                     pacing = Pacing(self, outcome, families(more), carried, elsewhere)
                     sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
@@ -149,6 +152,8 @@ class Search:
 
             lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=pace)
             opened = _waves(families(more))
+            if pacing is not None and not outcome.stopped:
+                outcome.closed_floor = pacing.raised(_with(lowest, aside) / WEAK)
             if more and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]

@@ -124,14 +124,7 @@ class ThirdAxis(Series):
 
     def _carry(self) -> None:
         """Raise the bounds of what is next by what follows from others."""
-        while self._open:
-            bound, number = self._open[0]
-            if number in self._seen:
-                return
-            follows = self._carried.raised(self._space[number], bound, self._outcome.best)
-            if follows <= bound:
-                return
-            heapq.heapreplace(self._open, (follows, number))
+        self._carried.raise_least(self._open, self._space, self._outcome.best, self._seen.__contains__)
 
     def _is_far(self, bound: float) -> bool:
         """Whether a bound is so far from the best plan that there is something to do."""

@@ -114,7 +114,9 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool], end: Callable[[], float]) -> float:
-    """Look for better plans on unequal stages, if that may pay, and return a bound on those that were looked for.
+    """Look for better plans on unequal stages, if that may pay, and return a bound on those that may.
+
+    If there is no time left to look for them, that is their floor.
 
     Args:
         search: What is searched.
@@ -129,11 +131,12 @@ def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool]
     outcome.unequal = found
     floors = {count: least_unequal(search, space, count) for count in space.microbatches}
     is_long = len(search.folded(search.global_batch // min(floors)).chain) > MOST_BLOCKS
-    closed = stops() or (is_long and not search.costs.cluster.groups)
+    closed = is_long and not search.costs.cluster.groups
     opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors)
+    if stops() or not opened:
+        found.floor = min(floors.values())
+        return min((floors[count] for count in opened), default=math.inf)
     found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
-    if not opened:
-        return math.inf
     best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
     found.submeshes = nearest(space.submeshes, min(best, space.devices / 2))
     found.opened = tuple(sorted(opened))
