@@ -162,6 +162,21 @@ def test_what_nobody_looked_at_is_bounded_by_what_follows_and_no_more_is_asked()
     assert bounding._carried.asked == [1, 2]  # type: ignore[attr-defined]
 
 
+def test_the_least_bounds_are_raised_until_nothing_raises_the_least() -> None:
+    """Two at a time: that of 4 is looked at beside that of 2, and of 8 nothing is asked; told ones are left alone."""
+    told = _Told({1: 2.5, 2: 9.0, 4: 3.2})
+    waiting = [(FLOORS[family[0].num_microbatches], number) for number, family in enumerate(FAMILIES)]
+
+    told.raise_least(waiting, FAMILIES, math.inf, lambda number: False)
+    assert sorted(waiting) == [(2.5, 0), (3.2, 2), (4.0, 3), (9.0, 1)]
+
+    waiting = [(1.0, 0), (2.0, 1)]
+    told.raise_least(waiting, FAMILIES, math.inf, lambda number: number == 0)
+    assert waiting == [(1.0, 0), (2.0, 1)]
+    told.raise_least(waiting, FAMILIES, 0.5, lambda number: False)
+    assert waiting == [(1.0, 0), (2.0, 1)], "what is above the cutoff is raised no further"
+
+
 @pytest.mark.parametrize(("follows", "order", "own"), [(7.0, [1, 2, 1, 4, 8], 7.5), (7.3, [1, 2, 1, 4], 7.3)])
 def test_the_least_bound_of_three_axes_is_raised_first(follows: float, order: list[int], own: float) -> None:
     """Whether by a bound of its own or by what follows; it ends where nothing is below the best plan, at 7.2."""

@@ -6,8 +6,8 @@ from itertools import count, pairwise
 import pytest
 
 from autopar import solvers
-from autopar.problem import Termination
-from autopar.search import limits
+from autopar.problem import OPTIMALITY_TOLERANCE, Termination
+from autopar.search import attempt, limits
 from autopar.search.outcome import Outcome
 from autopar.solvers.base import Work
 from autopar.task import Effort, prepare
@@ -72,9 +72,21 @@ def test_more_work_is_no_worse(name: str) -> None:
         assert more.bound >= less.bound
 
 
-def _outcome() -> Outcome:
+def _outcome(time_limit: float | None = None) -> Outcome:
     task = prepare("zoo:mlp-xs", gpus=2, global_batch=4, dims=DIMS["mlp-xs"] | {"num_layers": 2})
-    return task.search(Effort(top_k=3)).run(task.space)
+    return task.search(Effort(top_k=3, time_limit=time_limit)).run(task.space)
+
+
+def test_of_a_limit_of_time_no_problem_takes_more_than_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is cut has a bound all the same; without a limit none is."""
+    monkeypatch.setattr(attempt, "PRICED_SHARE", 1e-3)
+
+    hurried, found = _outcome(600.0), _outcome()
+
+    assert hurried.cut > 0
+    assert found.cut == 0
+    assert hurried.bound <= found.best * (1 + OPTIMALITY_TOLERANCE)
+    assert hurried.best >= found.bound
 
 
 @pytest.mark.parametrize("limit", [None, 100.0])

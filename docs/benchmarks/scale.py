@@ -65,6 +65,8 @@ CASES = {
     "megatron-1t-3072": Case("megatron-1t", 3072, "a100", 180, 0.03, 3),
     "mixtral-8x7b-64": Case("mixtral-8x7b", 64, "h100", 120, gigabytes=2),
     "gpt3-xl-96-layers": Case("gpt3-xl", 64, "h100", 0, dims={"num_layers": 96}),
+    # As many parameters as with 1,000 layers of 2,048, so that memory is as short.
+    "gpt3-xl-96-wide-layers": Case("gpt3-xl", 64, "h100", 0, dims={"num_layers": 96, "hidden": 6656, "heads": 52}),
     "gpt3-xl-1000-layers": Case("gpt3-xl", 64, "h100", 0, dims={"num_layers": 1000}),
     "wide-resnet-2b-32": Case("wide-resnet-2b", 32, "v100", 180, gigabytes=2),
     "unet-sd1-32": Case("unet-sd1", 32, "v100", 180, gigabytes=2, workers=1),
