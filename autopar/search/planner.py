@@ -152,8 +152,8 @@ class Search:
 
             lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=pace)
             opened = _waves(families(more))
-            if pacing is not None and not outcome.stopped:
-                outcome.closed_floor = pacing.raised(_with(lowest, aside) / WEAK)
+            if pacing is not None and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
+                outcome.closed_floor = pacing.raised(_with(lowest, aside))
             if more and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]
