@@ -55,7 +55,7 @@ class _Known(Carried):
     def _known(self, first: Configuration) -> tuple[float, Pace]:
         return 0.0, UNKNOWN
 
-    def _looked_at(self, family: Family, bound: float, known: float, pace: Pace, cutoff: float) -> float:
+    def _looked_at(self, family: Family, bound: float, known: tuple[float, Pace], cutoff: float) -> float:
         return max(bound, self.least(family))
 
     def hint(self, family: Family) -> object:  # type: ignore[override]

@@ -63,7 +63,7 @@ class Value:
         return "float" in self.dtype
 
     def __reduce__(self) -> tuple[type["Value"], tuple[object, ...]]:
-        # Processes are sent whole graphs: what dataclasses with slots do by themselves takes thrice as long.
+        # Processes are sent whole graphs: what dataclasses with slots do by themselves takes longer.
         return Value, (self.name, self.shape, self.dtype)
 
     def __str__(self) -> str:

@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import repeat
 
 from autopar.cost import Stack
 from autopar.formulate.data_major import is_data_major
@@ -140,24 +141,25 @@ class Carried:
             if (follows := self.rough(space[number])) > bound:
                 heapq.heapreplace(waiting, (follows, number))
                 continue
-            heads = sorted(waiting[:3])[:2]  # the least of a heap is first, and one of the next two is the second
-            asked = [(each, space[each[1]], self._known(space[each[1]][0])) for each in heads if not is_told(each[1])]
-            for _, family, _ in asked:
+            # The least of a heap is first, and one of the next two is the second.
+            heads = [head for head in sorted(waiting[:3])[:2] if not is_told(head[1])]
+            families = [space[own] for _, own in heads]
+            known = [self._known(family[0]) for family in families]
+            for family in families:
                 self._folded(self._samples(family[0]))  # which no two threads may look for
-            bounds = self._threads.map(
-                lambda each: self._looked_at(each[1], each[0][0], each[2][0], each[2][1], cutoff), asked
-            )
-            for (head, _, _), follows in zip(asked, bounds, strict=True):
+            bounds = [least for least, _ in heads]
+            raised = self._threads.map(self._looked_at, families, bounds, known, repeat(cutoff))
+            for head, follows in zip(heads, raised, strict=True):
                 waiting[waiting.index(head)] = follows, head[1]
             heapq.heapify(waiting)
             if waiting[0] == (bound, number):
                 return
 
-    def _looked_at(self, family: Family, bound: float, known: float, pace: Pace, cutoff: float) -> float:
+    def _looked_at(self, family: Family, bound: float, known: tuple[float, Pace], cutoff: float) -> float:
         """Return a bound raised by room, or else by all that follows from a pace."""
         if bound < cutoff and not self._is_late():
             for upto in (1, _ALL):
-                if (follows := self._following(family, known, pace, upto, cutoff)) > bound:
+                if (follows := self._following(family, *known, upto, cutoff)) > bound:
                     return follows
         return bound
 
