@@ -70,9 +70,14 @@ class Constraints:
         if self.cuts is None:
             return np.ones((num_blocks, longest), dtype=bool)
         edges = np.zeros(num_blocks + longest + 1, dtype=bool)
-        edges[[0, num_blocks, *(cut for cut in self.cuts if 0 < cut < num_blocks)]] = True
+        edges[self.edges(num_blocks)] = True
         start = np.arange(num_blocks)[:, None]
         return np.asarray(edges[start] & edges[start + 1 + np.arange(longest)[None, :]])
+
+    def edges(self, num_blocks: int) -> list[int]:
+        """Return where a stage may begin or end, ascending, the ends of the chain included."""
+        cuts = range(num_blocks) if self.cuts is None else self.cuts
+        return sorted({0, num_blocks, *(cut for cut in cuts if 0 < cut < num_blocks)})
 
     def fastest(self, chain: Sequence[int], num_kinds: int) -> tuple[Recompute, ...]:
         """Return by kind the fastest flavour that any of its blocks may have: what bounds may count on.

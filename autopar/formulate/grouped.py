@@ -1,25 +1,29 @@
 """Cuts for the schedules that have no closed form: stages in turn on groups of devices, and backwards in two passes.
 
-The chain is cut so that the slowest stage is as fast as can be, whatever it holds. Then every group of devices chooses
-what the blocks of its stages recompute: with a price on bytes every stage takes the mixture of least seconds and price,
-and the least price at which the group fits is found by bisection. Where that is faster, the optimizer's state of all
-its stages goes to host memory. The seconds of the step are those of the longest path through its tasks
-(`scheduled.py`), the bytes of a group those of the fullest moment of its order.
+The chain is cut so that the slowest stage is as fast as can be, and so that the slowest stages of all chunks together
+are (`waves.py`), whatever they hold. Then every group of devices chooses what the blocks of its stages recompute: with
+a price on bytes every stage takes the mixture of least seconds and price, and the least price at which the group fits
+is found by bisection. Where that is faster, the optimizer's state of all its stages goes to host memory. The seconds of
+the step are those of the longest path through its tasks (`scheduled.py`), the bytes of a group those of the fullest
+moment of its order. The fastest cut is taken, and may be made faster by moving blocks from stage to stage (`shifted`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from random import Random
 
 import numpy as np
 
 from autopar.cost.overlap import state_buffers
 from autopar.formulate.constraints import FREE, Constraints
-from autopar.formulate.cuts import UNLIMITED, best_split, may_lie, symbols_for
+from autopar.formulate.cuts import ROUNDING, UNLIMITED, best_split, may_lie, symbols_for
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures
-from autopar.formulate.scheduled import scheduled_step, works_of
+from autopar.formulate.scheduled import StageWork, scheduled_step, works_of
 from autopar.formulate.step import Pipeline, Split, StepTime
 from autopar.formulate.tables import Slot
+from autopar.formulate.waves import Ranges, cuts_in_waves
 from autopar.formulate.windows import IntArray, windows
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
@@ -27,6 +31,9 @@ from autopar.schedule.holding import moments
 
 PRICES = 40
 """Steps of the bisection for the price of a byte; it halves the logarithm of the range each time."""
+
+MOST_SHIFTS, PATIENCE = 400, 80
+"""Cuts that are looked at to make one faster, and how many in a row that are not."""
 
 
 def best_grouped(
@@ -49,31 +56,203 @@ def best_grouped(
         hop: Seconds of sending one microbatch's boundary from a stage to the next.
         constraints: Cuts, recompute and what may lie in host memory.
     """
+    joint = _joint(passes, totals)
+    cuts = list(dict.fromkeys(_cuts(joint, memory, pipeline, constraints)))
+    if not cuts:
+        return None
+    longest = max(stop - start for ranges in cuts for start, stop in ranges)
+    groups = _Groups(passes, totals, memory, pipeline, limit, hop, constraints, longest)
+    found = [filled for ranges in cuts if (filled := groups.filled(ranges)) is not None]
+    return min(found, key=lambda each: each[1].seconds, default=None)
+
+
+def shifted(
+    found: tuple[Split, StepTime],
+    passes: FloatArray,
+    totals: FloatArray,
+    memory: ChainBytes,
+    pipeline: Pipeline,
+    limit: float,
+    hop: float,
+    constraints: Constraints = FREE,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[Split, StepTime]:
+    """Return a split that is no slower than a given one: what one or two moves from stage to stage make faster is kept.
+
+    Moves are drawn, the same ones each time.
+
+    Args:
+        found: The split and its step time.
+        passes: As of `best_grouped`, as the following.
+        totals: Seconds of one instance.
+        memory: What ranges of blocks hold.
+        pipeline: Stages, microbatches, schedule.
+        limit: Bytes per device.
+        hop: Seconds from a stage to the next.
+        constraints: Cuts, recompute and what may lie in host memory.
+        should_stop: Whether to end before nothing is found any more.
+    """
+    edges, best = constraints.edges(len(memory.chain)), found
+    ranges = found[0].ranges
+    place = {edge: number for number, edge in enumerate(edges)}
+    sizes = [place[stop] - place[start] for start, stop in ranges]
+    longest = min(len(memory.chain), 2 * max(stop - start for start, stop in ranges))
+    groups = _Groups(passes, totals, memory, pipeline, limit, hop, constraints, longest)
+    draw, idle, tried = Random(len(ranges)), 0, {tuple(sizes)}
+    for _ in range(MOST_SHIFTS):
+        if idle == PATIENCE or should_stop():
+            break
+        idle += 1
+        moved = _moved(sizes, draw)
+        stops = [edges[number] for number in accumulate(moved)]
+        cut = tuple(pairwise([0, *stops]))
+        if tuple(moved) in tried or max(stop - start for start, stop in cut) > longest:
+            continue
+        tried.add(tuple(moved))
+        other = groups.filled(cut)
+        if other is not None and other[1].seconds < best[1].seconds * (1 - ROUNDING):
+            best, sizes, idle = other, moved, 0
+    return best
+
+
+def _moved(sizes: Sequence[int], draw: Random) -> list[int]:
+    """Return the sizes of stages after one or two moves of a part that leave every stage one."""
+    found = list(sizes)
+    for _ in range(draw.choice((1, 1, 2))):
+        source, target = draw.randrange(len(found)), draw.randrange(len(found))
+        if found[source] > 1:
+            found[source] -= 1
+            found[target] += 1
+    return found
+
+
+def _joint(passes: FloatArray, totals: FloatArray) -> FloatArray:
+    """Return the seconds of one instance with both halves of the backward in one."""
     joint = totals.copy()
     joint[:, Slot.BACKWARD] = passes[:, 1] + passes[:, 2]
+    return joint
+
+
+def _cuts(joint: FloatArray, memory: ChainBytes, pipeline: Pipeline, constraints: Constraints) -> Iterator[Ranges]:
+    """Yield cuts that are good if all of them fit."""
     even = replace(pipeline, schedule="1f1b", num_chunks=1, num_microbatches=2 * pipeline.num_microbatches)
     nothing = ChainBytes.nothing(memory.chain, memory.flavours)
     cut = best_split(joint, nothing, even, np.inf, 0.0, replace(constraints, keeps=(), states=()))
     if cut is None:
-        return None
-    ranges = cut[0].ranges
-    longest = max(stop - start for start, stop in ranges)
-    found = windows(symbols_for(memory, constraints), longest, len(ranges) == 1)
-    mixed = mixtures(
-        found, joint, memory, pipeline.overlap, min(limit, UNLIMITED), (1, pipeline.num_microbatches), constraints
-    )
-    stages = [_Stage.of(mixed, memory, start, stop, int(found.at[start, stop - start - 1])) for start, stop in ranges]
-    schedule = SCHEDULES[pipeline.schedule]
-    recompute: list[tuple[Recompute, ...]] = [()] * len(stages)
-    offload = [False] * len(stages)
-    here, there = may_lie(found, constraints)
-    for group, chunks in enumerate(chunks_of(schedule.groups(pipeline.num_groups, pipeline.num_chunks))):
-        rows = moments(schedule, group, pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
-        own = [stages[stage] for stage in chunks]
-        ways = (tuple(not here[stage.window] for stage in own), tuple(bool(there[stage.window]) for stage in own))
+        return
+    yield cut[0].ranges
+    blocks = (joint[:, Slot.FORWARD] + joint[:, Slot.BACKWARD])[np.asarray(memory.chain)]
+    yield from cuts_in_waves(blocks, pipeline.num_groups, pipeline.num_chunks, constraints.edges(len(memory.chain)))
+
+
+def grouped_time(
+    passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float
+) -> StepTime:
+    """Return the step time of a split under any schedule; arguments as of `best_grouped`."""
+    splits = SCHEDULES[pipeline.schedule].splits
+    return _time(works_of(passes * pipeline.with_turns, totals, chain, split, splits=splits), pipeline, hop)
+
+
+def _time(works: Sequence[StageWork], pipeline: Pipeline, hop: float) -> StepTime:
+    seconds = scheduled_step(pipeline.schedule, pipeline.num_groups, pipeline.num_microbatches, works, (hop, hop))
+    each = np.array([work.forward + work.backward + work.weight for work in works])
+    return StepTime(seconds + pipeline.fixed, seconds, 0.0, each)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What a stage of a group keeps: the flavours of its blocks, and whether the optimizer's state is away."""
+
+    flavours: tuple[Recompute, ...]
+    away: bool
+
+
+class _Groups:
+    """What groups of devices choose under any cut; what several cuts have in common is worked on once.
+
+    Args:
+        passes: As of `best_grouped`, as the following.
+        totals: Seconds of one instance.
+        memory: What ranges of blocks hold.
+        pipeline: Stages, microbatches, schedule.
+        limit: Bytes per device.
+        hop: Seconds from a stage to the next.
+        constraints: Cuts, recompute and what may lie in host memory.
+        longest: The most blocks of a stage.
+    """
+
+    def __init__(
+        self,
+        passes: FloatArray,
+        totals: FloatArray,
+        memory: ChainBytes,
+        pipeline: Pipeline,
+        limit: float,
+        hop: float,
+        constraints: Constraints,
+        longest: int,
+    ) -> None:
+        self._passes, self._totals, self._memory = passes * pipeline.with_turns, totals, memory
+        self._pipeline, self._limit, self._hop = pipeline, min(limit, UNLIMITED), hop
+        self._schedule = SCHEDULES[pipeline.schedule]
+        self._windows = windows(symbols_for(memory, constraints), longest, pipeline.num_stages == 1)
+        flying = (1, pipeline.num_microbatches)
+        joint = _joint(passes, totals)
+        self._mixed = mixtures(
+            self._windows, joint, memory, pipeline.overlap, self._limit, flying, constraints, pipeline.num_chunks
+        )
+        self._here, self._there = may_lie(self._windows, constraints)
+        self._chunks = chunks_of(self._schedule.groups(pipeline.num_groups, pipeline.num_chunks))
+        self._stages: dict[int, _Stage] = {}
+        self._chosen: dict[tuple[int, ...], list[_Chosen] | None] = {}
+        self._works: dict[tuple[int, _Chosen], StageWork] = {}
+
+    def filled(self, ranges: Ranges) -> tuple[Split, StepTime] | None:
+        """Return the split of a cut, with what its groups choose, and its step time; None if one does not fit."""
+        each = [int(self._windows.at[start, stop - start - 1]) for start, stop in ranges]
+        chosen: list[_Chosen | None] = [None] * len(each)
+        for group, chunks in enumerate(self._chunks):
+            key = (group, *(each[stage] for stage in chunks))
+            if key not in self._chosen:
+                self._chosen[key] = self._choose(group, key[1:])
+            own = self._chosen[key]
+            if own is None:
+                return None
+            for stage, what in zip(chunks, own, strict=True):
+                chosen[stage] = what
+        found = [what for what in chosen if what is not None]
+        recompute, offload = tuple(what.flavours for what in found), tuple(what.away for what in found)
+        works = [self._work(window, blocks, what) for window, blocks, what in zip(each, ranges, found, strict=True)]
+        split = Split(ranges, recompute, offload if any(offload) else ())
+        return split, _time(works, self._pipeline, self._hop)
+
+    def _stage(self, window: int) -> "_Stage":
+        if window not in self._stages:
+            start, stop = int(self._windows.start[window]), int(self._windows.stop[window])
+            self._stages[window] = _Stage.of(self._mixed, self._memory, start, stop, window)
+        return self._stages[window]
+
+    def _work(self, window: int, blocks: tuple[int, int], what: _Chosen) -> StageWork:
+        """Return what a stage takes."""
+        if (window, what) not in self._works:
+            split = Split(((0, blocks[1] - blocks[0]),), (what.flavours,), (what.away,))
+            chain = self._memory.chain[slice(*blocks)]
+            (work,) = works_of(self._passes, self._totals, chain, split, splits=self._schedule.splits)
+            self._works[window, what] = work
+        return self._works[window, what]
+
+    def _choose(self, group: int, each: tuple[int, ...]) -> list[_Chosen] | None:
+        """Return what the stages of a group keep, given their windows; None if nothing fits."""
+        pipeline = self._pipeline
+        rows = moments(self._schedule, group, pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
+        own = [self._stage(window) for window in each]
+        ways = (
+            tuple(not self._here[window] for window in each),
+            tuple(bool(self._there[window]) for window in each),
+        )
         best: tuple[float, list[int], tuple[bool, ...]] | None = None
         for hosted in dict.fromkeys(ways):
-            taken = _fastest(own, rows, min(limit, UNLIMITED), memory.host_room, hosted)
+            taken = _fastest(own, rows, self._limit, self._memory.host_room, hosted)
             if taken is None:
                 continue
             again = sum(float(stage.again[mixture]) for stage, mixture in zip(own, taken, strict=True))
@@ -83,23 +262,10 @@ def best_grouped(
                 best = added, taken, hosted
         if best is None:
             return None
-        for stage, mixture, away in zip(chunks, *best[1:], strict=True):
-            recompute[stage] = mixed.flavours(stages[stage].window, int(stages[stage].numbers[mixture]))
-            offload[stage] = away
-    split = Split(ranges, tuple(recompute), tuple(offload) if any(offload) else ())
-    return split, grouped_time(passes, totals, memory.chain, pipeline, split, hop)
-
-
-def grouped_time(
-    passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float
-) -> StepTime:
-    """Return the step time of a split under any schedule; arguments as of `best_grouped`."""
-    splits = SCHEDULES[pipeline.schedule].splits
-    turns = pipeline.with_turns
-    works = works_of(passes * turns, totals, chain, split, splits=splits)
-    seconds = scheduled_step(pipeline.schedule, pipeline.num_groups, pipeline.num_microbatches, works, (hop, hop))
-    each = np.array([work.forward + work.backward + work.weight for work in works])
-    return StepTime(seconds + pipeline.fixed, seconds, 0.0, each)
+        return [
+            _Chosen(self._mixed.flavours(stage.window, int(stage.numbers[mixture])), away)
+            for stage, mixture, away in zip(own, *best[1:], strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,4 +368,16 @@ def _fastest(
             best, high = taken, middle
         else:
             low = middle
+    if best is None:
+        return None
+    # Equal blocks change at one price, all of them at once: what they need not run again is told stage by stage.
+    for stage in reversed(range(len(stages))):
+        again = stages[stage].again
+        for own in np.argsort(again, kind="stable").tolist():
+            if again[own] >= again[best[stage]]:
+                break
+            other = [*best[:stage], own, *best[stage + 1 :]]
+            if fits(other):
+                best = other
+                break
     return best

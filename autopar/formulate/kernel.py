@@ -417,6 +417,63 @@ def _evenest(sums: Floats, num_stages: int) -> float:
     return float(best[num_blocks])
 
 
+def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, small_first: bool) -> Ints:
+    """Return where the stages of a cut end whose slowest stages T_c, one of each chunk, have the least T_c + q_c T_c^2.
+
+    Every stage takes as much as it may, so that the last ones may have little.
+
+    Args:
+        sums: (parts + 1,) running sum of the seconds of what is not cut.
+        caps: Seconds that a stage may take, ascending: those of a chunk are below one of these.
+        bends: (chunks,) the q_c.
+        num_groups: Stages of each chunk.
+        small_first: Whether, of equal cuts, earlier chunks are the smaller ones; else they are the larger ones.
+
+    Returns:
+        (stages,) parts up to the end of each, the last one included; empty if there is no such cut.
+    """
+    parts, num_chunks = len(sums) - 1, len(bends)
+    stages = num_groups * num_chunks
+    best = np.full((num_chunks + 1, parts + 1), np.inf)
+    source = np.zeros((num_chunks + 1, parts + 1), dtype=np.int64)
+    number = np.zeros((num_chunks + 1, parts + 1), dtype=np.int64)
+    best[0, 0] = 0.0
+    for chunk in range(num_chunks):
+        for start in range(parts):
+            if not best[chunk, start] < np.inf:
+                continue
+            for cap in range(len(caps)):
+                at = start
+                for stage in range(chunk * num_groups, (chunk + 1) * num_groups):
+                    reach = np.searchsorted(sums, sums[at] + caps[cap] * (1 + 1e-9), side="right") - 1
+                    after = min(reach, parts - (stages - 1 - stage))
+                    if after <= at:
+                        at = -1
+                        break
+                    at = after
+                if at < 0:
+                    continue
+                value = best[chunk, start] + caps[cap] * (1 + bends[chunk] * caps[cap])
+                known = best[chunk + 1, at]
+                alike = abs(value - known) <= 1e-9 * value
+                earlier = caps[number[chunk + 1, at]] > caps[cap]  # a smaller chunk here is a larger one before
+                if (not alike and value < known) or (alike and earlier != small_first):
+                    best[chunk + 1, at], source[chunk + 1, at], number[chunk + 1, at] = value, start, cap
+    if not best[num_chunks, parts] < np.inf:
+        return np.zeros(0, dtype=np.int64)
+    ends = np.zeros(stages, dtype=np.int64)
+    at = parts
+    for chunk in range(num_chunks - 1, -1, -1):
+        start, cap = source[chunk + 1, at], number[chunk + 1, at]
+        at = start
+        for stage in range(chunk * num_groups, (chunk + 1) * num_groups):
+            reach = np.searchsorted(sums, sums[at] + caps[cap] * (1 + 1e-9), side="right") - 1
+            at = min(reach, parts - (stages - 1 - stage))
+            ends[stage] = at
+        at = start
+    return ends
+
+
 _compiled: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
 
 frontiers: Callable[..., tuple[Floats, Ints, Ints, Ints]] = _compiled(_frontiers)
@@ -425,3 +482,4 @@ fullest: Callable[..., tuple[Floats, Floats, Floats]] = _compiled(_fullest)
 slowest: Callable[..., float] = _compiled(_slowest)
 earliest_end: Callable[..., tuple[float, Ints, Ints]] = _compiled(_earliest_end)
 evenest: Callable[..., float] = _compiled(_evenest)
+even_waves: Callable[..., Ints] = _compiled(_even_waves)

@@ -145,6 +145,7 @@ def mixtures(
     limit: float,
     in_flight: tuple[int, int],
     constraints: Constraints = FREE,
+    together: int = 1,
 ) -> Mixtures:
     """Return the mixtures of windows.
 
@@ -157,6 +158,7 @@ def mixtures(
         in_flight: Microbatches that every stage holds at least, and at most.
         constraints: What blocks may keep, and whether the optimizer's state may lie in host memory. Blocks of a window
             that stand for others may do the same.
+        together: Stages that share a device.
     """
     keeps = constraints.keeps
     sums = _Sums(found, totals[np.asarray(memory.chain)])
@@ -184,7 +186,7 @@ def mixtures(
     each, source, flavour = np.zeros((len(last), 0, 8)), np.zeros((len(last), 0), int), np.zeros((len(last), 0), int)
     waiting = in_flight[0] - 1
     fullest = (in_flight[1] - 1) * whole[:, 0, 2] + whole[:, 0, 3] + fixed.beside + fixed.resident
-    if len(memory.flavours) > 1 and (fullest > limit).any():
+    if len(memory.flavours) > 1 and (together * fullest > limit).any():
         from autopar.formulate.kernel import frontiers  # compiling is loaded when it is needed only
 
         held = _holdings(found, memory)

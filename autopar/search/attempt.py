@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
-from autopar.formulate.grouped import best_grouped, grouped_time
+from autopar.formulate.grouped import best_grouped, grouped_time, shifted
 from autopar.formulate.hull import MOST_APART, can_be_staged, step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
@@ -61,6 +61,9 @@ NEAR = 1e-4
 
 CORRECTIONS = 3
 """Times a placement problem under memory limits is solved, each time with room for what the last one did not see."""
+
+SHIFTED = 0.02
+"""How much slower than the best plan one may be, relative, to have its blocks shifted from stage to stage."""
 
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
@@ -577,6 +580,8 @@ class Attempt:
                 too_many.append(holds)
             if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
                 found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
+            if found is not None and not pipeline.fills and found[1].seconds < best * (1 + SHIFTED):
+                found = shifted(found, passes, seconds, *rest, self._stopped)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
                 self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
 

@@ -1,0 +1,71 @@
+"""Cuts for groups of devices that hold several stages in turn, and wait for each other within each turn.
+
+Microbatches pass through one chunk of all groups after the other, a *wave* each. A stage that takes longer than the
+others of its chunk holds the wave up, so that what counts is the slowest stage of every chunk, summed over chunks: of
+equal blocks all stages of a chunk have as many, and no group has more than another but for what is left over.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from autopar.formulate.memory import FloatArray
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges of blocks, the stages."""
+
+MOST_CAPS = 32
+"""Different sizes of stages that are looked at: of equal blocks there are few."""
+
+DECIMALS = 9
+"""Sums of equal blocks differ by rounding only."""
+
+BEND = 0.05
+"""What a chunk counts more, as a share of its seconds, per even share that it takes: as even as nothing is lost by."""
+
+
+def cuts_in_waves(blocks: FloatArray, num_groups: int, num_chunks: int, edges: Sequence[int]) -> Iterator[Ranges]:
+    """Yield cuts in which the slowest stages of the chunks take the least together.
+
+    Early chunks hold most microbatches, so that of equal cuts they are the smaller ones. What is left over is at the
+    end in the first cut, and at the beginning in the second.
+
+    Args:
+        blocks: (blocks,) seconds of a block.
+        num_groups: Groups of devices.
+        num_chunks: Stages per group.
+        edges: Where a stage may begin or end, ascending, from 0 to the number of blocks.
+
+    >>> list(cuts_in_waves(np.ones(7), 2, 2, range(8)))
+    [((0, 2), (2, 4), (4, 6), (6, 7)), ((0, 1), (1, 3), (3, 5), (5, 7))]
+    """
+    from autopar.formulate.kernel import even_waves  # compiling is loaded when it is needed only
+
+    stages, ends = num_groups * num_chunks, np.asarray(edges)
+    if len(ends) <= stages:
+        return
+    sums = np.concatenate([[0.0], np.cumsum(blocks)])[ends]
+    caps, bends = _caps(sums, stages), np.full(num_chunks, BEND * stages / sums[-1])
+    for backwards in (False, True):
+        own = sums[-1] - sums[::-1] if backwards else sums
+        stops = even_waves(own, caps, bends, num_groups, not backwards)
+        assert len(stops), "one of the caps is as long as all of the chain"
+        cut = np.append(0, stops)
+        places = ends[len(ends) - 1 - cut[::-1] if backwards else cut].tolist()
+        yield tuple(pairwise(places))
+
+
+def _caps(sums: FloatArray, stages: int) -> FloatArray:
+    """Return what stages may take, ascending: what ranges do that take a quarter to twice an even share, and all."""
+    mean = float(sums[-1]) / stages
+    every = [np.append(np.diff(sums).max(), sums[-1])]
+    for length in range(1, len(sums)):
+        spans = sums[length:] - sums[:-length]
+        if spans.min() > 2 * mean:
+            break
+        every.append(spans[(spans >= mean / 4) & (spans <= 2 * mean)])
+    distinct = np.unique(np.round(np.concatenate(every) / mean, DECIMALS)) * mean
+    if len(distinct) > MOST_CAPS:
+        distinct = distinct[np.linspace(0, len(distinct) - 1, MOST_CAPS).astype(np.int64)]
+    return np.asarray(distinct)
