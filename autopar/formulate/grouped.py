@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 from autopar.cost.overlap import state_buffers
-from autopar.formulate.constraints import FREE, Constraints
+from autopar.formulate.constraints import FREE, Constraints, Mask
 from autopar.formulate.cuts import ROUNDING, UNLIMITED, best_split, may_lie, symbols_for
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures
@@ -29,7 +29,7 @@ from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
 from autopar.schedule.holding import moments
 
-PRICES = 40
+PRICES = 24
 """Steps of the bisection for the price of a byte; it halves the logarithm of the range each time."""
 
 MOST_SHIFTS, PATIENCE = 400, 80
@@ -60,7 +60,7 @@ def best_grouped(
     cuts = list(dict.fromkeys(_cuts(joint, memory, pipeline, constraints)))
     if not cuts:
         return None
-    longest = max(stop - start for ranges in cuts for start, stop in ranges)
+    longest = _rounded(max(stop - start for ranges in cuts for start, stop in ranges))
     groups = _Groups(passes, totals, memory, pipeline, limit, hop, constraints, longest)
     found = [filled for ranges in cuts if (filled := groups.filled(ranges)) is not None]
     return min(found, key=lambda each: each[1].seconds, default=None)
@@ -96,7 +96,7 @@ def shifted(
     ranges = found[0].ranges
     place = {edge: number for number, edge in enumerate(edges)}
     sizes = [place[stop] - place[start] for start, stop in ranges]
-    longest = min(len(memory.chain), 2 * max(stop - start for start, stop in ranges))
+    longest = _rounded(2 * max(stop - start for start, stop in ranges))
     groups = _Groups(passes, totals, memory, pipeline, limit, hop, constraints, longest)
     draw, idle, tried = Random(len(ranges)), 0, {tuple(sizes)}
     for _ in range(MOST_SHIFTS):
@@ -113,6 +113,16 @@ def shifted(
         if other is not None and other[1].seconds < best[1].seconds * (1 - ROUNDING):
             best, sizes, idle = other, moved, 0
     return best
+
+
+def _rounded(longest: int) -> int:
+    """Return a number that is hardly larger, and the same for many: windows are found once for each.
+
+    >>> [_rounded(longest) for longest in (7, 65, 66, 251)]
+    [7, 72, 72, 256]
+    """
+    step = 1 << max(0, longest.bit_length() - 4)
+    return -(-longest // step) * step
 
 
 def _moved(sizes: Sequence[int], draw: Random) -> list[int]:
@@ -195,6 +205,7 @@ class _Groups:
         self._passes, self._totals, self._memory = passes * pipeline.with_turns, totals, memory
         self._pipeline, self._limit, self._hop = pipeline, min(limit, UNLIMITED), hop
         self._schedule = SCHEDULES[pipeline.schedule]
+        longest = min(longest, len(memory.chain))
         self._windows = windows(symbols_for(memory, constraints), longest, pipeline.num_stages == 1)
         flying = (1, pipeline.num_microbatches)
         joint = _joint(passes, totals)
@@ -270,17 +281,19 @@ class _Groups:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stage:
-    """A stage and its mixtures that could fit; (mixtures,) arrays, and bytes that all of them have."""
+    """A stage and its mixtures that could fit; (mixtures,) arrays, and bytes that all of them have.
+
+    Of `sizes`, (mixtures, 5), the columns are those of `moments`.
+    """
 
     window: int
     numbers: IntArray
+    sizes: FloatArray
     again: FloatArray
     kept: FloatArray
     running: FloatArray
     transit: FloatArray
     hosted: FloatArray
-    late: float
-    weight: float
     resident: float
     gathered: float
     reducing: float
@@ -293,16 +306,17 @@ class _Stage:
     def of(cls, mixed: Mixtures, memory: ChainBytes, start: int, stop: int, window: int) -> "_Stage":
         late, weight = memory.put_off(start, stop)
         numbers, fixed = np.flatnonzero(np.isfinite(mixed.running[window])), mixed.fixed
+        kept, running = mixed.kept[window, numbers], mixed.running[window, numbers]
+        every = np.ones(len(numbers))
         return cls(
             window=window,
             numbers=numbers,
+            sizes=np.stack([kept, late * every, running, running, weight * every], axis=1),
             again=mixed.again[window, numbers],
-            kept=mixed.kept[window, numbers],
-            running=mixed.running[window, numbers],
+            kept=kept,
+            running=running,
             transit=mixed.transit[window, numbers],
             hosted=mixed.hosted[window, numbers],
-            late=late,
-            weight=weight,
             resident=float(fixed.resident[window]),
             gathered=float(fixed.gathered[window]),
             reducing=float(fixed.reducing[window]),
@@ -334,27 +348,30 @@ def _fastest(
     beside += sum(stage.received for stage in stages)
     update = max(stage.update + float(state_buffers(state)) for stage, state in zip(stages, states, strict=True))
     held = np.maximum(counts[..., 0].max(axis=0), 1.0)
+    if fixed + update > limit:
+        return None
+    priced = [count * stage.kept + stage.running + stage.transit for stage, count in zip(stages, held, strict=True)]
+    away = [(count + 1) * stage.hosted for stage, count in zip(stages, held, strict=True)]
 
-    def fits(taken: Sequence[int]) -> bool:
-        kept = zip(stages, taken, held.tolist(), strict=True)
-        away = sum(states) + sum((count + 1) * float(stage.hosted[own]) for stage, own, count in kept)
-        return away <= host_room and peak(taken) <= limit
-
-    def peak(taken: Sequence[int]) -> float:
-        sizes = np.array(
-            [
-                (stage.kept[own], stage.late, stage.running[own], stage.running[own], stage.weight)
-                for stage, own in zip(stages, taken, strict=True)
-            ]
-        )
-        moved = max(float(stage.transit[own]) for stage, own in zip(stages, taken, strict=True))
-        return fixed + max(float((rows @ sizes.ravel()).max()) + beside + moved, update)
+    def fitting(taken: Sequence[int], stage: int, others: IntArray) -> Mask:
+        """Return which mixtures of a stage fit, the others having theirs."""
+        rest = [own for own in range(len(stages)) if own != stage]
+        sizes = np.array([stages[own].sizes[taken[own]] for own in rest]).reshape(-1)
+        present = (counts[:, rest].reshape(len(rows), -1) @ sizes)[:, None]
+        passes = (present + counts[:, stage] @ stages[stage].sizes[others].T).max(axis=0)
+        moved = max((float(stages[own].transit[taken[own]]) for own in rest), default=0.0)
+        hosted = sum(states) + sum(float(away[own][taken[own]]) for own in rest) + away[stage][others]
+        peaks = fixed + passes + beside + np.maximum(moved, stages[stage].transit[others])
+        return np.asarray((peaks <= limit) & (hosted <= host_room))
 
     def at(price: float) -> list[int]:
-        return [
-            int((stage.again + price * (count * stage.kept + stage.running + stage.transit)).argmin())
-            for stage, count in zip(stages, held.tolist(), strict=True)
-        ]
+        return [int((stage.again + price * size).argmin()) for stage, size in zip(stages, priced, strict=True)]
+
+    def fits(taken: Sequence[int]) -> bool:
+        sizes = np.concatenate([stage.sizes[own] for stage, own in zip(stages, taken, strict=True)])
+        moved = max(float(stage.transit[own]) for stage, own in zip(stages, taken, strict=True))
+        hosted = sum(states) + sum(float(size[own]) for size, own in zip(away, taken, strict=True))
+        return bool(fixed + (rows @ sizes).max() + beside + moved <= limit and hosted <= host_room)
 
     taken = at(0.0)
     if fits(taken):
@@ -373,11 +390,8 @@ def _fastest(
     # Equal blocks change at one price, all of them at once: what they need not run again is told stage by stage.
     for stage in reversed(range(len(stages))):
         again = stages[stage].again
-        for own in np.argsort(again, kind="stable").tolist():
-            if again[own] >= again[best[stage]]:
-                break
-            other = [*best[:stage], own, *best[stage + 1 :]]
-            if fits(other):
-                best = other
-                break
+        faster = np.flatnonzero(again < again[best[stage]])
+        fast = faster[fitting(best, stage, faster)]
+        if len(fast):
+            best[stage] = int(fast[again[fast].argmin()])
     return best
