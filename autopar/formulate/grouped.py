@@ -8,8 +8,9 @@ the step are those of the longest path through its tasks (`scheduled.py`), the b
 moment of its order. The fastest cut is taken, and may be made faster by moving blocks from stage to stage (`shifted`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
 
@@ -17,13 +18,13 @@ import numpy as np
 
 from autopar.cost.overlap import state_buffers
 from autopar.formulate.constraints import FREE, Constraints, Mask
-from autopar.formulate.cuts import ROUNDING, UNLIMITED, best_split, may_lie, symbols_for
+from autopar.formulate.cuts import ROUNDING, UNLIMITED, may_lie, symbols_for
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures
 from autopar.formulate.scheduled import StageWork, scheduled_step, works_of
 from autopar.formulate.step import Pipeline, Split, StepTime
 from autopar.formulate.tables import Slot
-from autopar.formulate.waves import Ranges, cuts_in_waves
+from autopar.formulate.waves import Ranges, cut_evenly, cuts_in_waves
 from autopar.formulate.windows import IntArray, windows
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
@@ -31,6 +32,9 @@ from autopar.schedule.holding import moments
 
 PRICES = 24
 """Steps of the bisection for the price of a byte; it halves the logarithm of the range each time."""
+
+STEPS = 64
+"""In how many steps the seconds of blocks are told apart where a chain is cut."""
 
 MOST_SHIFTS, PATIENCE = 400, 80
 """Cuts that are looked at to make one faster, and how many in a row that are not."""
@@ -56,8 +60,7 @@ def best_grouped(
         hop: Seconds of sending one microbatch's boundary from a stage to the next.
         constraints: Cuts, recompute and what may lie in host memory.
     """
-    joint = _joint(passes, totals)
-    cuts = list(dict.fromkeys(_cuts(joint, memory, pipeline, constraints)))
+    cuts = _cuts(_joint(passes, totals), memory.chain, pipeline, constraints)
     if not cuts:
         return None
     longest = _rounded(max(stop - start for ranges in cuts for start, stop in ranges))
@@ -143,16 +146,27 @@ def _joint(passes: FloatArray, totals: FloatArray) -> FloatArray:
     return joint
 
 
-def _cuts(joint: FloatArray, memory: ChainBytes, pipeline: Pipeline, constraints: Constraints) -> Iterator[Ranges]:
-    """Yield cuts that are good if all of them fit."""
-    even = replace(pipeline, schedule="1f1b", num_chunks=1, num_microbatches=2 * pipeline.num_microbatches)
-    nothing = ChainBytes.nothing(memory.chain, memory.flavours)
-    cut = best_split(joint, nothing, even, np.inf, 0.0, replace(constraints, keeps=(), states=()))
-    if cut is None:
-        return
-    yield cut[0].ranges
-    blocks = (joint[:, Slot.FORWARD] + joint[:, Slot.BACKWARD])[np.asarray(memory.chain)]
-    yield from cuts_in_waves(blocks, pipeline.num_groups, pipeline.num_chunks, constraints.edges(len(memory.chain)))
+def _cuts(
+    joint: FloatArray, chain: tuple[int, ...], pipeline: Pipeline, constraints: Constraints
+) -> tuple[Ranges, ...]:
+    """Return cuts that are good if all of them fit.
+
+    Of choices that differ little they are the same: how blocks compare to the longest one is told in steps.
+    """
+    seconds = (joint[:, Slot.FORWARD] + joint[:, Slot.BACKWARD])[: max(chain) + 1]
+    steps = np.ceil(seconds / seconds.max() * STEPS) if seconds.max() > 0 else np.ones(len(seconds))
+    edges = tuple(constraints.edges(len(chain)))
+    return _cuts_of(tuple(steps.tolist()), chain, pipeline.num_groups, pipeline.num_chunks, edges)
+
+
+@lru_cache(maxsize=1024)
+def _cuts_of(
+    seconds: tuple[float, ...], chain: tuple[int, ...], num_groups: int, num_chunks: int, edges: tuple[int, ...]
+) -> tuple[Ranges, ...]:
+    """Return the cuts given the seconds of each kind."""
+    blocks = np.array(seconds)[np.asarray(chain)]
+    even = cut_evenly(blocks, num_groups * num_chunks, edges)
+    return tuple(dict.fromkeys((*even, *cuts_in_waves(blocks, num_groups, num_chunks, edges))))
 
 
 def grouped_time(

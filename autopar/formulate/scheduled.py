@@ -231,12 +231,13 @@ def works_of(
         splits: Whether the schedule splits the backward.
     """
     passes, totals = passes[np.asarray(chain)], totals[np.asarray(chain)]
-    again = {recompute: rerun_seconds(totals, recompute) for recompute in Recompute}
+    again = {recompute: rerun_seconds(totals, recompute) for recompute in set(split.flavours)}
     reruns = np.array([again[recompute][block] for block, recompute in enumerate(split.flavours)])
     offloads = np.array([recompute is Recompute.OFFLOAD for recompute in split.flavours])
     passes[:, 0] += np.where(offloads, totals[:, Slot.OFFLOAD], 0.0)
     updates = totals[:, Slot.UPDATE] + np.where(split.hosted, totals[:, Slot.STATE], 0.0)
-    waited = np.stack([again_links(totals[[block]], own)[:, 0] for block, own in enumerate(split.flavours)], axis=1)
+    waits = {recompute: again_links(totals, recompute) for recompute in set(split.flavours)}
+    waited = np.array([waits[recompute][:, block] for block, recompute in enumerate(split.flavours)]).T
     works = []
     for start, stop in split.ranges:
         rerun = reruns[start:stop]

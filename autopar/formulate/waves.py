@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from autopar.formulate.memory import FloatArray
+from autopar.formulate.windows import IntArray
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of blocks, the stages."""
@@ -40,20 +41,41 @@ def cuts_in_waves(blocks: FloatArray, num_groups: int, num_chunks: int, edges: S
     >>> list(cuts_in_waves(np.ones(7), 2, 2, range(8)))
     [((0, 2), (2, 4), (4, 6), (6, 7)), ((0, 1), (1, 3), (3, 5), (5, 7))]
     """
-    from autopar.formulate.kernel import even_waves  # compiling is loaded when it is needed only
-
     stages, ends = num_groups * num_chunks, np.asarray(edges)
     if len(ends) <= stages:
         return
     sums = np.concatenate([[0.0], np.cumsum(blocks)])[ends]
     caps, bends = _caps(sums, stages), np.full(num_chunks, BEND * stages / sums[-1])
     for backwards in (False, True):
-        own = sums[-1] - sums[::-1] if backwards else sums
-        stops = even_waves(own, caps, bends, num_groups, not backwards)
-        assert len(stops), "one of the caps is as long as all of the chain"
-        cut = np.append(0, stops)
-        places = ends[len(ends) - 1 - cut[::-1] if backwards else cut].tolist()
-        yield tuple(pairwise(places))
+        yield _cut(sums, ends, caps, bends, num_groups, backwards=backwards)
+
+
+def cut_evenly(blocks: FloatArray, num_stages: int, edges: Sequence[int]) -> tuple[Ranges, ...]:
+    """Return the cut whose slowest stage is fastest, of which early stages have what is left over; none without one.
+
+    >>> cut_evenly(np.ones(7), 3, range(8))
+    (((0, 1), (1, 4), (4, 7)),)
+    """
+    from autopar.formulate.kernel import evenest  # compiling is loaded when it is needed only
+
+    ends = np.asarray(edges)
+    if len(ends) <= num_stages:
+        return ()
+    sums = np.concatenate([[0.0], np.cumsum(blocks)])[ends]
+    return (_cut(sums, ends, np.array([evenest(sums, num_stages)]), np.zeros(1), num_stages, backwards=True),)
+
+
+def _cut(
+    sums: FloatArray, ends: IntArray, caps: FloatArray, bends: FloatArray, num_groups: int, *, backwards: bool
+) -> Ranges:
+    """Return a cut of `even_waves` between `ends`, or of the chain from its end to its beginning."""
+    from autopar.formulate.kernel import even_waves  # compiling is loaded when it is needed only
+
+    own = sums[-1] - sums[::-1] if backwards else sums
+    stops = even_waves(own, caps, bends, num_groups, not backwards)
+    assert len(stops), "some cut has no stage above the caps"
+    cut = np.append(0, stops)
+    return tuple(pairwise(ends[len(ends) - 1 - cut[::-1] if backwards else cut].tolist()))
 
 
 def _caps(sums: FloatArray, stages: int) -> FloatArray:

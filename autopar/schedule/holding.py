@@ -31,7 +31,7 @@ def _enough(schedule: Schedule, num_groups: int, num_microbatches: int) -> int:
     return int(min(num_microbatches, schedule.enough(num_groups)))
 
 
-@lru_cache(maxsize=128)  # of many chunks a megabyte each
+@lru_cache(maxsize=256)  # of many chunks a megabyte each
 def _moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> NDArray[np.float64]:
