@@ -159,6 +159,8 @@ def test_no_plan_that_fits_is_faster_than_the_bound_under_memory(model: str, num
                 hull.step(_solve, np.inf, lambda _: None, memory=True)
 
             assert hull.bound <= seconds * (1 + TOLERANCE)
+            assert hull.bound <= hull.alone(choice) * (1 + TOLERANCE)
+            assert hull.alone(choice) <= seconds * (1 + TOLERANCE)
             free = Hull(found, step_program(found, pipeline, np.inf))
             free.add(choice)
             for _ in range(8):
@@ -215,6 +217,7 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_mem
             for _ in range(4):
                 hull.step(_solve, np.inf, lambda _: None, memory=True)
             assert hull.bound <= plan[1].seconds * (1 + TOLERANCE)
+            assert hull.alone(choice) <= plan[1].seconds * (1 + TOLERANCE)
             fitting += 1
             limit *= 0.3
     assert fitting > 4
@@ -273,7 +276,9 @@ def test_no_plan_with_host_memory_is_faster_than_the_bound(model: str, num_stage
         for _ in range(5):
             hull.step(_solve, np.inf, lambda _: None, memory=True)
 
-        assert hull.bound <= step_time(seconds, chain, pipeline, split, 0.0).seconds * (1 + TOLERANCE)
+        taken = step_time(seconds, chain, pipeline, split, 0.0).seconds
+        assert hull.bound <= taken * (1 + TOLERANCE)
+        assert hull.alone(choice) <= taken * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize(

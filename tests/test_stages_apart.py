@@ -223,7 +223,9 @@ def test_no_plan_that_fits_is_faster_than_the_bound_of_stages(
         passes = pass_seconds(found, choice, splits=splits_backward)
         limit = 1e9
         while (plan := best_grouped(passes, totals, memory, pipeline, limit, 0.0)) is not None:
-            bound = _raised(_staged(found, pipeline, limit), [choice], 20).bound
+            hull = _raised(_staged(found, pipeline, limit), [choice], 20)
+            bound = hull.bound
+            assert hull.alone(choice) <= plan[1].seconds * (1 + TOLERANCE)
             mean = _raised(Hull(found, step_program(found, pipeline, limit)), [choice], 20).bound
             assert bound <= plan[1].seconds * (1 + TOLERANCE)
             fitting, more = fitting + 1, max(more, bound / mean - 1)

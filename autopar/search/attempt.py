@@ -557,7 +557,7 @@ class Attempt:
         if choice in self._considered or not np.isfinite(totals).all():
             return
         self._considered.add(choice)
-        limit, hop = self.search.memory_limit, None
+        limit, hop, alone = self.search.memory_limit, None, None
         known: dict[bool, FloatArray] = {}
         too_many: list[list[int]] = []  # microbatches that stages cannot hold
         for configuration in self.family:
@@ -569,6 +569,10 @@ class Attempt:
             best = min(self.cutoff, self.best.objective if self.best is not None else math.inf)
             if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best:
                 continue
+            if self.hull is not None and configuration in self.bounded and best < math.inf:
+                alone = self.hull.alone(choice) if alone is None else alone
+                if alone >= best:
+                    continue
             holds = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)] if pipeline.fills else []
             if any(all(map(operator.ge, holds, fewer)) for fewer in too_many if holds):
                 continue

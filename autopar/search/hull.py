@@ -95,6 +95,14 @@ class Hull:
             new = True
         return new
 
+    def alone(self, choice: Choice) -> float:
+        """Return what the program says of one choice: no plan that has it takes less."""
+        only = Hull(self._tables, self.rows)
+        if not only.add(choice):
+            return math.inf
+        only._solved(memory=True)
+        return only.value
+
     def step(self, solve: Solve, cutoff: float, seen: Callable[[Choice], None], *, memory: bool) -> bool:
         """Try one set of prices, and return whether another one could raise the bound further.
 
