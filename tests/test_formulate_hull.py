@@ -10,7 +10,7 @@ from autopar.cost import CostModel, Overlap, Stack
 from autopar.discover import discover
 from autopar.formulate.building import build_tables
 from autopar.formulate.cuts import best_split
-from autopar.formulate.grouped import best_grouped, grouped_time
+from autopar.formulate.grouped import Groups, grouped_time
 from autopar.formulate.hull import parts_of, step_program
 from autopar.formulate.offload import with_host
 from autopar.formulate.scheduled import pass_seconds
@@ -209,7 +209,7 @@ def test_no_plan_of_other_schedules_that_fits_is_faster_than_the_bound_under_mem
         passes = pass_seconds(found, choice, splits=splits_backward)
         limit = 64e9
         while True:
-            plan = best_grouped(passes, totals, memory, pipeline, limit, 0.0)
+            plan = Groups(passes, totals, memory, pipeline, limit, 0.0).best()
             if plan is None:
                 break
             hull = Hull(found, step_program(found, pipeline, limit, finely=True))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.discover import discover
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
-from autopar.formulate.grouped import best_grouped, grouped_time, shifted
+from autopar.formulate.grouped import Groups, _cuts, grouped_time
 from autopar.formulate.memory import ChainBytes
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import pass_seconds
@@ -55,7 +55,7 @@ def test_cuts_have_all_blocks_in_stages_between_edges(groups: int, chunks: int, 
     blocks[0] += 0.5  # some block takes time
     within = data.draw(st.lists(st.integers(1, count - 1), unique=True)) if count > 1 else []
     edges = sorted({0, *within, count})
-    found = list(cuts_in_waves(blocks, groups, chunks, edges))
+    found = _cuts(tuple(blocks.tolist()), tuple(range(count)), groups, chunks, tuple(edges))
 
     assert bool(found) == (len(edges) > groups * chunks)
     for ranges in found:
@@ -138,7 +138,7 @@ def test_groups_run_no_more_again_than_has_to_be(name: str, chunks: int) -> None
     bound = 0
     for seed in range(4):
         passes, totals, memory = _held(name, seed)
-        free = best_grouped(passes, totals, memory, pipeline, np.inf, 0.0)
+        free = Groups(passes, totals, memory, pipeline, np.inf, 0.0).best()
         assert free is not None
         assert set(free[0].flavours) == {Recompute.NONE}
         ranges = free[0].ranges
@@ -148,7 +148,7 @@ def test_groups_run_no_more_again_than_has_to_be(name: str, chunks: int) -> None
         )
         for share in (0.2, 0.5, 0.8):
             limit = least + share * (most - least)
-            found = best_grouped(passes, totals, memory, pipeline, limit, 0.0)
+            found = Groups(passes, totals, memory, pipeline, limit, 0.0).best()
             if found is None:
                 continue
             split = found[0]
@@ -175,7 +175,7 @@ def test_shifted_blocks_make_a_split_no_slower_and_fit(name: str, chunks: int) -
         split = Split.uniform(cut, (Recompute.NONE,) * len(cut))
         start = split, grouped_time(passes, totals, chain, pipeline, split, 0.0)
         limit = max(_peaks(split, memory, pipeline))
-        found, time = shifted(start, passes, totals, memory, pipeline, limit, 0.0)
+        found, time = Groups(passes, totals, memory, pipeline, limit, 0.0).shifted(start)
 
         assert time.seconds <= start[1].seconds
         assert time.seconds == grouped_time(passes, totals, chain, pipeline, found, 0.0).seconds
@@ -183,7 +183,7 @@ def test_shifted_blocks_make_a_split_no_slower_and_fit(name: str, chunks: int) -
         assert all(start < stop for start, stop in found.ranges)
         assert (found.ranges[0][0], found.ranges[-1][1]) == (0, len(chain))
         faster += time.seconds < 0.9 * start[1].seconds
-        again = shifted(start, passes, totals, memory, pipeline, limit, 0.0)
+        again = Groups(passes, totals, memory, pipeline, limit, 0.0).shifted(start)
         assert (again[0], again[1].seconds) == (found, time.seconds)
     assert faster
 
@@ -193,9 +193,9 @@ def test_cuts_that_are_pinned_stay() -> None:
     cuts = frozenset(range(0, 24, 3))
     pinned = Constraints(cuts=cuts)
     pipeline = Pipeline(4, 4, "interleaved", num_chunks=2)
-    found = best_grouped(passes, totals, memory, pipeline, np.inf, 0.0, pinned)
+    found = Groups(passes, totals, memory, pipeline, np.inf, 0.0, pinned).best()
     assert found is not None
-    moved, _ = shifted(found, passes, totals, memory, pipeline, np.inf, 0.0, pinned)
+    moved, _ = Groups(passes, totals, memory, pipeline, np.inf, 0.0, pinned).shifted(found)
     for split in (found[0], moved):
         assert {start for start, _ in split.ranges[1:]} <= cuts
 
@@ -203,6 +203,6 @@ def test_cuts_that_are_pinned_stay() -> None:
 def test_a_search_that_ends_shifts_nothing() -> None:
     passes, totals, memory = _held("interleaved", 0)
     pipeline = Pipeline(4, 4, "interleaved", num_chunks=2)
-    found = best_grouped(passes, totals, memory, pipeline, np.inf, 0.0)
+    found = Groups(passes, totals, memory, pipeline, np.inf, 0.0).best()
     assert found is not None
-    assert shifted(found, passes, totals, memory, pipeline, np.inf, 0.0, should_stop=lambda: True) is found
+    assert Groups(passes, totals, memory, pipeline, np.inf, 0.0).shifted(found, should_stop=lambda: True) is found

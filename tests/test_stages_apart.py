@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autopar.cost import CostModel, Overlap, Stack
 from autopar.discover import discover
 from autopar.formulate.building import build_tables
-from autopar.formulate.grouped import best_grouped, grouped_time
+from autopar.formulate.grouped import Groups, grouped_time
 from autopar.formulate.hull import MOST_STAGES_APART, can_be_staged, step_program
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import LinkJobs, StageWork, pass_seconds, scheduled_step
@@ -222,7 +222,7 @@ def test_no_plan_that_fits_is_faster_than_the_bound_of_stages(
         memory = chain_bytes(lowered, found.folded, trains=True)
         passes = pass_seconds(found, choice, splits=splits_backward)
         limit = 1e9
-        while (plan := best_grouped(passes, totals, memory, pipeline, limit, 0.0)) is not None:
+        while (plan := Groups(passes, totals, memory, pipeline, limit, 0.0).best()) is not None:
             hull = _raised(_staged(found, pipeline, limit), [choice], 20)
             bound = hull.bound
             assert hull.alone(choice) <= plan[1].seconds * (1 + TOLERANCE)

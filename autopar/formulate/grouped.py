@@ -5,7 +5,7 @@ are (`waves.py`), whatever they hold. Then every group of devices chooses what t
 a price on bytes every stage takes the mixture of least seconds and price, and the least price at which the group fits
 is found by bisection. Where that is faster, the optimizer's state of all its stages goes to host memory. The seconds of
 the step are those of the longest path through its tasks (`scheduled.py`), the bytes of a group those of the fullest
-moment of its order. The fastest cut is taken, and may be made faster by moving blocks from stage to stage (`shifted`).
+moment of its order. The fastest cut is taken, and may be made faster by moving blocks from stage to stage.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,139 +40,10 @@ MOST_SHIFTS, PATIENCE = 400, 80
 """Cuts that are looked at to make one faster, and how many in a row that are not."""
 
 
-def best_grouped(
-    passes: FloatArray,
-    totals: FloatArray,
-    memory: ChainBytes,
-    pipeline: Pipeline,
-    limit: float,
-    hop: float,
-    constraints: Constraints = FREE,
-) -> tuple[Split, StepTime] | None:
-    """Return a good split into stages under any schedule, and its step time; None if none is found that fits.
-
-    Args:
-        passes: (kinds, 3) seconds of one instance, `scheduled.pass_seconds`.
-        totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
-        memory: What ranges of the chain of blocks hold, with the backward split if the schedule splits it.
-        pipeline: Stages, microbatches, schedule.
-        limit: Bytes per device.
-        hop: Seconds of sending one microbatch's boundary from a stage to the next.
-        constraints: Cuts, recompute and what may lie in host memory.
-    """
-    cuts = _cuts(_joint(passes, totals), memory.chain, pipeline, constraints)
-    if not cuts:
-        return None
-    longest = _rounded(max(stop - start for ranges in cuts for start, stop in ranges))
-    groups = _Groups(passes, totals, memory, pipeline, limit, hop, constraints, longest)
-    found = [filled for ranges in cuts if (filled := groups.filled(ranges)) is not None]
-    return min(found, key=lambda each: each[1].seconds, default=None)
-
-
-def shifted(
-    found: tuple[Split, StepTime],
-    passes: FloatArray,
-    totals: FloatArray,
-    memory: ChainBytes,
-    pipeline: Pipeline,
-    limit: float,
-    hop: float,
-    constraints: Constraints = FREE,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> tuple[Split, StepTime]:
-    """Return a split that is no slower than a given one: what one or two moves from stage to stage make faster is kept.
-
-    Moves are drawn, the same ones each time.
-
-    Args:
-        found: The split and its step time.
-        passes: As of `best_grouped`, as the following.
-        totals: Seconds of one instance.
-        memory: What ranges of blocks hold.
-        pipeline: Stages, microbatches, schedule.
-        limit: Bytes per device.
-        hop: Seconds from a stage to the next.
-        constraints: Cuts, recompute and what may lie in host memory.
-        should_stop: Whether to end before nothing is found any more.
-    """
-    edges, best = constraints.edges(len(memory.chain)), found
-    ranges = found[0].ranges
-    place = {edge: number for number, edge in enumerate(edges)}
-    sizes = [place[stop] - place[start] for start, stop in ranges]
-    longest = _rounded(2 * max(stop - start for start, stop in ranges))
-    groups = _Groups(passes, totals, memory, pipeline, limit, hop, constraints, longest)
-    draw, idle, tried = Random(len(ranges)), 0, {tuple(sizes)}
-    for _ in range(MOST_SHIFTS):
-        if idle == PATIENCE or should_stop():
-            break
-        idle += 1
-        moved = _moved(sizes, draw)
-        stops = [edges[number] for number in accumulate(moved)]
-        cut = tuple(pairwise([0, *stops]))
-        if tuple(moved) in tried or max(stop - start for start, stop in cut) > longest:
-            continue
-        tried.add(tuple(moved))
-        other = groups.filled(cut)
-        if other is not None and other[1].seconds < best[1].seconds * (1 - ROUNDING):
-            best, sizes, idle = other, moved, 0
-    return best
-
-
-def _rounded(longest: int) -> int:
-    """Return a number that is hardly larger, and the same for many: windows are found once for each.
-
-    >>> [_rounded(longest) for longest in (7, 65, 66, 251)]
-    [7, 72, 72, 256]
-    """
-    step = 1 << max(0, longest.bit_length() - 4)
-    return -(-longest // step) * step
-
-
-def _moved(sizes: Sequence[int], draw: Random) -> list[int]:
-    """Return the sizes of stages after one or two moves of a part that leave every stage one."""
-    found = list(sizes)
-    for _ in range(draw.choice((1, 1, 2))):
-        source, target = draw.randrange(len(found)), draw.randrange(len(found))
-        if found[source] > 1:
-            found[source] -= 1
-            found[target] += 1
-    return found
-
-
-def _joint(passes: FloatArray, totals: FloatArray) -> FloatArray:
-    """Return the seconds of one instance with both halves of the backward in one."""
-    joint = totals.copy()
-    joint[:, Slot.BACKWARD] = passes[:, 1] + passes[:, 2]
-    return joint
-
-
-def _cuts(
-    joint: FloatArray, chain: tuple[int, ...], pipeline: Pipeline, constraints: Constraints
-) -> tuple[Ranges, ...]:
-    """Return cuts that are good if all of them fit.
-
-    Of choices that differ little they are the same: how blocks compare to the longest one is told in steps.
-    """
-    seconds = (joint[:, Slot.FORWARD] + joint[:, Slot.BACKWARD])[: max(chain) + 1]
-    steps = np.ceil(seconds / seconds.max() * STEPS) if seconds.max() > 0 else np.ones(len(seconds))
-    edges = tuple(constraints.edges(len(chain)))
-    return _cuts_of(tuple(steps.tolist()), chain, pipeline.num_groups, pipeline.num_chunks, edges)
-
-
-@lru_cache(maxsize=1024)
-def _cuts_of(
-    seconds: tuple[float, ...], chain: tuple[int, ...], num_groups: int, num_chunks: int, edges: tuple[int, ...]
-) -> tuple[Ranges, ...]:
-    """Return the cuts given the seconds of each kind."""
-    blocks = np.array(seconds)[np.asarray(chain)]
-    even = cut_evenly(blocks, num_groups * num_chunks, edges)
-    return tuple(dict.fromkeys((*even, *cuts_in_waves(blocks, num_groups, num_chunks, edges))))
-
-
 def grouped_time(
     passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float
 ) -> StepTime:
-    """Return the step time of a split under any schedule; arguments as of `best_grouped`."""
+    """Return the step time of a split under any schedule; arguments as of `Groups`."""
     splits = SCHEDULES[pipeline.schedule].splits
     return _time(works_of(passes * pipeline.with_turns, totals, chain, split, splits=splits), pipeline, hop)
 
@@ -191,18 +62,17 @@ class _Chosen:
     away: bool
 
 
-class _Groups:
-    """What groups of devices choose under any cut; what several cuts have in common is worked on once.
+class Groups:
+    """What groups of devices choose under cuts of a chain; what several cuts have in common is worked on once.
 
     Args:
-        passes: As of `best_grouped`, as the following.
-        totals: Seconds of one instance.
-        memory: What ranges of blocks hold.
+        passes: (kinds, 3) seconds of one instance, `scheduled.pass_seconds`.
+        totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
+        memory: What ranges of the chain of blocks hold, with the backward split if the schedule splits it.
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
-        hop: Seconds from a stage to the next.
+        hop: Seconds of sending one microbatch's boundary from a stage to the next.
         constraints: Cuts, recompute and what may lie in host memory.
-        longest: The most blocks of a stage.
     """
 
     def __init__(
@@ -213,26 +83,86 @@ class _Groups:
         pipeline: Pipeline,
         limit: float,
         hop: float,
-        constraints: Constraints,
-        longest: int,
+        constraints: Constraints = FREE,
     ) -> None:
         self._passes, self._totals, self._memory = passes * pipeline.with_turns, totals, memory
-        self._pipeline, self._limit, self._hop = pipeline, min(limit, UNLIMITED), hop
+        self._pipeline, self._limit, self._hop, self._constraints = pipeline, min(limit, UNLIMITED), hop, constraints
+        self._joint = totals.copy()
+        self._joint[:, Slot.BACKWARD] = passes[:, 1] + passes[:, 2]
         self._schedule = SCHEDULES[pipeline.schedule]
-        longest = min(longest, len(memory.chain))
+        self._chunks = chunks_of(self._schedule.groups(pipeline.num_groups, pipeline.num_chunks))
+        self._edges = constraints.edges(len(memory.chain))
+        self._longest = 0
+
+    def best(self) -> tuple[Split, StepTime] | None:
+        """Return a good split into stages and its step time; None if none is found that fits.
+
+        Of choices that differ little cuts are the same: how blocks compare to the longest one is told in steps.
+        """
+        chain, pipeline = self._memory.chain, self._pipeline
+        seconds = (self._joint[:, Slot.FORWARD] + self._joint[:, Slot.BACKWARD])[: max(chain) + 1]
+        steps = np.ceil(seconds / seconds.max() * STEPS) if seconds.max() > 0 else np.ones(len(seconds))
+        cuts = _cuts(tuple(steps.tolist()), chain, pipeline.num_groups, pipeline.num_chunks, tuple(self._edges))
+        if not cuts:
+            return None
+        self._reach(max(stop - start for ranges in cuts for start, stop in ranges))
+        found = [filled for ranges in cuts if (filled := self._filled(ranges)) is not None]
+        return min(found, key=lambda each: each[1].seconds, default=None)
+
+    def shifted(
+        self, found: tuple[Split, StepTime], should_stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Split, StepTime]:
+        """Return a split that is no slower than a given one: moves from stage to stage that make it faster are kept.
+
+        Moves are drawn, the same ones each time.
+
+        Args:
+            found: The split and its step time.
+            should_stop: Whether to end before nothing is found any more.
+        """
+        ranges, edges, best = found[0].ranges, self._edges, found
+        place = {edge: number for number, edge in enumerate(edges)}
+        sizes = [place[stop] - place[start] for start, stop in ranges]
+        self._reach(2 * max(stop - start for start, stop in ranges))
+        draw, idle, tried = Random(len(ranges)), 0, {tuple(sizes)}
+        for _ in range(MOST_SHIFTS):
+            if idle == PATIENCE or should_stop():
+                break
+            idle += 1
+            moved = _moved(sizes, draw)
+            cut = tuple(pairwise(edges[number] for number in (0, *accumulate(moved))))
+            if tuple(moved) in tried or max(stop - start for start, stop in cut) > self._longest:
+                continue
+            tried.add(tuple(moved))
+            other = self._filled(cut)
+            if other is not None and other[1].seconds < best[1].seconds * (1 - ROUNDING):
+                best, sizes, idle = other, moved, 0
+        return best
+
+    def _reach(self, longest: int) -> None:
+        """Get ready for stages of so many blocks."""
+        longest = min(_rounded(longest), len(self._memory.chain))
+        if longest <= self._longest:
+            return
+        memory, pipeline, constraints = self._memory, self._pipeline, self._constraints
+        self._longest = longest
         self._windows = windows(symbols_for(memory, constraints), longest, pipeline.num_stages == 1)
-        flying = (1, pipeline.num_microbatches)
-        joint = _joint(passes, totals)
         self._mixed = mixtures(
-            self._windows, joint, memory, pipeline.overlap, self._limit, flying, constraints, pipeline.num_chunks
+            self._windows,
+            self._joint,
+            memory,
+            pipeline.overlap,
+            self._limit,
+            (1, pipeline.num_microbatches),
+            constraints,
+            pipeline.num_chunks,
         )
         self._here, self._there = may_lie(self._windows, constraints)
-        self._chunks = chunks_of(self._schedule.groups(pipeline.num_groups, pipeline.num_chunks))
         self._stages: dict[int, _Stage] = {}
         self._chosen: dict[tuple[int, ...], list[_Chosen] | None] = {}
         self._works: dict[tuple[int, _Chosen], StageWork] = {}
 
-    def filled(self, ranges: Ranges) -> tuple[Split, StepTime] | None:
+    def _filled(self, ranges: Ranges) -> tuple[Split, StepTime] | None:
         """Return the split of a cut, with what its groups choose, and its step time; None if one does not fit."""
         each = [int(self._windows.at[start, stop - start - 1]) for start, stop in ranges]
         chosen: list[_Chosen | None] = [None] * len(each)
@@ -293,6 +223,40 @@ class _Groups:
         ]
 
 
+def _rounded(longest: int) -> int:
+    """Return a number that is hardly larger, and the same for many: windows are found once for each.
+
+    >>> [_rounded(longest) for longest in (7, 65, 66, 251)]
+    [7, 72, 72, 256]
+    """
+    step = 1 << max(0, longest.bit_length() - 4)
+    return -(-longest // step) * step
+
+
+def _moved(sizes: Sequence[int], draw: Random) -> list[int]:
+    """Return the sizes of stages after one or two moves of a part that leave every stage one."""
+    found = list(sizes)
+    for _ in range(draw.choice((1, 1, 2))):
+        source, target = draw.randrange(len(found)), draw.randrange(len(found))
+        if found[source] > 1:
+            found[source] -= 1
+            found[target] += 1
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _cuts(
+    seconds: tuple[float, ...], chain: tuple[int, ...], num_groups: int, num_chunks: int, edges: tuple[int, ...]
+) -> tuple[Ranges, ...]:
+    """Return cuts that are good if all of them fit, given the seconds of each kind; none if there are too few parts."""
+    stages = num_groups * num_chunks
+    if len(edges) <= stages:
+        return ()
+    blocks = np.array(seconds)[np.asarray(chain)]
+    waves = cuts_in_waves(blocks, num_groups, num_chunks, edges)
+    return tuple(dict.fromkeys((cut_evenly(blocks, stages, edges), *waves)))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stage:
     """A stage and its mixtures that could fit; (mixtures,) arrays, and bytes that all of them have.
@@ -304,8 +268,6 @@ class _Stage:
     numbers: IntArray
     sizes: FloatArray
     again: FloatArray
-    kept: FloatArray
-    running: FloatArray
     transit: FloatArray
     hosted: FloatArray
     resident: float
@@ -327,8 +289,6 @@ class _Stage:
             numbers=numbers,
             sizes=np.stack([kept, late * every, running, running, weight * every], axis=1),
             again=mixed.again[window, numbers],
-            kept=kept,
-            running=running,
             transit=mixed.transit[window, numbers],
             hosted=mixed.hosted[window, numbers],
             resident=float(fixed.resident[window]),
@@ -364,7 +324,9 @@ def _fastest(
     held = np.maximum(counts[..., 0].max(axis=0), 1.0)
     if fixed + update > limit:
         return None
-    priced = [count * stage.kept + stage.running + stage.transit for stage, count in zip(stages, held, strict=True)]
+    priced = [
+        count * stage.sizes[:, 0] + stage.sizes[:, 2] + stage.transit for stage, count in zip(stages, held, strict=True)
+    ]
     away = [(count + 1) * stage.hosted for stage, count in zip(stages, held, strict=True)]
 
     def fitting(taken: Sequence[int], stage: int, others: IntArray) -> Mask:

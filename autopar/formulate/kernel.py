@@ -417,6 +417,15 @@ def _evenest(sums: Floats, num_stages: int) -> float:
     return float(best[num_blocks])
 
 
+def _stage_end(sums: Floats, start: int, cap: float, after: int) -> int:
+    """Return where a stage from a part on ends that takes as much as it may and leaves one to each of those after."""
+    reach = np.searchsorted(sums, sums[start] + cap * (1 + 1e-9), side="right") - 1
+    return int(min(reach, len(sums) - 1 - after))
+
+
+_reaching = numba.njit(cache=True, nogil=True)(_stage_end)
+
+
 def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, small_first: bool) -> Ints:
     """Return where the stages of a cut end whose slowest stages T_c, one of each chunk, have the least T_c + q_c T_c^2.
 
@@ -445,12 +454,11 @@ def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, smal
             for cap in range(len(caps)):
                 at = start
                 for stage in range(chunk * num_groups, (chunk + 1) * num_groups):
-                    reach = np.searchsorted(sums, sums[at] + caps[cap] * (1 + 1e-9), side="right") - 1
-                    after = min(reach, parts - (stages - 1 - stage))
-                    if after <= at:
+                    end = _reaching(sums, at, caps[cap], stages - 1 - stage)
+                    if end <= at:
                         at = -1
                         break
-                    at = after
+                    at = end
                 if at < 0:
                     continue
                 value = best[chunk, start] + caps[cap] * (1 + bends[chunk] * caps[cap])
@@ -467,9 +475,7 @@ def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, smal
         start, cap = source[chunk + 1, at], number[chunk + 1, at]
         at = start
         for stage in range(chunk * num_groups, (chunk + 1) * num_groups):
-            reach = np.searchsorted(sums, sums[at] + caps[cap] * (1 + 1e-9), side="right") - 1
-            at = min(reach, parts - (stages - 1 - stage))
-            ends[stage] = at
+            at = ends[stage] = _reaching(sums, at, caps[cap], stages - 1 - stage)
         at = start
     return ends
 

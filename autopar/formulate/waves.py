@@ -36,33 +36,29 @@ def cuts_in_waves(blocks: FloatArray, num_groups: int, num_chunks: int, edges: S
         blocks: (blocks,) seconds of a block.
         num_groups: Groups of devices.
         num_chunks: Stages per group.
-        edges: Where a stage may begin or end, ascending, from 0 to the number of blocks.
+        edges: Where a stage may begin or end, ascending, from 0 to the number of blocks; more of them than stages.
 
     >>> list(cuts_in_waves(np.ones(7), 2, 2, range(8)))
     [((0, 2), (2, 4), (4, 6), (6, 7)), ((0, 1), (1, 3), (3, 5), (5, 7))]
     """
     stages, ends = num_groups * num_chunks, np.asarray(edges)
-    if len(ends) <= stages:
-        return
     sums = np.concatenate([[0.0], np.cumsum(blocks)])[ends]
     caps, bends = _caps(sums, stages), np.full(num_chunks, BEND * stages / sums[-1])
     for backwards in (False, True):
         yield _cut(sums, ends, caps, bends, num_groups, backwards=backwards)
 
 
-def cut_evenly(blocks: FloatArray, num_stages: int, edges: Sequence[int]) -> tuple[Ranges, ...]:
-    """Return the cut whose slowest stage is fastest, of which early stages have what is left over; none without one.
+def cut_evenly(blocks: FloatArray, num_stages: int, edges: Sequence[int]) -> Ranges:
+    """Return the cut whose slowest stage is fastest, of which early stages have what is left over.
 
     >>> cut_evenly(np.ones(7), 3, range(8))
-    (((0, 1), (1, 4), (4, 7)),)
+    ((0, 1), (1, 4), (4, 7))
     """
     from autopar.formulate.kernel import evenest  # compiling is loaded when it is needed only
 
     ends = np.asarray(edges)
-    if len(ends) <= num_stages:
-        return ()
     sums = np.concatenate([[0.0], np.cumsum(blocks)])[ends]
-    return (_cut(sums, ends, np.array([evenest(sums, num_stages)]), np.zeros(1), num_stages, backwards=True),)
+    return _cut(sums, ends, np.array([evenest(sums, num_stages)]), np.zeros(1), num_stages, backwards=True)
 
 
 def _cut(

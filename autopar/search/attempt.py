@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
-from autopar.formulate.grouped import best_grouped, grouped_time, shifted
+from autopar.formulate.grouped import Groups, grouped_time
 from autopar.formulate.hull import MOST_APART, can_be_staged, step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
@@ -579,13 +579,17 @@ class Attempt:
             hop = self.weighing.hop(choice) if hop is None else hop
             rest = self.weighing.bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
             seconds = self.weighing.copied(choice, totals, passes, splits=splits)
-            found = best_split(seconds, *rest) if pipeline.fills else best_grouped(passes, seconds, *rest)
-            if found is None and holds:
-                too_many.append(holds)
-            if found is not None and pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
-                found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
-            if found is not None and not pipeline.fills and found[1].seconds < best * (1 + SHIFTED):
-                found = shifted(found, passes, seconds, *rest, self._stopped)
+            if pipeline.fills:
+                found = best_split(seconds, *rest)
+                if found is None:
+                    too_many.append(holds)
+                elif pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
+                    found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
+            else:
+                groups = Groups(passes, seconds, *rest)
+                found = groups.best()
+                if found is not None and found[1].seconds < best * (1 + SHIFTED):
+                    found = groups.shifted(found, self._stopped)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
                 self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.cuts import best_split
-from autopar.formulate.grouped import best_grouped
+from autopar.formulate.grouped import Groups
 from autopar.formulate.memory import KEPT, RESIDENT, UNHOSTED, ChainBytes
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, StepTime, step_time
@@ -242,7 +242,7 @@ def _in_turn(
     pipeline = configuration.pipeline(search.costs.stack)
 
     def fitted(limit: float) -> tuple[Split, StepTime] | None:
-        return best_grouped(passes, totals, memory, pipeline, limit, 0.0, search.constraints)
+        return Groups(passes, totals, memory, pipeline, limit, 0.0, search.constraints).best()
 
     found = _lowered(fitted, attempt, below if math.isfinite(below) else _whole(memory, pipeline))
     return None if found is None else (found[0], Candidate(configuration, attempt.tables, choice, *found[1]))
