@@ -185,6 +185,10 @@ def test_shifted_blocks_make_a_split_no_slower_and_fit(name: str, chunks: int) -
         faster += time.seconds < 0.9 * start[1].seconds
         again = Groups(passes, totals, memory, pipeline, limit, 0.0).shifted(start)
         assert (again[0], again[1].seconds) == (found, time.seconds)
+        groups = Groups(passes, totals, memory, pipeline, np.inf, 0.0)
+        best = groups.best()
+        assert best is not None
+        assert groups.shifted(best)[1].seconds <= best[1].seconds, "most moves make a good cut slower"
     assert faster
 
 
