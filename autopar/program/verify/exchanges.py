@@ -1,6 +1,6 @@
 """Whether blocks take what others send for what it is: by position, by name, and by crossings between stages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from autopar.errors import ProgramError
@@ -67,15 +67,14 @@ class _Exchanges:
         """Check what blocks further away read, and that all results leave."""
         exported: dict[str, list[tuple[int, SegmentPhase, Operand]]] = {}
         for block, phase, segment in self._visits():
-            for operand in segment.exports:
-                exported.setdefault(self._tensor(block, segment, operand), []).append((block, phase, operand))
+            for operand, tensor in self._named(block, segment, segment.exports):
+                exported.setdefault(tensor, []).append((block, phase, operand))
         for result in self._graph.outputs:
             if result in self._folded.producers and result not in exported:
                 raise ProgramError(f"the program does not export {result!r}, a result of the graph")
         kept = {name for state in self._graph.states for name in (state.input, state.output)}
         for block, phase, segment in self._visits():
-            for operand in segment.external:
-                tensor = self._tensor(block, segment, operand)
+            for operand, tensor in self._named(block, segment, segment.external):
                 if tensor not in self._folded.producers or tensor in kept:
                     continue
                 if not any(
@@ -99,8 +98,8 @@ class _Exchanges:
                     stored[tensor] = (block, store.value)
         known: set[tuple[int, str, Placements]] = set()
         for block, _, segment in self._visits():
-            for operand in segment.external:
-                tensor, group = self._tensor(block, segment, operand), self._group(block)
+            group = self._group(block)
+            for operand, tensor in self._named(block, segment, segment.external):
                 if tensor not in stored or (group, tensor, operand.placements) in known:
                     continue
                 owner, source = stored[tensor]
@@ -153,11 +152,15 @@ class _Exchanges:
         if segment is None:
             return []
         operands = segment.inputs if incoming else segment.outputs
-        return [(operand, self._tensor(block, segment, operand)) for operand in operands]
+        return self._named(block, segment, operands)
 
-    def _tensor(self, block: int, segment: Segment, operand: Operand) -> str:
-        own = self._tensors[segment.kind, segment.phase][operand.value]
-        return self._names[block].get(own, own)
+    def _named(self, block: int, segment: Segment, operands: Sequence[Operand]) -> list[tuple[Operand, str]]:
+        """Return operands of a block with the tensors that they are."""
+        if not operands:
+            return []
+        tensors, names = self._tensors[segment.kind, segment.phase], self._names[block]
+        owned = [(operand, tensors[operand.value]) for operand in operands]
+        return [(operand, names.get(own, own)) for operand, own in owned]
 
     def _visits(self) -> Iterator[tuple[int, SegmentPhase, Segment]]:
         for block, (_, kind) in enumerate(self._blocks):

@@ -41,10 +41,10 @@ def verify_graph(program: Program, folded: Folded, rules: Rules | None) -> None:
     chain = tuple(graph_kind(folded, kind) for _, kind in program.blocks())
     if chain != folded.chain:
         raise ProgramError(f"the program has the blocks {chain}, the graph {folded.chain}")
-    table, tensors = program.table(), _Tensors()
+    table, tensors, states = program.table(), _Tensors(), _States.of(folded)
     meshes = {kind: stage.mesh for stage in program.stages for kind in stage.blocks}
     for kind, mesh in sorted(meshes.items()):
-        _Check(folded, kind, mesh, rules, tensors).run(table)
+        _Check(folded, kind, mesh, rules, tensors, states).run(table)
     verify_exchanges(program, folded, tensors.of)
 
 
@@ -55,16 +55,32 @@ class _Tensors:
     of: dict[tuple[int, SegmentPhase], dict[str, str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _States:
+    """What a step makes of what stays: the new content by name, and the sums of gradients by what they began as."""
+
+    inputs: dict[str, str]
+    sums: dict[str, str]
+
+    @classmethod
+    def of(cls, folded: Folded) -> "_States":
+        changed = [state for state in folded.graph.states if state.output != state.input]
+        return cls(
+            {state.output: state.input for state in changed},
+            {state.input: state.output for state in changed if state.role is Role.GRADIENT},
+        )
+
+
 class _Check:
     """Follows the values of one kind of block."""
 
-    def __init__(self, folded: Folded, number: int, mesh: Mesh, rules: Rules | None, tensors: _Tensors) -> None:
+    def __init__(
+        self, folded: Folded, number: int, mesh: Mesh, rules: Rules | None, tensors: _Tensors, states: _States
+    ) -> None:
         self._graph, self._number, self._mesh, self._rules, self._tensors = folded.graph, number, mesh, rules, tensors
         self._kind: BlockKind = folded.kinds[graph_kind(folded, number)]
         self._ops = {op.name: op for op in self._kind.ops}
-        states = [state for state in folded.graph.states if state.output != state.input]
-        self._states = {state.output: state.input for state in states}
-        self._sums = {state.input: state.output for state in states if state.role is Role.GRADIENT}
+        self._states, self._sums = states.inputs, states.sums
         self._done: set[str] = set()
         self._written: set[str] = set()
         self._stored: dict[str, str] = {}
