@@ -164,6 +164,24 @@ def test_groups_run_no_more_again_than_has_to_be(name: str, chunks: int) -> None
 
 
 @pytest.mark.parametrize(("name", "chunks"), IN_TURN)
+def test_nothing_is_lost_below_a_cutoff(name: str, chunks: int) -> None:
+    """What is found with one that is above it is what is found without; nothing that is not below is found."""
+    pipeline = Pipeline(2 * chunks, 4, name, num_chunks=chunks)
+    for seed in range(4):
+        passes, totals, memory = _held(name, seed)
+        for limit in (np.inf, 3.0 * float(memory.resident.sum())):
+            whole = Groups(passes, totals, memory, pipeline, limit, 0.0).best()
+            if whole is None:
+                continue
+            seconds = whole[1].seconds
+            above = Groups(passes, totals, memory, pipeline, limit, 0.0).best(seconds * 1.001)
+            assert above is not None
+            assert (above[0], above[1].seconds) == (whole[0], seconds)
+            busiest = seconds / 8  # far below what any group is at work for
+            assert Groups(passes, totals, memory, pipeline, limit, 0.0).best(busiest) is None
+
+
+@pytest.mark.parametrize(("name", "chunks"), IN_TURN)
 def test_shifted_blocks_make_a_split_no_slower_and_fit(name: str, chunks: int) -> None:
     pipeline = Pipeline(2 * chunks, 4, name, num_chunks=chunks)
     faster = 0

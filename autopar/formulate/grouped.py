@@ -8,6 +8,7 @@ the step are those of the longest path through its tasks (`scheduled.py`), the b
 moment of its order. The fastest cut is taken, and may be made faster by moving blocks from stage to stage.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,10 +95,13 @@ class Groups:
         self._edges = constraints.edges(len(memory.chain))
         self._longest = 0
 
-    def best(self) -> tuple[Split, StepTime] | None:
+    def best(self, cutoff: float = math.inf) -> tuple[Split, StepTime] | None:
         """Return a good split into stages and its step time; None if none is found that fits.
 
         Of choices that differ little cuts are the same: how blocks compare to the longest one is told in steps.
+
+        Args:
+            cutoff: Seconds of a step that is too slow: nothing need be found then.
         """
         chain, pipeline = self._memory.chain, self._pipeline
         seconds = (self._joint[:, Slot.FORWARD] + self._joint[:, Slot.BACKWARD])[: max(chain) + 1]
@@ -106,8 +110,12 @@ class Groups:
         if not cuts:
             return None
         self._reach(max(stop - start for ranges in cuts for start, stop in ranges))
-        found = [filled for ranges in cuts if (filled := self._filled(ranges)) is not None]
-        return min(found, key=lambda each: each[1].seconds, default=None)
+        best = None
+        for ranges in cuts:
+            found = self._filled(ranges, cutoff)
+            if found is not None and (best is None or found[1].seconds < best[1].seconds):
+                best, cutoff = found, min(cutoff, found[1].seconds)
+        return best
 
     def shifted(
         self, found: tuple[Split, StepTime], should_stop: Callable[[], bool] = lambda: False
@@ -134,7 +142,7 @@ class Groups:
             if tuple(moved) in tried or max(stop - start for start, stop in cut) > self._longest:
                 continue
             tried.add(tuple(moved))
-            other = self._filled(cut)
+            other = self._filled(cut, best[1].seconds)
             if other is not None and other[1].seconds < best[1].seconds * (1 - ROUNDING):
                 best, sizes, idle = other, moved, 0
         return best
@@ -162,24 +170,32 @@ class Groups:
         self._chosen: dict[tuple[int, ...], list[_Chosen] | None] = {}
         self._works: dict[tuple[int, _Chosen], StageWork] = {}
 
-    def _filled(self, ranges: Ranges) -> tuple[Split, StepTime] | None:
-        """Return the split of a cut, with what its groups choose, and its step time; None if one does not fit."""
+    def _filled(self, ranges: Ranges, cutoff: float) -> tuple[Split, StepTime] | None:
+        """Return the split of a cut, with what its groups choose, and its step time.
+
+        None if one does not fit, or is at work for so long: early groups, which hold most, mostly tell.
+        """
         each = [int(self._windows.at[start, stop - start - 1]) for start, stop in ranges]
-        chosen: list[_Chosen | None] = [None] * len(each)
+        count, fixed = self._pipeline.num_microbatches, self._pipeline.fixed
+        found: dict[int, tuple[_Chosen, StageWork]] = {}
         for group, chunks in enumerate(self._chunks):
             key = (group, *(each[stage] for stage in chunks))
             if key not in self._chosen:
                 self._chosen[key] = self._choose(group, key[1:])
-            own = self._chosen[key]
-            if own is None:
+            chosen = self._chosen[key]
+            if chosen is None:
                 return None
-            for stage, what in zip(chunks, own, strict=True):
-                chosen[stage] = what
-        found = [what for what in chosen if what is not None]
-        recompute, offload = tuple(what.flavours for what in found), tuple(what.away for what in found)
-        works = [self._work(window, blocks, what) for window, blocks, what in zip(each, ranges, found, strict=True)]
+            busy = 0.0
+            for stage, what in zip(chunks, chosen, strict=True):
+                work = self._work(each[stage], ranges[stage], what)
+                found[stage] = what, work
+                busy += work.forward + work.backward + work.weight
+            if count * busy * (1 - ROUNDING) + fixed >= cutoff:
+                return None
+        every = [found[stage] for stage in range(len(ranges))]
+        recompute, offload = tuple(what.flavours for what, _ in every), tuple(what.away for what, _ in every)
         split = Split(ranges, recompute, offload if any(offload) else ())
-        return split, _time(works, self._pipeline, self._hop)
+        return split, _time([work for _, work in every], self._pipeline, self._hop)
 
     def _stage(self, window: int) -> "_Stage":
         if window not in self._stages:

@@ -587,7 +587,7 @@ class Attempt:
                     found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
             else:
                 groups = Groups(passes, seconds, *rest)
-                found = groups.best()
+                found = groups.best(best * (1 + SHIFTED))
                 if found is not None and found[1].seconds < best * (1 + SHIFTED):
                     found = groups.shifted(found, self._stopped)
             if found is not None and (self.best is None or found[1].seconds < self.best.objective):
