@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.formulate.scheduled import StageWork, scheduled_step
-from autopar.schedule import SCHEDULES, Pass, Schedule, Task, chunks_of
+from autopar.schedule import SCHEDULES, Pass, Schedule, Task, chunks_of, crowded, least, program
 from autopar.schedule import excerpt as excerpts
 from autopar.schedule.crowded import Load, fits_evenly, least_crowded, least_ordered
 from autopar.schedule.holding import fullest, least_held, moments
+from autopar.schedule.least import least_path
 from tests.formulations import splits
 
 SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
@@ -148,6 +149,47 @@ def test_the_bound_is_close_to_the_best_cut(name: str, chunks: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
+def test_prices_of_a_program_serve_for_more_and_less_of_the_rest(
+    name: str, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound between two programs is hardly below that of a program of its own, and never above it."""
+    schedule = SCHEDULES[name]
+    passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
+    late = 0.02 if schedule.splits else 0.0
+    for rest in (0.0, 0.4, 1.5, 2.1, 7.0, 20.0):
+        load = Load(12, rest, (0.0, 0.3), (0.06, 0.01), late, 0.01, 0.1)
+        monkeypatch.setattr(crowded, "RESTS", 16)
+        between = least_ordered(schedule, 3, 9, chunks, load, passes)
+        monkeypatch.setattr(crowded, "RESTS", 1 << 20)
+        own = least_ordered(schedule, 3, 9, chunks, load, passes)
+        assert 0.99 * own < between <= own * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
+@pytest.mark.parametrize("kept", [0.01, 0.06, 0.5])
+def test_an_interior_point_and_a_vertex_are_equally_good(
+    name: str, chunks: int, kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is none both say so; what a path counts of passes is as good for what it was looked for."""
+    schedule = SCHEDULES[name]
+    passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
+    load = Load(12, 1.5, (0.0, 0.3), (kept, 0.8 * kept), 0.02, 0.01, 0.1)
+    found = []
+    for large in (0, 1 << 30):
+        monkeypatch.setattr(program, "LARGE", large)
+        for known in (crowded._least, crowded._least_ordered, least._counts):
+            known.cache_clear()
+        order = schedule, 3, 9, chunks
+        path = least_path(*order, tuple(12 * own for own in passes), (0.3, 0.6))
+        assert path is not None
+        ends = path.step(12 * passes[0] + 0.3, 12 * sum(passes[1:]) + 0.6)
+        found.append((least_crowded(*order, load), least_ordered(*order, load, passes), ends))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    if kept == 0.5:
+        assert found[0][1] == np.inf
+
+
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
 def test_the_fullest_moments(name: str, chunks: int) -> None:
     """Each is one of the order of tasks, and none of the others holds more of anything than all of these."""
     schedule = SCHEDULES[name]
@@ -163,6 +205,8 @@ def test_the_fullest_moments(name: str, chunks: int) -> None:
             }
             at_once = np.hstack([kept, late])
             assert all((found >= row).all(axis=1).any() for row in at_once)
+            assert (found[None] >= found[:, None]).all(axis=2).sum() == len(found), "none is as large as another one"
+            assert found.tolist() == sorted(found.tolist())
             assert int(found[:, :chunks].min(axis=1).max()) == least_held(schedule, *size)
             if not schedule.splits:
                 assert not found[:, chunks:].any()

@@ -19,7 +19,7 @@ own, of which passes take so long (`least.py`): uneven stages make for a bubble,
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -36,8 +36,15 @@ DIGITS = 10
 """Binary digits that loads are cut to, so that one program serves many meshes: by two thousandths of each at most."""
 
 
-MOST_STAGES = 128
+MOST_STAGES = 512
 """Of a step whose order of tasks is looked at: for more, the linear program takes seconds."""
+
+RESTS = 16
+"""In how many parts of what blocks take that are alike the seconds of others are told apart where a program is solved;
+between them its prices serve."""
+
+REST = -2
+"""The row of a program that says what the rest takes, from its end."""
 
 MOST_MOMENTS = 12
 """Moments of a group that are looked at where the order of tasks is: most of many are nearly alike."""
@@ -125,8 +132,11 @@ def least_ordered(
     >>> round(least_ordered(SCHEDULES["zb-h1"], 2, 4, 1, full, (0.25, 0.5, 0.25)), 1)
     20.3
     """
-    each = tuple(map(_cut, passes))
-    return _least_ordered(schedule, num_groups, num_microbatches, num_chunks, load.rounded(), each)
+    each, own = tuple(map(_cut, passes)), load.rounded()
+    near = load.blocks / RESTS * (math.floor(own.rest / load.blocks * RESTS) + 0.5)
+    about = replace(own, rest=near)
+    least, slope = _least_ordered(schedule, num_groups, num_microbatches, num_chunks, about, each)
+    return least + slope * (own.rest - near)  # the least of a program is convex in its totals
 
 
 def fits_evenly(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> bool:
@@ -180,8 +190,11 @@ def _least_ordered(
     num_chunks: int,
     load: Load,
     passes: tuple[float, ...],
-) -> float:
-    """Solve the linear program; the first variables are starts of tasks, and the last one is T."""
+) -> tuple[float, float]:
+    """Solve the linear program, and return by how much it rises with the rest, too.
+
+    The first variables are starts of tasks, and the last one is T.
+    """
     size = num_groups, num_microbatches, num_chunks
     found = excerpt(schedule, *size)
     num_stages = num_groups * num_chunks
@@ -192,8 +205,9 @@ def _least_ordered(
     for group, own in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
         stages.fit(program, group, own, _some(fullest(schedule, group, *size)))
     stages.spread(program)
-    least, _ = program.minimised({step: 1.0}, step + 1)
-    return least * (1 - SLACK)
+    least, duals = program.minimised({step: 1.0}, step + 1)
+    slope = float(duals[REST]) if len(duals) else 0.0
+    return least * (1 - SLACK), slope
 
 
 def _some(moments: FloatArray) -> FloatArray:
@@ -248,7 +262,7 @@ class _Stages:
             program.add(row, most=1.0)
 
     def spread(self, program: LeastProgram) -> None:
-        """Add that everything is somewhere."""
+        """Add that everything is somewhere, as the last rows: blocks, seconds of the rest (`REST`), and its bytes."""
         program.total(range(self._first, self._rest), self._load.blocks)
         program.total(range(self._rest, self._others), self._load.rest)
         program.total(range(self._others, self.stop), self._load.others)

@@ -22,6 +22,9 @@ MOST_TASKS = 1152
 KEPT_TASKS = 576
 """Of one that is, about: in all groups together, of the first and the last microbatches."""
 
+MOST_WHOLE = 256
+"""Of more stages only forwards are kept of the first microbatches, and only the other passes of the last ones."""
+
 _PASSES = list(Pass)
 _STEPS = {Pass.FORWARD: -1, Pass.BACKWARD: 1}
 
@@ -79,7 +82,7 @@ def excerpt(schedule: Schedule, num_groups: int, num_microbatches: int, num_chun
         enough = schedule.enough(num_groups) + 2 * each + num_groups
         if num_microbatches > enough:
             looked_at -= int((num_microbatches - enough) // num_groups) * num_groups
-    more = num_microbatches - looked_at
+    more, whole = num_microbatches - looked_at, num_groups * num_chunks <= MOST_WHOLE
     stages_of = chunks_of(schedule.groups(num_groups, num_chunks))
     stages, kinds, middles = list[int](), list[int](), list[Ints]()
     place: dict[tuple[int, Pass, int], int] = {}
@@ -88,7 +91,9 @@ def excerpt(schedule: Schedule, num_groups: int, num_microbatches: int, num_chun
         run, before = list[int](), len(middles)
         for task in order:
             stage, kind = chunks[task.chunk], _PASSES.index(task.kind)
-            if each <= task.microbatch < looked_at - each:
+            is_early = task.microbatch < each and (whole or task.kind is Pass.FORWARD)
+            is_late = task.microbatch >= looked_at - each and (whole or task.kind is not Pass.FORWARD)
+            if not is_early and not is_late:
                 if not run or run[-1] >= 0:
                     run.append(-1 - len(middles))
                     middles.append(np.zeros((num_groups * num_chunks, len(schedule.passes)), dtype=np.int64))

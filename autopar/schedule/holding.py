@@ -72,16 +72,7 @@ def fullest(
 def _fullest(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
 ) -> NDArray[np.float64]:
-    rows = _moments(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
-    waiting, late, forward, backward, weight = np.moveaxis(rows, -1, 0)
-    before = np.hstack([waiting + forward + backward, late + weight])
-    after = np.hstack([waiting + forward, late + weight + backward])
-    found = np.unique(np.vstack([before, after]) if schedule.splits else before, axis=0)
-    if num_chunks == 1:  # rows ascend in the first place: those that exceed all after them in the second
-        exceeded = np.maximum.accumulate(found[::-1, 1])[::-1]
-        return np.asarray(found[np.append(found[:-1, 1] > exceeded[1:], True)])
-    larger = (found[None, :, :] >= found[:, None, :]).all(axis=2)
-    return np.asarray(found[larger.sum(axis=1) == 1])
+    return np.unique(_most(schedule, group, num_groups, num_microbatches, num_chunks)[0], axis=0).astype(np.float64)
 
 
 def least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1) -> int:
@@ -97,5 +88,15 @@ def least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches
 @lru_cache(maxsize=65536)
 def _least_held(schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int) -> int:
     # asked of all groups of all configurations, so that only the number is kept
-    rows = _moments(schedule, group, num_groups, num_microbatches, num_chunks).reshape(-1, num_chunks, 5)
-    return int((rows[..., 0] + rows[..., 2] + rows[..., 3]).min(axis=1).max())
+    return _most(schedule, group, num_groups, num_microbatches, num_chunks)[1]
+
+
+@lru_cache(maxsize=1024)
+def _most(
+    schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int
+) -> tuple[NDArray[np.int64], int]:
+    from autopar.schedule.kernel import held_most  # compiling is loaded when it is needed only
+
+    tasks = schedule.order(group, num_groups, num_microbatches, num_chunks)
+    place, chunk = np.array([(_PASSES.index(kind), chunk) for kind, _, chunk in tasks]).T.copy()
+    return held_most(place, chunk, num_chunks, _PASSES.index(schedule.passes[-1]))

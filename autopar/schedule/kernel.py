@@ -123,3 +123,53 @@ def _runnable(
 
 
 runnable: Callable[..., tuple[Ints, int]] = numba.njit(cache=True, nogil=True)(_runnable)
+
+
+def _held_most(place: Ints, chunk: Ints, num_chunks: int, last: int) -> tuple[Ints, int]:
+    """Return what a group holds at its fullest moments, as of `holding.fullest`, and as of `holding.least_held`.
+
+    Args:
+        place: 0, 1, 2 for forwards, backwards and weight passes, in the order in which the group runs them.
+        chunk: Chunk of each.
+        num_chunks: Chunks of the group.
+        last: The last pass of every microbatch.
+    """
+    found, count, least = np.zeros((16, 2 * num_chunks), dtype=np.int64), 0, 0
+    held = np.zeros(2 * num_chunks, dtype=np.int64)  # microbatches that wait for their backward, then weight pass
+    for task in range(len(place)):
+        what, own = place[task], chunk[task]
+        held[own] += what == FORWARD
+        if what != WEIGHT:
+            least = max(least, held[:num_chunks].min())
+        for after in range(2):
+            if after == 1:  # a backward that is split ends with what it puts off
+                if what != BACKWARD or last != WEIGHT:
+                    break
+                held[own] -= 1
+                held[num_chunks + own] += 1
+            kept, is_below = 0, False
+            for row in range(count):
+                above = beneath = True
+                for column in range(len(held)):
+                    above &= found[row, column] >= held[column]
+                    beneath &= found[row, column] <= held[column]
+                    if not above and not beneath:
+                        break
+                if above:
+                    is_below = True  # so that no row was beneath it
+                    break
+                if not beneath:
+                    found[kept] = found[row]
+                    kept += 1
+            if is_below:
+                continue
+            if kept == len(found):
+                found = np.concatenate((found, np.zeros_like(found)))
+            found[kept] = held
+            count = kept + 1
+        if what == last:
+            held[num_chunks + own if what == WEIGHT else own] -= 1
+    return found[:count], least
+
+
+held_most: Callable[..., tuple[Ints, int]] = numba.njit(cache=True, nogil=True)(_held_most)
