@@ -18,7 +18,7 @@ from autopar.formulate.tables import Decision, Node, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
-from autopar.search.carried import Carried
+from autopar.search.carried import ROOM, Carried
 from autopar.search.floor import floor, scales
 from autopar.search.minor import minor_paces
 from autopar.search.outcome import Outcome
@@ -196,7 +196,7 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     bench = Workbench(search, portable=False)
     outcome = Outcome()
     pacing = Pacing(search, outcome, space, carried, np.inf)
-    before = pacing.own
+    before = pacing.raised(np.inf, ROOM)
     for index in range(pacing.count):
         piece = pacing.piece(index)
         if piece is not None:
@@ -218,8 +218,10 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
             assert attempt.best is not None
             assert least <= attempt.best.objective * (1 + CLOSE)
     known = [max(search.least(family), carried.least(family, np.inf)) for family in space]
-    assert pacing.own == pytest.approx(min(known))
-    assert pacing.own > before
+    with_room = [max(search.least(family), carried.with_room(family)) for family in space]
+    assert pacing.raised(np.inf) == pytest.approx(min(known))
+    assert pacing.raised(np.inf, ROOM) == pytest.approx(min(with_room))
+    assert before < min(with_room) <= min(known)
 
 
 def test_once_it_is_late_no_bound_is_raised_further() -> None:
@@ -230,13 +232,13 @@ def test_once_it_is_late_no_bound_is_raised_further() -> None:
         found = minor_paces(search, mesh, 6, np.inf)
         carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
     pacing = Pacing(search, Outcome(), _space(), carried, np.inf)
-    floor, raised = min(search.least(family) for family in _space()), pacing.own
+    floor, raised = min(search.least(family) for family in _space()), pacing.raised(np.inf, ROOM)
     assert all(carried.least(family) > 0 for family in _space())
 
     late = True
 
     assert not any(carried.least(family) for family in _space())
-    assert floor < pacing.own <= raised
+    assert floor < pacing.raised(np.inf, ROOM) <= raised
 
 
 def test_paces_are_told_of_divisors_only() -> None:
@@ -267,7 +269,7 @@ def test_nothing_is_done_for_what_is_excluded() -> None:
 
     for mesh in {minor_mesh(family[0].mesh) for family in _space()}:
         carried.learn_minor(mesh, 6, Finding(0.0, None, 0, pace=found.joint, split_pace=found.split))
-    outcome.candidates = [SimpleNamespace(objective=pacing.own, signature=Signature((), 1, "", 1, "none"))]  # type: ignore[list-item]
+    outcome.candidates = [SimpleNamespace(objective=pacing.raised(np.inf), signature=Signature((), 1, "", 1, "none"))]  # type: ignore[list-item]
 
     assert not any(pacing.piece(index) for index in range(pacing.count))
     assert Pacing(search, outcome, _space(), carried, np.inf).count < pacing.count
@@ -285,4 +287,4 @@ def test_no_part_is_asked_for_of_a_model_that_insists_on_its_samples() -> None:
 
     assert space
     assert pacing.count == 0
-    assert pacing.own == min(search.least(family) for family in space)
+    assert pacing.raised(np.inf, ROOM) == min(max(search.least(own), carried.with_room(own)) for own in space)

@@ -42,8 +42,11 @@ from autopar.sharding import Mesh
 MOST_CHOICES = 12
 """Placements that are told of at most."""
 
-_ALL = 4
-"""How often more is looked for of what follows for a configuration."""
+HEADS = 6
+"""Of how many of the least bounds it is looked for at a time what raises them."""
+
+ALL, ROOM = 4, 2
+"""How often more is looked for of what follows for a configuration, and how often where only memory is looked at."""
 
 
 class Carried:
@@ -55,7 +58,8 @@ class Carried:
         stack: The software.
         global_batch: Samples per step.
         room: Knows what has to run again to fit; None where that is left out.
-        is_late: Whether there is no time left to find out what follows.
+        is_over: Whether there is no time left but for a last look at what follows.
+        is_late: Whether there is none for that either.
     """
 
     def __init__(
@@ -65,9 +69,10 @@ class Carried:
         stack: Stack,
         global_batch: int,
         room: Room | None = None,
+        is_over: Callable[[], bool] = never,
         is_late: Callable[[], bool] = never,
     ) -> None:
-        self._is_late = is_late
+        self._is_over, self._is_late = is_over, is_late
         self._folded, self._floor, self._stack, self._batch, self._room = folded, floor, stack, global_batch, room
         self._paces: dict[tuple[Mesh, bool], dict[int, Pace]] = {}
         self._steps: dict[Mesh, dict[int, float]] = {}
@@ -120,45 +125,64 @@ class Carried:
             family: The configurations.
             cutoff: A bound that is enough to exclude them.
         """
-        return 0.0 if self._is_late() else self._following(family, *self._known(family[0]), _ALL, cutoff)
+        return 0.0 if self._is_late() else self._following(family, *self._known(family[0]), ALL, cutoff)
 
     def raise_least(
-        self, waiting: list[tuple[float, int]], space: Sequence[Family], cutoff: float, is_told: Callable[[int], bool]
+        self,
+        waiting: list[tuple[float, int]],
+        space: Sequence[Family],
+        cutoff: float,
+        is_told: Callable[[int], bool],
+        most: int = ALL,
+        *,
+        ends: bool = False,
     ) -> None:
         """Raise the least bound of a heap by what follows from others, until nothing raises it.
 
         Where little work raises a bound, no more is done: that is for when it is the least one again. Linear programs
-        are solved for the two least ones at a time, each by a thread of its own: workers wait for them.
+        are solved for several of the least at a time, by two threads: workers wait for them.
 
         Args:
             waiting: The heap: bounds in seconds, and numbers of families.
             space: The families.
             cutoff: A bound that is enough to exclude one.
             is_told: Whether a bound tells more than what follows from others.
+            most: How much is looked for: `ROOM`, or all.
+            ends: Whether this is the last look, for which there is time when the search is over.
         """
+        is_over = self._is_late if ends else self._is_over
         while waiting and not is_told(waiting[0][1]) and waiting[0][0] < cutoff:
             bound, number = waiting[0]
             if (follows := self.rough(space[number])) > bound:
                 heapq.heapreplace(waiting, (follows, number))
                 continue
-            # The least of a heap is first, and one of the next two is the second.
-            heads = [head for head in sorted(waiting[:3])[:2] if not is_told(head[1])]
+            heads = [head for head in heapq.nsmallest(HEADS, waiting) if not is_told(head[1])]
             families = [space[own] for _, own in heads]
             known = [self._known(family[0]) for family in families]
             for family in families:
                 self._folded(self._samples(family[0]))  # which no two threads may look for
             bounds = [least for least, _ in heads]
-            raised = self._threads.map(self._looked_at, families, bounds, known, repeat(cutoff))
+            raised = self._threads.map(
+                self._looked_at, families, bounds, known, repeat(cutoff), repeat(most), repeat(is_over)
+            )
             for head, follows in zip(heads, raised, strict=True):
                 waiting[waiting.index(head)] = follows, head[1]
             heapq.heapify(waiting)
             if waiting[0] == (bound, number):
                 return
 
-    def _looked_at(self, family: Family, bound: float, known: tuple[float, Pace], cutoff: float) -> float:
+    def _looked_at(
+        self,
+        family: Family,
+        bound: float,
+        known: tuple[float, Pace],
+        cutoff: float,
+        most: int,
+        is_over: Callable[[], bool],
+    ) -> float:
         """Return a bound raised by room, or else by all that follows from a pace."""
-        if bound < cutoff and not self._is_late():
-            for upto in (1, _ALL):
+        if bound < cutoff and not is_over():
+            for upto in (1, most):
                 if (follows := self._following(family, *known, upto, cutoff)) > bound:
                     return follows
         return bound
@@ -166,6 +190,10 @@ class Carried:
     def rough(self, family: Family) -> float:
         """Return what `least` is at least: without what has to run again, and the longest path."""
         return self._following(family, *self._known(family[0]), upto=0)
+
+    def with_room(self, family: Family) -> float:
+        """Return what `least` is at least: with what has to run again, but not what groups wait for each other."""
+        return self._following(family, *self._known(family[0]), ROOM)
 
     def _following(self, family: Family, known: float, pace: Pace, upto: int, cutoff: float = 0.0) -> float:
         """Return the least of what follows for each configuration.
@@ -181,14 +209,15 @@ class Carried:
         """
         raises = (self._crowded, self._again, self._ordered, self._path)
         last = min(upto, len(raises) if family[0].num_stages > 1 else 2)
-        waiting = [(self._step(own, pace), 0, number) for number, own in enumerate(family)]
+        # Of equal bounds the last one is first: of many stages there is nothing to find out, and no other helps then.
+        waiting = [(self._step(own, pace), 0, -number) for number, own in enumerate(family)]
         heapq.heapify(waiting)
         while True:
             bound, level, number = waiting[0]
             if level == last or 0 < cutoff <= bound:
                 return max(known, bound)
-            own = family[number]
-            if level + 1 == _ALL and max(bound, self._even(own, pace)) < cutoff:
+            own = family[-number]
+            if level + 1 == ALL and max(bound, self._even(own, pace)) < cutoff:
                 return max(known, bound)  # a path is no longer than that of equal stages
             heapq.heapreplace(waiting, (max(bound, raises[level](own, pace)), level + 1, number))
 

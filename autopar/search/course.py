@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.attempt import OVERTIME_SECONDS
-from autopar.search.carried import Carried
+from autopar.search.carried import ALL, ROOM, Carried
 from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Family, first_tries
@@ -38,8 +38,9 @@ PATIENCE = 16
 NEAR_ENOUGH = 0.01
 """Bounds that are as near to the best plan, relative, are raised further once no others are lower."""
 
-LATE_SECONDS = 1.0
-"""How long bounds are raised by what is known of others after a search has stopped."""
+LATE_SECONDS, LATE_SHARE = 2.5, 0.05
+"""How long bounds are raised by what is known of others after a search has stopped, and what share of a limit of time
+that is at most, which ends as much earlier."""
 
 
 class Clock:
@@ -47,7 +48,8 @@ class Clock:
 
     def __init__(self, search: "Search", outcome: Outcome) -> None:
         self._search, self._outcome = search, outcome
-        self._end = time.monotonic() + search.time_limit
+        self._late = min(LATE_SECONDS, LATE_SHARE * search.time_limit)
+        self._end = time.monotonic() + search.time_limit - self._late
         self._first = math.inf
         self._stopped = math.inf
 
@@ -67,7 +69,7 @@ class Clock:
 
     def is_late(self) -> bool:
         """Whether the search has stopped so long ago that what is known has to do."""
-        return self.stops() and time.monotonic() > self._stopped + LATE_SECONDS
+        return self.stops() and time.monotonic() > self._stopped + self._late
 
     def heard(self, finding: Finding) -> None:
         """Take down what was found, before it is its turn."""
@@ -79,8 +81,8 @@ class Clock:
 class Beginning(Series):
     """Looks for a plan to begin with: to have one to return, and one to beat.
 
-    What is tried is what is set up by hand: nodes for tensor parallelism, one sample per row of devices, and as few
-    stages as fit, or more as long as that is faster.
+    What is tried is what is set up by hand: nodes for tensor parallelism, one sample per row of devices, and as many
+    stages as have the least bound, or others as long as they are faster.
 
     Attributes:
         count: How many tries there may be.
@@ -93,7 +95,9 @@ class Beginning(Series):
         self._search, self._outcome, self._carried = search, outcome, carried
         family_of = {family[0]: family for family in space}
         tries = first_tries([*family_of], search.global_batch, search.least_bytes)
-        self._tries = [family_of[first] for first in tries]
+        # Where memory is short few stages take many times as long: the least bounds are first.
+        bounds = {first: max(search.least(family_of[first]), carried.with_room(family_of[first])) for first in tries}
+        self._tries = [family_of[first] for first in sorted(tries, key=bounds.__getitem__)]
         self.count = len(self._tries)
         self.begun: list[tuple[float, float, Family]] = []
         self._best, self._worse = math.inf, 0
@@ -190,6 +194,7 @@ class Bounding(Series):
         self._search, self._outcome, self._carried = search, outcome, carried
         self._ahead = sorted((search.least(family), number) for number, family in enumerate(space))
         self._busy: dict[int, tuple[float, int]] = {}
+        self._raised: list[tuple[float, int]] = []
         self._cutoffs: dict[int, float] = {}
         self._failures = 0
 
@@ -202,14 +207,16 @@ class Bounding(Series):
     @property
     def unseen(self) -> float:
         """The least that is known of those that were not looked at and might have been."""
-        least = math.inf
-        for known, number in sorted((*self._ahead, *self._busy.values())):
-            if known >= least:
-                break  # nor is it raised below what is known
-            enough = min(least, self._outcome.best)
-            follows = 0.0 if known >= enough else self._carried.least(self.space[number], enough)
-            least = min(least, max(known, follows))
-        return least
+        waiting, best = [*self._ahead, *self._busy.values()], self._outcome.best
+        heapq.heapify(waiting)
+        for most in (ROOM, ALL) if waiting[:1] != self._raised else ():  # there may be no time for all
+            self._carried.raise_least(waiting, self.space, best, lambda number: False, most, ends=True)
+        self._raised = waiting[:1]
+        known = {number: bound for bound, number in waiting}
+        self._busy = {index: (known[number], number) for index, (_, number) in self._busy.items()}
+        self._ahead = [head for head in waiting if head not in self._busy.values()]
+        heapq.heapify(self._ahead)
+        return waiting[0][0] if waiting else math.inf
 
     @property
     def own(self) -> float:

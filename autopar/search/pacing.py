@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from autopar.formulate.minor import minor_mesh
-from autopar.search.carried import Carried
+from autopar.search.carried import ALL, Carried
 from autopar.search.outcome import Outcome
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Configuration, Family
@@ -40,28 +40,27 @@ class Pacing(Series):
     ) -> None:
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
         self._elsewhere = elsewhere
-        self._floors = sorted((search.least(family), number) for number, family in enumerate(space))
+        floors = sorted((search.least(family), number) for number, family in enumerate(space))
+        self._bounds = [*floors]
         few, many = search.floor.samples
         takes_any = few < many  # else there may be no graph of a part of the only number of samples
         self._alike: dict[tuple[Mesh, int], list[tuple[float, int]]] = {}
-        for floor, number in self._floors:
+        for floor, number in floors:
             if takes_any and floor < outcome.best:
                 self._alike.setdefault(self._key(space[number]), []).append((floor, number))
         self._keys = list(self._alike)
         self.count = len(self._keys)
 
-    @property
-    def own(self) -> float:
-        """No plan of these configurations has a lower objective, in seconds."""
-        return min(
-            (max(floor, self._carried.rough(self._space[number])) for floor, number in self._floors), default=inf
-        )
+    def raised(self, enough: float, most: int = ALL, *, ends: bool = False) -> float:
+        """Return the least bound of these configurations, raised until it is enough or nothing raises it.
 
-    def raised(self, enough: float) -> float:
-        """Return the same, raised until it is enough or nothing raises it: that takes linear programs."""
-        floors = [*self._floors]
-        self._carried.raise_least(floors, self._space, enough, lambda number: False)
-        return max(self.own, floors[0][0]) if floors else inf
+        Args:
+            enough: A bound that is enough, in seconds.
+            most: How much is looked for, as of `Carried.raise_least`: with `ROOM` it takes a second or two.
+            ends: Whether this is the last look.
+        """
+        self._carried.raise_least(self._bounds, self._space, enough, lambda number: False, most, ends=ends)
+        return self._bounds[0][0] if self._bounds else inf
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""

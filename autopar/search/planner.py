@@ -34,7 +34,7 @@ from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.schedule import SCHEDULES
 from autopar.search.attempt import Attempt
-from autopar.search.carried import Carried
+from autopar.search.carried import ROOM, Carried
 from autopar.search.course import NEAR_ENOUGH, PATIENCE, Advancing, Aside, Beginning, Bounding, Clock, Settling
 from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
@@ -132,7 +132,9 @@ class Search:
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
         room = Room(self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch)
-        carried = Carried(self.folded, self.floor, self.costs.stack, self.global_batch, room, clock.is_late)
+        carried = Carried(
+            self.folded, self.floor, self.costs.stack, self.global_batch, room, clock.stops, clock.is_late
+        )
         third, limited = None, math.isfinite(self.time_limit)
         with self.hire(self) as crew:
             waves = _waves(families(fewer))
@@ -148,7 +150,7 @@ class Search:
                 if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
                     pacing = Pacing(self, outcome, families(more), carried, elsewhere)
                     sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
-                    outcome.closed_floor = pacing.own
+                    outcome.closed_floor = pacing.raised(outcome.best, ROOM)
 
             lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=pace)
             opened = _waves(families(more))
@@ -167,6 +169,9 @@ class Search:
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
+            if third is None and pacing is not None and outcome.stopped == "time limit":
+                last = pacing.raised(_with(lowest, aside), ends=True)
+                outcome.closed_floor = max(outcome.closed_floor, last)
             unequal = search_unequal(self, outcome, clock.stops, clock.end)
 
             def third_axis(near: float, enough: float, until: float, count: int = sys.maxsize) -> None:
