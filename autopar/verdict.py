@@ -30,7 +30,10 @@ VERIFY_MOST = 9
 
 VERIFY_SHARE, VERIFY_SECONDS = 0.05, 10.0
 """Of a time limit, what is kept for that: a share, but no more than so many seconds. When the limit is over, no further
-candidate is simulated, unless none has fitted so far; nor is one if that took longer before than there is left."""
+candidate is simulated, unless none has fitted so far; nor is one that may take longer than there is left."""
+
+LONGER = 1.5
+"""How many times as long a candidate may take as any before it."""
 
 
 def searching(effort: Effort) -> Effort:
@@ -82,7 +85,7 @@ def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str], end: 
     best, longest = math.inf, 0.0
     for candidate in outcome.candidates:
         began = time.monotonic()
-        if found and began + longest > end:
+        if found and began + LONGER * longest > end:
             break
         known = [own for _, own in found]
         enough = len(found) >= VERIFY * top_k and (candidate.objective >= best or len(found) >= VERIFY_MOST)

@@ -59,7 +59,7 @@ class _Known(Carried):
     def _known(self, first: Configuration) -> tuple[float, Pace]:
         return 0.0, UNKNOWN
 
-    def _looked_at(self, family: Family, bound: float, *_: object) -> float:  # type: ignore[override]
+    def _looked_at(self, family: Family, bound: float, *_: object) -> float:
         return max(bound, self.least(family))
 
     def hint(self, family: Family) -> object:  # type: ignore[override]

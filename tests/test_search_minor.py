@@ -222,6 +222,7 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     assert pacing.raised(np.inf) == pytest.approx(min(known))
     assert pacing.raised(np.inf, ROOM) == pytest.approx(min(with_room))
     assert before < min(with_room) <= min(known)
+    assert carried.least_with_room(space, search.least, np.inf) == pytest.approx(min(with_room))
 
 
 def test_once_it_is_late_no_bound_is_raised_further() -> None:

@@ -107,11 +107,11 @@ def test_when_the_time_is_over_the_first_plan_that_fits_is_returned(fits: int, m
     assert _returned(known, 3, monkeypatch, end=0.0, fits=fits) == ([3.0 - fits / 10], fits + 1)
 
 
-@pytest.mark.parametrize(("end", "simulated"), [(11.0, 2), (12.0, 3)])
+@pytest.mark.parametrize(("end", "simulated"), [(13.0, 2), (14.0, 3)])
 def test_nothing_is_simulated_that_takes_longer_than_there_is_left(
     end: float, simulated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as those before can tell: of four seconds each, three fit in twelve, and two in eleven."""
+    """As far as those before can tell: of four seconds each, of which another may take six, a third fits in 14."""
     known = _candidates(*((1.0 + number / 100, 3.0 - number / 10) for number in range(12)))
 
     assert _returned(known, 3, monkeypatch, end=end, takes=4.0)[1] == simulated

@@ -171,6 +171,12 @@ class Carried:
             if waiting[0] == (bound, number):
                 return
 
+    def least_with_room(self, space: Sequence[Family], floor: Callable[[Family], float], cutoff: float) -> float:
+        """Return the least bound of families, given their floors, raised by what memory has room for up to a cutoff."""
+        waiting = sorted((floor(family), number) for number, family in enumerate(space))
+        self.raise_least(waiting, space, cutoff, lambda number: False, ROOM)
+        return waiting[0][0] if waiting else math.inf
+
     def _looked_at(
         self,
         family: Family,

@@ -252,6 +252,7 @@ class Search:
         for start, stop in ((0, 1), (1, len(waves))):
             if start:
                 midway(min([lowest, *floors[start:], *(each.bound for each in aside)]))
+                floors[start:stop] = [carried.least_with_room(wave, self.least, outcome.best) for wave in waves[start:]]
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
                 elsewhere = [lowest, *floors[number + 1 :], *(each.own for each in bounded)]
