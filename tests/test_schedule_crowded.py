@@ -190,6 +190,28 @@ def test_an_interior_point_and_a_vertex_are_equally_good(
 
 
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
+def test_fewer_tasks_of_many_stages_say_little_less(name: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the backwards of the first microbatches and the forwards of the last ones a step is no longer."""
+    schedule = SCHEDULES[name]
+    passes = PASSES if schedule.splits else (PASSES[0], PASSES[1] + PASSES[2])
+    load = Load(12, 1.5, (0.0, 0.3), (0.05, 0.01), 0.02 if schedule.splits else 0.0, 0.01, 0.1)
+    order = schedule, 3, 60, chunks
+    monkeypatch.setattr(excerpts, "MOST_TASKS", 0)
+    monkeypatch.setattr(excerpts, "KEPT_TASKS", 0)
+    found = []
+    for whole in (256, 0):
+        monkeypatch.setattr(excerpts, "MOST_WHOLE", whole)
+        for known in (excerpts.excerpt, crowded._least_ordered):
+            known.cache_clear()
+        found.append((least_ordered(*order, load, passes), len(excerpts.excerpt(*order).stage)))
+    (most, tasks), (least_of_both, fewer) = found
+    assert 2 * fewer <= tasks
+    assert 0.97 * most <= least_of_both <= most * (1 + 1e-6)
+    excerpts.excerpt.cache_clear()
+    crowded._least_ordered.cache_clear()
+
+
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULED)
 def test_the_fullest_moments(name: str, chunks: int) -> None:
     """Each is one of the order of tasks, and none of the others holds more of anything than all of these."""
     schedule = SCHEDULES[name]

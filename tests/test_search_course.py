@@ -53,9 +53,6 @@ class _Known(Carried):
     def rough(self, family: Family) -> float:
         return 0.0
 
-    def with_room(self, family: Family) -> float:
-        return self.least(family)
-
     def _known(self, first: Configuration) -> tuple[float, Pace]:
         return 0.0, UNKNOWN
 
@@ -111,6 +108,10 @@ def _search() -> Search:
     return found  # type: ignore[return-value]
 
 
+def _ahead(families: Sequence[Family]) -> list[tuple[float, int]]:
+    return sorted((FLOORS[family[0].num_microbatches], number) for number, family in enumerate(families))
+
+
 def _order(series: Bounding | ThirdAxis, bounds: Mapping[int, list[float]], outcome: Outcome, best: float) -> list[int]:
     """Return the microbatches of what is looked at, given what comes of it each time; a plan is known after two."""
     found: list[int] = []
@@ -146,7 +147,7 @@ def test_what_is_known_to_be_slow_waits(
     follows: dict[int, float], best: float, order: list[int], closed: float
 ) -> None:
     outcome = Outcome()
-    bounding = Bounding(_search(), outcome, FAMILIES, math.inf, _Known(follows), rivals=True)
+    bounding = Bounding(_search(), outcome, FAMILIES, _ahead(FAMILIES), math.inf, _Known(follows), rivals=True)
 
     found = _order(bounding, {1: [1.5], 2: [2.5], 4: [5.7], 8: [5.8]}, outcome, best)
 
@@ -162,11 +163,15 @@ def test_what_is_known_to_be_slow_waits(
 def test_what_nobody_looked_at_is_bounded_by_what_follows_and_no_more_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A floor of 1 raised to 2.5 is the least: below it is that of 2, which follows at 9, and none of the others."""
     monkeypatch.setattr("autopar.search.carried.HEADS", 1)
-    bounding = Bounding(_search(), Outcome(), FAMILIES, math.inf, _Told({1: 2.5, 2: 9.0, 4: 9.0}), rivals=True)
+    told = _Told({1: 2.5, 2: 9.0, 4: 9.0})
+    bounding = Bounding(_search(), Outcome(), FAMILIES, _ahead(FAMILIES), math.inf, told, rivals=True)
 
     assert bounding.unseen == 2.5
-    assert set(bounding._carried.asked) == {1, 2}  # type: ignore[attr-defined]
+    assert set(told.asked) == {1, 2}
     assert bounding.unseen == 2.5
+    bounding = Bounding(_search(), Outcome(), FAMILIES, _ahead(FAMILIES), math.inf, told, rivals=True)
+    assert bounding.piece(0).configuration == FAMILIES[0]
+    assert bounding.unseen == 2.5, "that of a piece that nobody has done is raised, too"
 
 
 def test_the_least_bounds_are_raised_until_nothing_raises_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +247,7 @@ def _advanced(bounds: Mapping[int, list[tuple[float, bool]]], *, proves: bool) -
     """Work on two configurations with bounds 1 and 2; what comes of them are bounds, and whether a proof is left."""
     outcome = Outcome()
     outcome.candidates = [_candidate(5.0)]
-    bounding = Bounding(_search(), outcome, [], math.inf, _Known({}), rivals=True)
+    bounding = Bounding(_search(), outcome, [], [], math.inf, _Known({}), rivals=True)
     bounding.space, bounding.pending = FAMILIES[:2], [(1.0, 0), (2.0, 1)]
     series = Advancing(_search(), outcome, [bounding], math.inf, proves=proves)
     return outcome, series, _worked(series, {count: list(each) for count, each in bounds.items()})
@@ -325,7 +330,7 @@ def test_what_cannot_raise_the_bound_is_put_aside_after_a_while() -> None:
     def worked(patience: float, better: float = math.inf) -> tuple[list[int], Outcome, Advancing]:
         outcome = Outcome()
         outcome.candidates = [_candidate(5.0)]
-        bounding = Bounding(_search(), outcome, [], math.inf, _Known({}), rivals=True)
+        bounding = Bounding(_search(), outcome, [], [], math.inf, _Known({}), rivals=True)
         bounding.space, bounding.pending = FAMILIES[:3], [(2.0, 0), (3.1, 1), (3.2, 2)]
         series = Advancing(_search(), outcome, [bounding], math.inf, patience=patience)
         left = {count: list(each) for count, each in bounds.items()}
@@ -351,7 +356,7 @@ def test_no_plan_is_hurried_for_where_that_finds_no_better_ones(found: float, hu
     """All bounds are far below the best plan, and what a piece finds is no plan, a worse or ever a better one."""
     outcome, families = Outcome(), FAMILIES[:1] * 8
     outcome.candidates = [_candidate(5.0)]
-    bounding = Bounding(_search(), outcome, families, math.inf, _Known({}), rivals=True)
+    bounding = Bounding(_search(), outcome, families, _ahead(families), math.inf, _Known({}), rivals=True)
     hasty = 0
     for index in range(8):
         assert not bounding.ends(index)

@@ -218,11 +218,11 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
             assert attempt.best is not None
             assert least <= attempt.best.objective * (1 + CLOSE)
     known = [max(search.least(family), carried.least(family, np.inf)) for family in space]
-    with_room = [max(search.least(family), carried.with_room(family)) for family in space]
+    heap = carried.with_room_of(space, search.least, np.inf)
+    assert before < heap[0][0] <= min(known)
+    assert pacing.raised(np.inf, ROOM) >= heap[0][0]
     assert pacing.raised(np.inf) == pytest.approx(min(known))
-    assert pacing.raised(np.inf, ROOM) == pytest.approx(min(with_room))
-    assert before < min(with_room) <= min(known)
-    assert carried.least_with_room(space, search.least, np.inf) == pytest.approx(min(with_room))
+    assert sorted(number for _, number in heap) == [*range(len(space))]
 
 
 def test_once_it_is_late_no_bound_is_raised_further() -> None:
@@ -288,4 +288,4 @@ def test_no_part_is_asked_for_of_a_model_that_insists_on_its_samples() -> None:
 
     assert space
     assert pacing.count == 0
-    assert pacing.raised(np.inf, ROOM) == min(max(search.least(own), carried.with_room(own)) for own in space)
+    assert pacing.raised(np.inf, ROOM) == carried.with_room_of(space, search.least, np.inf)[0][0]

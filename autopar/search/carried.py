@@ -171,11 +171,16 @@ class Carried:
             if waiting[0] == (bound, number):
                 return
 
-    def least_with_room(self, space: Sequence[Family], floor: Callable[[Family], float], cutoff: float) -> float:
-        """Return the least bound of families, given their floors, raised by what memory has room for up to a cutoff."""
+    def with_room_of(
+        self, space: Sequence[Family], floor: Callable[[Family], float], cutoff: float
+    ) -> list[tuple[float, int]]:
+        """Return a heap of the bounds of families, and their numbers, from their floors.
+
+        The least are raised by what memory has room for, up to a cutoff.
+        """
         waiting = sorted((floor(family), number) for number, family in enumerate(space))
         self.raise_least(waiting, space, cutoff, lambda number: False, ROOM)
-        return waiting[0][0] if waiting else math.inf
+        return waiting
 
     def _looked_at(
         self,
@@ -196,10 +201,6 @@ class Carried:
     def rough(self, family: Family) -> float:
         """Return what `least` is at least: without what has to run again, and the longest path."""
         return self._following(family, *self._known(family[0]), upto=0)
-
-    def with_room(self, family: Family) -> float:
-        """Return what `least` is at least: with what has to run again, but not what groups wait for each other."""
-        return self._following(family, *self._known(family[0]), ROOM)
 
     def _following(self, family: Family, known: float, pace: Pace, upto: int, cutoff: float = 0.0) -> float:
         """Return the least of what follows for each configuration.

@@ -81,8 +81,8 @@ class Clock:
 class Beginning(Series):
     """Looks for a plan to begin with: to have one to return, and one to beat.
 
-    What is tried is what is set up by hand: nodes for tensor parallelism, one sample per row of devices, and as many
-    stages as have the least bound, or others as long as they are faster.
+    What is tried is what is set up by hand: nodes for tensor parallelism, one sample per row of devices, and as few
+    stages as fit, or more as long as that is faster.
 
     Attributes:
         count: How many tries there may be.
@@ -95,9 +95,7 @@ class Beginning(Series):
         self._search, self._outcome, self._carried = search, outcome, carried
         family_of = {family[0]: family for family in space}
         tries = first_tries([*family_of], search.global_batch, search.least_bytes)
-        # Where memory is short few stages take many times as long: the least bounds are first.
-        bounds = {first: max(search.least(family_of[first]), carried.with_room(family_of[first])) for first in tries}
-        self._tries = [family_of[first] for first in sorted(tries, key=bounds.__getitem__)]
+        self._tries = [family_of[first] for first in tries]
         self.count = len(self._tries)
         self.begun: list[tuple[float, float, Family]] = []
         self._best, self._worse = math.inf, 0
@@ -170,11 +168,18 @@ class Bounding(Series):
     The latter is looked up when a configuration is next. Where floors are far too low, as on slow links, configurations
     like those that are known to be slow wait until others were looked at, and mostly need not be any more.
 
+    Args:
+        search: What it is part of.
+        outcome: What is known, and is added to.
+        space: The configurations.
+        ahead: A heap of what is known of them, and their numbers.
+        elsewhere: The least bound of configurations that are not worked on now.
+        carried: What follows from what is known of others; added to.
+        rivals: Whether only what could be better than the best plan is of interest, and no runner-up.
+
     Attributes:
         pending: Bound and number of the configurations that could be of interest.
         closed: The least bound of the others.
-        elsewhere: The least bound of configurations that are not worked on now.
-        rivals: Whether only what could be better than the best plan is of interest, and no runner-up.
     """
 
     def __init__(
@@ -182,6 +187,7 @@ class Bounding(Series):
         search: "Search",
         outcome: Outcome,
         space: list[Family],
+        ahead: list[tuple[float, int]],
         elsewhere: float,
         carried: Carried,
         *,
@@ -192,7 +198,7 @@ class Bounding(Series):
         self.space, self.elsewhere, self.rivals = space, elsewhere, rivals
         self.careful = not rivals  # of plain schedules the first ones find most of what excludes others
         self._search, self._outcome, self._carried = search, outcome, carried
-        self._ahead = sorted((search.least(family), number) for number, family in enumerate(space))
+        self._ahead = ahead
         self._busy: dict[int, tuple[float, int]] = {}
         self._raised: list[tuple[float, int]] = []
         self._cutoffs: dict[int, float] = {}

@@ -243,7 +243,7 @@ class Search:
         Returns:
             The least of all bounds but those of what was put aside, and that.
         """
-        floors = [min(self.least(family) for family in wave) for wave in waves]
+        ahead = [sorted((self.least(family), number) for number, family in enumerate(wave)) for wave in waves]
         lowest = known
         aside: list[Aside] = []
         # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
@@ -251,16 +251,16 @@ class Search:
         # what only serves to find better plans, where none was found for long: it is left then, or for later.
         for start, stop in ((0, 1), (1, len(waves))):
             if start:
-                midway(min([lowest, *floors[start:], *(each.bound for each in aside)]))
-                floors[start:stop] = [carried.least_with_room(wave, self.least, outcome.best) for wave in waves[start:]]
+                midway(min([lowest, *(heap[0][0] for heap in ahead[start:]), *(each.bound for each in aside)]))
+                ahead[start:] = [carried.with_room_of(wave, self.least, outcome.best) for wave in waves[start:]]
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
-                elsewhere = [lowest, *floors[number + 1 :], *(each.own for each in bounded)]
+                elsewhere = [lowest, *(heap[0][0] for heap in ahead[number + 1 :]), *(each.own for each in bounded)]
                 elsewhere += [each.bound for each in aside]
-                bounded.append(Bounding(self, outcome, wave, min(elsewhere), carried, rivals=number > 0))
+                bounded.append(Bounding(self, outcome, wave, ahead[number], min(elsewhere), carried, rivals=number > 0))
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
             if bounded:
-                is_last, elsewhere = stop == len(waves), [lowest, *floors[stop:]]
+                is_last, elsewhere = stop == len(waves), [lowest, *(heap[0][0] for heap in ahead[stop:])]
                 waits = math.isfinite(self.time_limit) and outcome.closed_floor < outcome.best * (1 - NEARS[0])
                 advancing = Advancing(
                     self,
