@@ -53,10 +53,11 @@ class LeastProgram:
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("presolve", "off")  # it takes as long as the rest, for nothing
-        highs.setOptionValue("solver", "ipm" if len(self._least) >= LARGE else "simplex")
+        is_large = len(self._least) >= LARGE
+        highs.setOptionValue("solver", "ipm" if is_large else "simplex")
         highs.passModel(model)
         highs.run()
-        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        if is_large and highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             # An interior point may be missed where there is one: only the simplex method says that there is none.
             highs.clearSolver()
             highs.setOptionValue("solver", "simplex")
