@@ -27,29 +27,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from autopar.cost.overlap import LAUNCH_EXPONENT, LEAST_COPY, LEAST_GATHER, LEAST_WAIT, WEIGHT_COVER
+from autopar.cost.overlap import LEAST_COPY
 from autopar.formulate.buffers import BufferUse, buffers
 from autopar.formulate.keeping import main_kind
 from autopar.formulate.mean import mean_bytes, stage_weights
 from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.offload import HostRates
+from autopar.formulate.pass_rows import PassRows
 from autopar.formulate.rows import AWAY, COPIED, Counting, Name, Pass, Rows, StepProgram
-from autopar.formulate.stage_rows import StageRows
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
 from autopar.recompute import ON_DEVICE, Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.least import LeastPath
 
-HOST_RATIOS = (0.5, 1.0, 2.0)
-"""Seconds of the device over those of the host at which the mean of both (`launched`) is replaced by its tangent."""
-
 MOST_APART = 4
 """Parts of a pipeline of which it is said apart what they hold, each a group of devices or several neighbours: each
 asks for placements of its own."""
-
-MOST_STAGES_APART = 8
-"""Stages of which the same is said under schedules without a closed form."""
 
 SHORTAGE = 10.0
 """Price of memory that is not there, in step times for all that there is: enough to prefer any choice that fits."""
@@ -65,7 +59,6 @@ def step_program(
     hosted: Collection[Hosted] = (),
     path: LeastPath | None = None,
     finely: bool = False,
-    staged: tuple[float, float] | None = None,
 ) -> StepProgram:
     """Return the linear program of a configuration.
 
@@ -78,19 +71,9 @@ def step_program(
         hosted: What may lie in host memory.
         path: What is known of the longest path through a step, under each of its schedules.
         finely: Whether parts of long pipelines are apart, too, which takes several times as long to price.
-        staged: Whether stages are apart, of which groups may have several, and ways through the step are rows, for a
-            schedule without a closed form: the least seconds of the halves of a split backward of all blocks of the
-            most frequent kind.
     """
     least = tuple(fastest) or (Recompute.NONE,) * len(tables.folded.kinds)
-    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path, finely, staged).program()
-
-
-def can_be_staged(pipeline: Pipeline, limit: float, hosted: Collection[Hosted] = ()) -> bool:
-    """Whether stages can be told apart, and are few enough."""
-    several = pipeline.num_groups > 1 and pipeline.num_stages <= MOST_STAGES_APART
-    alone = not pipeline.fills and not pipeline.others and SCHEDULES[pipeline.schedule].trains
-    return several and alone and bool(np.isfinite(limit)) and not hosted
+    return _Step(tables, pipeline, limit, tuple(flavours), least, hosted, path, finely).program()
 
 
 def parts_of(num_groups: int) -> tuple[range, ...]:
@@ -117,7 +100,6 @@ class _Step:
         hosted: Collection[Hosted],
         path: LeastPath | None,
         finely: bool,
-        staged: tuple[float, float] | None,
     ) -> None:
         self.fastest, self.hosted, self.path = fastest, hosted, path
         self.tables, self.pipeline, self.limit = tables, pipeline, limit
@@ -130,12 +112,7 @@ class _Step:
         each = tuple(useful or allowed[:1])
         apart = pipeline.num_groups <= MOST_APART or finely
         limited = self.trains and np.isfinite(limit) and not hosted
-        self.staged = staged
-        # Parts hold groups, and stages if these are told apart.
         self.parts = parts_of(pipeline.num_groups) if apart and limited else (range(pipeline.num_groups),)
-        if staged is not None:
-            assert can_be_staged(pipeline, limit, hosted), "that is asked before"
-            self.parts = tuple(range(stage, stage + 1) for stage in range(pipeline.num_stages))
         self.flavours, self.part_of = each * len(self.parts), np.repeat(np.arange(len(self.parts)), len(each))
         self.rows, self.each = Rows(tables, self.flavours), Counting(tables, self.flavours)
         self.counts = self.each.counts
@@ -146,7 +123,7 @@ class _Step:
     def program(self) -> StepProgram:
         pipeline, rows = self.pipeline, self.rows
         groups = pipeline.num_groups
-        passes = self._passes()
+        passes = PassRows(self.tables, pipeline, rows, self.each, self.fastest, self.rates).write()
         self._whole: dict[Name, float] = {name: -factor for name, factor in passes.items()}
         self._groups(passes)
         rows.add({"pace": 1.0, "all": -1.0 / groups})
@@ -158,85 +135,9 @@ class _Step:
         if np.isfinite(self.limit):
             self._memory()
         self._flow(passes)
-        ways = None
-        if self.staged is not None:
-            stages = StageRows(self.tables, pipeline, self.limit, rows, self.each, self.part_of)
-            ways = stages.write(passes, self.staged)
-        elif len(self.parts) > 1:
+        if len(self.parts) > 1:
             self._by_part(passes)
-        return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed, ways)
-
-    def _passes(self) -> dict[Pass, float]:
-        """Write the rows of the passes of one instance of each kind, and return the sum of all passes."""
-        host, again = self.tables.host_seconds, self.tables.host_seconds_again
-        total: dict[Pass, float] = {}
-        for kind, count in enumerate(self.counts):
-            for index in range(len(self.flavours)) if kind == self.main else [None]:
-                offloads = index is not None and self.flavours[index] is Recompute.OFFLOAD
-                out, back = (self.rates.out, self.rates.back) if offloads else (0.0, 0.0)
-                self._pass(("forward", kind, index), self._forward_terms(*_FORWARD), kind, index, host[kind, 0], out)
-                total["forward", kind, index] = count
-                if self.trains:
-                    self._pass(("backward", kind, index), self._backward_terms(), kind, index, host[kind, 1], back)
-                    total["backward", kind, index] = count
-            if kind != self.main and self.fastest[kind] is Recompute.FULL:
-                total["forward", kind, None] *= 2
-        for index, flavour in enumerate(self.flavours):
-            if flavour is Recompute.FULL:
-                total["forward", self.main, index] *= 2
-            elif flavour is Recompute.SELECTIVE:
-                terms = self._forward_terms(*_AGAIN)
-                self._pass(("again", self.main, index), terms, self.main, index, float(again[self.main]))
-                total["again", self.main, index] = self.counts[self.main]
-        return total
-
-    def _pass(
-        self,
-        name: Name,
-        terms: Sequence[Mapping[Slot, float]],
-        kind: int,
-        flavour: int | None,
-        host: float,
-        link: float = 0.0,
-    ) -> None:
-        """Write the rows of one pass: at least each term, and with what the host takes at least each tangent.
-
-        With copies beside it, `link` seconds for a share of the limit, it takes as long as they do at least, and a part
-        of them is waited for.
-        """
-        own = np.ones(len(self.flavours)) if flavour is None else np.eye(len(self.flavours))[flavour]
-        whole = {name: 1.0, COPIED: -self.least_copy * link}
-        if link:
-            self.rows.add({name: 1.0, COPIED: -link})
-        for term in terms:
-            self.rows.add(whole, self.each.prices(kind, term, flavour))
-            for ratio in HOST_RATIOS if host else ():
-                scale = (1 + ratio**LAUNCH_EXPONENT) ** (1 / LAUNCH_EXPONENT - 1)
-                device = {slot: factor * ratio ** (LAUNCH_EXPONENT - 1) * scale for slot, factor in term.items()}
-                self.rows.add(whole, self.each.prices(kind, device, flavour), host * scale * own)
-        if host:
-            self.rows.add(whole, None, host * own)
-
-    def _forward_terms(self, kernels: Slot, waits: Slot, gathers: Slot) -> list[dict[Slot, float]]:
-        """Return the terms of `Overlap.forward`: gathers hide behind all kernels, or as far as any do."""
-        saving = self.overlap.saving
-        return [
-            {kernels: 1 - saving, waits: 1.0, gathers: 1.0},
-            {kernels: 1.0, waits: 1.0, gathers: self.overlap.price(LEAST_GATHER)},
-        ]
-
-    def _backward_terms(self) -> list[dict[Slot, float]]:
-        """Return the terms of `Overlap.backward`, or what the halves of a split one take at least."""
-        s, gather, wait = self.overlap.saving, self.overlap.price(LEAST_GATHER), self.overlap.price(LEAST_WAIT)
-        if SCHEDULES[self.pipeline.schedule].splits:
-            return [_backward(1 - s, 1 - s, 1.0, 1.0), _backward(1.0, 1.0, 1.0, gather)]
-        cover = WEIGHT_COVER
-        return [
-            _backward(1 - s, 1 - s, 1.0, 1.0),
-            _backward(1.0, 1 - s * cover, 1.0, gather),
-            _backward(1 - s, 1 - s * (1 - cover), wait, 1.0),
-            _backward(1.0, 1.0, wait, gather),
-        ]
+        return rows.program({"flow": 1.0, "tail": 1.0, "short": SHORTAGE}, pipeline.fixed)
 
     def _groups(self, passes: Mapping[Pass, float]) -> None:
         """Write the rows of t_s, summed over all stages: a sum of maxima is at least each maximum of sums."""
@@ -426,16 +327,3 @@ class _Step:
             mean = mean_bytes(self.tables, self.pipeline, self.limit, keeps, evenly=evenly)
             amounts.append(mean.factors / mean.limit)
         return np.array(amounts)
-
-
-_FORWARD = (Slot.FORWARD, Slot.FORWARD_WAIT, Slot.FORWARD_GATHER)
-_AGAIN = (Slot.SELECTIVE, Slot.SELECTIVE_WAIT, Slot.SELECTIVE_GATHER)
-
-
-def _backward(kernels: float, weight: float, waits: float, gathers: float) -> dict[Slot, float]:
-    return {
-        Slot.BACKWARD: kernels,
-        Slot.BACKWARD_WEIGHT: weight,
-        Slot.BACKWARD_WAIT: waits,
-        Slot.BACKWARD_GATHER: gathers,
-    }

@@ -11,14 +11,14 @@ from autopar.formulate.buffers import Buffer
 from autopar.formulate.keeping import main_kind
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.tables import Slot, Tables
-from autopar.formulate.ways import StageWays
 from autopar.recompute import Recompute
+from autopar.schedule.spread import Take
 
 Mask = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 
-SHARE = "share"
-"""Of a stage: its share of the blocks of the most frequent kind."""
+SHARES = {Take.KEPT: "kept", Take.RESIDENT: "resident", Take.BESIDE: "beside"}
+"""What single blocks hold; shares of the limit, too."""
 
 COPIED, AWAY = "copied", "away"
 """Variables: what a block of the most frequent kind copies to the host per microbatch, where it does, and what of the
@@ -51,7 +51,6 @@ class StepProgram:
         fixed: Seconds added to every step.
         shares: (variables,) which of y are shares of the limit; the others are seconds, or `short`.
         with_memory: (rows,) which say nothing but together with limits of memory.
-        ways: Further rows, as they are due; None if stages are not told apart.
     """
 
     flavours: tuple[Recompute, ...]
@@ -68,13 +67,12 @@ class StepProgram:
     fixed: float
     shares: Mask
     with_memory: Mask
-    ways: StageWays | None = None
 
     @property
     def memory_rows(self) -> Mask:
         """Which rows are about memory."""
         filled = np.asarray(self.bytes.any(axis=1))
-        return np.asarray(filled[self.bytes_of].any(axis=1))
+        return np.asarray(filled[self.bytes_of].any(axis=1) | (self.pairs_of > 0))
 
     def held(self, flavour: int, items: FloatArray, between: FloatArray) -> FloatArray:
         """Return the shares of the limit that bytes of items and of pairs take under a flavour, (rows,)."""
@@ -153,7 +151,7 @@ class Rows:
         self.pairs.append(pairs)
         self.with_memory.append(with_memory or amounts is not None)
 
-    def program(self, cost: Mapping[Name, float], fixed: float, ways: StageWays | None) -> StepProgram:
+    def program(self, cost: Mapping[Name, float], fixed: float) -> StepProgram:
         """Return the program of these rows; `cost` are weights of variables in the step time, the rest as there."""
         lhs = np.zeros((len(self.lhs), len(self.names)))
         for row, factors in enumerate(self.lhs):
@@ -178,9 +176,8 @@ class Rows:
             pairs.array,
             np.array(pairs_of),
             fixed,
-            np.array([name in (COPIED, AWAY) or name[0] == SHARE for name in self.names]),
+            np.array([name in (COPIED, AWAY, *SHARES.values()) for name in self.names]),
             np.array(self.with_memory),
-            ways,
         )
 
 

@@ -178,8 +178,7 @@ def _least(
         if fills:
             cost.update(taken)
     stages.spread(program)
-    least, _ = program.minimised(cost, pace + 1)
-    return least * (1 - SLACK)
+    return program.minimised(cost, pace + 1).value * (1 - SLACK)
 
 
 @lru_cache(maxsize=16384)
@@ -205,9 +204,9 @@ def _least_ordered(
     for group, own in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
         stages.fit(program, group, own, _some(fullest(schedule, group, *size)))
     stages.spread(program)
-    least, duals = program.minimised({step: 1.0}, step + 1)
-    slope = float(duals[REST]) if len(duals) else 0.0
-    return least * (1 - SLACK), slope
+    optimum = program.minimised({step: 1.0}, step + 1)
+    slope = float(optimum.duals[REST]) if len(optimum.duals) else 0.0
+    return optimum.value * (1 - SLACK), slope
 
 
 def _some(moments: FloatArray) -> FloatArray:

@@ -16,10 +16,10 @@ from autopar.schedule.base import Pass, Schedule, chunks_of
 
 Ints = NDArray[np.int64]
 
-MOST_TASKS = 1152
+MOST_TASKS = 576
 """Of a step that is not cut short."""
 
-KEPT_TASKS = 576
+KEPT_TASKS = 192
 """Of one that is, about: in all groups together, of the first and the last microbatches."""
 
 MOST_WHOLE = 256
@@ -40,8 +40,7 @@ class Excerpt:
             tasks, and each belongs to one group.
         first: (pairs,) nodes that others wait for: the one before on their group, or the one whose message they read.
         second: (pairs,) those that wait for them.
-        begins: (groups,) the first node of each.
-        ends: (groups,) the last node of each.
+        runs: By group its nodes, in their order.
     """
 
     stage: Ints
@@ -49,8 +48,7 @@ class Excerpt:
     middles: Ints
     first: Ints
     second: Ints
-    begins: Ints
-    ends: Ints
+    runs: tuple[Ints, ...]
 
 
 def num_tasks(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int) -> int:
@@ -120,6 +118,5 @@ def excerpt(schedule: Schedule, num_groups: int, num_microbatches: int, num_chun
         np.array(middles, dtype=np.int64).reshape(len(middles), num_groups * num_chunks, len(schedule.passes)),
         first,
         second,
-        np.array([run[0] for run in runs]),
-        np.array([run[-1] for run in runs]),
+        tuple(map(np.array, runs)),
     )

@@ -46,31 +46,6 @@ def _longest_path(
 longest_path: Callable[..., tuple[Floats, Floats]] = numba.njit(cache=True, nogil=True)(_longest_path)
 
 
-def _longest_ways(begins: Ints, before: Ints, source: Ints, seconds: Floats) -> tuple[Floats, Ints]:
-    """Return how long the longest way from some tasks to the start of each task is, and the task before it there.
-
-    It is minus infinity where there is none, and -1 where nothing is before.
-
-    Args:
-        begins: Tasks to begin with.
-        before: The task before each of its group, -1 if it is the first one; tasks come after those they wait for.
-        source: The task whose message each task waits for; -1 if none.
-        seconds: Duration of each task.
-    """
-    starts, previous = np.full(len(before), -np.inf), np.full(len(before), -1)
-    for task in begins:
-        starts[task] = 0.0
-    for task in range(len(before)):
-        for other in (before[task], source[task]):
-            if other >= 0 and starts[other] + seconds[other] > starts[task]:
-                starts[task] = starts[other] + seconds[other]
-                previous[task] = other
-    return starts, previous
-
-
-longest_ways: Callable[..., tuple[Floats, Ints]] = numba.njit(cache=True, nogil=True)(_longest_ways)
-
-
 FORWARD, BACKWARD, WEIGHT = range(3)
 
 

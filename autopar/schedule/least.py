@@ -140,6 +140,6 @@ def _counts(
     passes = range(besides, step)
     program.total(passes[::num_passes], rest[0])  # that are counted as forwards
     program.total([number for kind in range(1, num_passes) for number in passes[kind::num_passes]], rest[1])
-    _, duals = program.minimised({step: 1.0}, step + 1)
-    seconds, forward, backward = np.maximum(0.0, duals[-3:]) * (1 - SLACK)
+    optimum = program.minimised({step: 1.0}, step + 1)
+    seconds, forward, backward = np.maximum(0.0, optimum.duals[-3:]) * (1 - SLACK)
     return float(seconds), float(forward), float(backward)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import highspy
 import numpy as np
@@ -16,6 +17,18 @@ LARGE = 1500
 """Rows from which on an interior point is sought first, which takes a third of the time there."""
 
 
+Row = Mapping[int, float]
+"""A sum of variables, by number, so many times each."""
+
+
+class Optimum(NamedTuple):
+    """The least cost, the duals of the rows, and the variables; infinity and none if nothing fulfils the rows."""
+
+    value: float
+    duals: NDArray[np.float64]
+    values: NDArray[np.float64]
+
+
 class LeastProgram:
     """Minimises costs >= 0 of variables >= 0 under rows."""
 
@@ -25,7 +38,19 @@ class LeastProgram:
         self._least: list[float] = []
         self._most: list[float] = []
 
-    def add(self, row: Mapping[int, float], *, least: float = -math.inf, most: float = math.inf) -> None:
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return len(self._least)
+
+    def copy(self) -> "LeastProgram":
+        """Return a program with the same rows."""
+        other = LeastProgram()
+        other._index, other._values = self._index.copy(), self._values.copy()
+        other._least, other._most = self._least.copy(), self._most.copy()
+        return other
+
+    def add(self, row: Row, *, least: float = -math.inf, most: float = math.inf) -> None:
         """Add that a sum of variables by number, so many times each, is at least and at most something."""
         self._index.append(tuple(row))
         self._values.append(tuple(row.values()))
@@ -36,8 +61,8 @@ class LeastProgram:
         """Add what some variables are together."""
         self.add(dict.fromkeys(variables, 1.0), least=total, most=total)
 
-    def minimised(self, cost: Mapping[int, float], num_variables: int) -> tuple[float, NDArray[np.float64]]:
-        """Return the least cost and the duals of the rows; infinity and none if nothing fulfils them."""
+    def minimised(self, cost: Row, num_variables: int) -> Optimum:
+        """Return the least cost, with variables numbered below `num_variables`."""
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = num_variables, len(self._least)
         costs = np.zeros(num_variables)
@@ -63,13 +88,21 @@ class LeastProgram:
             highs.setOptionValue("solver", "simplex")
             highs.run()
         if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
-            return math.inf, np.zeros(0)
+            return Optimum(math.inf, np.zeros(0), np.zeros(0))
         assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "no cost is below zero"
-        return float(highs.getInfo().objective_function_value), np.array(highs.getSolution().row_dual)
+        solution = highs.getSolution()
+        value = float(highs.getInfo().objective_function_value)
+        return Optimum(value, np.array(solution.row_dual), np.array(solution.col_value))
 
 
 def add_order(
-    program: LeastProgram, found: Excerpt, durations: Sequence[Mapping[int, float]], step: int, *, overlap: bool
+    program: LeastProgram,
+    found: Excerpt,
+    durations: Sequence[Row],
+    step: int,
+    *,
+    overlap: bool,
+    after: Sequence[Row] = (),
 ) -> None:
     """Add who waits for whom, of starts that are the first variables.
 
@@ -79,20 +112,23 @@ def add_order(
         durations: By node what it takes, as sums of variables.
         step: The variable that is the seconds of the step.
         overlap: Whether steps overlap: then one is no shorter than a group's tasks from the first to the last.
+        after: By group what it takes after its last task, as sums of variables; nothing if not given.
     """
     taken = [{number: -factor for number, factor in own.items()} for own in durations]
     # the later task of a pair is no earlier than the end of the first one
     for first, second in zip(found.first.tolist(), found.second.tolist(), strict=True):
         program.add({second: 1.0, first: -1.0, **taken[first]}, least=0.0)
     # nor is the step shorter than a group's tasks from the first to the last, or than all until then
-    for begin, last in zip(found.begins.tolist(), found.ends.tolist(), strict=True):
+    for group, run in enumerate(found.runs):
+        begin, last = int(run[0]), int(run[-1])
         row = {step: 1.0, last: -1.0, **taken[last]}
         if overlap:
             row[begin] = row.get(begin, 0.0) + 1.0
+        row.update((number, -factor) for number, factor in (after[group] if after else {}).items())
         program.add(row, least=0.0)
 
 
-def durations_of(found: Excerpt, stages: Sequence[Sequence[Mapping[int, float]]]) -> list[dict[int, float]]:
+def durations_of(found: Excerpt, stages: Sequence[Sequence[Row]]) -> list[dict[int, float]]:
     """Return by node what it takes, given the sums of variables that each pass of each stage takes."""
     taken = [dict(stages[stage][kind]) for stage, kind in zip(found.stage.tolist(), found.kind.tolist(), strict=True)]
     for counts in found.middles:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autopar.formulate.block_rows import block_program
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.grouped import Groups, grouped_time
-from autopar.formulate.hull import MOST_APART, can_be_staged, step_program
+from autopar.formulate.hull import MOST_APART, step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
 from autopar.formulate.recipes import recipes, restrict
@@ -37,7 +38,9 @@ from autopar.search.limits import PLACEMENT_WORK, solve_limited
 from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
-from autopar.search.space import Configuration, Family
+from autopar.search.room import Room
+from autopar.search.space import Configuration
+from autopar.search.spreader import Spreader
 from autopar.search.weighing import Weighing
 from autopar.search.whole import WHOLE_WORK, least_whole
 from autopar.solvers.base import Budget, Work
@@ -71,6 +74,19 @@ MEMORY_GAP = 0.005
 PRICED_SHARE = 5e6
 """Units of work per second of a limit of time that a placement problem with prices may take: a part in two hundred of
 it. Its bound is one of many, and most take a hundredth of that."""
+
+BLOCK_WORK = 2e8
+"""Units of work that a placement problem of single blocks may take; most take a twentieth of it."""
+
+SPREAD_NEAR, RISE, IDLE = 2e-3, 1e-3, 2
+"""Where blocks are spread, the bound is not raised further if it is as near to what choices known allow, relative, or
+neither has moved by more so many times in a row."""
+
+BLOCK_GAP = 5e-4
+"""They need not be solved closer than this: their bounds are used."""
+
+CONSIDERED = 3
+"""Choices that are considered where blocks are spread, those that most of them are like."""
 
 BESIDE = (0.05, None)
 """Prices of gradient traffic at which placements under memory limits are looked for, as of `weights`: as if there was
@@ -119,9 +135,7 @@ class Attempt:
         self.cutoff = math.inf
         self.hull: Hull | None = None
         self._first = 0.0
-        self._finely = self._staged = False
-        self._waiting: Family = ()
-        self._seen = math.inf
+        self._finely = self._is_spread = False
         self._advanced = False
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
@@ -129,6 +143,13 @@ class Attempt:
         self.least_bytes = self._least_bytes(offload=constraints.hosts_optimizer)
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
+        self._room = Room(
+            search.folded, search.floor, search.costs, constraints, search.memory_limit, search.global_batch
+        )
+        self._spreader: Spreader | None = None
+        self._spread: dict[Configuration, float] = {}
+        self._values: dict[Configuration, float] = {}
+        self._idle = 0
         self.weighing = Weighing(
             tables,
             self.pipeline,
@@ -217,31 +238,20 @@ class Attempt:
             hosted=self.search.constraints.hosted,
             path=self._path(),
             finely=self._finely,
-            staged=self._halves() if self._staged else None,
         )
 
     def _refined(self) -> bool:
-        """Say more of what parts hold, and return whether that is new.
-
-        Of long pipelines parts are told apart; of short ones without a closed form the stages are, one schedule after
-        the other.
-        """
-        search = self.search
-        each = [configuration.pipeline(search.costs.stack) for configuration in self.bounded]
-        if not self._finely and self.bounding.num_groups > MOST_APART:
-            self._finely = True
-        elif (
-            self.proves
-            and not self._staged
-            and all(can_be_staged(own, search.memory_limit, search.constraints.hosted) for own in each)
-        ):
-            self._staged = True
-            self._waiting = self.bounded[1:]
-            self._bound(self.bounded[:1])
-        else:
+        """Tell parts of a long pipeline apart, and return whether that is new."""
+        if self._finely or self.bounding.num_groups <= MOST_APART or self._spreads:
             return False
+        self._finely = True
         self._begin_again()
         return True
+
+    @property
+    def _spreads(self) -> bool:
+        """Whether blocks are spread over stages."""
+        return not self.search.constraints.hosted and all(map(self._room.spreads, self.bounded))
 
     def _begin_again(self) -> None:
         """Write the step program anew, for the choices that are known."""
@@ -250,12 +260,6 @@ class Attempt:
         self.hull = Hull(self.tables, self.program())
         for choice in reversed(known):
             self.hull.add(choice)
-
-    def _halves(self) -> tuple[float, float]:
-        """Return the least seconds of the halves of a split backward of all blocks that are alike."""
-        samples = self.search.global_batch / self.configuration.num_microbatches
-        alike = self.search.floor.passes_seconds(self.configuration.mesh, samples)[0]
-        return float(alike[1]), float(alike[2])
 
     def _path(self) -> LeastPath | None:
         """Return what the longest path takes at least under each schedule; None if that is unknown of one of them."""
@@ -332,25 +336,14 @@ class Attempt:
         if self.relaxed_choice is None:
             self.exhausted = True
             return bound
-        if not self._advanced and self.pipeline.num_stages > 1:
-            solution = self._solve(hidden=1.0, recompute=self.fastest, bounding=False)
-            if solution.choice is not None:
-                self._consider(solution.choice)
-        if not self._advanced and SCHEDULES[self.pipeline.schedule].splits and self.pipeline.num_groups <= MOST_APART:
-            self._refined()  # the bubble of these is small: what stages hold and links carry says more
-        self._advanced = True
         assert self.hull is not None, "choices are found first"
+        if self._spreads and not self._is_spread:
+            return min(self._spread_out(bound, cutoff), self.left_out)
+        self._look_first()
         if self.is_settled:
             return min(self._prove_again(bound, cutoff), self.left_out)
         own, more = self._raise(bound, cutoff, MEMORY_STEPS, memory=True)
-        if self._waiting:  # for their turn: nothing is known of the step that is not known of theirs
-            if not more or self.hull.steps >= MOST_STEPS or own >= self._enough(cutoff):
-                self._seen = min(self._seen, own)
-                self._bound(self._waiting[:1])
-                self._waiting = self._waiting[1:]
-                self._begin_again()
-            return min(bound, self.left_out)
-        bound = max(bound, min(own, self._seen))
+        bound = max(bound, own)
         near = self.best is not None and bound >= self._enough(math.inf)
         ends = near or not more or self.hull.steps >= MOST_STEPS
         if ends and not (not near and bound < cutoff and self._refined()):
@@ -360,6 +353,87 @@ class Attempt:
             self.is_settled = True
             self.exhausted = not (self.proves and self._ceiling(bound, cutoff))
         return min(bound, self.left_out)
+
+    def _look_first(self) -> None:
+        """Consider the best placements without memory limits, once."""
+        if not self._advanced and self.pipeline.num_stages > 1:
+            solution = self._solve(hidden=1.0, recompute=self.fastest, bounding=False)
+            if solution.choice is not None:
+                self._consider(solution.choice)
+        self._advanced = True
+
+    def _spread_out(self, bound: float, cutoff: float) -> float:
+        """Do the next piece of work where blocks are spread over stages, and return the bound.
+
+        First all configurations are bounded, then more is found out of the one with the least bound.
+        """
+        if self._spreader is None:
+            main = max(self.tables.folded.kinds, key=lambda kind: kind.count)
+            flavours = self.search.constraints.flavours(main.instances)
+            program = block_program(self.tables, self.bounding, self.search.memory_limit, flavours, self.fastest)
+            self._spreader = Spreader(self.tables, program, self.choices, self._priced_block)
+            for own in self.bounded:
+                self._values[own] = math.inf
+                self._spread[own] = self._spreader.bound(self._room.order(own), self._room.rest(own, self.pace))
+        enough = self._enough(cutoff)
+        least = min(self.bounded, key=self._spread.__getitem__)
+        if self._idle == IDLE:  # nothing raises the bound; of others it is not known yet what they allow
+            least = next((own for own in self.bounded if self._is_unknown(own, enough)), least)
+        if self._spread[least] < enough and not self._stopped():
+            self._look_first()
+            self._spread_blocks(least)
+        bound = max(bound, min(self._spread.values()))
+        enough = self._enough(cutoff)
+        if bound >= enough:
+            self.is_settled = self.exhausted = True
+        elif self._idle == IDLE and not any(self._is_unknown(own, enough) for own in self.bounded):
+            self._is_spread = True
+            best = min(cutoff, self.best.objective if self.best is not None else math.inf)
+            # Where the choices known allow no better plan, looking for others hardly finds one.
+            self.is_settled = self.exhausted = min(self._values.values()) >= best
+        return bound
+
+    def _is_unknown(self, configuration: Configuration, enough: float) -> bool:
+        """Whether it is not known what choices allow, and may be of interest."""
+        return math.isinf(self._values[configuration]) and self._spread[configuration] < enough
+
+    def _spread_blocks(self, own: Configuration) -> None:
+        """Spread the blocks of one configuration, consider the choices they are like, and raise its bound."""
+        assert self._spreader is not None, "all are bounded first"
+        order, rest, known = self._room.order(own), self._room.rest(own, self.pace), self._spread[own]
+        found = self._spreader.spread(order, rest)
+        for choice in found.choices[:CONSIDERED]:
+            whole = self._completed(choice, found.rent)
+            if whole is not None:
+                self._consider(whole)
+        if found.cuts and not self._stopped():
+            self._spread[own] = max(known, self._spreader.bound(order, rest))
+        rises = self._spread[own] > known * (1 + RISE) or found.value < self._values[own] * (1 - RISE)
+        self._values[own] = min(self._values[own], found.value)
+        is_done = not found.cuts or self._spread[own] >= found.value * (1 - SPREAD_NEAR)
+        if self._idle < IDLE:
+            self._idle = IDLE if is_done else 0 if rises else self._idle + 1
+
+    def _priced_block(self, instance: Problem, cutoff: float) -> Solution:
+        return self._run(self._with_recipes(instance), None, cutoff, BLOCK_GAP, BLOCK_WORK)
+
+    def _completed(self, choice: Choice, rent: float) -> Choice | None:
+        """Return a choice with the same decisions in blocks of the most frequent kind, and good ones in all others.
+
+        Args:
+            choice: The choice.
+            rent: Seconds that all the memory of a device costs.
+        """
+        tables, main = self.tables, max(self.tables.folded.kinds, key=lambda kind: kind.count).id
+        price = rent / (self.search.memory_limit - tables.folded.buffer_bytes)
+        prices = np.array([price * (item.kind != main and item.memory in RESIDENT) for item in tables.bytes])
+        weighting = weights(tables, self.pipeline, recompute=self.fastest, hidden=1.0, bounding=False)
+        instance = problem(tables, weighting, name=str(self.configuration), prices=prices)
+        allowed = tuple(
+            (own,) if node.kind == main else tuple(range(node.count))
+            for node, own in zip(tables.nodes, choice, strict=True)
+        )
+        return self._run(restrict(instance, Recipe("blocks", allowed)), most=BLOCK_WORK).choice
 
     def _prove_again(self, bound: float, cutoff: float) -> float:
         """Prove once more, as long as that finds better plans: the faster the best one, the less is left to look at."""

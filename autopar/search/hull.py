@@ -2,7 +2,6 @@
 
 The linear program (`autopar.formulate.hull`) knows the choices found so far, its duals price the rows, and the
 placement problem at these prices gives a bound and, if the bound is not yet what the program says, a new choice.
-Rows that say nothing of choices, such as those of ways through a step, are added as they are due; they have no price.
 """
 
 import math
@@ -26,9 +25,6 @@ SHARE = 1e-6
 CLOSE = 1e-4
 """The bound is not raised further when it is this close, relative, to what the known choices allow."""
 
-MOST_ROUNDS = 20
-"""Times that rows are added as they are due before prices are tried again."""
-
 Solve = Callable[[Problem, float], Solution]
 """Solves a problem, or proves that its optimum is above a cutoff."""
 
@@ -48,7 +44,6 @@ class Hull:
         self._unit = 0.0
         self._known: dict[tuple[Choice, int], None] = {}
         self._columns: list[FloatArray] = []
-        self._due: list[dict[int, float]] = []
         self._best: FloatArray | None = None
         self._smoothing = SMOOTHING
         self._memory = self.rows.memory_rows
@@ -60,6 +55,25 @@ class Hull:
         factors = np.tensordot(paid, self.rows.seconds[:, flavour], axes=1)
         constant = float(paid @ (self.rows.least + self.rows.host[:, flavour])) + self.rows.fixed
         return self._priced(factors, self.rows.item_prices(flavour, paid), self.rows.pair_prices(paid)), constant
+
+    @property
+    def unit(self) -> float:
+        """The seconds that prices of memory are counted in; 0 before the first choice."""
+        return self._unit
+
+    @property
+    def known(self) -> list[tuple[Choice, int]]:
+        """The choices known, each with the number of a flavour."""
+        return list(self._known)
+
+    @property
+    def columns(self) -> FloatArray:
+        """What these add to the rows, (choices, rows)."""
+        return np.array(self._columns)
+
+    def reweigh(self, rows: StepProgram) -> None:
+        """Begin again with another cost of the same variables; costs of shares of memory are in units."""
+        self.rows, self.bound, self.value, self._best = rows, 0.0, math.inf, None
 
     @property
     def has_prices(self) -> bool:
@@ -128,39 +142,24 @@ class Hull:
         """Solve the linear program of the known choices; return the prices of its rows, and what it is a mean of."""
         rows = self.rows
         duals, found = self._solved(memory=memory)
-        for _ in range(MOST_ROUNDS if rows.ways is not None else 0):
-            assert rows.ways is not None, "asked before"
-            values = found[: rows.lhs.shape[1]] * np.where(rows.shares, 1.0, self._unit)
-            due = rows.ways.rows(values)
-            if not due:
-                break
-            self._due += due
-            duals, found = self._solved(memory=memory)
         known, weights = list(self._known), found[rows.lhs.shape[1] :]
-        # Where each stage has choices of its own, one for all of them is hardly among those that have little weight.
-        least = SHARE if rows.ways is None else float(weights.max())
-        return duals, [known[index][0] for index in np.flatnonzero(weights >= least).tolist()]
+        return duals, [known[index][0] for index in np.flatnonzero(weights >= SHARE).tolist()]
 
     def _solved(self, *, memory: bool) -> tuple[FloatArray, FloatArray]:
-        """Solve the linear program with the rows that are known to be due; return its prices and its variables."""
+        """Solve the linear program; return its prices and its variables."""
         rows = self.rows
         scale = np.where(self._memory, 1.0, 1.0 / self._unit)
         num_variables, num_columns = rows.lhs.shape[1], len(self._columns)
         columns = np.array(self._columns).T * scale[:, None]
         # Seconds are counted in units, shares of memory are not.
         own = np.where(rows.shares & ~self._memory[:, None], 1.0 / self._unit, 1.0)
-        due = np.zeros((len(self._due), num_variables + num_columns))
-        for number, row in enumerate(self._due):
-            due[number, list(row)] = list(row.values())
-        due[:, :num_variables] *= np.where(rows.shares, 1.0 / self._unit, 1.0)
         convex = np.concatenate([np.zeros(num_variables), np.ones(num_columns)])
-        matrix = np.vstack([np.hstack([rows.lhs * own, -columns]), due, convex])
-        least = np.concatenate([rows.least * scale, np.zeros(len(due)), [1.0]])
+        matrix = np.vstack([np.hstack([rows.lhs * own, -columns]), convex])
+        least = np.concatenate([rows.least * scale, [1.0]])
         if not memory:
             least[: len(rows.least)][rows.with_memory] = -np.inf
         cost = np.concatenate([rows.cost, np.zeros(num_columns)])
-        # Presolving takes longer than all the rest where every stage has columns of its own.
-        value, duals, found = _minimise(cost, matrix, least, presolves=rows.ways is None)
+        value, duals, found = _minimise(cost, matrix, least)
         self.value = value * self._unit + rows.fixed
         return np.maximum(0.0, duals[: len(rows.least)]), found
 
@@ -192,19 +191,16 @@ class Hull:
     def _priced(self, factors: FloatArray, items: FloatArray, pairs: FloatArray) -> Problem:
         """Return the placement problem in which bytes of items and of pairs have a price."""
         edges = [(self._tables.edges[buffer.edge], buffer) for buffer in self.rows.buffers]
-        priced = zip(edges, pairs.tolist(), strict=True) if items.any() else ()
+        priced = zip(edges, pairs.tolist(), strict=True) if pairs.any() else ()
         between = [(edge.first, edge.second, buffer.amounts, price) for (edge, buffer), price in priced if price]
         return problem(self._tables, Weights(factors, True), prices=items, pairs=between)
 
 
-def _minimise(
-    cost: FloatArray, matrix: FloatArray, least: FloatArray, *, presolves: bool
-) -> tuple[float, FloatArray, FloatArray]:
+def _minimise(cost: FloatArray, matrix: FloatArray, least: FloatArray) -> tuple[float, FloatArray, FloatArray]:
     """Return the least cost x with x >= 0, matrix x >= least (the last row equal), the duals of its rows, and x."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
-    highs.setOptionValue("presolve", "on" if presolves else "off")
     model = highspy.HighsLp()
     num_rows, num_columns = matrix.shape
     model.num_col_, model.num_row_ = num_columns, num_rows
@@ -221,7 +217,7 @@ def _minimise(
     highs.passModel(model)
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:  # a factorisation may be found too inexact
-        highs.setOptionValue("presolve", "off" if presolves else "on")
+        highs.setOptionValue("presolve", "off")
         highs.clearSolver()
         highs.run()
     assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "variables can always be raised"

@@ -33,6 +33,7 @@ from autopar.recompute import Hosted, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.base import Schedule
 from autopar.schedule.crowded import MOST_STAGES, Load, fits_evenly, least_crowded, least_ordered
+from autopar.schedule.spread import MOST_SPREAD, Order, Rest
 from autopar.search.floor import FloatArray, Floor
 from autopar.search.pace import Pace
 from autopar.search.space import Configuration
@@ -106,6 +107,26 @@ class Room:
         if fits_evenly(*order, load):
             return 0.0
         return self._step(configuration, block * least_ordered(*order, load, passes.tolist()))
+
+    def spreads(self, configuration: Configuration) -> bool:
+        """Whether blocks of a configuration are spread over stages (`rest`): memory binds, without a closed form."""
+        closed = configuration.pipeline(self._costs.stack).fills or configuration.num_stages == 1
+        limited = math.isfinite(self._limit) and bool(self._flavours)
+        stages = configuration.num_stages * configuration.num_chunks
+        return not closed and limited and SCHEDULES[configuration.schedule].trains and stages <= MOST_SPREAD
+
+    def order(self, configuration: Configuration) -> Order:
+        """Return the order of the tasks of a configuration."""
+        return Order(*_order(configuration))
+
+    def rest(self, configuration: Configuration, pace: Pace) -> Rest:
+        """Return what there is at least besides what blocks of the most frequent kind take."""
+        folded = self._folded(self._samples(configuration))
+        alike, others = self._passes(configuration)
+        load, count = self._load(configuration, 1.0, 0.0), main_kind(folded).count
+        halves = float(alike[1]) / count, float(alike[2]) / count
+        turns = configuration.pipeline(self._costs.stack).with_turns
+        return Rest(count, load.late, halves, float(others.sum()), load.others, pace.seconds, turns)
 
     def _is_short(self, configuration: Configuration) -> bool:
         """Whether memory is limited, and several groups wait for each other."""

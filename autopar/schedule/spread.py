@@ -1,0 +1,293 @@
+"""What a step takes at least, whose blocks are spread over stages, whatever each of them takes and holds.
+
+Of blocks that are alike stage s has n_s. What they take together is a vector Y_s (`Take`): seconds of passes, bytes
+that a microbatch keeps, bytes that stay, seconds of links. What is known of single blocks is one of
+
+    what some take        Y_s >= sum_i n_si P_i,  sum_i n_si = n_s       points: the step of these, in any mixture
+    what none goes below  C_k . Y_s >= c_k n_s                           cuts: no step is shorter
+
+and the rest follows from the order of tasks:
+
+    min T   such that   the later task of two begins no earlier than the first one ends, nor is T before a task's end
+                        T >= m sum_s link_s + sum_s update_s                      of the stages of a group
+                        T >= start_i + gradients and reductions from task i on + sum_s update_s
+                        others_g + beside + sum_s (resident_s + x_js kept_s + y_js late n_s) <= 1 + short   at moments j
+                        beside = sum_s beside_s / blocks
+                        T >= m ceil(blocks / groups) sum_s plain_s / blocks
+                        sum n = blocks,   sum rest >= rest,   sum rest + sum_s plain_s >= whole,   sum others = others
+
+Prices of Y_s in the first program say what points are missing. What a block takes at least at these prices is a cut.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.schedule.base import Schedule, chunks_of
+from autopar.schedule.excerpt import Excerpt, excerpt
+from autopar.schedule.holding import fullest
+from autopar.schedule.program import SLACK, LeastProgram, Row, add_order, durations_of
+
+FloatArray = NDArray[np.float64]
+
+MOST_SPREAD = 256
+"""Stages that blocks are spread over: for more, the linear programs take seconds."""
+
+MOST_MOMENTS = 12
+"""Moments of a group that are looked at where the order of tasks is: most of many are nearly alike."""
+
+SHORTAGE = 10.0
+"""Price of memory that is not there, in times of all that blocks take at least, for a whole device: enough to prefer
+whatever fits."""
+
+
+class Take(IntEnum):
+    """What a block takes."""
+
+    FORWARD = 0
+    """Seconds of a forward."""
+    BACKWARD = 1
+    """Seconds of a backward, with what runs again, and of the weight pass."""
+    KEPT = 2
+    """What it keeps of a microbatch, a share of a device."""
+    RESIDENT = 3
+    """What it holds through the step, the same."""
+    UPDATE = 4
+    """Seconds of its update."""
+    LINK = 5
+    """Seconds that a microbatch has the outermost link."""
+    GRADIENT = 6
+    """Of these, what follows its last pass."""
+    ONCE = 7
+    """Seconds that a step has it once, after the last pass."""
+    BESIDE = 8
+    """What is there beside while a block runs, a share of a device; it is the same of all blocks that are alike."""
+    PLAIN = 9
+    """Seconds of a forward and a backward without what runs again; it is the same of all, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which task follows which.
+
+    Attributes:
+        schedule: The schedule.
+        num_groups: Groups of devices.
+        num_microbatches: Microbatches per step.
+        num_chunks: Stages per group.
+    """
+
+    schedule: Schedule
+    num_groups: int
+    num_microbatches: int
+    num_chunks: int
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return self.num_groups * self.num_chunks
+
+    @property
+    def excerpt(self) -> Excerpt:
+        """Who waits for whom."""
+        return excerpt(self.schedule, self.num_groups, self.num_microbatches, self.num_chunks)
+
+    @property
+    def stages_of(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each group."""
+        return chunks_of(self.schedule.groups(self.num_groups, self.num_chunks))
+
+    def fullest(self, group: int) -> FloatArray:
+        """Return what a group holds at some of its fullest moments.
+
+        They are at equal distances in lexical order, and the one with most microbatches.
+        """
+        moments = fullest(self.schedule, group, self.num_groups, self.num_microbatches, self.num_chunks)
+        if len(moments) <= MOST_MOMENTS:
+            return moments
+        chosen = np.linspace(0, len(moments) - 1, MOST_MOMENTS - 1).astype(np.int64)
+        return np.asarray(moments[np.union1d(chosen, moments.sum(axis=1).argmax())])
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What there is besides what blocks that are alike take.
+
+    Attributes:
+        blocks: Number of blocks that are alike.
+        late: What one of them puts off of a microbatch until its weight pass, a share of a device, whatever runs again.
+        halves: The least seconds of the halves of its backward, if that is split.
+        seconds: Of all other blocks, for a microbatch.
+        resident: What they hold, shares of a device together.
+        whole: Of all blocks, without what runs again.
+        turns: How many times as long a pass is as said.
+    """
+
+    blocks: int
+    late: float
+    halves: tuple[float, float]
+    seconds: float
+    resident: float
+    whole: float
+    turns: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spreading:
+    """How blocks are spread best.
+
+    Attributes:
+        seconds: Of the step.
+        shares: (stages, points) how many blocks of each stage are like each point; () where only cuts are known.
+        prices: (stages, takes) what more of each would add to the step; () there.
+    """
+
+    seconds: float
+    shares: FloatArray
+    prices: FloatArray
+
+
+class Spread:
+    """Spreads blocks over stages.
+
+    Args:
+        order: The order of tasks.
+        rest: What is known besides.
+    """
+
+    def __init__(self, order: Order, rest: Rest) -> None:
+        self._order, self._rest = order, rest
+        found, stages = order.excerpt, order.num_stages
+        self._first = len(found.stage) + len(found.middles)
+        self._passes = len(order.schedule.passes)
+        self._halves = 2 if order.schedule.splits else 0
+        self._width = 1 + len(Take) + self._halves + self._passes
+        self._others = self._first + stages * self._width
+        self._step = self._others + order.num_groups
+        self._short, self._beside = self._step + 1, self._step + 2
+        self._program = LeastProgram()
+        self._write(found)
+
+    def of_points(self, points: FloatArray) -> Spreading:
+        """Return the least step of blocks that are like points, (points, takes), in any mixture."""
+        program, stages, first = self._program.copy(), range(self._order.num_stages), self._beside + 1
+        begins = program.num_rows
+        for stage in stages:
+            own = range(first + stage * len(points), first + (stage + 1) * len(points))
+            for take, amounts in zip(Take, points.T.tolist(), strict=True):
+                row = {number: -amount for number, amount in zip(own, amounts, strict=True) if amount}
+                program.add({self._of(stage, take): 1.0, **row}, least=0.0)
+            program.add({self._blocks(stage): 1.0, **dict.fromkeys(own, -1.0)}, least=0.0, most=0.0)
+        found = program.minimised(self._cost(points[:, :2].sum(axis=1).min()), first + len(stages) * len(points))
+        prices = found.duals[begins:].reshape(len(stages), len(Take) + 1)[:, :-1]
+        return Spreading(found.value, found.values[first:].reshape(len(stages), -1), np.maximum(0.0, prices))
+
+    def of_cuts(self, cuts: Sequence[tuple[FloatArray, float]], block: float) -> float:
+        """Return a step that none is shorter than whose blocks are above cuts: prices, (takes,), and their least sum.
+
+        Args:
+            cuts: The cuts.
+            block: About what passes of a block take, for the price of memory that is not there.
+        """
+        program = self._program.copy()
+        for prices, least in cuts:
+            own = [(take, price) for take, price in zip(Take, prices.tolist(), strict=True) if price]
+            for stage in range(self._order.num_stages):
+                row = {self._of(stage, take): price for take, price in own}
+                program.add({**row, self._blocks(stage): -least}, least=0.0)
+        return program.minimised(self._cost(block), self._beside + 1).value * (1 - SLACK)
+
+    def _cost(self, block: float) -> dict[int, float]:
+        whole = block * self._rest.blocks * self._order.num_microbatches / self._order.num_groups
+        return {self._step: 1.0, self._short: SHORTAGE * whole}
+
+    def _blocks(self, stage: int) -> int:
+        return self._first + stage * self._width
+
+    def _of(self, stage: int, take: Take) -> int:
+        return self._first + stage * self._width + 1 + take
+
+    def _half(self, stage: int, number: int) -> int:
+        return self._first + stage * self._width + 1 + len(Take) + number
+
+    def _besides(self, stage: int, number: int) -> int:
+        return self._first + (stage + 1) * self._width - self._passes + number
+
+    def _write(self, found: Excerpt) -> None:
+        """Write all that does not depend on blocks."""
+        order, rest, program = self._order, self._rest, self._program
+        stages = range(order.num_stages)
+        durations = durations_of(found, [self._lasting(stage) for stage in stages])
+        updates: list[Row] = [{self._of(stage, Take.UPDATE): 1.0 for stage in own} for own in order.stages_of]
+        overlap = order.schedule.steps_overlap
+        add_order(program, found, durations, self._step, overlap=overlap, after=updates)
+        for group, own in enumerate(order.stages_of):
+            self._carry(found, group, own, updates[group])
+            self._fit(group, own)
+        for stage in stages if self._halves else ():
+            each = [self._half(stage, number) for number in range(2)]
+            program.add({**dict.fromkeys(each, 1.0), self._of(stage, Take.BACKWARD): -1.0}, least=0.0)
+            for number, least in zip(each, rest.halves, strict=True):
+                program.add({number: 1.0, self._blocks(stage): -least}, least=0.0)
+        beside = {self._of(stage, Take.BESIDE): -1.0 / rest.blocks for stage in stages}
+        program.add({self._beside: 1.0, **beside}, least=0.0)
+        # Some group has no less than its share of whole blocks.
+        whole = rest.turns * order.num_microbatches * math.ceil(rest.blocks / order.num_groups) / rest.blocks
+        program.add({self._step: 1.0, **{self._of(stage, Take.PLAIN): -whole for stage in stages}}, least=0.0)
+        program.total([self._blocks(stage) for stage in stages], rest.blocks)
+        besides = dict.fromkeys([self._besides(stage, own) for stage in stages for own in range(self._passes)], 1.0)
+        program.add(besides, least=rest.seconds)
+        program.add({**besides, **{self._of(stage, Take.PLAIN): 1.0 for stage in stages}}, least=rest.whole)
+        program.total(range(self._others, self._step), rest.resident)
+
+    def _lasting(self, stage: int) -> list[Row]:
+        """Return what each pass of a stage takes."""
+        forward = self._of(stage, Take.FORWARD)
+        if self._halves:
+            own = [forward, self._half(stage, 0), self._half(stage, 1)]
+        else:
+            own = [forward, self._of(stage, Take.BACKWARD)][: self._passes]
+        turns = self._rest.turns
+        return [{each: turns, self._besides(stage, number): turns} for number, each in enumerate(own)]
+
+    def _carry(self, found: Excerpt, group: int, stages: Sequence[int], update: Row) -> None:
+        """Write what the link of a group carries: all of a step, and what is left from the last pass of a stage on."""
+        count = float(self._order.num_microbatches)
+        links = {self._of(stage, Take.LINK): -count for stage in stages}
+        self._program.add({self._step: 1.0, **links, **{own: -1.0 for own in update}}, least=0.0)
+        run, last = found.runs[group].tolist(), self._passes - 1
+        left: dict[int, float] = {}
+        begins = {run[0]: 1.0} if self._order.schedule.steps_overlap else {}
+        for node in reversed(run):
+            if node >= len(found.stage):
+                for stage, done in enumerate(found.middles[node - len(found.stage), :, last].tolist()):
+                    if done:
+                        number = self._of(stage, Take.GRADIENT)
+                        left[number] = left.get(number, 0.0) - done
+                continue
+            if found.kind[node] != last:
+                continue
+            stage = int(found.stage[node])
+            once, each = self._of(stage, Take.ONCE), self._of(stage, Take.GRADIENT)
+            left[each] = left.get(each, 0.0) - 1.0
+            if once not in left:
+                left[once] = -1.0
+                row = {self._step: 1.0, **left, **{own: -1.0 for own in update}}
+                for number, factor in ((node, -1.0), *begins.items()):
+                    row[number] = row.get(number, 0.0) + factor
+                self._program.add(row, least=0.0)
+
+    def _fit(self, group: int, stages: Sequence[int]) -> None:
+        """Write that a group holds no more than there is room for, but for what is short."""
+        count = len(stages)
+        for held in self._order.fullest(group).tolist():
+            row = {self._others + group: 1.0, self._beside: 1.0, self._short: -1.0}
+            for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
+                row[self._of(stage, Take.RESIDENT)] = 1.0
+                row[self._of(stage, Take.KEPT)] = flying
+                row[self._blocks(stage)] = late * self._rest.late
+            self._program.add(row, most=1.0)

@@ -1,0 +1,148 @@
+"""Bounds of pipelines without a closed form: blocks at prices, spread over stages (`autopar.schedule.spread`).
+
+A linear program spreads blocks of the choices known, and says at what prices others would help. At these prices a
+placement problem per flavour of recompute says what a block takes at least, which is a cut for every stage of every
+schedule, and a choice. A second linear program, of cuts alone, has the bound.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.formulate.block_rows import BlockProgram
+from autopar.formulate.memory import FloatArray
+from autopar.formulate.rows import SHARES
+from autopar.formulate.tables import Tables
+from autopar.problem import Choice
+from autopar.schedule.spread import Order, Rest, Spread, Take
+from autopar.search.hull import Hull, Solve
+
+PARTS = 4
+"""Of the stages of a pipeline, which have prices in common: by how many microbatches they hold."""
+
+USUAL = (0.1, 1.0)
+"""What a device costs at first, in what its blocks take for a microbatch."""
+
+ALIKE = 1e-4
+"""Points are one where nothing differs by more, relative."""
+
+_SHARES = np.array([take in SHARES for take in Take])
+
+
+@dataclass(frozen=True, slots=True)
+class Spreaded:
+    """What choices known allow a pipeline.
+
+    Attributes:
+        value: Seconds of its step.
+        choices: Those that its blocks are like, the most frequent first.
+        rent: Seconds of the step that all the memory of a group would save at most, if it had as much again.
+        cuts: Whether cuts were found that say more.
+    """
+
+    value: float
+    choices: tuple[Choice, ...]
+    rent: float
+    cuts: bool
+
+
+class Spreader:
+    """Bounds the pipelines of one mesh and one size of microbatches.
+
+    Args:
+        tables: The decisions.
+        program: The program of a block.
+        choices: Choices that are known.
+        solve: Solves placement problems.
+    """
+
+    def __init__(self, tables: Tables, program: BlockProgram, choices: Sequence[Choice], solve: Solve) -> None:
+        self._program, self._hull, self._solve = program, Hull(tables, program.rows), solve
+        for choice in choices:
+            self._hull.add(choice)
+        self._unit = self._hull.unit
+        self._cuts: list[tuple[FloatArray, float]] = []
+
+    def bound(self, order: Order, rest: Rest) -> float:
+        """Return the seconds that no step of a pipeline is shorter than, by what is known of blocks.
+
+        Args:
+            order: The order of its tasks.
+            rest: What there is besides, in seconds.
+        """
+        if not self._cuts:
+            self._begin(order, rest)
+        points, _ = self._points()
+        return Spread(order, self._scaled(rest)).of_cuts(self._cuts, _block(points)) * self._unit
+
+    def spread(self, order: Order, rest: Rest) -> Spreaded:
+        """Spread blocks of the choices known, and add the cuts that are missing; arguments as of `bound`."""
+        points, known = self._points()
+        found = Spread(order, self._scaled(rest)).of_points(points)
+        ratio = found.prices[:, Take.KEPT] / np.maximum(found.prices[:, Take.RESIDENT], 1e-30)
+        rises = False
+        for part in np.array_split(np.argsort(ratio, kind="stable"), PARTS):
+            if len(part):
+                rises |= self._cut(found.prices[part].sum(axis=0))
+        chosen = found.shares.sum(axis=0)
+        own = [known[index][0] for index in np.argsort(-chosen, kind="stable").tolist() if chosen[index] > 0]
+        rent = float(found.prices[:, Take.RESIDENT].max()) * self._unit
+        return Spreaded(found.seconds * self._unit, tuple(dict.fromkeys(own)), rent, rises)
+
+    def _scaled(self, rest: Rest) -> Rest:
+        """Return the rest in units."""
+        unit = self._unit
+        halves = rest.halves[0] / unit, rest.halves[1] / unit
+        return replace(rest, halves=halves, seconds=rest.seconds / unit, whole=rest.whole / unit)
+
+    def _begin(self, order: Order, rest: Rest) -> None:
+        """Add cuts at usual prices: of little memory and much, where few microbatches are held and many.
+
+        What a device holds then costs a tenth of what its blocks take for a microbatch, or all of it.
+        """
+        points, _ = self._points()
+        blocks = _block(points) * rest.blocks / order.num_groups
+        each = [float(order.fullest(group).sum(axis=1).max()) / order.num_chunks for group in (0, order.num_groups - 1)]
+        prices = np.zeros(len(Take))
+        prices[: Take.KEPT] = 1.0
+        self._cut(prices)
+        prices[[Take.UPDATE, Take.ONCE]] = 1 / order.num_microbatches
+        self._cut(prices)
+        for held in dict.fromkeys(each):
+            for share in USUAL:
+                prices[Take.RESIDENT] = share * blocks
+                prices[Take.KEPT] = held * prices[Take.RESIDENT]
+                prices[Take.BESIDE] = prices[Take.RESIDENT] * order.num_groups / rest.blocks
+                self._cut(prices)
+
+    def _cut(self, prices: FloatArray) -> bool:
+        """Add the cut of some prices, and return whether it says more than those known, or a choice is new."""
+        total = float(prices.sum())
+        if total <= 0:
+            return False
+        own = prices / total
+        hull, before = self._hull, len(self._hull.known)
+        hull.reweigh(self._program.priced(own))
+        hull.step(self._solve, 0.0, lambda choice: None, memory=True)
+        least = hull.bound / self._unit
+        known = any(np.abs(own - other).max() <= ALIKE and least <= value * (1 + ALIKE) for other, value in self._cuts)
+        self._cuts.append((own, least))
+        return not known or len(hull.known) > before
+
+    def _points(self) -> tuple[FloatArray, list[tuple[Choice, int]]]:
+        """Return what blocks of the choices known take that no other one is better than, and which these are."""
+        points = self._program.points(self._hull.columns)
+        points[:, ~_SHARES] /= self._unit
+        kept = list[int]()
+        for index in np.argsort(points.sum(axis=1), kind="stable").tolist():
+            near = points[kept] <= points[index] * (1 + ALIKE) + 1e-12
+            if not near.all(axis=1).any():
+                kept.append(index)
+        known = self._hull.known
+        return points[kept], [known[index] for index in kept]
+
+
+def _block(points: FloatArray) -> float:
+    """Return what passes of a block take at least."""
+    return float(points[:, : Take.KEPT].sum(axis=1).min())

@@ -1,0 +1,184 @@
+"""What a step takes at least whose blocks are spread over stages, under schedules without a closed form."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from autopar.cost import CostModel, Overlap, Stack
+from autopar.discover import discover
+from autopar.formulate.block_rows import block_program
+from autopar.formulate.building import build_tables
+from autopar.formulate.grouped import Groups, grouped_time
+from autopar.formulate.hull import step_program
+from autopar.formulate.keeping import main_kind, put_off
+from autopar.formulate.recipes import recipes, restrict
+from autopar.formulate.scheduled import pass_seconds
+from autopar.formulate.step import Pipeline, Split
+from autopar.formulate.tables import Slot, Tables
+from autopar.formulate.weights import problem, weights
+from autopar.problem import Choice, Problem, Solution
+from autopar.program.lower import lower_blocks
+from autopar.recompute import ON_DEVICE, Recompute
+from autopar.schedule import SCHEDULES
+from autopar.schedule.spread import Order, Rest
+from autopar.search.blocks import assemble_blocks
+from autopar.search.floor import floor
+from autopar.search.hull import Hull
+from autopar.search.spreader import Spreader
+from autopar.sharding import Mesh
+from autopar.simulate.ranges import chain_bytes
+from autopar.solvers import load
+from autopar.workload import Workload, open_workload
+from tests.formulations import COSTS, random_choice, splits
+
+TOLERANCE = 2e-6
+"""Relative: the linear program is solved to 1e-7 in units of about a step time."""
+
+OTHERS = [("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
+NOTHING = np.zeros((0, 3))
+
+
+def _solve(instance: Problem, cutoff: float) -> Solution:
+    return load("auto").solve(instance, cutoff=cutoff)
+
+
+STACKS = {
+    "plain": Stack("plain"),
+    "shared": Stack("shared", scalars=(("exposed_share", 0.3), ("overlap_slowdown", 1.2))),
+    "host": Stack("host", scalars=(("host_launch", 2e-5),)),
+    "slow": Stack("slow"),
+}
+
+SLOW = replace(COSTS.cluster, intra=replace(COSTS.cluster.intra, bandwidth=1e6, latency=1e-6, tunings=()))
+"""Links that gradients take longer on than passes, for the stack of that name."""
+
+
+@cache
+def _model() -> Workload:
+    """Return a model of enough blocks for several stages each."""
+    return open_workload("zoo:mlp-xs", mode="train", dims={"num_layers": 12, "hidden": 16})
+
+
+@cache
+def _deep(stack: str) -> Tables:
+    """Return its decisions."""
+    deep = _model()
+    costs = CostModel(SLOW if stack == "slow" else COSTS.cluster, COSTS.policy, STACKS[stack])
+    return build_tables(deep.folded(8), discover(deep.probe), Mesh.of(outer=2, inner=2), costs)
+
+
+@cache
+def _choices(seed: int) -> tuple[Choice, ...]:
+    """Return a choice that splits the batch, which has gradients to reduce on any links, and one near it."""
+    found = _deep("plain")
+    plain = weights(found, Pipeline(1, 1, "1f1b"), recompute=Recompute.NONE, hidden=1.0, bounding=False)
+    instance = problem(found, plain)
+    known = {recipe.name: recipe for recipe in recipes(found, _model().batch_dims(8))}
+    choice = _solve(restrict(instance, known["data+zero-1 × data+zero-1"]), np.inf).choice
+    assert choice is not None
+    rng, walk = np.random.default_rng(seed), [choice]
+    for _ in range(300):
+        choice = random_choice(instance, rng, near=choice)
+        walk.append(choice)
+
+    def gradients(own: Choice) -> float:
+        return float(found.kind_totals(own)[:, Slot.GRADIENT].sum())
+
+    most = max((own for own in walk if np.isfinite(found.kind_totals(own)).all()), key=gradients)
+    assert gradients(most) > 0
+    return walk[0], most
+
+
+def _order(pipeline: Pipeline) -> Order:
+    return Order(SCHEDULES[pipeline.schedule], pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
+
+
+def _rest(found: Tables, pipeline: Pipeline, limit: float) -> Rest:
+    """Return what there is besides blocks: floors of seconds; bytes of others are left out, as far as they may be."""
+    under = floor(found.folded, found.folded, (8, 8), found.costs)
+    alike, others = under.passes_seconds(found.mesh, 8)
+    count = main_kind(found.folded).count
+    halves = float(alike[1]) / count, float(alike[2]) / count
+    late = sum(memory.least(found.mesh.shape) for memory in put_off(found.folded, found.costs)) / limit
+    return Rest(count, late, halves, float(others.sum()), 0.0, _whole(found, pipeline), pipeline.with_turns)
+
+
+def _whole(found: Tables, pipeline: Pipeline) -> float:
+    """Return the least seconds of a microbatch through all blocks, without what runs again."""
+    plain = weights(found, pipeline, recompute=Recompute.NONE, hidden=1.0, bounding=True)
+    return _solve(problem(found, plain), np.inf).bound * pipeline.num_groups / pipeline.rounds
+
+
+def _spreader(found: Tables, pipeline: Pipeline, limit: float, choices: Sequence[Choice]) -> Spreader:
+    program = block_program(found, pipeline, limit, ON_DEVICE, (Recompute.NONE,) * len(found.folded.kinds))
+    return Spreader(found, program, choices, _solve)
+
+
+def _raised(spreader: Spreader, order: Order, rest: Rest, steps: int = 6) -> tuple[float, float]:
+    """Return the bound after some rounds, and what the choices known allow."""
+    value = np.inf
+    bound = spreader.bound(order, rest)
+    for _ in range(steps):
+        found = spreader.spread(order, rest)
+        value = found.value
+        if not found.cuts:
+            break
+        bound = max(bound, spreader.bound(order, rest))
+    return bound, value
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_no_cut_of_any_choice_is_faster_than_the_bound(schedule: str, chunks: int, stack: str) -> None:
+    """Whatever the blocks recompute, where memory is no matter, and not even of choices that are known alone."""
+    found, rng = _deep(stack), np.random.default_rng(3)
+    chain = found.folded.chain
+    pipeline = Pipeline(2 * chunks, 4, schedule, Overlap.of(STACKS[stack]), 1e-4, chunks, 0.1 if chunks > 1 else 0.0)
+    choices, order, rest = _choices(5), _order(pipeline), _rest(found, pipeline, 1e15)
+    bound, value = _raised(_spreader(found, pipeline, 1e15, choices), order, rest)
+
+    assert 0 < bound <= value * (1 + TOLERANCE)
+    for choice in choices:
+        alone = _spreader(found, pipeline, 1e15, [choice]).spread(order, rest).value
+        totals = found.block_seconds(choice)
+        passes = pass_seconds(found, choice, splits=SCHEDULES[schedule].splits)
+        every = splits(len(chain), pipeline.num_stages)
+        for number in rng.integers(len(every), size=40):
+            flavours = [
+                tuple(ON_DEVICE[own] for own in rng.integers(3, size=stop - start)) for start, stop in every[number]
+            ]
+            split = Split(every[number], tuple(flavours))
+            seconds = grouped_time(passes, totals, chain, pipeline, split, 0.0).seconds
+            assert max(bound, alone) <= seconds * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize(("stack", "least"), [("plain", -0.2), ("slow", 0.2)])
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, stack: str, least: float) -> None:
+    """At limits from what the loosest plan needs down to what none fits.
+
+    Of one choice it says more than the mean stage does where links are slow. Where blocks that are not alike take
+    much, of which it knows floors only, it says less.
+    """
+    found = _deep(stack)
+    pipeline = Pipeline(2 * chunks, 4, schedule, num_chunks=chunks)
+    order, fitting, more = _order(pipeline), 0, -1.0
+    for choice in _choices(7):
+        totals, splits_backward = found.block_seconds(choice), SCHEDULES[schedule].splits
+        lowered = lower_blocks(assemble_blocks(found, choice), found.folded, found.resharder, splits=splits_backward)
+        memory = chain_bytes(lowered, found.folded, trains=True)
+        passes = pass_seconds(found, choice, splits=splits_backward)
+        limit = 1e9
+        while (plan := Groups(passes, totals, memory, pipeline, limit, 0.0).best()) is not None:
+            rest = _rest(found, pipeline, limit)
+            alone = _spreader(found, pipeline, limit, [choice]).spread(order, rest).value
+            bound, _ = _raised(_spreader(found, pipeline, limit, [choice]), order, rest)
+            mean = Hull(found, step_program(found, pipeline, limit)).alone(choice)
+            assert max(bound, alone) <= plan[1].seconds * (1 + TOLERANCE)
+            fitting, more = fitting + 1, max(more, alone / mean - 1)
+            limit *= 0.3
+    assert fitting > 4
+    assert more >= least
