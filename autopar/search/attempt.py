@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autopar.formulate.block_rows import block_program
+from autopar.formulate.block_rows import BlockProgram, block_program
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.grouped import Groups, grouped_time
 from autopar.formulate.hull import MOST_APART, step_program
@@ -38,7 +38,6 @@ from autopar.search.limits import PLACEMENT_WORK, solve_limited
 from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
-from autopar.search.room import Room
 from autopar.search.space import Configuration
 from autopar.search.spreader import Spreader
 from autopar.search.weighing import Weighing
@@ -85,6 +84,9 @@ neither has moved by more so many times in a row."""
 BLOCK_GAP = 5e-4
 """They need not be solved closer than this: their bounds are used."""
 
+SPREAD_STEPS = 4
+"""Times that blocks are spread in one piece of work."""
+
 CONSIDERED = 3
 """Choices that are considered where blocks are spread, those that most of them are like."""
 
@@ -116,6 +118,7 @@ class Attempt:
         hint: What is known of the same microbatches under other schedules.
         bounded: The configurations the bound of the hull is of.
         left_out: No plan of the others has a lower objective.
+        spreader: Bounds pipelines without a closed form; None before the first bound.
     """
 
     def __init__(self, search: "Search", family: Sequence[Configuration], tables: Tables, end: float) -> None:
@@ -143,10 +146,7 @@ class Attempt:
         self.least_bytes = self._least_bytes(offload=constraints.hosts_optimizer)
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
-        self._room = Room(
-            search.folded, search.floor, search.costs, constraints, search.memory_limit, search.global_batch
-        )
-        self._spreader: Spreader | None = None
+        self.spreader: Spreader | None = None
         self._spread: dict[Configuration, float] = {}
         self._values: dict[Configuration, float] = {}
         self._idle = 0
@@ -248,10 +248,16 @@ class Attempt:
         self._begin_again()
         return True
 
+    def block(self) -> BlockProgram:
+        """Return the program of a block of the most frequent kind."""
+        main = max(self.tables.folded.kinds, key=lambda kind: kind.count)
+        flavours = self.search.constraints.flavours(main.instances)
+        return block_program(self.tables, self.bounding, self.search.memory_limit, flavours, self.fastest)
+
     @property
     def _spreads(self) -> bool:
         """Whether blocks are spread over stages."""
-        return not self.search.constraints.hosted and all(map(self._room.spreads, self.bounded))
+        return not self.search.constraints.hosted and all(map(self.search.room.spreads, self.bounded))
 
     def _begin_again(self) -> None:
         """Write the step program anew, for the choices that are known."""
@@ -367,19 +373,22 @@ class Attempt:
 
         First all configurations are bounded, then more is found out of the one with the least bound.
         """
-        if self._spreader is None:
-            main = max(self.tables.folded.kinds, key=lambda kind: kind.count)
-            flavours = self.search.constraints.flavours(main.instances)
-            program = block_program(self.tables, self.bounding, self.search.memory_limit, flavours, self.fastest)
-            self._spreader = Spreader(self.tables, program, self.choices, self._priced_block)
+        if self.spreader is None:
+            self.spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
             for own in self.bounded:
                 self._values[own] = math.inf
-                self._spread[own] = self._spreader.bound(self._room.order(own), self._room.rest(own, self.pace))
-        enough = self._enough(cutoff)
-        least = min(self.bounded, key=self._spread.__getitem__)
-        if self._idle == IDLE:  # nothing raises the bound; of others it is not known yet what they allow
-            least = next((own for own in self.bounded if self._is_unknown(own, enough)), least)
-        if self._spread[least] < enough and not self._stopped():
+                self._spread[own] = self.spreader.bound(
+                    self.search.room.order(own), self.search.room.rest(own, self.pace)
+                )
+        for _ in range(SPREAD_STEPS):
+            enough = self._enough(cutoff)
+            least = min(self.bounded, key=self._spread.__getitem__)
+            if self._idle == IDLE:  # nothing raises the bound; of others it is not known yet what they allow
+                least = next((own for own in self.bounded if self._is_unknown(own, enough)), least)
+                if not self._is_unknown(least, enough):
+                    break
+            if self._spread[least] >= enough or self._stopped():
+                break
             self._look_first()
             self._spread_blocks(least)
         bound = max(bound, min(self._spread.values()))
@@ -399,15 +408,15 @@ class Attempt:
 
     def _spread_blocks(self, own: Configuration) -> None:
         """Spread the blocks of one configuration, consider the choices they are like, and raise its bound."""
-        assert self._spreader is not None, "all are bounded first"
-        order, rest, known = self._room.order(own), self._room.rest(own, self.pace), self._spread[own]
-        found = self._spreader.spread(order, rest)
+        assert self.spreader is not None, "all are bounded first"
+        order, rest, known = self.search.room.order(own), self.search.room.rest(own, self.pace), self._spread[own]
+        found = self.spreader.spread(order, rest)
         for choice in found.choices[:CONSIDERED]:
             whole = self._completed(choice, found.rent)
             if whole is not None:
                 self._consider(whole)
         if found.cuts and not self._stopped():
-            self._spread[own] = max(known, self._spreader.bound(order, rest))
+            self._spread[own] = max(known, self.spreader.bound(order, rest))
         rises = self._spread[own] > known * (1 + RISE) or found.value < self._values[own] * (1 - RISE)
         self._values[own] = min(self._values[own], found.value)
         is_done = not found.cuts or self._spread[own] >= found.value * (1 - SPREAD_NEAR)

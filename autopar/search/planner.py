@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
@@ -131,9 +132,8 @@ class Search:
         more = self._left([each for each in space if is_data_major(each.mesh)], outcome)
         outcome.closed, outcome.closed_floor = tuple(more), self._least(more)
         clock = Clock(self, outcome)
-        room = Room(self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch)
         carried = Carried(
-            self.folded, self.floor, self.costs.stack, self.global_batch, room, clock.stops, clock.is_late
+            self.folded, self.floor, self.costs.stack, self.global_batch, self.room, clock.stops, clock.is_late
         )
         third, limited = None, math.isfinite(self.time_limit)
         with self.hire(self) as crew:
@@ -270,7 +270,7 @@ class Search:
                     aside,
                     proves=is_last and not waits,
                     patience=PATIENCE,
-                    stuck=known,
+                    stuck=min(known, outcome.closed_floor) if waits and is_last else known,
                     near=NEARS[0] if waits and is_last else 0.0,
                 )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
@@ -305,6 +305,11 @@ class Search:
     def _least(self, space: list[Configuration]) -> float:
         """Return the least floor in seconds; infinity if there is none."""
         return min((self.least((each,)) for each in space), default=math.inf)
+
+    @property
+    def room(self) -> Room:
+        """What memory has room for."""
+        return _room(self)
 
     def least_bytes(self, configuration: Configuration) -> float:
         """Return what a device of a configuration holds at least, whatever the plan."""
@@ -360,3 +365,9 @@ def _waves(known: list[Family]) -> list[list[Family]]:
         schedule, chunks = family[0].schedule, family[0].num_chunks
         kinds.setdefault((schedule not in PLAIN, SCHEDULES[schedule].splits, chunks > 1), []).append(family)
     return [kinds[kind] for kind in sorted(kinds)]
+
+
+@lru_cache(maxsize=4)
+def _room(search: Search) -> Room:
+    """Return what memory has room for; what it knows serves all of a process."""
+    return Room(search.folded, search.floor, search.costs, search.constraints, search.memory_limit, search.global_batch)

@@ -12,7 +12,7 @@ import numpy as np
 
 from autopar.formulate.block_rows import BlockProgram
 from autopar.formulate.memory import FloatArray
-from autopar.formulate.rows import SHARES
+from autopar.formulate.rows import SHARES, StepProgram
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
 from autopar.schedule.spread import Order, Rest, Spread, Take
@@ -55,14 +55,22 @@ class Spreader:
         program: The program of a block.
         choices: Choices that are known.
         solve: Solves placement problems.
+
+    Attributes:
+        program: The program of a block.
     """
 
     def __init__(self, tables: Tables, program: BlockProgram, choices: Sequence[Choice], solve: Solve) -> None:
-        self._program, self._hull, self._solve = program, Hull(tables, program.rows), solve
+        self.program, self._hull, self._solve = program, Hull(tables, program.rows), solve
         for choice in choices:
             self._hull.add(choice)
         self._unit = self._hull.unit
         self._cuts: list[tuple[FloatArray, float]] = []
+
+    @property
+    def programs(self) -> tuple[BlockProgram, StepProgram]:
+        """What need not be kept if `program` can be written anew."""
+        return self.program, self._hull.rows
 
     def bound(self, order: Order, rest: Rest) -> float:
         """Return the seconds that no step of a pipeline is shorter than, by what is known of blocks.
@@ -123,7 +131,7 @@ class Spreader:
             return False
         own = prices / total
         hull, before = self._hull, len(self._hull.known)
-        hull.reweigh(self._program.priced(own))
+        hull.reweigh(self.program.priced(own))
         hull.step(self._solve, 0.0, lambda choice: None, memory=True)
         least = hull.bound / self._unit
         known = any(np.abs(own - other).max() <= ALIKE and least <= value * (1 + ALIKE) for other, value in self._cuts)
@@ -132,7 +140,7 @@ class Spreader:
 
     def _points(self) -> tuple[FloatArray, list[tuple[Choice, int]]]:
         """Return what blocks of the choices known take that no other one is better than, and which these are."""
-        points = self._program.points(self._hull.columns)
+        points = self.program.points(self._hull.columns)
         points[:, ~_SHARES] /= self._unit
         kept = list[int]()
         for index in np.argsort(points.sum(axis=1), kind="stable").tolist():
