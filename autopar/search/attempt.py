@@ -138,7 +138,7 @@ class Attempt:
         self.cutoff = math.inf
         self.hull: Hull | None = None
         self._first = 0.0
-        self._finely = self._is_spread = False
+        self._finely = False
         self._advanced = False
         folded, constraints = tables.folded, search.constraints
         self.fastest = constraints.fastest(folded.chain, len(folded.kinds))
@@ -343,7 +343,7 @@ class Attempt:
             self.exhausted = True
             return bound
         assert self.hull is not None, "choices are found first"
-        if self._spreads and not self._is_spread:
+        if self._spreads:
             return min(self._spread_out(bound, cutoff), self.left_out)
         self._look_first()
         if self.is_settled:
@@ -393,13 +393,8 @@ class Attempt:
             self._spread_blocks(least)
         bound = max(bound, min(self._spread.values()))
         enough = self._enough(cutoff)
-        if bound >= enough:
+        if bound >= enough or (self._idle == IDLE and not any(self._is_unknown(own, enough) for own in self.bounded)):
             self.is_settled = self.exhausted = True
-        elif self._idle == IDLE and not any(self._is_unknown(own, enough) for own in self.bounded):
-            self._is_spread = True
-            best = min(cutoff, self.best.objective if self.best is not None else math.inf)
-            # Where the choices known allow no better plan, looking for others hardly finds one.
-            self.is_settled = self.exhausted = min(self._values.values()) >= best
         return bound
 
     def _is_unknown(self, configuration: Configuration, enough: float) -> bool:
