@@ -172,6 +172,11 @@ class Spread:
         self._program = LeastProgram()
         self._write(found)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of its programs that do not depend on blocks."""
+        return self._program.num_rows
+
     def of_points(self, points: FloatArray) -> Spreading:
         """Return the least step of blocks that are like points, (points, takes), in any mixture."""
         program, stages, first = self._program.copy(), range(self._order.num_stages), self._beside + 1

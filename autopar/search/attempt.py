@@ -393,6 +393,8 @@ class Attempt:
             self._spread_blocks(least)
             if self._values[least] >= self._enough(cutoff):
                 break  # the choices known allow no better plan, so that the bound can wait for its turn
+        self.work += self.spreader.work
+        self.spreader.work = 0.0
         bound = max(bound, min(self._spread.values()))
         enough = self._enough(cutoff)
         if bound >= enough or (self._idle == IDLE and not any(self._is_unknown(own, enough) for own in self.bounded)):
