@@ -103,7 +103,7 @@ def _rest(found: Tables, pipeline: Pipeline, limit: float) -> Rest:
     count = main_kind(found.folded).count
     halves = float(alike[1]) / count, float(alike[2]) / count
     late = sum(memory.least(found.mesh.shape) for memory in put_off(found.folded, found.costs)) / limit
-    return Rest(count, late, halves, float(others.sum()), 0.0, _whole(found, pipeline), pipeline.with_turns)
+    return Rest(count, late, halves, float(others.sum()), 0.0, _whole(found, pipeline), (1, 1), pipeline.with_turns)
 
 
 def _whole(found: Tables, pipeline: Pipeline) -> float:

@@ -65,7 +65,7 @@ class Take(IntEnum):
     ONCE = 7
     """Seconds that a step has it once, after the last pass."""
     BESIDE = 8
-    """What is there beside while a block runs, a share of a device; it is the same of all blocks that are alike."""
+    """What is there beside where such blocks run, a share of a device; it is the same of all that are alike."""
     PLAIN = 9
     """Seconds of a forward and a backward without what runs again; it is the same of all, too."""
 
@@ -124,6 +124,7 @@ class Rest:
         seconds: Of all other blocks, for a microbatch.
         resident: What they hold, shares of a device together.
         whole: Of all blocks, without what runs again.
+        outer: How many of the first and of the last stages may have none of the blocks that are alike.
         turns: How many times as long a pass is as said.
     """
 
@@ -133,6 +134,7 @@ class Rest:
     seconds: float
     resident: float
     whole: float
+    outer: tuple[int, int]
     turns: float
 
 
@@ -288,9 +290,10 @@ class Spread:
 
     def _fit(self, group: int, stages: Sequence[int]) -> None:
         """Write that a group holds no more than there is room for, but for what is short."""
-        count = len(stages)
+        count, (first, last) = len(stages), self._rest.outer
+        has_blocks = any(first <= stage < self._order.num_stages - last for stage in stages)
         for held in self._order.fullest(group).tolist():
-            row = {self._others + group: 1.0, self._beside: 1.0, self._short: -1.0}
+            row = {self._others + group: 1.0, self._short: -1.0, **({self._beside: 1.0} if has_blocks else {})}
             for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
                 row[self._of(stage, Take.RESIDENT)] = 1.0
                 row[self._of(stage, Take.KEPT)] = flying

@@ -126,7 +126,8 @@ class Room:
         load, count = self._load(configuration, 1.0, 0.0), main_kind(folded).count
         halves = float(alike[1]) / count, float(alike[2]) / count
         turns = configuration.pipeline(self._costs.stack).with_turns
-        return Rest(count, load.late, halves, float(others.sum()), load.others, pace.seconds, turns)
+        outer = _outer(folded.chain, main_kind(folded).id)
+        return Rest(count, load.late, halves, float(others.sum()), load.others, pace.seconds, outer, turns)
 
     def _is_short(self, configuration: Configuration) -> bool:
         """Whether memory is limited, and several groups wait for each other."""
@@ -211,6 +212,17 @@ class Room:
         if flavour is Recompute.SELECTIVE:
             return frozenset(kind.ops[position].name for position in selective_ops(folded, self._costs)[kind.id])
         return frozenset()
+
+
+def _outer(chain: Sequence[int], main: int) -> tuple[int, int]:
+    """Return how many stages at both ends of a chain may have no block of a kind; all, if others are in between.
+
+    >>> _outer([0, 1, 1, 1, 2, 3], 1), _outer([0, 1, 2, 1], 1)
+    ((1, 2), (4, 4))
+    """
+    places = [place for place, kind in enumerate(chain) if kind == main]
+    first, last = places[0], len(chain) - 1 - places[-1]
+    return (first, last) if len(places) + first + last == len(chain) else (len(chain), len(chain))
 
 
 def _order(configuration: Configuration) -> tuple[Schedule, int, int, int]:
