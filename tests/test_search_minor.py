@@ -1,5 +1,6 @@
 """Bounds of meshes of three axes from their free axes alone: what is left of the tables, paces, and what follows."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from autopar.search.outcome import Outcome
 from autopar.search.pace import UNKNOWN
 from autopar.search.pacing import Pacing
 from autopar.search.pieces import Finding, Work, Workbench
+from autopar.search.planner import Search
 from autopar.search.signature import Signature
 from autopar.search.space import Configuration, Family, families
 from autopar.sharding import Mesh
@@ -187,6 +189,13 @@ def test_a_microbatch_takes_no_less_than_its_share_on_the_free_axes(splits: bool
     assert near > len(pairs) / 2
 
 
+def _with_room(carried: Carried, space: Sequence[Family], search: Search) -> list[tuple[float, int]]:
+    """Return a heap of the bounds of families, and their numbers: floors, the least raised by room in memory."""
+    heap = sorted((search.least(family), number) for number, family in enumerate(space))
+    carried.raise_least(heap, space, np.inf, lambda number: False, ROOM)
+    return heap
+
+
 def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
     """Whatever the schedule, from paces on the free axes; nor is any that the planner finds."""
     search = _task().search(Effort())
@@ -218,7 +227,7 @@ def test_no_plan_of_three_axes_is_faster_than_what_follows() -> None:
             assert attempt.best is not None
             assert least <= attempt.best.objective * (1 + CLOSE)
     known = [max(search.least(family), carried.least(family, np.inf)) for family in space]
-    heap = carried.with_room_of(space, search.least, np.inf)
+    heap = _with_room(carried, space, search)
     assert before < heap[0][0] <= min(known)
     assert pacing.raised(np.inf, ROOM) >= heap[0][0]
     assert pacing.raised(np.inf) == pytest.approx(min(known))
@@ -288,4 +297,4 @@ def test_no_part_is_asked_for_of_a_model_that_insists_on_its_samples() -> None:
 
     assert space
     assert pacing.count == 0
-    assert pacing.raised(np.inf, ROOM) == carried.with_room_of(space, search.least, np.inf)[0][0]
+    assert pacing.raised(np.inf, ROOM) == _with_room(carried, space, search)[0][0]

@@ -15,7 +15,7 @@ from autopar.formulate.grouped import Groups, grouped_time
 from autopar.formulate.hull import step_program
 from autopar.formulate.keeping import main_kind, put_off
 from autopar.formulate.recipes import recipes, restrict
-from autopar.formulate.scheduled import pass_seconds
+from autopar.formulate.scheduled import StageWork, pass_seconds, scheduled_step
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Slot, Tables
 from autopar.formulate.weights import problem, weights
@@ -23,7 +23,7 @@ from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
-from autopar.schedule.spread import Order, Rest
+from autopar.schedule.spread import Order, Rest, Spread, Take
 from autopar.search.blocks import assemble_blocks
 from autopar.search.floor import floor
 from autopar.search.hull import Hull
@@ -182,3 +182,79 @@ def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, 
             limit *= 0.3
     assert fitting > 4
     assert more >= least
+
+
+def _point(**amounts: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return what a block takes: a forward of 1, a backward of 2, and what is given besides."""
+    point = np.zeros((1, len(Take)))
+    point[0, [Take.FORWARD, Take.BACKWARD, Take.PLAIN]] = 1.0, 2.0, 3.0
+    for name, amount in amounts.items():
+        point[0, Take[name.upper()]] = amount
+    return point
+
+
+def _plain(blocks: int, **more: object) -> Rest:
+    """Return a rest of nothing but blocks."""
+    return replace(Rest(blocks, 0.0, (1.0, 1.0), 0.0, 0.0, 0.0, (0, 0), 1.0), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_equal_blocks_take_no_longer_than_cut_evenly(schedule: str, chunks: int) -> None:
+    """And no less than a group that is at work all the time, whole blocks counted."""
+    order = Order(SCHEDULES[schedule], 2, 4, chunks)
+    splits_backward = SCHEDULES[schedule].splits
+    for blocks in (4 * chunks, 4 * chunks + 1):
+        found = Spread(order, _plain(blocks)).of_points(_point())
+        each = [blocks // (2 * chunks) + (stage < blocks % (2 * chunks)) for stage in range(2 * chunks)]
+        backward, weight = (1.0, 1.0) if splits_backward else (2.0, 0.0)
+        works = [StageWork(own, backward * own, weight * own) for own in each]
+        assert 4 * 3 * -(-blocks // 2) <= found.seconds * (1 + TOLERANCE)
+        assert found.seconds <= scheduled_step(schedule, 2, 4, works) * (1 + TOLERANCE)
+        assert found.shares.sum() == pytest.approx(blocks)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_links_and_updates_make_a_step_longer(schedule: str, chunks: int) -> None:
+    """A link that is busy all the time, what is left after the last pass, and updates after the last task."""
+    order, blocks = Order(SCHEDULES[schedule], 2, 4, chunks), 4 * chunks
+    spread = Spread(order, _plain(blocks))
+    bare = spread.of_points(_point()).seconds
+
+    assert spread.of_points(_point(link=10.0)).seconds >= 4 * 10 * blocks / 2 * (1 - TOLERANCE)
+    assert spread.of_points(_point(update=10.0)).seconds >= bare + 10 * blocks / 2 * (1 - TOLERANCE)
+    once = spread.of_points(_point(once=100.0)).seconds
+    assert once >= 100 * blocks / 2 * (1 - TOLERANCE)
+    assert once > bare
+    assert spread.of_points(_point(gradient=100.0, link=0.0)).seconds > bare
+
+
+def test_memory_that_is_not_there_has_a_price() -> None:
+    """Of what stays, of what microbatches keep, and of what is there beside, where such blocks are."""
+    order, blocks = Order(SCHEDULES["zb-h1"], 2, 4, 1), 4
+    bare = Spread(order, _plain(blocks)).of_points(_point()).seconds
+
+    def short(rest: Rest, **amounts: float) -> bool:
+        return Spread(order, rest).of_points(_point(**amounts)).seconds > 2 * bare
+
+    assert not short(_plain(blocks), resident=0.4)
+    assert short(_plain(blocks), resident=0.6)
+    assert short(_plain(blocks), kept=0.3)
+    assert not short(_plain(blocks), kept=0.1, beside=0.1)
+    assert short(_plain(blocks), kept=0.1, beside=0.9)
+    assert short(_plain(blocks, late=0.3))
+    # Other blocks fill a group alone, and blocks that are alike the other one.
+    assert not short(_plain(blocks, resident=0.9, outer=(1, 0)), resident=0.2, beside=0.2)
+    assert short(_plain(blocks, resident=0.9), resident=0.2, beside=0.2)
+
+
+def test_cuts_say_no_more_than_the_points_they_are_of() -> None:
+    """And as much, where there is one for each price of a stage."""
+    rng = np.random.default_rng(1)
+    points = np.vstack([_point(kept=0.2), _point(kept=0.05, backward=3.0), _point(kept=0.1, resident=0.1, link=1.0)])
+    for schedule, chunks in OTHERS:
+        spread = Spread(Order(SCHEDULES[schedule], 2, 4, chunks), _plain(6 * chunks))
+        found = spread.of_points(points)
+        prices = [*rng.random((5, len(Take))), *found.prices]
+        cuts = [(own, float((points @ own).min())) for own in prices]
+        assert spread.of_cuts(cuts[:5], 3.0) <= found.seconds * (1 + TOLERANCE)
+        assert spread.of_cuts(cuts, 3.0) == pytest.approx(found.seconds, rel=1e-4)

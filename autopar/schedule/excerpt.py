@@ -71,7 +71,7 @@ def excerpt(schedule: Schedule, num_groups: int, num_microbatches: int, num_chun
     ([0, 1], [1, 2], 0)
     >>> found = excerpt(SCHEDULES["1f1b"], num_groups=2, num_microbatches=1024)
     >>> len(found.stage), len(found.middles), int(found.middles.sum())
-    (576, 4, 3520)
+    (192, 4, 3904)
     """
     each, looked_at = num_microbatches, num_microbatches
     if is_cut_short(schedule, num_groups, num_microbatches, num_chunks):

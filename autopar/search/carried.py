@@ -171,17 +171,6 @@ class Carried:
             if waiting[0] == (bound, number):
                 return
 
-    def with_room_of(
-        self, space: Sequence[Family], floor: Callable[[Family], float], cutoff: float
-    ) -> list[tuple[float, int]]:
-        """Return a heap of the bounds of families, and their numbers, from their floors.
-
-        The least are raised by what memory has room for, up to a cutoff.
-        """
-        waiting = sorted((floor(family), number) for number, family in enumerate(space))
-        self.raise_least(waiting, space, cutoff, lambda number: False, ROOM)
-        return waiting
-
     def _looked_at(
         self,
         family: Family,

@@ -57,6 +57,12 @@ class Clock:
         """Return when a piece that is started now should be done."""
         return self._end
 
+    def left(self) -> float:
+        """Return what share of a limit of time is left; 1 without one."""
+        if math.isinf(self._search.time_limit):
+            return 1.0
+        return (self._end - time.monotonic()) / max(self._search.time_limit, 1e-9)
+
     def stops(self) -> bool:
         """Whether to stop, and why, noted in the outcome; a limit waits for the first plan, but not for long."""
         if self._search.should_stop():

@@ -69,6 +69,10 @@ NEARS = (0.02, 0.0175, 0.015, 0.0125, NEAR_ENOUGH)
 """With a limit of time, bounds that are as near to the best plan, relative, are not raised further while those on
 meshes of three axes are lower, nor these: first to the first of these, then to the next."""
 
+HALF = 0.55
+"""If less of a limit of time is left once plain schedules are bounded, all others are bounded by what these say before
+any is worked on."""
+
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
 
@@ -249,16 +253,27 @@ class Search:
         # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
         # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last, and
         # what only serves to find better plans, where none was found for long: it is left then, or for later.
+        is_told = False
+
+        def look_ahead() -> None:
+            nonlocal is_told
+            if not is_told:
+                midway(min([lowest, *(heap[0][0] for heap in ahead[1:]), *(each.bound for each in aside)]))
+            is_told = True
+            for heap, wave in zip(ahead[1:], waves[1:], strict=True):
+                carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
+
         for start, stop in ((0, 1), (1, len(waves))):
             if start:
-                midway(min([lowest, *(heap[0][0] for heap in ahead[start:]), *(each.bound for each in aside)]))
-                ahead[start:] = [carried.with_room_of(wave, self.least, outcome.best) for wave in waves[start:]]
+                look_ahead()
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
                 elsewhere = [lowest, *(heap[0][0] for heap in ahead[number + 1 :]), *(each.own for each in bounded)]
                 elsewhere += [each.bound for each in aside]
                 bounded.append(Bounding(self, outcome, wave, ahead[number], min(elsewhere), carried, rivals=number > 0))
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
+            if not start and clock.left() < HALF:
+                look_ahead()  # what a limit cuts has to be bounded before plans are looked for
             if bounded:
                 is_last, elsewhere = stop == len(waves), [lowest, *(heap[0][0] for heap in ahead[stop:])]
                 waits = math.isfinite(self.time_limit) and outcome.closed_floor < outcome.best * (1 - NEARS[0])
