@@ -221,7 +221,7 @@ def test_links_and_updates_make_a_step_longer(schedule: str, chunks: int) -> Non
     bare = spread.of_points(_point()).seconds
 
     assert spread.of_points(_point(link=10.0)).seconds >= 4 * 10 * blocks / 2 * (1 - TOLERANCE)
-    assert spread.of_points(_point(update=10.0)).seconds >= bare + 10 * blocks / 2 * (1 - TOLERANCE)
+    assert spread.of_points(_point(update=10.0)).seconds >= (4 * 3 + 10) * blocks / 2 * (1 - TOLERANCE)
     once = spread.of_points(_point(once=100.0)).seconds
     assert once >= 100 * blocks / 2 * (1 - TOLERANCE)
     assert once > bare
@@ -229,22 +229,22 @@ def test_links_and_updates_make_a_step_longer(schedule: str, chunks: int) -> Non
 
 
 def test_memory_that_is_not_there_has_a_price() -> None:
-    """Of what stays, of what microbatches keep, and of what is there beside, where such blocks are."""
+    """Of what stays, of what microbatches keep or put off, and of what is there beside, where such blocks are."""
     order, blocks = Order(SCHEDULES["zb-h1"], 2, 4, 1), 4
     bare = Spread(order, _plain(blocks)).of_points(_point()).seconds
 
-    def short(rest: Rest, **amounts: float) -> bool:
-        return Spread(order, rest).of_points(_point(**amounts)).seconds > 2 * bare
+    def costs(rest: Rest, **amounts: float) -> bool:
+        return Spread(order, rest).of_points(_point(**amounts)).seconds > bare * 1.01
 
-    assert not short(_plain(blocks), resident=0.4)
-    assert short(_plain(blocks), resident=0.6)
-    assert short(_plain(blocks), kept=0.3)
-    assert not short(_plain(blocks), kept=0.1, beside=0.1)
-    assert short(_plain(blocks), kept=0.1, beside=0.9)
-    assert short(_plain(blocks, late=0.3))
+    assert not costs(_plain(blocks), resident=0.4)
+    assert costs(_plain(blocks), resident=0.6)
+    assert costs(_plain(blocks), kept=0.3)
+    assert not costs(_plain(blocks), kept=0.1, beside=0.1)
+    assert costs(_plain(blocks), kept=0.1, beside=0.9)
+    assert costs(_plain(blocks, late=0.3))
     # Other blocks fill a group alone, and blocks that are alike the other one.
-    assert not short(_plain(blocks, resident=0.9, outer=(1, 0)), resident=0.2, beside=0.2)
-    assert short(_plain(blocks, resident=0.9), resident=0.2, beside=0.2)
+    assert not costs(_plain(blocks, resident=0.9, outer=(1, 0)), resident=0.2, beside=0.2)
+    assert costs(_plain(blocks, resident=0.9), resident=0.2, beside=0.2)
 
 
 def test_cuts_say_no_more_than_the_points_they_are_of() -> None:
