@@ -268,6 +268,6 @@ def test_more_microbatches_make_the_middle_longer_and_nothing_else(
                 found, whole = (excerpts.excerpt(each, *size) for each in (schedule, endless))
                 for part in ("stage", "kind", "middles", "first", "second"):
                     np.testing.assert_array_equal(getattr(found, part), getattr(whole, part))
-                for own, other in zip(found.runs, whole.runs, strict=True):
-                    np.testing.assert_array_equal(own, other)
+                for run, other in zip(found.runs, whole.runs, strict=True):
+                    np.testing.assert_array_equal(run, other)
     excerpts.excerpt.cache_clear()
