@@ -98,6 +98,18 @@ def test_it_is_late_soon_after_the_search_has_stopped(has_plan: bool, monkeypatc
     assert outcome.stopped == "time limit"
 
 
+@pytest.mark.parametrize(("limit", "left"), [(10.0, 0.7 - min(LATE_SHARE, LATE_SECONDS / 10.0)), (math.inf, 1.0)])
+def test_a_share_of_a_limit_is_left(limit: float, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for a last look is not; without a limit all is left."""
+    now = [100.0]
+    monkeypatch.setattr("autopar.search.course.time.monotonic", lambda: now[0])
+    clock = Clock(SimpleNamespace(time_limit=limit), Outcome())  # type: ignore[arg-type]
+
+    now[0] = 103.0
+
+    assert clock.left() == pytest.approx(left)
+
+
 def _search() -> Search:
     found = SimpleNamespace(
         least=lambda family: FLOORS[family[0].num_microbatches],

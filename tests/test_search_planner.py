@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,15 @@ from autopar.formulate.tables import Tables
 from autopar.formulate.weights import problem, weights
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
+from autopar.search import planner
 from autopar.search.attempt import Attempt
+from autopar.search.carried import ROOM, Carried
+from autopar.search.course import Clock
+from autopar.search.crew import Crew
 from autopar.search.floor import floor
 from autopar.search.outcome import Outcome
 from autopar.search.space import Configuration
+from autopar.search.sweep import Series, sweep
 from autopar.task import Effort, Task, prepare
 from tests.formulations import (
     COSTS,
@@ -351,3 +357,29 @@ def test_the_history_only_gets_better() -> None:
         assert before.objective >= after.objective
         assert before.bound <= after.bound
     assert all(point.bound <= outcome.candidates[0].objective for point in points)
+
+
+@pytest.mark.parametrize(("left", "early"), [(planner.SHORT - 0.01, True), (planner.SHORT + 0.01, False)])
+def test_a_short_limit_has_all_bounded_before_plans_are_looked_for(
+    left: float, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What plain schedules say of others is all that a limit may leave of these."""
+    told: list[str] = []
+    raise_least = Carried.raise_least
+
+    def note_sweep(crew: Crew, series: Series, *rest: Any) -> None:
+        told.append(type(series).__name__)
+        sweep(crew, series, *rest)
+
+    def note_raise(self: Carried, *args: Any, **kwargs: Any) -> None:
+        if args[-1] == ROOM and not kwargs:
+            told.append("look ahead")
+        raise_least(self, *args, **kwargs)
+
+    monkeypatch.setattr("autopar.search.planner.sweep", note_sweep)
+    monkeypatch.setattr(Carried, "raise_least", note_raise)
+    monkeypatch.setattr(Clock, "left", lambda self: left)
+
+    _run(_task("mlp-xs", 4))
+
+    assert (told.index("look ahead") < told.index("Advancing")) == early

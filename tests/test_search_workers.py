@@ -28,12 +28,16 @@ from autopar.search.outcome import Outcome
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.planner import Search
 from autopar.search.processes import Processes
+from autopar.search.space import families
 from autopar.search.sweep import LAG, Series, horizon, sweep
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS
 
 FAR = float("inf")
 """When pieces have to end: a busy machine cuts none of them short."""
+PACKED_BYTES = 100_000
+"""What an attempt takes at most that is put away; caches of what memory has room for would take many times that."""
+
 GPT: dict[str, Any] = {"gpus": 4, "dims": DIMS["gpt2"] | {"num_layers": 2}, "global_batch": 8}
 
 
@@ -87,6 +91,35 @@ def test_what_waits_long_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert packed
     assert _answer(anew) == _answer(kept)
+
+
+def test_pipelines_go_on_from_what_was_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of blocks spread over stages is packed, and no more than that: packing takes time, too."""
+    monkeypatch.setattr("autopar.search.attempt.SPREAD_STEPS", 1)
+    task = prepare("zoo:gpt2", gpus=4, dims=DIMS["gpt2"] | {"num_layers": 8}, global_batch=16, memory_limit=3e5)
+    search = task.search(Effort())
+    family = next(each for each in families(task.space) if str(each[0]) == "pp=2 mesh inner=2 2 microbatches zb-h1")
+
+    def course(*, packs: bool) -> list[float]:
+        attempt = search.attempt(family, FAR)
+        assert attempt is not None
+        attempt.proves = True
+        bounds = [attempt.relaxed(FAR)]
+        while not attempt.exhausted:
+            bounds.append(attempt.advance(bounds[-1], FAR))
+            if packs:
+                packed = pieces._pack(attempt)
+                assert len(packed) < PACKED_BYTES
+                again = search.attempt(family, FAR)
+                assert again is not None
+                attempt = pieces._unpacked(packed, again)
+        assert attempt.rounds is not None
+        return bounds
+
+    kept = course(packs=False)
+
+    assert len(kept) > 2
+    assert course(packs=True) == kept
 
 
 def test_what_is_let_go_is_gone_at_once() -> None:

@@ -13,7 +13,7 @@ from autopar.formulate.buffers import BufferUse, buffers
 from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.offload import HostRates
 from autopar.formulate.pass_rows import PassRows
-from autopar.formulate.rows import SHARES, Counting, Name, Rows, StepProgram
+from autopar.formulate.rows import SHARES, Counting, IntArray, Name, Rows, StepProgram
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot, Tables
 from autopar.recompute import Recompute
@@ -30,7 +30,7 @@ class BlockProgram:
     """
 
     rows: StepProgram
-    takes: FloatArray
+    takes: IntArray
 
     def priced(self, prices: FloatArray) -> StepProgram:
         """Return the program at prices of what is taken, (takes,)."""

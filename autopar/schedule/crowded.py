@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.excerpt import excerpt
-from autopar.schedule.holding import fullest, least_held
+from autopar.schedule.holding import fullest, least_held, some_fullest
 from autopar.schedule.program import SLACK, LeastProgram, add_order, durations_of
 
 FloatArray = NDArray[np.float64]
@@ -45,9 +45,6 @@ between them its prices serve."""
 
 REST = -2
 """The row of a program that says what the rest takes, from its end."""
-
-MOST_MOMENTS = 12
-"""Moments of a group that are looked at where the order of tasks is: most of many are nearly alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +199,11 @@ def _least_ordered(
     durations = durations_of(found, [stages.durations(stage) for stage in range(num_stages)])
     add_order(program, found, durations, step, overlap=schedule.steps_overlap)
     for group, own in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
-        stages.fit(program, group, own, _some(fullest(schedule, group, *size)))
+        stages.fit(program, group, own, some_fullest(schedule, group, *size))
     stages.spread(program)
     optimum = program.minimised({step: 1.0}, step + 1)
     slope = float(optimum.duals[REST]) if len(optimum.duals) else 0.0
     return optimum.value * (1 - SLACK), slope
-
-
-def _some(moments: FloatArray) -> FloatArray:
-    """Return some moments of all: at equal distances in lexical order, and the one with most microbatches."""
-    if len(moments) <= MOST_MOMENTS:
-        return moments
-    chosen = np.linspace(0, len(moments) - 1, MOST_MOMENTS - 1).astype(np.int64)
-    return np.asarray(moments[np.union1d(chosen, moments.sum(axis=1).argmax())])
 
 
 class _Stages:

@@ -9,6 +9,9 @@ from autopar.schedule.base import Pass, Schedule
 
 _PASSES = list(Pass)
 
+MOST_MOMENTS = 12
+"""Moments of a group that a linear program has rows for: most of many are nearly alike."""
+
 
 def moments(
     schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
@@ -66,6 +69,17 @@ def fullest(
     [[0, 2], [1, 1]]
     """
     return _fullest(schedule, group, num_groups, _enough(schedule, num_groups, num_microbatches), num_chunks)
+
+
+def some_fullest(
+    schedule: Schedule, group: int, num_groups: int, num_microbatches: int, num_chunks: int = 1
+) -> NDArray[np.float64]:
+    """Return some rows of `fullest`: at equal distances in lexical order, and the one with most microbatches."""
+    found = fullest(schedule, group, num_groups, num_microbatches, num_chunks)
+    if len(found) <= MOST_MOMENTS:
+        return found
+    chosen = np.linspace(0, len(found) - 1, MOST_MOMENTS - 1).astype(np.int64)
+    return np.asarray(found[np.union1d(chosen, found.sum(axis=1).argmax())])
 
 
 @lru_cache(maxsize=4096)

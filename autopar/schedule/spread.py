@@ -29,16 +29,13 @@ from numpy.typing import NDArray
 
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.excerpt import Excerpt, excerpt
-from autopar.schedule.holding import fullest
+from autopar.schedule.holding import some_fullest
 from autopar.schedule.program import SLACK, LeastProgram, Row, add_order, durations_of
 
 FloatArray = NDArray[np.float64]
 
 MOST_SPREAD = 256
 """Stages that blocks are spread over: for more, the linear programs take seconds."""
-
-MOST_MOMENTS = 12
-"""Moments of a group that are looked at where the order of tasks is: most of many are nearly alike."""
 
 SHORTAGE = 10.0
 """Price of memory that is not there, in times of all that blocks take at least, for a whole device: enough to prefer
@@ -102,15 +99,8 @@ class Order:
         return chunks_of(self.schedule.groups(self.num_groups, self.num_chunks))
 
     def fullest(self, group: int) -> FloatArray:
-        """Return what a group holds at some of its fullest moments.
-
-        They are at equal distances in lexical order, and the one with most microbatches.
-        """
-        moments = fullest(self.schedule, group, self.num_groups, self.num_microbatches, self.num_chunks)
-        if len(moments) <= MOST_MOMENTS:
-            return moments
-        chosen = np.linspace(0, len(moments) - 1, MOST_MOMENTS - 1).astype(np.int64)
-        return np.asarray(moments[np.union1d(chosen, moments.sum(axis=1).argmax())])
+        """Return what a group holds at some of its fullest moments, (moments, 2 chunks)."""
+        return some_fullest(self.schedule, group, self.num_groups, self.num_microbatches, self.num_chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +116,7 @@ class Rest:
         whole: Of all blocks, without what runs again.
         outer: How many of the first and of the last stages may have none of the blocks that are alike.
         turns: How many times as long a pass is as said.
+        fixed: Seconds added to every step.
     """
 
     blocks: int
@@ -136,16 +127,17 @@ class Rest:
     whole: float
     outer: tuple[int, int]
     turns: float
+    fixed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spreading:
-    """How blocks are spread best.
+    """How blocks of some points are spread best.
 
     Attributes:
         seconds: Of the step.
-        shares: (stages, points) how many blocks of each stage are like each point; () where only cuts are known.
-        prices: (stages, takes) what more of each would add to the step; () there.
+        shares: (stages, points) how many blocks of each stage are like each point.
+        prices: (stages, takes) what more of each would add to the step.
     """
 
     seconds: float
@@ -191,7 +183,9 @@ class Spread:
             program.add({self._blocks(stage): 1.0, **dict.fromkeys(own, -1.0)}, least=0.0, most=0.0)
         found = program.minimised(self._cost(points[:, :2].sum(axis=1).min()), first + len(stages) * len(points))
         prices = found.duals[begins:].reshape(len(stages), len(Take) + 1)[:, :-1]
-        return Spreading(found.value, found.values[first:].reshape(len(stages), -1), np.maximum(0.0, prices))
+        return Spreading(
+            found.value + self._rest.fixed, found.values[first:].reshape(len(stages), -1), np.maximum(0.0, prices)
+        )
 
     def of_cuts(self, cuts: Sequence[tuple[FloatArray, float]], block: float) -> float:
         """Return a step that none is shorter than whose blocks are above cuts: prices, (takes,), and their least sum.
@@ -206,7 +200,7 @@ class Spread:
             for stage in range(self._order.num_stages):
                 row = {self._of(stage, take): price for take, price in own}
                 program.add({**row, self._blocks(stage): -least}, least=0.0)
-        return program.minimised(self._cost(block), self._beside + 1).value * (1 - SLACK)
+        return program.minimised(self._cost(block), self._beside + 1).value * (1 - SLACK) + self._rest.fixed
 
     def _cost(self, block: float) -> dict[int, float]:
         whole = block * self._rest.blocks * self._order.num_microbatches / self._order.num_groups

@@ -38,6 +38,7 @@ from autopar.search.limits import PLACEMENT_WORK, solve_limited
 from autopar.search.nearby import Neighbourhood, descend
 from autopar.search.outcome import Candidate
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace, launched
+from autopar.search.rounds import Rounds
 from autopar.search.space import Configuration
 from autopar.search.spreader import Spreader
 from autopar.search.weighing import Weighing
@@ -77,10 +78,6 @@ it. Its bound is one of many, and most take a hundredth of that."""
 BLOCK_WORK = 2e8
 """Units of work that a placement problem of single blocks may take; most take a twentieth of it."""
 
-SPREAD_NEAR, RISE, IDLE = 2e-3, 1e-3, 2
-"""Where blocks are spread, the bound is not raised further if it is as near to what choices known allow, relative, or
-neither has moved by more so many times in a row."""
-
 BLOCK_GAP = 5e-4
 """They need not be solved closer than this: their bounds are used."""
 
@@ -118,7 +115,7 @@ class Attempt:
         hint: What is known of the same microbatches under other schedules.
         bounded: The configurations the bound of the hull is of.
         left_out: No plan of the others has a lower objective.
-        spreader: Bounds pipelines without a closed form; None before the first bound.
+        rounds: Bounds of pipelines without a closed form; None before the first one.
     """
 
     def __init__(self, search: "Search", family: Sequence[Configuration], tables: Tables, end: float) -> None:
@@ -146,10 +143,7 @@ class Attempt:
         self.least_bytes = self._least_bytes(offload=constraints.hosts_optimizer)
         self.relaxed_choice: Choice | None = None
         self._considered: set[Choice] = set()
-        self.spreader: Spreader | None = None
-        self._spread: dict[Configuration, float] = {}
-        self._values: dict[Configuration, float] = {}
-        self._idle = 0
+        self.rounds: Rounds | None = None
         self.weighing = Weighing(
             tables,
             self.pipeline,
@@ -369,58 +363,27 @@ class Attempt:
         self._advanced = True
 
     def _spread_out(self, bound: float, cutoff: float) -> float:
-        """Do the next piece of work where blocks are spread over stages, and return the bound.
-
-        First all configurations are bounded, then more is found out of the one with the least bound.
-        """
-        if self.spreader is None:
-            self.spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
-            for own in self.bounded:
-                self._values[own] = math.inf
-                self._spread[own] = self.spreader.bound(
-                    self.search.room.order(own), self.search.room.rest(own, self.pace)
-                )
+        """Do the next piece of work where blocks are spread over stages, and return the bound."""
+        room = self.search.room
+        if self.rounds is None:
+            spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
+            tasks = {own: (room.order(own), room.rest(own, self.pace)) for own in self.bounded}
+            self.rounds = Rounds(spreader, tasks)
         for _ in range(SPREAD_STEPS):
-            enough = self._enough(cutoff)
-            least = min(self.bounded, key=self._spread.__getitem__)
-            if self._idle == IDLE:  # nothing raises the bound; of others it is not known yet what they allow
-                least = next((own for own in self.bounded if self._is_unknown(own, enough)), least)
-                if not self._is_unknown(least, enough):
-                    break
-            if self._spread[least] >= enough or self._stopped():
+            own = self.rounds.next(self._enough(cutoff))
+            if own is None or self._stopped():
                 break
             self._look_first()
-            self._spread_blocks(least)
-            if self._values[least] >= self._enough(cutoff):
+            found = self.rounds.spread(own, room.order(own), room.rest(own, self.pace), self._stopped)
+            for choice in found.choices[:CONSIDERED]:
+                whole = self._completed(choice, found.rent)
+                if whole is not None:
+                    self._consider(whole)
+            if found.value >= self._enough(cutoff):
                 break  # the choices known allow no better plan, so that the bound can wait for its turn
-        self.work += self.spreader.work
-        self.spreader.work = 0.0
-        bound = max(bound, min(self._spread.values()))
-        enough = self._enough(cutoff)
-        if bound >= enough or (self._idle == IDLE and not any(self._is_unknown(own, enough) for own in self.bounded)):
-            self.is_settled = self.exhausted = True
-        return bound
-
-    def _is_unknown(self, configuration: Configuration, enough: float) -> bool:
-        """Whether it is not known what choices allow, and may be of interest."""
-        return math.isinf(self._values[configuration]) and self._spread[configuration] < enough
-
-    def _spread_blocks(self, own: Configuration) -> None:
-        """Spread the blocks of one configuration, consider the choices they are like, and raise its bound."""
-        assert self.spreader is not None, "all are bounded first"
-        order, rest, known = self.search.room.order(own), self.search.room.rest(own, self.pace), self._spread[own]
-        found = self.spreader.spread(order, rest)
-        for choice in found.choices[:CONSIDERED]:
-            whole = self._completed(choice, found.rent)
-            if whole is not None:
-                self._consider(whole)
-        if found.cuts and not self._stopped():
-            self._spread[own] = max(known, self.spreader.bound(order, rest))
-        rises = self._spread[own] > known * (1 + RISE) or found.value < self._values[own] * (1 - RISE)
-        self._values[own] = min(self._values[own], found.value)
-        is_done = not found.cuts or self._spread[own] >= found.value * (1 - SPREAD_NEAR)
-        if self._idle < IDLE:
-            self._idle = IDLE if is_done else 0 if rises else self._idle + 1
+        self.work += self.rounds.spreader.worked()
+        self.is_settled = self.exhausted = self.rounds.next(self._enough(cutoff)) is None
+        return max(bound, self.rounds.bound)
 
     def _priced_block(self, instance: Problem, cutoff: float) -> Solution:
         return self._run(self._with_recipes(instance), None, cutoff, BLOCK_GAP, BLOCK_WORK)

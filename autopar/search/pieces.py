@@ -46,8 +46,8 @@ class _Pickler(pickle.Pickler):
         self._left_out = {id(attempt.search): SEARCH, id(attempt.tables): TABLES}
         if attempt.hull is not None:
             self._left_out[id(attempt.hull.rows)] = PROGRAM
-        if attempt.spreader is not None:
-            self._left_out |= dict.fromkeys(map(id, attempt.spreader.programs), PROGRAM)
+        if attempt.rounds is not None:
+            self._left_out |= dict.fromkeys(map(id, attempt.rounds.spreader.programs), PROGRAM)
 
     def persistent_id(self, obj: object) -> str | None:
         """Return what stands for an object; None if it is packed."""
@@ -289,6 +289,6 @@ def _unpacked(state: bytes, begun: Attempt) -> Attempt:
     assert isinstance(attempt, Attempt), "states are of attempts"
     if attempt.hull is not None:
         attempt.hull.rows = attempt.program()
-    if attempt.spreader is not None:
-        attempt.spreader.program = attempt.block()
+    if attempt.rounds is not None:
+        attempt.rounds.spreader.program = attempt.block()
     return attempt

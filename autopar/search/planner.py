@@ -21,8 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 
 from autopar.cost import CostModel
 from autopar.discover import Rules
@@ -69,7 +68,7 @@ NEARS = (0.02, 0.0175, 0.015, 0.0125, NEAR_ENOUGH)
 """With a limit of time, bounds that are as near to the best plan, relative, are not raised further while those on
 meshes of three axes are lower, nor these: first to the first of these, then to the next."""
 
-HALF = 0.55
+SHORT = 0.55
 """If less of a limit of time is left once plain schedules are bounded, all others are bounded by what these say before
 any is worked on."""
 
@@ -102,6 +101,7 @@ class Search:
         hire: Returns who does the work.
         unequal: Stages with meshes of their own; None if there are none.
         floors: Floor under step times on each group of equal nodes.
+        room: What memory has room for.
     """
 
     folded: Callable[[int], Folded]
@@ -124,6 +124,12 @@ class Search:
     hire: Callable[["Search"], Crew] = Alone
     unequal: Unequal | None = None
     floors: tuple[Floor, ...] = ()
+    room: Room = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Ask nothing yet of what memory has room for: it knows what it was asked."""
+        own = self.folded, self.floor, self.costs, self.constraints, self.memory_limit, self.global_batch
+        object.__setattr__(self, "room", Room(*own))
 
     def run(self, space: list[Configuration]) -> Outcome:
         """Search the space and return the candidates found, best first, and the bound.
@@ -250,9 +256,6 @@ class Search:
         ahead = [sorted((self.least(family), number) for number, family in enumerate(wave)) for wave in waves]
         lowest = known
         aside: list[Aside] = []
-        # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
-        # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last, and
-        # what only serves to find better plans, where none was found for long: it is left then, or for later.
         is_told = False
 
         def look_ahead() -> None:
@@ -263,6 +266,9 @@ class Search:
             for heap, wave in zip(ahead[1:], waves[1:], strict=True):
                 carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
 
+        # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
+        # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last, and
+        # what only serves to find better plans, where none was found for long: it is left then, or for later.
         for start, stop in ((0, 1), (1, len(waves))):
             if start:
                 look_ahead()
@@ -272,7 +278,7 @@ class Search:
                 elsewhere += [each.bound for each in aside]
                 bounded.append(Bounding(self, outcome, wave, ahead[number], min(elsewhere), carried, rivals=number > 0))
                 sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
-            if not start and clock.left() < HALF:
+            if not start and clock.left() < SHORT:
                 look_ahead()  # what a limit cuts has to be bounded before plans are looked for
             if bounded:
                 is_last, elsewhere = stop == len(waves), [lowest, *(heap[0][0] for heap in ahead[stop:])]
@@ -320,11 +326,6 @@ class Search:
     def _least(self, space: list[Configuration]) -> float:
         """Return the least floor in seconds; infinity if there is none."""
         return min((self.least((each,)) for each in space), default=math.inf)
-
-    @property
-    def room(self) -> Room:
-        """What memory has room for."""
-        return _room(self)
 
     def least_bytes(self, configuration: Configuration) -> float:
         """Return what a device of a configuration holds at least, whatever the plan."""
@@ -380,9 +381,3 @@ def _waves(known: list[Family]) -> list[list[Family]]:
         schedule, chunks = family[0].schedule, family[0].num_chunks
         kinds.setdefault((schedule not in PLAIN, SCHEDULES[schedule].splits, chunks > 1), []).append(family)
     return [kinds[kind] for kind in sorted(kinds)]
-
-
-@lru_cache(maxsize=4)
-def _room(search: Search) -> Room:
-    """Return what memory has room for; what it knows serves all of a process."""
-    return Room(search.folded, search.floor, search.costs, search.constraints, search.memory_limit, search.global_batch)

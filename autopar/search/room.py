@@ -125,9 +125,18 @@ class Room:
         alike, others = self._passes(configuration)
         load, count = self._load(configuration, 1.0, 0.0), main_kind(folded).count
         halves = float(alike[1]) / count, float(alike[2]) / count
-        turns = configuration.pipeline(self._costs.stack).with_turns
-        outer = _outer(folded.chain, main_kind(folded).id)
-        return Rest(count, load.late, halves, float(others.sum()), load.others, pace.seconds, outer, turns)
+        pipeline = configuration.pipeline(self._costs.stack)
+        return Rest(
+            blocks=count,
+            late=load.late,
+            halves=halves,
+            seconds=float(others.sum()),
+            resident=load.others,
+            whole=pace.seconds,
+            outer=_outer(folded.chain, main_kind(folded).id),
+            turns=pipeline.with_turns,
+            fixed=pipeline.fixed,
+        )
 
     def _is_short(self, configuration: Configuration) -> bool:
         """Whether memory is limited, and several groups wait for each other."""

@@ -61,20 +61,24 @@ class Spreader:
 
     Attributes:
         program: The program of a block.
-        work: Units of work of linear programs, in those of placement problems.
     """
 
     def __init__(self, tables: Tables, program: BlockProgram, choices: Sequence[Choice], solve: Solve) -> None:
         self.program, self._hull, self._solve = program, Hull(tables, program.rows), solve
         for choice in choices:
             self._hull.add(choice)
-        self._unit, self.work = self._hull.unit, 0.0
+        self._unit, self._work = self._hull.unit, 0.0
         self._cuts: list[tuple[FloatArray, float]] = []
 
     @property
     def programs(self) -> tuple[BlockProgram, StepProgram]:
         """What need not be kept if `program` can be written anew."""
         return self.program, self._hull.rows
+
+    def worked(self) -> float:
+        """Return the units of work that linear programs took since this was asked last."""
+        work, self._work = self._work, 0.0
+        return work
 
     def bound(self, order: Order, rest: Rest) -> float:
         """Return the seconds that no step of a pipeline is shorter than, by what is known of blocks.
@@ -87,14 +91,14 @@ class Spreader:
             self._begin(order, rest)
         points, _ = self._points()
         spread = Spread(order, self._scaled(rest))
-        self.work += ROW_WORK * (spread.num_rows + len(self._cuts) * order.num_stages)
+        self._work += ROW_WORK * (spread.num_rows + len(self._cuts) * order.num_stages)
         return spread.of_cuts(self._cuts, _block(points)) * self._unit
 
     def spread(self, order: Order, rest: Rest) -> Spreaded:
         """Spread blocks of the choices known, and add the cuts that are missing; arguments as of `bound`."""
         points, known = self._points()
         spread = Spread(order, self._scaled(rest))
-        self.work += ROW_WORK * (spread.num_rows + len(Take) * order.num_stages)
+        self._work += ROW_WORK * (spread.num_rows + len(Take) * order.num_stages)
         found = spread.of_points(points)
         ratio = found.prices[:, Take.KEPT] / np.maximum(found.prices[:, Take.RESIDENT], 1e-30)
         rises = False
@@ -110,7 +114,8 @@ class Spreader:
         """Return the rest in units."""
         unit = self._unit
         halves = rest.halves[0] / unit, rest.halves[1] / unit
-        return replace(rest, halves=halves, seconds=rest.seconds / unit, whole=rest.whole / unit)
+        seconds = rest.seconds / unit, rest.whole / unit, rest.fixed / unit
+        return replace(rest, halves=halves, seconds=seconds[0], whole=seconds[1], fixed=seconds[2])
 
     def _begin(self, order: Order, rest: Rest) -> None:
         """Add cuts at usual prices: of little memory and much, where few microbatches are held and many.

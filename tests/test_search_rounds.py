@@ -1,0 +1,95 @@
+"""The order in which pipelines of one mesh and one size of microbatches are bounded by spreading blocks."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import pytest
+
+from autopar.schedule.spread import Order, Rest
+from autopar.search.rounds import IDLE, Rounds
+from autopar.search.space import Configuration
+from autopar.search.spreader import Spreaded, Spreader
+from autopar.sharding import Mesh
+
+FEW, MANY = (Configuration(4, Mesh.of(inner=2), 8, schedule="interleaved", num_chunks=chunks) for chunks in (2, 4))
+
+
+class _Script:
+    """A spreader that says what it was told to; orders are configurations here, for they only have to be told apart.
+
+    Args:
+        bounds: By configuration what it bounds it by, first and after each spread.
+        values: What the choices known allow, spread by spread, and whether cuts were found.
+    """
+
+    def __init__(
+        self, bounds: dict[Configuration, list[float]], values: Mapping[Configuration, Sequence[tuple[float, bool]]]
+    ) -> None:
+        self._bounds = bounds
+        self._values = {own: iter(each) for own, each in values.items()}
+
+    def bound(self, order: Order, rest: Rest) -> float:
+        own = self._bounds[cast(Configuration, order)]
+        return own.pop(0) if len(own) > 1 else own[0]
+
+    def spread(self, order: Order, rest: Rest) -> Spreaded:
+        value, cuts = next(self._values[cast(Configuration, order)])
+        return Spreaded(value, (), 0.0, cuts)
+
+
+def _rounds(
+    bounds: dict[Configuration, list[float]], values: Mapping[Configuration, Sequence[tuple[float, bool]]]
+) -> Rounds:
+    tasks = {own: (cast(Order, own), cast(Rest, None)) for own in bounds}
+    return Rounds(cast(Spreader, _Script(bounds, values)), tasks)
+
+
+def _done(rounds: Rounds, enough: float, *, stops: bool = False) -> list[Configuration]:
+    """Return what is looked at, in order, until nothing helps."""
+    found = list[Configuration]()
+    while (own := rounds.next(enough)) is not None:
+        rounds.spread(own, cast(Order, own), cast(Rest, None), lambda: stops)
+        found.append(own)
+        assert len(found) < 50
+    return found
+
+
+def test_the_least_bound_is_raised_until_it_is_enough() -> None:
+    """Then it is the turn of the other one."""
+    rounds = _rounds({FEW: [1.0, 2.0, 4.0], MANY: [3.0, 5.0]}, {FEW: [(9.0, True)] * 2, MANY: [(9.0, True)]})
+
+    assert _done(rounds, 3.5) == [FEW, FEW, MANY]
+    assert rounds.bound == 4.0
+
+
+def test_of_others_it_is_looked_up_what_they_allow_once_nothing_rises() -> None:
+    """Only once, and only while their bounds leave room for a better plan."""
+    bounds = {FEW: [1.0], MANY: [2.0]}
+    values = {FEW: [(9.0, True)] * (1 + IDLE), MANY: [(5.0, True)]}
+
+    assert _done(_rounds(bounds, values), 3.0) == [FEW] * (1 + IDLE) + [MANY]
+    assert _done(_rounds(bounds, {FEW: values[FEW]}), 1.5) == [FEW] * (1 + IDLE)
+
+
+@pytest.mark.parametrize("last", [(1.001, True), (9.0, False)])
+def test_a_bound_is_done_at_what_choices_allow_or_without_cuts(last: tuple[float, bool]) -> None:
+    """What is as near rises no more, nor does anything if no cut says more."""
+    assert _done(_rounds({FEW: [1.0]}, {FEW: [last]}), 3.0) == [FEW]
+
+
+def test_what_choices_allow_may_move_instead() -> None:
+    """A plan that gets better is as good as a bound that rises."""
+    values = [(9.0 - number, True) for number in range(4)] + [(6.0, True)] * IDLE
+
+    assert _done(_rounds({FEW: [1.0]}, {FEW: values}), 3.0) == [FEW] * (4 + IDLE)
+
+
+def test_no_bound_is_raised_once_there_is_no_time() -> None:
+    """Nor does it ever fall."""
+    stopped = _rounds({FEW: [1.0, 2.0]}, {FEW: [(9.0, True)] * 9})
+    falls = _rounds({FEW: [1.0, 0.5]}, {FEW: [(9.0, True)] * 9})
+
+    _done(stopped, 3.0, stops=True)
+    _done(falls, 3.0)
+
+    assert stopped.bound == falls.bound == 1.0
