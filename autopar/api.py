@@ -157,7 +157,7 @@ def plan_task(
     with clock("search"):
         outcome = search_plans(
             task,
-            searching(effort),
+            searching(effort, task),
             progress=progress,
             should_stop=should_stop,
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,

@@ -32,14 +32,21 @@ VERIFY_SHARE, VERIFY_SECONDS = 0.05, 10.0
 """Of a time limit, what is kept for that: a share, but no more than so many seconds. When the limit is over, no further
 candidate is simulated, unless none has fitted so far; nor is one that may take longer than there is left."""
 
+AS_IMPORT, MOST_SHARE = 0.75, 0.25
+"""It is no less than so many times what the import took, but no more than such a share of the limit: a thousand layers
+take 4 s to import, and 2.5 s to verify."""
+
 LONGER = 1.5
 """How many times as long a candidate may take as any before it."""
 
 
-def searching(effort: Effort) -> Effort:
+def searching(effort: Effort, task: Task) -> Effort:
     """Return the part of an effort that is for the search, the rest being for the verdict on it."""
     limit = effort.time_limit
-    return effort if limit is None else effort.after(min(VERIFY_SECONDS, VERIFY_SHARE * limit))
+    if limit is None:
+        return effort
+    own = sum(phase.seconds for phase in task.phases if phase.name == "import")
+    return effort.after(min(VERIFY_SECONDS, max(VERIFY_SHARE * limit, min(AS_IMPORT * own, MOST_SHARE * limit))))
 
 
 def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: PhaseClock, end: float = math.inf) -> Plan:

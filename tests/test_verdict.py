@@ -11,7 +11,7 @@ import pytest
 
 import autopar
 from autopar import verdict
-from autopar.plan import Plan
+from autopar.plan import PhaseTime, Plan
 from autopar.search.outcome import Outcome
 from autopar.search.signature import Signature
 from autopar.task import NO_SECONDS, Effort, PhaseClock, Task, prepare
@@ -117,9 +117,21 @@ def test_nothing_is_simulated_that_takes_longer_than_there_is_left(
     assert _returned(known, 3, monkeypatch, end=end, takes=4.0)[1] == simulated
 
 
-@pytest.mark.parametrize(("limit", "left"), [(None, None), (100.0, 95.0), (400.0, 390.0)])
-def test_a_part_of_a_limit_is_kept_for_the_verdict(limit: float | None, left: float | None) -> None:
-    assert verdict.searching(Effort(time_limit=limit)).time_limit == left
+@pytest.mark.parametrize(
+    ("limit", "took", "left"),
+    [
+        (None, 9.0, None),
+        (100.0, 1.0, 95.0),  # a share
+        (400.0, 1.0, 390.0),  # but no more than so much
+        (38.0, 4.0, 35.0),  # a plan takes longer to verify if the model took longer to import
+        (8.0, 4.0, 6.0),  # where most of the limit is still there to search in
+        (400.0, 100.0, 390.0),
+    ],
+)
+def test_a_part_of_a_limit_is_kept_for_the_verdict(limit: float | None, took: float, left: float | None) -> None:
+    task = replace(_task(), phases=(PhaseTime("import", took, 0.0), PhaseTime("discover", 50.0, 0.0)))
+
+    assert verdict.searching(Effort(time_limit=limit), task).time_limit == left
 
 
 def test_what_is_left_of_an_effort_is_never_less_than_nothing() -> None:
