@@ -12,11 +12,12 @@ from autopar.cost import Overlap
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.data_major import DataMajor, is_data_major
 from autopar.formulate.facts import element_bytes
+from autopar.formulate.keeping import main_kind
 from autopar.formulate.minor import minor_mesh, passes_alone, placements
 from autopar.formulate.options import IntArray
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Decision, Node, Tables
-from autopar.formulate.weights import problem, weights
+from autopar.formulate.weights import kind_weights, problem, weights
 from autopar.ir.graph import Phase, Role
 from autopar.recompute import Recompute
 from autopar.search.carried import ROOM, Carried
@@ -185,6 +186,9 @@ def test_a_microbatch_takes_no_less_than_its_share_on_the_free_axes(splits: bool
 
         own = (found.split if splits else found.joint).seconds
         assert 0 < own <= least * (1 + CLOSE)
+        main = main_kind(tables.folded).id
+        (block,) = set(found.joint.blocks) - {0.0}
+        assert block <= optimum(problem(tables, kind_weights(tables, main, 0.0)))[0] * (1 + CLOSE)
         near += own > 0.9 * least  # sums of gradients are left out
     assert near > len(pairs) / 2
 

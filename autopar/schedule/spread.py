@@ -13,8 +13,13 @@ and the rest follows from the order of tasks:
                         T >= start_i + gradients and reductions from task i on + sum_s update_s
                         others_g + beside + sum_s (resident_s + x_js kept_s + y_js late n_s) <= 1 + short   at moments j
                         beside = sum_s beside_s / blocks
-                        T >= m ceil(blocks / groups) sum_s plain_s / blocks
                         sum n = blocks,   sum rest >= rest,   sum rest + sum_s plain_s >= whole,   sum others = others
+
+Blocks are whole, which a linear program knows of two cases: the group that has most has w >= ceil(blocks / groups), and
+no group has more, or some group has w + 1:
+
+                        T >= m w sum_s plain_s / blocks,   sum_s n_s <= w                 of the stages of a group
+                        n_s >= 1                                            of stages that have no other blocks alone
 
 Prices of Y_s in the first program say what points are missing. What a block takes at least at these prices is a cut.
 """
@@ -98,6 +103,10 @@ class Order:
         """The stages of each group."""
         return chunks_of(self.schedule.groups(self.num_groups, self.num_chunks))
 
+    def share(self, blocks: int) -> int:
+        """Return how many whole blocks some group has at least."""
+        return math.ceil(blocks / self.num_groups)
+
     def fullest(self, group: int) -> FloatArray:
         """Return what a group holds at some of its fullest moments, (moments, 2 chunks)."""
         return some_fullest(self.schedule, group, self.num_groups, self.num_microbatches, self.num_chunks)
@@ -151,10 +160,13 @@ class Spread:
     Args:
         order: The order of tasks.
         rest: What is known besides.
+        most: Blocks that some group has; its share if not given.
+        is_most: Whether no group has more.
     """
 
-    def __init__(self, order: Order, rest: Rest) -> None:
+    def __init__(self, order: Order, rest: Rest, most: int | None = None, *, is_most: bool = False) -> None:
         self._order, self._rest = order, rest
+        self._most, self._is_most = order.share(rest.blocks) if most is None else most, is_most
         found, stages = order.excerpt, order.num_stages
         self._first = len(found.stage) + len(found.middles)
         self._passes = len(order.schedule.passes)
@@ -236,14 +248,26 @@ class Spread:
                 program.add({number: 1.0, self._blocks(stage): -least}, least=0.0)
         beside = {self._of(stage, Take.BESIDE): -1.0 / rest.blocks for stage in stages}
         program.add({self._beside: 1.0, **beside}, least=0.0)
-        # Some group has no less than its share of whole blocks.
-        whole = rest.turns * order.num_microbatches * math.ceil(rest.blocks / order.num_groups) / rest.blocks
-        program.add({self._step: 1.0, **{self._of(stage, Take.PLAIN): -whole for stage in stages}}, least=0.0)
+        self._write_whole()
         program.total([self._blocks(stage) for stage in stages], rest.blocks)
         besides = dict.fromkeys([self._besides(stage, own) for stage in stages for own in range(self._passes)], 1.0)
         program.add(besides, least=rest.seconds)
         program.add({**besides, **{self._of(stage, Take.PLAIN): 1.0 for stage in stages}}, least=rest.whole)
         program.total(range(self._others, self._step), rest.resident)
+
+    def _write_whole(self) -> None:
+        """Write that blocks are whole: how many some group has, and that stages have one."""
+        order, rest, program = self._order, self._rest, self._program
+        stages, (first, last) = range(order.num_stages), rest.outer
+        whole = rest.turns * order.num_microbatches * self._most / rest.blocks
+        program.add({self._step: 1.0, **{self._of(stage, Take.PLAIN): -whole for stage in stages}}, least=0.0)
+        for own in order.stages_of if self._is_most else ():
+            program.add({self._blocks(stage): 1.0 for stage in own}, most=self._most)
+        for stage in stages[first : len(stages) - last]:
+            program.add({self._blocks(stage): 1.0}, least=1.0)
+        for stage in stages:
+            passes = {self._of(stage, Take.FORWARD): 1.0, self._of(stage, Take.BACKWARD): 1.0}
+            program.add({**passes, self._of(stage, Take.PLAIN): -1.0}, least=0.0)
 
     def _lasting(self, stage: int) -> list[Row]:
         """Return what each pass of a stage takes."""

@@ -368,13 +368,14 @@ class Attempt:
         if self.rounds is None:
             spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
             tasks = {own: (room.order(own), room.rest(own, self.pace)) for own in self.bounded}
-            self.rounds = Rounds(spreader, tasks)
+            self.rounds = Rounds(spreader, tasks, self._enough(cutoff))
         for _ in range(SPREAD_STEPS):
             own = self.rounds.next(self._enough(cutoff))
             if own is None or self._stopped():
                 break
             self._look_first()
-            found = self.rounds.spread(own, room.order(own), room.rest(own, self.pace), self._stopped)
+            enough = self._enough(cutoff)
+            found = self.rounds.spread(own, room.order(own), room.rest(own, self.pace), enough, self._stopped)
             for choice in found.choices[:CONSIDERED]:
                 whole = self._completed(choice, found.rent)
                 if whole is not None:

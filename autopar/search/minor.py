@@ -3,15 +3,16 @@
 `autopar.formulate.minor` says which terms hold for every data-parallel axis besides.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autopar.cost import Overlap
 from autopar.formulate.building import build_tables
 from autopar.formulate.data_major import DataMajor
+from autopar.formulate.keeping import main_kind
 from autopar.formulate.minor import passes_alone
 from autopar.formulate.step import Pipeline
-from autopar.formulate.weights import problem, weights
+from autopar.formulate.weights import kind_weights, problem, weights
 from autopar.recompute import Recompute
 from autopar.search.limits import solve_limited
 from autopar.search.pace import Pace, launched
@@ -64,4 +65,10 @@ def minor_paces(search: "Search", mesh: Mesh, samples: int, end: float) -> Minor
         bound = max(0.0, found.solution.bound, launched(alone, pipeline))
         paces.append(Pace(bound * pipeline.num_groups / pipeline.rounds, ()))
         work, cut = work + found.work, cut + found.cut
-    return MinorPaces(paces[0], paces[1], work, cut)
+    # Blocks are whole: what one takes alone says more of stages than the mean does.
+    main = main_kind(folded).id
+    instance = problem(alone, kind_weights(alone, main, 0.0), name=f"{mesh} alone, a block")
+    found = solve_limited(search.solver, instance, end, should_stop=search.should_stop, seed=search.seed)
+    block = max(0.0, found.solution.bound)
+    blocks = tuple(block if kind == main else 0.0 for kind in folded.chain)
+    return MinorPaces(replace(paces[0], blocks=blocks), paces[1], work + found.work, cut + found.cut)

@@ -24,14 +24,15 @@ class Rounds:
     Args:
         spreader: Spreads blocks.
         tasks: By pipeline the order of its tasks, and what there is besides blocks; not kept.
+        enough: A bound that need not be raised further.
 
     Attributes:
         spreader: The same.
     """
 
-    def __init__(self, spreader: Spreader, tasks: dict[Configuration, tuple[Order, Rest]]) -> None:
+    def __init__(self, spreader: Spreader, tasks: dict[Configuration, tuple[Order, Rest]], enough: float) -> None:
         self.spreader = spreader
-        self._bounds = {own: spreader.bound(*task) for own, task in tasks.items()}
+        self._bounds = {own: spreader.bound(*task, enough) for own, task in tasks.items()}
         self._values = dict.fromkeys(tasks, math.inf)
         self._idle = 0
 
@@ -53,18 +54,21 @@ class Rounds:
         left = (own for own, value in self._values.items() if math.isinf(value) and self._bounds[own] < enough)
         return next(left, None)
 
-    def spread(self, own: Configuration, order: Order, rest: Rest, should_stop: Callable[[], bool]) -> Spreaded:
+    def spread(
+        self, own: Configuration, order: Order, rest: Rest, enough: float, should_stop: Callable[[], bool]
+    ) -> Spreaded:
         """Spread the blocks of a pipeline, raise its bound, and return what the choices known allow.
 
         Args:
             own: The pipeline.
             order: The order of its tasks.
             rest: What there is besides blocks.
+            enough: A bound that need not be raised further.
             should_stop: Whether to leave its bound as it is.
         """
         found, known = self.spreader.spread(order, rest), self._bounds[own]
         if found.cuts and not should_stop():
-            self._bounds[own] = max(known, self.spreader.bound(order, rest))
+            self._bounds[own] = max(known, self.spreader.bound(order, rest, enough))
         rises = self._bounds[own] > known * (1 + RISE) or found.value < self._values[own] * (1 - RISE)
         self._values[own] = min(self._values[own], found.value)
         is_done = not found.cuts or self._bounds[own] >= found.value * (1 - NEAR)

@@ -5,6 +5,7 @@ placement problem per flavour of recompute says what a block takes at least, whi
 schedule, and a choice. A second linear program, of cuts alone, has the bound.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,8 +22,14 @@ from autopar.search.hull import Hull, Solve
 PARTS = 4
 """Of the stages of a pipeline, which have prices in common: by how many microbatches they hold."""
 
-USUAL = (0.1, 1.0)
+USUAL = (0.1, 0.5)
 """What a device costs at first, in what its blocks take for a microbatch."""
+
+WAITS = 0.05
+"""What a second of a link costs then, in seconds of passes: most of it is hidden."""
+
+APART = 0.05
+"""Numbers of microbatches that differ by less, relative, are one."""
 
 ROW_WORK = 1e5
 """Units of work per row of a linear program that spreads blocks: two thousand rows take about a fifth of a second."""
@@ -31,6 +38,14 @@ ALIKE = 1e-4
 """Points are one where nothing differs by more, relative."""
 
 _SHARES = np.array([take in SHARES for take in Take])
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How many blocks some group has, and whether none has more."""
+
+    most: int
+    is_most: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +83,9 @@ class Spreader:
         for choice in choices:
             self._hull.add(choice)
         self._unit, self._work = self._hull.unit, 0.0
+        self._plain = 0.0
         self._cuts: list[tuple[FloatArray, float]] = []
+        self._cases: dict[Order, Case] = {}
 
     @property
     def programs(self) -> tuple[BlockProgram, StepProgram]:
@@ -80,24 +97,42 @@ class Spreader:
         work, self._work = self._work, 0.0
         return work
 
-    def bound(self, order: Order, rest: Rest) -> float:
+    def bound(self, order: Order, rest: Rest, enough: float = math.inf) -> float:
         """Return the seconds that no step of a pipeline is shorter than, by what is known of blocks.
+
+        Either no group has more than its share of whole blocks, or some group does; then more are at work longer.
 
         Args:
             order: The order of its tasks.
             rest: What there is besides, in seconds.
+            enough: A bound that need not be raised further.
         """
         if not self._cuts:
             self._begin(order, rest)
         points, _ = self._points()
-        spread = Spread(order, self._scaled(rest))
+        scaled, block, share = self._scaled(rest), _block(points), order.share(rest.blocks)
+        even = self._least(order, scaled, block, Case(share, is_most=True))
+        more = Case(share + 1, is_most=False)
+        uneven = scaled.turns * order.num_microbatches * more.most * self._plain + scaled.fixed
+        if uneven < min(even, enough / self._unit):
+            uneven = max(uneven, self._least(order, scaled, block, more))
+        self._cases[order] = Case(share, is_most=True) if even <= uneven else more
+        return min(even, uneven) * self._unit
+
+    def _least(self, order: Order, rest: Rest, block: float, case: Case) -> float:
+        """Return the same of a case, in units."""
+        spread = Spread(order, rest, case.most, is_most=case.is_most)
         self._work += ROW_WORK * (spread.num_rows + len(self._cuts) * order.num_stages)
-        return spread.of_cuts(self._cuts, _block(points)) * self._unit
+        return spread.of_cuts(self._cuts, block)
 
     def spread(self, order: Order, rest: Rest) -> Spreaded:
-        """Spread blocks of the choices known, and add the cuts that are missing; arguments as of `bound`."""
+        """Spread blocks of the choices known, and add the cuts that are missing; arguments as of `bound`.
+
+        It does so in the case that had the least bound.
+        """
         points, known = self._points()
-        spread = Spread(order, self._scaled(rest))
+        case = self._cases.get(order, Case(order.share(rest.blocks), is_most=False))
+        spread = Spread(order, self._scaled(rest), case.most, is_most=case.is_most)
         self._work += ROW_WORK * (spread.num_rows + len(Take) * order.num_stages)
         found = spread.of_points(points)
         ratio = found.prices[:, Take.KEPT] / np.maximum(found.prices[:, Take.RESIDENT], 1e-30)
@@ -118,19 +153,18 @@ class Spreader:
         return replace(rest, halves=halves, seconds=seconds[0], whole=seconds[1], fixed=seconds[2])
 
     def _begin(self, order: Order, rest: Rest) -> None:
-        """Add cuts at usual prices: of little memory and much, where few microbatches are held and many.
-
-        What a device holds then costs a tenth of what its blocks take for a microbatch, or all of it.
-        """
+        """Add cuts at usual prices: of no memory, and of some and much where stages hold few microbatches and many."""
         points, _ = self._points()
         blocks = _block(points) * rest.blocks / order.num_groups
-        each = [float(order.fullest(group).sum(axis=1).max()) / order.num_chunks for group in (0, order.num_groups - 1)]
         prices = np.zeros(len(Take))
-        prices[: Take.KEPT] = 1.0
+        prices[Take.PLAIN] = 1.0
         self._cut(prices)
+        _, self._plain = self._cuts[-1]
+        prices[Take.PLAIN], prices[: Take.KEPT] = 0.0, 1.0
         prices[[Take.UPDATE, Take.ONCE]] = 1 / order.num_microbatches
         self._cut(prices)
-        for held in dict.fromkeys(each):
+        prices[[Take.LINK, Take.GRADIENT]] = WAITS
+        for held in _levels(order):
             for share in USUAL:
                 prices[Take.RESIDENT] = share * blocks
                 prices[Take.KEPT] = held * prices[Take.RESIDENT]
@@ -167,3 +201,16 @@ class Spreader:
 def _block(points: FloatArray) -> float:
     """Return what passes of a block take at least."""
     return float(points[:, : Take.KEPT].sum(axis=1).min())
+
+
+def _levels(order: Order) -> list[float]:
+    """Return how many microbatches stages hold where their group is fullest: means of parts, without near ones."""
+    held = np.concatenate(
+        [order.fullest(group)[:, : order.num_chunks].max(axis=0) for group in range(order.num_groups)]
+    )
+    found = list[float]()
+    for part in np.array_split(np.sort(held), min(PARTS, len(held))):
+        mean = float(part.mean())
+        if not found or mean > found[-1] * (1 + APART):
+            found.append(mean)
+    return found
