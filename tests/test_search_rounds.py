@@ -28,7 +28,7 @@ class _Script:
         self._bounds = bounds
         self._values = {own: iter(each) for own, each in values.items()}
 
-    def bound(self, order: Order, rest: Rest) -> float:
+    def bound(self, order: Order, rest: Rest, enough: float) -> float:
         own = self._bounds[cast(Configuration, order)]
         return own.pop(0) if len(own) > 1 else own[0]
 
@@ -41,14 +41,14 @@ def _rounds(
     bounds: dict[Configuration, list[float]], values: Mapping[Configuration, Sequence[tuple[float, bool]]]
 ) -> Rounds:
     tasks = {own: (cast(Order, own), cast(Rest, None)) for own in bounds}
-    return Rounds(cast(Spreader, _Script(bounds, values)), tasks)
+    return Rounds(cast(Spreader, _Script(bounds, values)), tasks, 9.0)
 
 
 def _done(rounds: Rounds, enough: float, *, stops: bool = False) -> list[Configuration]:
     """Return what is looked at, in order, until nothing helps."""
     found = list[Configuration]()
     while (own := rounds.next(enough)) is not None:
-        rounds.spread(own, cast(Order, own), cast(Rest, None), lambda: stops)
+        rounds.spread(own, cast(Order, own), cast(Rest, None), enough, lambda: stops)
         found.append(own)
         assert len(found) < 50
     return found

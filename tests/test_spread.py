@@ -1,5 +1,6 @@
 """What a step takes at least whose blocks are spread over stages, under schedules without a closed form."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -27,7 +28,7 @@ from autopar.schedule.spread import Order, Rest, Spread, Take
 from autopar.search.blocks import assemble_blocks
 from autopar.search.floor import floor
 from autopar.search.hull import Hull
-from autopar.search.spreader import Spreader
+from autopar.search.spreader import Spreader, _levels
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
 from autopar.solvers import load
@@ -211,6 +212,79 @@ def test_equal_blocks_take_no_longer_than_cut_evenly(schedule: str, chunks: int)
         assert 4 * 3 * -(-blocks // 2) <= found.seconds * (1 + TOLERANCE)
         assert found.seconds <= scheduled_step(schedule, 2, 4, works) * (1 + TOLERANCE)
         assert found.shares.sum() == pytest.approx(blocks)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_no_cut_of_whole_blocks_is_faster_than_its_case(schedule: str, chunks: int) -> None:
+    """Either no group has more than its share of blocks, or some group does; both cases have cuts."""
+    order, rng, count = Order(SCHEDULES[schedule], 2, 4, chunks), np.random.default_rng(4), 4 * chunks + 1
+    share = order.share(count)
+    even = Spread(order, _plain(count), share, is_most=True).of_points(_point()).seconds
+    uneven = Spread(order, _plain(count), share + 1).of_points(_point()).seconds
+    backward, weight = (1.0, 1.0) if SCHEDULES[schedule].splits else (2.0, 0.0)
+    seen = set[bool]()
+    for _ in range(60):
+        each = rng.multinomial(count - 2 * chunks, np.full(2 * chunks, 0.5 / chunks)) + 1
+        most = max(sum(int(each[stage]) for stage in own) for own in order.stages_of)
+        works = [StageWork(own, backward * own, weight * own) for own in map(float, each)]
+        seconds = scheduled_step(schedule, 2, 4, works)
+        assert (even if most == share else uneven) <= seconds * (1 + TOLERANCE)
+        assert 4 * 3 * (share + 1) <= uneven * (1 + TOLERANCE)
+        seen.add(most == share)
+    assert seen == {True, False}
+
+
+def test_whole_blocks_say_where_shares_of_them_fit() -> None:
+    """Three groups of two blocks, of which one could hold less than two: then some group has three."""
+    order = Order(SCHEDULES["1f1b"], 3, 6, 1)
+    held = [float(order.fullest(group)[:, 0].max()) for group in range(3)]
+    assert held == [3.0, 2.0, 1.0]
+    rest, point = _plain(6), _point(kept=0.18)  # 1.08 of a device in the first group
+
+    even = Spread(order, rest, 2, is_most=True).of_points(point).seconds
+    uneven = Spread(order, rest, 3).of_points(point).seconds
+    mixed = Spread(order, rest).of_points(point).seconds
+
+    assert mixed < uneven < even  # as if there were a price for what is short
+
+
+def test_each_stage_has_a_block_unless_it_may_have_others_alone() -> None:
+    """Four blocks on four stages are one each; if the first stage may have another one, the rest have more."""
+    order, points = Order(SCHEDULES["interleaved"], 2, 4, 2), np.vstack([_point(), _point(kept=9.0)])
+
+    every = Spread(order, _plain(4)).of_points(points).shares.sum(axis=1)
+    but_one = Spread(order, _plain(3, outer=(1, 0))).of_points(points).shares.sum(axis=1)
+
+    assert every == pytest.approx(1.0)
+    assert but_one == pytest.approx([0.0, 1.0, 1.0, 1.0])
+    nothing = Spread(order, _plain(3)).of_points(points)
+    assert nothing.seconds == math.inf
+    assert not nothing.prices.any()
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_a_bound_that_is_enough_is_not_raised_but_holds(schedule: str, chunks: int) -> None:
+    """The case of a group that has more is left at what its passes take, which some choice takes, too."""
+    found, pipeline = _deep("slow"), Pipeline(2 * chunks, 4, schedule, num_chunks=chunks)
+    order, rest = _order(pipeline), _rest(found, pipeline, 1e15)
+    spreader = _spreader(found, pipeline, 1e15, _choices(5))
+
+    bound = spreader.bound(order, rest)
+
+    assert 0 < spreader.bound(order, rest, 0.0) <= bound * (1 + TOLERANCE)
+    points, _ = spreader._points()
+    assert spreader._plain == pytest.approx(float(points[:, Take.PLAIN].min()), rel=1e-3)
+
+
+def test_levels_are_of_stages_that_hold_few_microbatches_and_many() -> None:
+    """One where all groups hold as many, and the least and the most of several are apart."""
+    assert _levels(Order(SCHEDULES["gpipe"], 4, 8, 1)) == [8.0]
+    for schedule, chunks in OTHERS:
+        levels = _levels(Order(SCHEDULES[schedule], 8, 16, chunks))
+        assert levels == sorted(set(levels))
+        assert 1 <= len(levels) <= 4
+    few, *_, many = _levels(Order(SCHEDULES["1f1b"], 8, 16, 1))
+    assert (few, many) == (1.5, 7.5)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)

@@ -184,7 +184,10 @@ class Spread:
         return self._program.num_rows
 
     def of_points(self, points: FloatArray) -> Spreading:
-        """Return the least step of blocks that are like points, (points, takes), in any mixture."""
+        """Return the least step of blocks that are like points, (points, takes), in any mixture.
+
+        It takes forever, at no prices, if there are too few blocks for the stages.
+        """
         program, stages, first = self._program.copy(), range(self._order.num_stages), self._beside + 1
         begins = program.num_rows
         for stage in stages:
@@ -194,6 +197,8 @@ class Spread:
                 program.add({self._of(stage, take): 1.0, **row}, least=0.0)
             program.add({self._blocks(stage): 1.0, **dict.fromkeys(own, -1.0)}, least=0.0, most=0.0)
         found = program.minimised(self._cost(points[:, :2].sum(axis=1).min()), first + len(stages) * len(points))
+        if math.isinf(found.value):
+            return Spreading(math.inf, np.zeros((len(stages), len(points))), np.zeros((len(stages), len(Take))))
         prices = found.duals[begins:].reshape(len(stages), len(Take) + 1)[:, :-1]
         return Spreading(
             found.value + self._rest.fixed, found.values[first:].reshape(len(stages), -1), np.maximum(0.0, prices)

@@ -34,6 +34,9 @@ APART = 0.05
 ROW_WORK = 1e5
 """Units of work per row of a linear program that spreads blocks: two thousand rows take about a fifth of a second."""
 
+MOST_WHOLE = 16
+"""Blocks of a group of which one more makes enough of a difference for a second linear program."""
+
 ALIKE = 1e-4
 """Points are one where nothing differs by more, relative."""
 
@@ -111,6 +114,8 @@ class Spreader:
             self._begin(order, rest)
         points, _ = self._points()
         scaled, block, share = self._scaled(rest), _block(points), order.share(rest.blocks)
+        if share > MOST_WHOLE:
+            return self._least(order, scaled, block, Case(share, is_most=False)) * self._unit
         even = self._least(order, scaled, block, Case(share, is_most=True))
         more = Case(share + 1, is_most=False)
         uneven = scaled.turns * order.num_microbatches * more.most * self._plain + scaled.fixed
