@@ -8,7 +8,7 @@ import pytest
 from autopar.schedule.spread import Order, Rest
 from autopar.search.rounds import IDLE, Rounds
 from autopar.search.space import Configuration
-from autopar.search.spreader import Spreaded, Spreader
+from autopar.search.spreader import Bounded, Case, Spreaded, Spreader
 from autopar.sharding import Mesh
 
 FEW, MANY = (Configuration(4, Mesh.of(inner=2), 8, schedule="interleaved", num_chunks=chunks) for chunks in (2, 4))
@@ -25,14 +25,16 @@ class _Script:
     def __init__(
         self, bounds: dict[Configuration, list[float]], values: Mapping[Configuration, Sequence[tuple[float, bool]]]
     ) -> None:
-        self._bounds = bounds
+        self._bounds, self.cases = bounds, list[int]()
         self._values = {own: iter(each) for own, each in values.items()}
 
-    def bound(self, order: Order, rest: Rest, enough: float) -> float:
+    def bound(self, order: Order, rest: Rest, enough: float) -> Bounded:
         own = self._bounds[cast(Configuration, order)]
-        return own.pop(0) if len(own) > 1 else own[0]
+        seconds = own.pop(0) if len(own) > 1 else own[0]
+        return Bounded(seconds, Case(round(10 * seconds), is_most=True))
 
-    def spread(self, order: Order, rest: Rest) -> Spreaded:
+    def spread(self, order: Order, rest: Rest, case: Case) -> Spreaded:
+        self.cases.append(case.most)
         value, cuts = next(self._values[cast(Configuration, order)])
         return Spreaded(value, (), 0.0, cuts)
 
@@ -60,6 +62,7 @@ def test_the_least_bound_is_raised_until_it_is_enough() -> None:
 
     assert _done(rounds, 3.5) == [FEW, FEW, MANY]
     assert rounds.bound == 4.0
+    assert cast(_Script, rounds.spreader).cases == [10, 20, 30]  # those that had the bound until then
 
 
 def test_of_others_it_is_looked_up_what_they_allow_once_nothing_rises() -> None:

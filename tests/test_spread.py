@@ -121,13 +121,14 @@ def _spreader(found: Tables, pipeline: Pipeline, limit: float, choices: Sequence
 def _raised(spreader: Spreader, order: Order, rest: Rest, steps: int = 6) -> tuple[float, float]:
     """Return the bound after some rounds, and what the choices known allow."""
     value = np.inf
-    bound = spreader.bound(order, rest)
+    bound, case = spreader.bound(order, rest)
     for _ in range(steps):
-        found = spreader.spread(order, rest)
+        found = spreader.spread(order, rest, case)
         value = found.value
         if not found.cuts:
             break
-        bound = max(bound, spreader.bound(order, rest))
+        seconds, case = spreader.bound(order, rest)
+        bound = max(bound, seconds)
     return bound, value
 
 
@@ -269,9 +270,9 @@ def test_a_bound_that_is_enough_is_not_raised_but_holds(schedule: str, chunks: i
     order, rest = _order(pipeline), _rest(found, pipeline, 1e15)
     spreader = _spreader(found, pipeline, 1e15, _choices(5))
 
-    bound = spreader.bound(order, rest)
+    bound = spreader.bound(order, rest).seconds
 
-    assert 0 < spreader.bound(order, rest, 0.0) <= bound * (1 + TOLERANCE)
+    assert 0 < spreader.bound(order, rest, 0.0).seconds <= bound * (1 + TOLERANCE)
     points, _ = spreader._points()
     assert spreader._plain == pytest.approx(float(points[:, Take.PLAIN].min()), rel=1e-3)
 

@@ -32,7 +32,9 @@ class Rounds:
 
     def __init__(self, spreader: Spreader, tasks: dict[Configuration, tuple[Order, Rest]], enough: float) -> None:
         self.spreader = spreader
-        self._bounds = {own: spreader.bound(*task, enough) for own, task in tasks.items()}
+        bounded = {own: spreader.bound(*task, enough) for own, task in tasks.items()}
+        self._bounds = {own: found.seconds for own, found in bounded.items()}
+        self._cases = {own: found.case for own, found in bounded.items()}
         self._values = dict.fromkeys(tasks, math.inf)
         self._idle = 0
 
@@ -66,9 +68,10 @@ class Rounds:
             enough: A bound that need not be raised further.
             should_stop: Whether to leave its bound as it is.
         """
-        found, known = self.spreader.spread(order, rest), self._bounds[own]
+        found, known = self.spreader.spread(order, rest, self._cases[own]), self._bounds[own]
         if found.cuts and not should_stop():
-            self._bounds[own] = max(known, self.spreader.bound(order, rest, enough))
+            seconds, self._cases[own] = self.spreader.bound(order, rest, enough)
+            self._bounds[own] = max(known, seconds)
         rises = self._bounds[own] > known * (1 + RISE) or found.value < self._values[own] * (1 - RISE)
         self._values[own] = min(self._values[own], found.value)
         is_done = not found.cuts or self._bounds[own] >= found.value * (1 - NEAR)

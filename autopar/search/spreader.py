@@ -8,6 +8,7 @@ schedule, and a choice. A second linear program, of cuts alone, has the bound.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,13 @@ class Case:
     is_most: bool
 
 
+class Bounded(NamedTuple):
+    """What is known of a pipeline: no step has fewer seconds, and the case that may have as few."""
+
+    seconds: float
+    case: Case
+
+
 @dataclass(frozen=True, slots=True)
 class Spreaded:
     """What choices known allow a pipeline.
@@ -88,7 +96,6 @@ class Spreader:
         self._unit, self._work = self._hull.unit, 0.0
         self._plain = 0.0
         self._cuts: list[tuple[FloatArray, float]] = []
-        self._cases: dict[Order, Case] = {}
 
     @property
     def programs(self) -> tuple[BlockProgram, StepProgram]:
@@ -100,8 +107,8 @@ class Spreader:
         work, self._work = self._work, 0.0
         return work
 
-    def bound(self, order: Order, rest: Rest, enough: float = math.inf) -> float:
-        """Return the seconds that no step of a pipeline is shorter than, by what is known of blocks.
+    def bound(self, order: Order, rest: Rest, enough: float = math.inf) -> Bounded:
+        """Return what no step of a pipeline is shorter than, by what is known of blocks.
 
         Either no group has more than its share of whole blocks, or some group does; then more are at work longer.
 
@@ -115,14 +122,14 @@ class Spreader:
         points, _ = self._points()
         scaled, block, share = self._scaled(rest), _block(points), order.share(rest.blocks)
         if share > MOST_WHOLE:
-            return self._least(order, scaled, block, Case(share, is_most=False)) * self._unit
-        even = self._least(order, scaled, block, Case(share, is_most=True))
-        more = Case(share + 1, is_most=False)
+            either = Case(share, is_most=False)
+            return Bounded(self._least(order, scaled, block, either) * self._unit, either)
+        even, more = Case(share, is_most=True), Case(share + 1, is_most=False)
+        least = self._least(order, scaled, block, even)
         uneven = scaled.turns * order.num_microbatches * more.most * self._plain + scaled.fixed
-        if uneven < min(even, enough / self._unit):
+        if uneven < min(least, enough / self._unit):
             uneven = max(uneven, self._least(order, scaled, block, more))
-        self._cases[order] = Case(share, is_most=True) if even <= uneven else more
-        return min(even, uneven) * self._unit
+        return Bounded(min(least, uneven) * self._unit, even if least <= uneven else more)
 
     def _least(self, order: Order, rest: Rest, block: float, case: Case) -> float:
         """Return the same of a case, in units."""
@@ -130,13 +137,16 @@ class Spreader:
         self._work += ROW_WORK * (spread.num_rows + len(self._cuts) * order.num_stages)
         return spread.of_cuts(self._cuts, block)
 
-    def spread(self, order: Order, rest: Rest) -> Spreaded:
-        """Spread blocks of the choices known, and add the cuts that are missing; arguments as of `bound`.
+    def spread(self, order: Order, rest: Rest, case: Case | None = None) -> Spreaded:
+        """Spread blocks of the choices known, and add the cuts that are missing.
 
-        It does so in the case that had the least bound.
+        Args:
+            order: The order of tasks.
+            rest: What there is besides, in seconds.
+            case: How blocks are spread; if not given, in any way.
         """
         points, known = self._points()
-        case = self._cases.get(order, Case(order.share(rest.blocks), is_most=False))
+        case = Case(order.share(rest.blocks), is_most=False) if case is None else case
         spread = Spread(order, self._scaled(rest), case.most, is_most=case.is_most)
         self._work += ROW_WORK * (spread.num_rows + len(Take) * order.num_stages)
         found = spread.of_points(points)
