@@ -75,6 +75,9 @@ PRICED_SHARE = 5e6
 """Units of work per second of a limit of time that a placement problem with prices may take: a part in two hundred of
 it. Its bound is one of many, and most take a hundredth of that."""
 
+RISES = 2e-3
+"""By how much, relative, the first cuts of blocks raise a bound so that no more is done for now."""
+
 BLOCK_WORK = 2e8
 """Units of work that a placement problem of single blocks may take; most take a twentieth of it."""
 
@@ -364,12 +367,13 @@ class Attempt:
 
     def _spread_out(self, bound: float, cutoff: float) -> float:
         """Do the next piece of work where blocks are spread over stages, and return the bound."""
-        room = self.search.room
+        room, steps = self.search.room, SPREAD_STEPS
         if self.rounds is None:
             spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
             tasks = {own: (room.order(own), room.rest(own, self.pace)) for own in self.bounded}
             self.rounds = Rounds(spreader, tasks, self._enough(cutoff))
-        for _ in range(SPREAD_STEPS):
+            steps = 0 if self.rounds.bound > bound * (1 + RISES) else SPREAD_STEPS  # then it can wait for its turn
+        for _ in range(steps):
             own = self.rounds.next(self._enough(cutoff))
             if own is None or self._stopped():
                 break
