@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 MOST_OTHERS = 4
@@ -43,13 +44,17 @@ def _fullest(loads: Sequence[float], size: float, count: int) -> float:
     >>> _fullest([2.4, 0.0, 0.0], 1.0, 7)
     3.4
     """
-    high = max(loads)
-    ends = sorted({load + number * size for load in set(loads) for number in range(count + 1)})
+    high, alike, numbers = max(loads), Counter(loads), range(count + 1)
 
     def holds(end: float) -> bool:
-        return end >= high and sum(int((end - load) / size + ROUNDING) for load in loads) >= count
+        room = (groups * int((end - load) / size + ROUNDING) for load, groups in alike.items())
+        return end >= high and sum(room) >= count
 
-    return ends[bisect_left(ends, True, key=holds)]
+    def least(load: float) -> float:
+        number = bisect_left(numbers, True, key=lambda number: holds(load + number * size))
+        return load + number * size if number <= count else math.inf
+
+    return min(map(least, alike))
 
 
 def _partitions(items: Sequence[float]) -> Iterator[list[list[float]]]:

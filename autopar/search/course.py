@@ -95,8 +95,6 @@ class Beginning(Series):
         begun: What was tried, has plans and can be gone on with: objective of the best plan, bound and family.
     """
 
-    careful = True
-
     def __init__(self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried) -> None:
         self._search, self._outcome, self._carried = search, outcome, carried
         family_of = {family[0]: family for family in space}

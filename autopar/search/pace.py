@@ -36,7 +36,7 @@ class Pace:
         """Return the least seconds of a step that follow from whole blocks in stages."""
         if not any(self.blocks):
             return 0.0
-        return pipeline.with_turns * least_flow(self.blocks, range(len(self.blocks)), pipeline)
+        return pipeline.with_turns * least_flow(self.blocks, np.arange(len(self.blocks)), pipeline)
 
     def step(self, pipeline: Pipeline) -> float:
         """Return the least seconds of a step that follow, whatever its order."""
