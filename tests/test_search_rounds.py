@@ -18,51 +18,68 @@ class _Script:
     """A spreader that says what it was told to; orders are configurations here, for they only have to be told apart.
 
     Args:
-        bounds: By configuration what it bounds it by, first and after each spread.
+        bounds: By configuration what it bounds it by, first and each time it is asked again.
         values: What the choices known allow, spread by spread, and whether cuts were found.
     """
 
     def __init__(
         self, bounds: dict[Configuration, list[float]], values: Mapping[Configuration, Sequence[tuple[float, bool]]]
     ) -> None:
-        self._bounds, self.cases = bounds, list[int]()
+        self._bounds, self.cases, self.num_cuts = bounds, list[int](), 1
         self._values = {own: iter(each) for own, each in values.items()}
 
-    def bound(self, order: Order, rest: Rest, enough: float) -> Bounded:
+    def bound(self, order: Order, rest: Rest, enough: float, start: None = None) -> Bounded:
         own = self._bounds[cast(Configuration, order)]
         seconds = own.pop(0) if len(own) > 1 else own[0]
-        return Bounded(seconds, Case(round(10 * seconds), is_most=True))
+        return Bounded(seconds, Case(round(10 * seconds), is_most=True), None)
 
-    def spread(self, order: Order, rest: Rest, case: Case) -> Spreaded:
+    def spread(self, order: Order, rest: Rest, case: Case, start: None) -> Spreaded:
         self.cases.append(case.most)
         value, cuts = next(self._values[cast(Configuration, order)])
-        return Spreaded(value, (), 0.0, cuts)
+        self.num_cuts += cuts
+        return Spreaded(value, (), 0.0, cuts, None)
 
 
 def _rounds(
     bounds: dict[Configuration, list[float]], values: Mapping[Configuration, Sequence[tuple[float, bool]]]
 ) -> Rounds:
-    tasks = {own: (cast(Order, own), cast(Rest, None)) for own in bounds}
-    return Rounds(cast(Spreader, _Script(bounds, values)), tasks, 9.0)
+    return Rounds(cast(Spreader, _Script(bounds, values)), list(bounds), _task, 9.0)
+
+
+def _task(own: Configuration) -> tuple[Order, Rest]:
+    return cast(Order, own), cast(Rest, None)
 
 
 def _done(rounds: Rounds, enough: float, *, stops: bool = False) -> list[Configuration]:
     """Return what is looked at, in order, until nothing helps."""
     found = list[Configuration]()
-    while (own := rounds.next(enough)) is not None:
-        rounds.spread(own, cast(Order, own), cast(Rest, None), enough, lambda: stops)
+    while (own := rounds.next(_task, enough, lambda: stops)) is not None:
+        rounds.spread(own, _task, enough, lambda: stops)
         found.append(own)
         assert len(found) < 50
     return found
 
 
 def test_the_least_bound_is_raised_until_it_is_enough() -> None:
-    """Then it is the turn of the other one."""
-    rounds = _rounds({FEW: [1.0, 2.0, 4.0], MANY: [3.0, 5.0]}, {FEW: [(9.0, True)] * 2, MANY: [(9.0, True)]})
+    """Then it is the turn of the other one, if the cuts that were found do not say enough of it."""
+    rounds = _rounds({FEW: [1.0, 2.0, 4.0], MANY: [3.0, 3.2, 5.0]}, {FEW: [(9.0, True)] * 2, MANY: [(9.0, True)]})
 
     assert _done(rounds, 3.5) == [FEW, FEW, MANY]
     assert rounds.bound == 4.0
-    assert cast(_Script, rounds.spreader).cases == [10, 20, 30]  # those that had the bound until then
+    assert cast(_Script, rounds.spreader).cases == [10, 20, 32]  # those that had the bound until then
+
+
+def test_cuts_of_one_may_raise_the_other() -> None:
+    """Bounds that are not the least ones wait; what has risen is worth another look."""
+    cuts = {FEW: [(9.0, True)] * 9, MANY: [(9.0, True)] * 9}
+    bounds = {FEW: [1.0, 3.0], MANY: [2.0, 4.0, 8.0]}
+    raised = _rounds(bounds, cuts)
+    again = _rounds({FEW: [1.0] * (2 + IDLE) + [1.5], MANY: [2.0]}, {**cuts, MANY: [(9.0, True)]})
+
+    assert _done(raised, 3.5) == [FEW] * (1 + IDLE)
+    assert raised.bound == 3.0
+    assert bounds[MANY] == [8.0]
+    assert _done(again, 3.0) == [FEW] * (1 + IDLE) + [MANY] + [FEW] * IDLE
 
 
 def test_of_others_it_is_looked_up_what_they_allow_once_nothing_rises() -> None:

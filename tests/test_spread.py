@@ -120,14 +120,14 @@ def _spreader(found: Tables, pipeline: Pipeline, limit: float, choices: Sequence
 
 def _raised(spreader: Spreader, order: Order, rest: Rest, steps: int = 6) -> tuple[float, float]:
     """Return the bound after some rounds, and what the choices known allow."""
-    value = np.inf
-    bound, case = spreader.bound(order, rest)
+    value, basis = np.inf, None
+    bound, case, start = spreader.bound(order, rest)
     for _ in range(steps):
-        found = spreader.spread(order, rest, case)
-        value = found.value
+        found = spreader.spread(order, rest, case, basis)
+        value, basis = found.value, found.basis
         if not found.cuts:
             break
-        seconds, case = spreader.bound(order, rest)
+        seconds, case, start = spreader.bound(order, rest, start=start)
         bound = max(bound, seconds)
     return bound, value
 
@@ -331,5 +331,23 @@ def test_cuts_say_no_more_than_the_points_they_are_of() -> None:
         found = spread.of_points(points)
         prices = [*rng.random((5, len(Take))), *found.prices]
         cuts = [(own, float((points @ own).min())) for own in prices]
-        assert spread.of_cuts(cuts[:5], 3.0) <= found.seconds * (1 + TOLERANCE)
-        assert spread.of_cuts(cuts, 3.0) == pytest.approx(found.seconds, rel=1e-4)
+        assert spread.of_cuts(cuts[:5], 3.0).seconds <= found.seconds * (1 + TOLERANCE)
+        assert spread.of_cuts(cuts, 3.0).seconds == pytest.approx(found.seconds, rel=1e-4)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_programs_go_on_from_where_they_were(schedule: str, chunks: int) -> None:
+    """With fewer cuts or points, and from one case to the other; nothing depends on where they began."""
+    points = np.vstack([_point(kept=0.05, backward=3.0), _point(kept=0.1, resident=0.1, link=1.0), _point(kept=0.2)])
+    order, rest = Order(SCHEDULES[schedule], 2, 4, chunks), _plain(6 * chunks)
+    spread, more = Spread(order, rest, 3 * chunks, is_most=True), Spread(order, rest, 3 * chunks + 1)
+    prices = np.random.default_rng(2).random((8, len(Take)))
+    cuts = [(own, float((points @ own).min())) for own in prices]
+    few, first = spread.of_cuts(cuts[:3], 3.0), spread.of_points(points[:2])
+
+    for each in (spread, more):
+        assert each.of_cuts(cuts, 3.0, few.basis).seconds == pytest.approx(each.of_cuts(cuts, 3.0).seconds, rel=1e-6)
+        found, cold = each.of_points(points, first.basis), each.of_points(points)
+        assert found.seconds == pytest.approx(cold.seconds, rel=1e-6)
+        assert found.shares.sum() == pytest.approx(6 * chunks)
+    assert few.seconds <= spread.of_cuts(cuts, 3.0).seconds * (1 + TOLERANCE)

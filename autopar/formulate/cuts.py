@@ -123,7 +123,7 @@ def _sorted(
     return (other, found_time) if found_time.seconds <= time.seconds * (1 + ROUNDING) else (split, time)
 
 
-def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int], pipeline: Pipeline) -> float:
+def least_flow(seconds: Sequence[float] | FloatArray, chain: Sequence[int] | IntArray, pipeline: Pipeline) -> float:
     """Return the least `flow` of any split, whatever memory it takes, when a block of kind k takes `seconds[k]`.
 
     With a lower bound per kind it is a lower bound on the step time that sees that blocks are not divided between

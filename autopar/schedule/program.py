@@ -17,16 +17,31 @@ LARGE = 1500
 """Rows from which on an interior point is sought first, which takes a third of the time there."""
 
 
+_STATUS = {int(own): own for own in highspy.HighsBasisStatus.__members__.values()}
+
+
 Row = Mapping[int, float]
 """A sum of variables, by number, so many times each."""
 
 
+DUAL, PRIMAL = 1, 4
+"""Simplex methods, as HiGHS numbers them."""
+
+
+class Basis(NamedTuple):
+    """Where the simplex method ended: the status of each variable and of each row, as HiGHS numbers them."""
+
+    variables: NDArray[np.int8]
+    rows: NDArray[np.int8]
+
+
 class Optimum(NamedTuple):
-    """The least cost, the duals of the rows, and the variables; infinity and none if nothing fulfils the rows."""
+    """The least cost, the duals of the rows, the variables, and where it is; infinity and none if nothing is."""
 
     value: float
     duals: NDArray[np.float64]
     values: NDArray[np.float64]
+    basis: Basis | None
 
 
 class LeastProgram:
@@ -61,8 +76,14 @@ class LeastProgram:
         """Add what some variables are together."""
         self.add(dict.fromkeys(variables, 1.0), least=total, most=total)
 
-    def minimised(self, cost: Row, num_variables: int) -> Optimum:
-        """Return the least cost, with variables numbered below `num_variables`."""
+    def minimised(self, cost: Row, num_variables: int, start: Basis | None = None) -> Optimum:
+        """Return the least cost.
+
+        Args:
+            cost: The cost.
+            num_variables: Variables are numbered below that.
+            start: Where a program had its optimum that has the first ones of these variables and rows.
+        """
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = num_variables, len(self._least)
         costs = np.zeros(num_variables)
@@ -78,9 +99,13 @@ class LeastProgram:
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("presolve", "off")  # it takes as long as the rest, for nothing
-        is_large = len(self._least) >= LARGE
+        is_large = len(self._least) >= LARGE and start is None
         highs.setOptionValue("solver", "ipm" if is_large else "simplex")
         highs.passModel(model)
+        if start is not None:
+            highs.setBasis(_extended(start, num_variables, len(self._least)))
+            more = len(start.variables) < num_variables  # then what was found still fulfils all rows
+            highs.setOptionValue("simplex_strategy", PRIMAL if more else DUAL)
         highs.run()
         if is_large and highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             # An interior point may be missed where there is one: only the simplex method says that there is none.
@@ -88,11 +113,23 @@ class LeastProgram:
             highs.setOptionValue("solver", "simplex")
             highs.run()
         if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
-            return Optimum(math.inf, np.zeros(0), np.zeros(0))
+            return Optimum(math.inf, np.zeros(0), np.zeros(0), None)
         assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "no cost is below zero"
-        solution = highs.getSolution()
+        solution, found = highs.getSolution(), highs.getBasis()
         value = float(highs.getInfo().objective_function_value)
-        return Optimum(value, np.array(solution.row_dual), np.array(solution.col_value))
+        basis = Basis(*(np.array(list(map(int, own)), dtype=np.int8) for own in (found.col_status, found.row_status)))
+        return Optimum(value, np.array(solution.row_dual), np.array(solution.col_value), basis)
+
+
+def _extended(start: Basis, num_variables: int, num_rows: int) -> highspy.HighsBasis:
+    """Return a basis for HiGHS, in which further variables are 0, and further rows say nothing yet."""
+    found = highspy.HighsBasis()
+    found.col_status = [_STATUS[own] for own in start.variables.tolist()]
+    found.col_status += [highspy.HighsBasisStatus.kLower] * (num_variables - len(start.variables))
+    found.row_status = [_STATUS[own] for own in start.rows.tolist()]
+    found.row_status += [highspy.HighsBasisStatus.kBasic] * (num_rows - len(start.rows))
+    found.valid, found.alien = True, False
+    return found
 
 
 def add_order(

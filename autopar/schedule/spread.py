@@ -28,6 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +36,11 @@ from numpy.typing import NDArray
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.excerpt import Excerpt, excerpt
 from autopar.schedule.holding import some_fullest
-from autopar.schedule.program import SLACK, LeastProgram, Row, add_order, durations_of
+from autopar.schedule.program import SLACK, Basis, LeastProgram, Row, add_order, durations_of
 
 FloatArray = NDArray[np.float64]
 
-MOST_SPREAD = 256
+MOST_SPREAD = 192
 """Stages that blocks are spread over: for more, the linear programs take seconds."""
 
 SHORTAGE = 10.0
@@ -147,11 +148,20 @@ class Spreading:
         seconds: Of the step.
         shares: (stages, points) how many blocks of each stage are like each point.
         prices: (stages, takes) what more of each would add to the step.
+        basis: Where the program has its optimum.
     """
 
     seconds: float
     shares: FloatArray
     prices: FloatArray
+    basis: Basis | None
+
+
+class Cutting(NamedTuple):
+    """A step that none is shorter than, in seconds, and where its program has its optimum."""
+
+    seconds: float
+    basis: Basis | None
 
 
 class Spread:
@@ -183,33 +193,37 @@ class Spread:
         """Rows of its programs that do not depend on blocks."""
         return self._program.num_rows
 
-    def of_points(self, points: FloatArray) -> Spreading:
+    def of_points(self, points: FloatArray, start: Basis | None = None) -> Spreading:
         """Return the least step of blocks that are like points, (points, takes), in any mixture.
 
         It takes forever, at no prices, if there are too few blocks for the stages.
+
+        Args:
+            points: The points.
+            start: Where the program of the first ones has its optimum, blocks as whole as here or not.
         """
-        program, stages, first = self._program.copy(), range(self._order.num_stages), self._beside + 1
-        begins = program.num_rows
-        for stage in stages:
-            own = range(first + stage * len(points), first + (stage + 1) * len(points))
+        program, count, first = self._program.copy(), self._order.num_stages, self._beside + 1
+        begins, end = program.num_rows, first + count * len(points)
+        for stage in range(count):
+            own = range(first + stage, end, count)  # further points are further variables
             for take, amounts in zip(Take, points.T.tolist(), strict=True):
                 row = {number: -amount for number, amount in zip(own, amounts, strict=True) if amount}
                 program.add({self._of(stage, take): 1.0, **row}, least=0.0)
             program.add({self._blocks(stage): 1.0, **dict.fromkeys(own, -1.0)}, least=0.0, most=0.0)
-        found = program.minimised(self._cost(points[:, :2].sum(axis=1).min()), first + len(stages) * len(points))
+        found = program.minimised(self._cost(points[:, :2].sum(axis=1).min()), end, start)
         if math.isinf(found.value):
-            return Spreading(math.inf, np.zeros((len(stages), len(points))), np.zeros((len(stages), len(Take))))
-        prices = found.duals[begins:].reshape(len(stages), len(Take) + 1)[:, :-1]
-        return Spreading(
-            found.value + self._rest.fixed, found.values[first:].reshape(len(stages), -1), np.maximum(0.0, prices)
-        )
+            return Spreading(math.inf, np.zeros((count, len(points))), np.zeros((count, len(Take))), None)
+        prices = found.duals[begins:].reshape(count, len(Take) + 1)[:, :-1]
+        shares = found.values[first:].reshape(-1, count).T
+        return Spreading(found.value + self._rest.fixed, shares, np.maximum(0.0, prices), found.basis)
 
-    def of_cuts(self, cuts: Sequence[tuple[FloatArray, float]], block: float) -> float:
-        """Return a step that none is shorter than whose blocks are above cuts: prices, (takes,), and their least sum.
+    def of_cuts(self, cuts: Sequence[tuple[FloatArray, float]], block: float, start: Basis | None = None) -> Cutting:
+        """Return a step that none is shorter than whose blocks are above cuts.
 
         Args:
-            cuts: The cuts.
+            cuts: Prices, (takes,), and what a block takes at least at these.
             block: About what passes of a block take, for the price of memory that is not there.
+            start: Where the program of the first ones has its optimum, blocks as whole as here or not.
         """
         program = self._program.copy()
         for prices, least in cuts:
@@ -217,7 +231,8 @@ class Spread:
             for stage in range(self._order.num_stages):
                 row = {self._of(stage, take): price for take, price in own}
                 program.add({**row, self._blocks(stage): -least}, least=0.0)
-        return program.minimised(self._cost(block), self._beside + 1).value * (1 - SLACK) + self._rest.fixed
+        found = program.minimised(self._cost(block), self._beside + 1, start)
+        return Cutting(found.value * (1 - SLACK) + self._rest.fixed, found.basis)
 
     def _cost(self, block: float) -> dict[int, float]:
         whole = block * self._rest.blocks * self._order.num_microbatches / self._order.num_groups
@@ -266,8 +281,8 @@ class Spread:
         stages, (first, last) = range(order.num_stages), rest.outer
         whole = rest.turns * order.num_microbatches * self._most / rest.blocks
         program.add({self._step: 1.0, **{self._of(stage, Take.PLAIN): -whole for stage in stages}}, least=0.0)
-        for own in order.stages_of if self._is_most else ():
-            program.add({self._blocks(stage): 1.0 for stage in own}, most=self._most)
+        for own in order.stages_of:  # in each case, so that one has as many rows as another
+            program.add({self._blocks(stage): 1.0 for stage in own}, most=self._most if self._is_most else math.inf)
         for stage in stages[first : len(stages) - last]:
             program.add({self._blocks(stage): 1.0}, least=1.0)
         for stage in stages:

@@ -33,6 +33,7 @@ from autopar.problem import OPTIMALITY_TOLERANCE, Choice, Problem, Recipe, Solut
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.least import LeastPath
+from autopar.schedule.spread import Order, Rest
 from autopar.search.hull import Hull
 from autopar.search.limits import PLACEMENT_WORK, solve_limited
 from autopar.search.nearby import Neighbourhood, descend
@@ -76,7 +77,7 @@ PRICED_SHARE = 5e6
 it. Its bound is one of many, and most take a hundredth of that."""
 
 RISES = 2e-3
-"""By how much, relative, the first cuts of blocks raise a bound so that no more is done for now."""
+"""By how much, relative, cuts of blocks raise a bound so that no more is done for now."""
 
 BLOCK_WORK = 2e8
 """Units of work that a placement problem of single blocks may take; most take a twentieth of it."""
@@ -84,7 +85,7 @@ BLOCK_WORK = 2e8
 BLOCK_GAP = 5e-4
 """They need not be solved closer than this: their bounds are used."""
 
-SPREAD_STEPS = 4
+SPREAD_STEPS = 2
 """Times that blocks are spread in one piece of work."""
 
 CONSIDERED = 3
@@ -367,28 +368,31 @@ class Attempt:
 
     def _spread_out(self, bound: float, cutoff: float) -> float:
         """Do the next piece of work where blocks are spread over stages, and return the bound."""
-        room, steps = self.search.room, SPREAD_STEPS
+        steps = SPREAD_STEPS
         if self.rounds is None:
             spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
-            tasks = {own: (room.order(own), room.rest(own, self.pace)) for own in self.bounded}
-            self.rounds = Rounds(spreader, tasks, self._enough(cutoff))
-            steps = 0 if self.rounds.bound > bound * (1 + RISES) else SPREAD_STEPS  # then it can wait for its turn
+            self.rounds = Rounds(spreader, self.bounded, self._task, self._enough(cutoff))
+            steps = 0 if self.rounds.bound > bound * (1 + RISES) else SPREAD_STEPS
         for _ in range(steps):
-            own = self.rounds.next(self._enough(cutoff))
+            own = self.rounds.next(self._task, self._enough(cutoff), self._stopped)
             if own is None or self._stopped():
                 break
             self._look_first()
-            enough = self._enough(cutoff)
-            found = self.rounds.spread(own, room.order(own), room.rest(own, self.pace), enough, self._stopped)
+            found = self.rounds.spread(own, self._task, self._enough(cutoff), self._stopped)
             for choice in found.choices[:CONSIDERED]:
                 whole = self._completed(choice, found.rent)
                 if whole is not None:
                     self._consider(whole)
-            if found.value >= self._enough(cutoff):
-                break  # the choices known allow no better plan, so that the bound can wait for its turn
+            if found.value >= self._enough(cutoff) or self.rounds.bound > bound * (1 + RISES):
+                break  # the choices known allow no better plan, or not at the least bound of all: it can wait
+        self.is_settled = self.exhausted = self.rounds.next(self._task, self._enough(cutoff), self._stopped) is None
         self.work += self.rounds.spreader.worked()
-        self.is_settled = self.exhausted = self.rounds.next(self._enough(cutoff)) is None
         return max(bound, self.rounds.bound)
+
+    def _task(self, configuration: Configuration) -> tuple[Order, Rest]:
+        """Return the order of the tasks of a pipeline, and what there is besides blocks."""
+        room = self.search.room
+        return room.order(configuration), room.rest(configuration, self.pace)
 
     def _priced_block(self, instance: Problem, cutoff: float) -> Solution:
         return self._run(self._with_recipes(instance), None, cutoff, BLOCK_GAP, BLOCK_WORK)

@@ -1,12 +1,14 @@
 """The order in which pipelines of one mesh and one size of microbatches are bounded by spreading blocks.
 
-All are bounded by the first cuts. Then more is found out of the one with the least bound, until that rises no more; of
-others it is still looked up what the choices known allow, for they may have the best plan.
+All are bounded by the first cuts. Then more is found out of the one with the least bound, until that rises no more, by
+its own cuts or by those of others; of others it is still looked up what the choices known allow, for they may have the
+best plan.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from autopar.schedule.program import Basis
 from autopar.schedule.spread import Order, Rest
 from autopar.search.space import Configuration
 from autopar.search.spreader import Spreaded, Spreader
@@ -17,25 +19,31 @@ NEAR = 2e-3
 RISE, IDLE = 1e-3, 2
 """Nor is one that, like what these allow, has moved by no more than a share of itself so many times in a row."""
 
+TaskOf = Callable[[Configuration], tuple[Order, Rest]]
+"""Returns the order of the tasks of a pipeline, and what there is besides blocks."""
+
 
 class Rounds:
     """Knows how far each pipeline is.
 
     Args:
         spreader: Spreads blocks.
-        tasks: By pipeline the order of its tasks, and what there is besides blocks; not kept.
+        pipelines: The pipelines.
+        task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
         enough: A bound that need not be raised further.
 
     Attributes:
         spreader: The same.
     """
 
-    def __init__(self, spreader: Spreader, tasks: dict[Configuration, tuple[Order, Rest]], enough: float) -> None:
+    def __init__(self, spreader: Spreader, pipelines: Sequence[Configuration], task_of: TaskOf, enough: float) -> None:
         self.spreader = spreader
-        bounded = {own: spreader.bound(*task, enough) for own, task in tasks.items()}
+        bounded = {own: spreader.bound(*task_of(own), enough) for own in pipelines}
         self._bounds = {own: found.seconds for own, found in bounded.items()}
-        self._cases = {own: found.case for own, found in bounded.items()}
-        self._values = dict.fromkeys(tasks, math.inf)
+        self._known = bounded
+        self._starts: dict[Configuration, Basis | None] = dict.fromkeys(pipelines)
+        self._seen = dict.fromkeys(pipelines, spreader.num_cuts)
+        self._values = dict.fromkeys(pipelines, math.inf)
         self._idle = 0
 
     @property
@@ -43,12 +51,24 @@ class Rounds:
         """No plan of any of them has a lower objective, in seconds."""
         return min(self._bounds.values())
 
-    def next(self, enough: float) -> Configuration | None:
+    def next(self, task_of: TaskOf, enough: float, should_stop: Callable[[], bool]) -> Configuration | None:
         """Return the pipeline to find out more of; None if nothing more helps.
 
+        Cuts that were found for one pipeline may raise the bounds of others: those are looked at again where they are
+        the least ones.
+
         Args:
+            task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
             enough: A bound that need not be raised further.
+            should_stop: Whether to leave bounds as they are.
         """
+        while not should_stop() and self.bound < enough:
+            least = min(self._bounds, key=self._bounds.__getitem__)
+            if self._seen[least] == self.spreader.num_cuts:
+                break
+            known = self._bounds[least]
+            self._raise(least, task_of, enough)
+            self._idle = 0 if self._bounds[least] > known * (1 + RISE) else self._idle
         if self.bound >= enough:
             return None
         if self._idle < IDLE:
@@ -56,25 +76,27 @@ class Rounds:
         left = (own for own, value in self._values.items() if math.isinf(value) and self._bounds[own] < enough)
         return next(left, None)
 
-    def spread(
-        self, own: Configuration, order: Order, rest: Rest, enough: float, should_stop: Callable[[], bool]
-    ) -> Spreaded:
+    def spread(self, own: Configuration, task_of: TaskOf, enough: float, should_stop: Callable[[], bool]) -> Spreaded:
         """Spread the blocks of a pipeline, raise its bound, and return what the choices known allow.
 
         Args:
             own: The pipeline.
-            order: The order of its tasks.
-            rest: What there is besides blocks.
+            task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
             enough: A bound that need not be raised further.
             should_stop: Whether to leave its bound as it is.
         """
-        found, known = self.spreader.spread(order, rest, self._cases[own]), self._bounds[own]
+        found = self.spreader.spread(*task_of(own), self._known[own].case, self._starts[own])
+        known, self._starts[own] = self._bounds[own], found.basis
         if found.cuts and not should_stop():
-            seconds, self._cases[own] = self.spreader.bound(order, rest, enough)
-            self._bounds[own] = max(known, seconds)
+            self._raise(own, task_of, enough)
         rises = self._bounds[own] > known * (1 + RISE) or found.value < self._values[own] * (1 - RISE)
         self._values[own] = min(self._values[own], found.value)
         is_done = not found.cuts or self._bounds[own] >= found.value * (1 - NEAR)
         if self._idle < IDLE:
             self._idle = IDLE if is_done else 0 if rises else self._idle + 1
         return found
+
+    def _raise(self, own: Configuration, task_of: TaskOf, enough: float) -> None:
+        """Raise the bound of a pipeline by all cuts there are."""
+        found = self._known[own] = self.spreader.bound(*task_of(own), enough, self._known[own].basis)
+        self._bounds[own], self._seen[own] = max(self._bounds[own], found.seconds), self.spreader.num_cuts

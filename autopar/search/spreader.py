@@ -17,11 +17,15 @@ from autopar.formulate.memory import FloatArray
 from autopar.formulate.rows import SHARES, StepProgram
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
-from autopar.schedule.spread import Order, Rest, Spread, Take
+from autopar.schedule.program import Basis
+from autopar.schedule.spread import Cutting, Order, Rest, Spread, Take
 from autopar.search.hull import Hull, Solve
 
-PARTS = 4
-"""Of the stages of a pipeline, which have prices in common: by how many microbatches they hold."""
+LEVELS = 4
+"""Parts of the stages of a pipeline, by how many microbatches they hold, for which there are prices at first."""
+
+PARTS = 8
+"""Of the stages of a pipeline, which have prices in common later: like those that are furthest apart."""
 
 USUAL = (0.1, 0.5)
 """What a device costs at first, in what its blocks take for a microbatch."""
@@ -39,7 +43,10 @@ MOST_WHOLE = 16
 """Blocks of a group of which one more makes enough of a difference for a second linear program."""
 
 ALIKE = 1e-4
-"""Points are one where nothing differs by more, relative."""
+"""Points are one where nothing differs by more, relative, and so are prices."""
+
+NOTHING = 1e-9
+"""Prices of a stage that are less, of the highest ones, count as none."""
 
 _SHARES = np.array([take in SHARES for take in Take])
 
@@ -53,10 +60,11 @@ class Case:
 
 
 class Bounded(NamedTuple):
-    """What is known of a pipeline: no step has fewer seconds, and the case that may have as few."""
+    """What is known of a pipeline: no step has fewer seconds, the case that may have as few, and where to go on."""
 
     seconds: float
     case: Case
+    basis: Basis | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +76,14 @@ class Spreaded:
         choices: Those that its blocks are like, the most frequent first.
         rent: Seconds of the step that all the memory of a group would save at most, if it had as much again.
         cuts: Whether cuts were found that say more.
+        basis: Where to go on.
     """
 
     value: float
     choices: tuple[Choice, ...]
     rent: float
     cuts: bool
+    basis: Basis | None
 
 
 class Spreader:
@@ -96,18 +106,25 @@ class Spreader:
         self._unit, self._work = self._hull.unit, 0.0
         self._plain = 0.0
         self._cuts: list[tuple[FloatArray, float]] = []
+        self._kept: list[int] = []
+        self._seen = 0
 
     @property
     def programs(self) -> tuple[BlockProgram, StepProgram]:
         """What need not be kept if `program` can be written anew."""
         return self.program, self._hull.rows
 
+    @property
+    def num_cuts(self) -> int:
+        """How many cuts there are."""
+        return len(self._cuts)
+
     def worked(self) -> float:
         """Return the units of work that linear programs took since this was asked last."""
         work, self._work = self._work, 0.0
         return work
 
-    def bound(self, order: Order, rest: Rest, enough: float = math.inf) -> Bounded:
+    def bound(self, order: Order, rest: Rest, enough: float = math.inf, start: Basis | None = None) -> Bounded:
         """Return what no step of a pipeline is shorter than, by what is known of blocks.
 
         Either no group has more than its share of whole blocks, or some group does; then more are at work longer.
@@ -116,6 +133,7 @@ class Spreader:
             order: The order of its tasks.
             rest: What there is besides, in seconds.
             enough: A bound that need not be raised further.
+            start: Where to go on, if it was bounded before.
         """
         if not self._cuts:
             self._begin(order, rest)
@@ -123,42 +141,44 @@ class Spreader:
         scaled, block, share = self._scaled(rest), _block(points), order.share(rest.blocks)
         if share > MOST_WHOLE:
             either = Case(share, is_most=False)
-            return Bounded(self._least(order, scaled, block, either) * self._unit, either)
+            least, basis = self._least(order, scaled, block, either, start)
+            return Bounded(least * self._unit, either, basis)
         even, more = Case(share, is_most=True), Case(share + 1, is_most=False)
-        least = self._least(order, scaled, block, even)
+        least, basis = self._least(order, scaled, block, even, start)
         uneven = scaled.turns * order.num_microbatches * more.most * self._plain + scaled.fixed
         if uneven < min(least, enough / self._unit):
-            uneven = max(uneven, self._least(order, scaled, block, more))
-        return Bounded(min(least, uneven) * self._unit, even if least <= uneven else more)
+            found, other = self._least(order, scaled, block, more, basis)
+            uneven = max(uneven, found)
+            basis = basis if least <= uneven else other
+        return Bounded(min(least, uneven) * self._unit, even if least <= uneven else more, basis)
 
-    def _least(self, order: Order, rest: Rest, block: float, case: Case) -> float:
-        """Return the same of a case, in units."""
+    def _least(self, order: Order, rest: Rest, block: float, case: Case, start: Basis | None) -> Cutting:
+        """Return the same of a case, in units, and where to go on."""
         spread = Spread(order, rest, case.most, is_most=case.is_most)
         self._work += ROW_WORK * (spread.num_rows + len(self._cuts) * order.num_stages)
-        return spread.of_cuts(self._cuts, block)
+        return spread.of_cuts(self._cuts, block, start)
 
-    def spread(self, order: Order, rest: Rest, case: Case | None = None) -> Spreaded:
+    def spread(self, order: Order, rest: Rest, case: Case | None = None, start: Basis | None = None) -> Spreaded:
         """Spread blocks of the choices known, and add the cuts that are missing.
 
         Args:
             order: The order of tasks.
             rest: What there is besides, in seconds.
             case: How blocks are spread; if not given, in any way.
+            start: Where to go on, if they were spread before.
         """
         points, known = self._points()
         case = Case(order.share(rest.blocks), is_most=False) if case is None else case
         spread = Spread(order, self._scaled(rest), case.most, is_most=case.is_most)
         self._work += ROW_WORK * (spread.num_rows + len(Take) * order.num_stages)
-        found = spread.of_points(points)
-        ratio = found.prices[:, Take.KEPT] / np.maximum(found.prices[:, Take.RESIDENT], 1e-30)
+        found = spread.of_points(points, start)
         rises = False
-        for part in np.array_split(np.argsort(ratio, kind="stable"), PARTS):
-            if len(part):
-                rises |= self._cut(found.prices[part].sum(axis=0))
+        for prices in _parts(found.prices):
+            rises |= self._cut(prices)
         chosen = found.shares.sum(axis=0)
         own = [known[index][0] for index in np.argsort(-chosen, kind="stable").tolist() if chosen[index] > 0]
         rent = float(found.prices[:, Take.RESIDENT].max()) * self._unit
-        return Spreaded(found.seconds * self._unit, tuple(dict.fromkeys(own)), rent, rises)
+        return Spreaded(found.seconds * self._unit, tuple(dict.fromkeys(own)), rent, rises, found.basis)
 
     def _scaled(self, rest: Rest) -> Rest:
         """Return the rest in units."""
@@ -201,16 +221,43 @@ class Spreader:
         return not known or len(hull.known) > before
 
     def _points(self) -> tuple[FloatArray, list[tuple[Choice, int]]]:
-        """Return what blocks of the choices known take that no other one is better than, and which these are."""
+        """Return what blocks of the choices known take, and which these are.
+
+        Choices that another one was better than in all when they were found are left out.
+        """
         points = self.program.points(self._hull.columns)
         points[:, ~_SHARES] /= self._unit
-        kept = list[int]()
-        for index in np.argsort(points.sum(axis=1), kind="stable").tolist():
-            near = points[kept] <= points[index] * (1 + ALIKE) + 1e-12
+        new = np.arange(self._seen, len(points))
+        for index in new[np.argsort(points[new].sum(axis=1), kind="stable")].tolist():
+            near = points[self._kept] <= points[index] * (1 + ALIKE) + 1e-12
             if not near.all(axis=1).any():
-                kept.append(index)
+                self._kept.append(index)
+        self._seen = len(points)
         known = self._hull.known
-        return points[kept], [known[index] for index in kept]
+        return points[self._kept], [known[index] for index in self._kept]
+
+
+def _parts(prices: FloatArray) -> list[FloatArray]:
+    """Return sums of prices, (stages, takes), of stages that are alike in how these are shared out.
+
+    >>> [part.tolist() for part in _parts(np.array([[2.0, 0.0], [0.0, 1.0], [4.0, 0.0], [0.0, 0.0]]))]
+    [[6.0, 0.0], [0.0, 1.0]]
+    """
+    totals = prices.sum(axis=1)
+    own = np.flatnonzero(totals > NOTHING * totals.max(initial=0.0))
+    if not len(own):
+        return []
+    shares = prices[own] / totals[own, None]
+    middles, near = list[int](), np.full(len(own), np.inf)
+    nearest = np.zeros(len(own), dtype=np.int64)
+    following = int(totals[own].argmax())
+    while len(middles) < PARTS and near[following] > ALIKE:
+        away = np.abs(shares - shares[following]).sum(axis=1)
+        nearest[away < near] = len(middles)
+        near = np.minimum(near, away)
+        middles.append(following)
+        following = int((near * np.sqrt(totals[own])).argmax())
+    return [prices[own[nearest == number]].sum(axis=0) for number in range(len(middles))]
 
 
 def _block(points: FloatArray) -> float:
@@ -224,7 +271,7 @@ def _levels(order: Order) -> list[float]:
         [order.fullest(group)[:, : order.num_chunks].max(axis=0) for group in range(order.num_groups)]
     )
     found = list[float]()
-    for part in np.array_split(np.sort(held), min(PARTS, len(held))):
+    for part in np.array_split(np.sort(held), min(LEVELS, len(held))):
         mean = float(part.mean())
         if not found or mean > found[-1] * (1 + APART):
             found.append(mean)
