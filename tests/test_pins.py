@@ -14,7 +14,7 @@ from autopar.pins import Pins, broken, load_pins, pins_from, pins_of
 from autopar.plan import Plan, SearchReport
 from autopar.search.attempt import MEMORY_GAP
 from autopar.search.roles import roles_of_axes
-from autopar.search.unequal import MOST_COUNTS
+from autopar.search.unequal_space import MOST_COUNTS
 from autopar.sharding import Shard, parse_placements
 from autopar.task import Effort, Task, pinned, prepare
 from tests.formulations import DIMS

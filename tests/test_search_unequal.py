@@ -23,7 +23,8 @@ from autopar.search.placed import Placed
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
 from autopar.search.submeshes import nearest, submeshes, unequal
-from autopar.search.unequal import WEAK, UnequalAttempt, least_unequal, search_unequal, worth_while
+from autopar.search.unequal import UnequalAttempt
+from autopar.search.unequal_space import WEAK, UnequalSearch, least_unequal, worth_while
 from autopar.simulate import simulate
 from autopar.solvers import staging as dynamic
 from autopar.staging import Leg, Route
@@ -234,7 +235,7 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     search = _search(cache_dir)
     outcome = replace(search, unequal=None).run(_space(_execution().folded.num_blocks))
 
-    bound = search_unequal(search, outcome, lambda: True, lambda: 0.0)
+    bound = UnequalSearch(search, outcome, lambda: True, lambda: 0.0).bound
 
     assert outcome.unequal is not None
     assert outcome.unequal.opened == ()
@@ -242,13 +243,34 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
     near = SimpleNamespace(best=bound)
     # a plan as fast as that leaves nothing to look for
-    assert math.isinf(search_unequal(search, near, lambda: True, lambda: 0.0))  # type: ignore[arg-type]
+    assert math.isinf(UnequalSearch(search, near, lambda: True, lambda: 0.0).bound)  # type: ignore[arg-type]
+
+
+def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) -> None:
+    """They are bounded, and looked for when they are asked for again; then nothing is left."""
+    search = _search(cache_dir)
+    outcome = replace(search, unequal=None).run(_space(_execution().folded.num_blocks))
+    equal, solved = outcome.best, outcome.solved
+    found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
+    assert outcome.unequal is not None
+    floor = found.bound
+
+    found.look(near=0.99)
+    bound = found.bound
+
+    assert floor < bound < equal == outcome.best
+    assert (found.left, outcome.solved) == (1, solved)
+    found.look()
+    assert outcome.best < 0.9 * equal
+    assert (found.left, found.bound, outcome.solved) == (0, bound, solved + 1)
+    found.look()  # there is nothing more to be done
+    assert outcome.solved == solved + 1
 
 
 def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autopar.search.unequal.MOST_BLOCKS", 1)
+    monkeypatch.setattr("autopar.search.unequal_space.MOST_BLOCKS", 1)
     search = _search(cache_dir)
 
     found = search.run(_space(_execution().folded.num_blocks))

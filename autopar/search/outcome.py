@@ -19,7 +19,7 @@ from autopar.search.space import Configuration, Family
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.pieces import Finding
-    from autopar.search.unequal import UnequalSpace
+    from autopar.search.unequal_space import UnequalSpace
 
 KEEP = 8
 """Candidates kept per plan wanted: the simulator ranks some of them, and some do not fit when simulated."""

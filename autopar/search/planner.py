@@ -6,8 +6,9 @@
 3. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
    microbatches take on their free axes alone bounds many of them at once (`pacing.py`). If in the end the bound of the
    others is `WEAK` times their own, they are searched in the same way with plain schedules. Those that are left are
-   worked on for a share of the work, least bounds first, and, after stages with meshes of their own (`unequal.py`), for
-   some more while the least bound of all is theirs and a percent below the best plan (`third_axis.py`).
+   worked on for a share of the work, least bounds first, and, after stages with meshes of their own
+   (`unequal_space.py`), for some more while the least bound of all is theirs and a percent below the best plan
+   (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -30,7 +31,7 @@ from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims
 from autopar.formulate.tables import Tables
-from autopar.problem import Problem
+from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.schedule import SCHEDULES
 from autopar.search.attempt import Attempt
@@ -47,7 +48,7 @@ from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.search.submeshes import Unequal
 from autopar.search.sweep import sweep
 from autopar.search.third_axis import ThirdAxis
-from autopar.search.unequal import search_unequal
+from autopar.search.unequal_space import UnequalSearch
 from autopar.solvers import Solver
 
 KEEP_WITHIN = 1.05
@@ -182,36 +183,41 @@ class Search:
             if third is None and pacing is not None and outcome.stopped == "time limit":
                 last = pacing.raised(_with(lowest, aside), ends=True)
                 outcome.closed_floor = max(outcome.closed_floor, last)
-            unequal = search_unequal(self, outcome, clock.stops, clock.end)
+            unequal = UnequalSearch(self, outcome, clock.stops, clock.end)
+            unequal.look(NEARS[0] if limited else OPTIMALITY_TOLERANCE)
 
-            def third_axis(near: float, enough: float, until: float, count: int = sys.maxsize) -> None:
+            def third_axis(near: float, until: float, count: int = sys.maxsize, *, ends: bool = False) -> None:
                 if third is not None and not outcome.stopped:
-                    third.near, third.enough, third.until = near, enough, until
+                    third.elsewhere = min(_with(lowest, aside), unequal.bound)
+                    third.near, third.until = near, until
+                    third.enough = math.inf if ends else third.elsewhere
                     sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                     third.note()
 
             if limited:
                 until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
-                third_axis(NEARS[0], min(_with(lowest, aside), unequal), until)
+                third_axis(NEARS[0], until)
                 for near in NEARS[1:]:
                     if third is not None and not outcome.stopped and time.monotonic() < until:
                         lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, near=near)
-                        third_axis(near, min(_with(lowest, aside), unequal), until)
+                        third_axis(near, until)
+                if time.monotonic() < until:
+                    unequal.look()
             elif third is not None:
-                third_axis(NEAR_ENOUGH, min(_with(lowest, aside), unequal), math.inf, THIRD_MORE * count)
+                third_axis(NEAR_ENOUGH, math.inf, THIRD_MORE * count)
             complete = _with(lowest, aside)
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
-                reached = min(complete, unequal, outcome.closed_floor)
+                reached = min(complete, unequal.bound, outcome.closed_floor)
                 complete = self._runners_up(crew, known, outcome, clock, reached, aside)
             if limited:
-                third_axis(NEAR_ENOUGH, min(_with(lowest, aside), unequal), math.inf)
+                third_axis(NEAR_ENOUGH, math.inf)
                 if aside and not outcome.stopped:
-                    stuck = min(unequal, outcome.closed_floor)
+                    stuck = min(unequal.bound, outcome.closed_floor)
                     lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=PATIENCE, stuck=stuck)
-                third_axis(NEAR_ENOUGH, math.inf, math.inf)
-        outcome.left = sum(len(each.family) for each in aside)
-        lowest, others = _with(lowest, aside), min(unequal, outcome.closed_floor)
+                third_axis(NEAR_ENOUGH, math.inf, ends=True)
+        outcome.left = sum(len(each.family) for each in aside) + unequal.left
+        lowest, others = _with(lowest, aside), min(unequal.bound, outcome.closed_floor)
         lowest, outcome.complete = min(lowest, others), min(complete, others)
         best = outcome.best
         outcome.bound = min(best, lowest)

@@ -29,9 +29,10 @@ class ThirdAxis(Series):
         outcome: What is known, and is added to.
         space: The configurations.
         carried: What follows from what is known of others; added to.
-        elsewhere: No plan of the other configurations has a lower objective, in seconds.
+        elsewhere: See below.
 
     Attributes:
+        elsewhere: No plan of the other configurations has a lower objective, in seconds.
         near: Configurations with bounds as near to the best plan, relative, are not worked on.
         enough: Nor are those with bounds as high, in seconds.
         until: When to end, on the monotonic clock.
@@ -41,7 +42,7 @@ class ThirdAxis(Series):
         self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried, elsewhere: float
     ) -> None:
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
-        self._elsewhere, self.near, self.enough, self.until = elsewhere, OPTIMALITY_TOLERANCE, math.inf, math.inf
+        self.elsewhere, self.near, self.enough, self.until = elsewhere, OPTIMALITY_TOLERANCE, math.inf, math.inf
         self._counted = (0, 0)
         self._open = sorted((search.least(family), number) for number, family in enumerate(space))
         self._done: list[tuple[float, int]] = []
@@ -94,7 +95,7 @@ class ThirdAxis(Series):
             self._done.append((bound, number))
         else:
             heapq.heappush(self._open, (bound, number))
-        lowest = min(self.own, self._elsewhere)
+        lowest = min(self.own, self.elsewhere)
         self._search.tell(self._outcome, "third axis", len(self._seen), len(self._space), lowest, str(family[0]))
 
     @property

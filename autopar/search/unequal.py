@@ -1,24 +1,21 @@
-"""The search over pipelines whose stages have meshes and placements of their own.
+"""Work on pipelines whose stages have meshes and placements of their own, with one number of microbatches.
 
-1. Per number of microbatches, what a block takes at least on each mesh makes a staging problem (`autopar.staging`), the
-   optimum of which is a lower bound on all such pipelines: hand-overs and tails are free. Numbers of microbatches that
-   cannot be better than what is known end here.
-2. For the others, choices of placements on every mesh, from the fastest to those that hold least, make the staging
-   problem proper; its best route is a candidate. Choices that are best for the blocks of its stages are added, and the
-   problem is solved again, until that gives no better route.
+1. What a block takes at least on each mesh makes a staging problem (`autopar.staging`), the optimum of which is a lower
+   bound on all such pipelines: hand-overs and tails are free.
+2. If that is not enough, choices of placements on every mesh, from the fastest to those that hold least, make the
+   staging problem proper; its best route is a candidate. Choices that are best for the blocks of its stages are added,
+   and the problem is solved again, until that gives no better route.
 
-It is opened if the best plan on equal stages is `WEAK` times as slow as a floor under all unequal ones, or slower than
-that if devices differ: else there is little to gain.
+Which numbers of microbatches are worked on says `unequal_space.py`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autopar.cluster import Cluster
 from autopar.formulate.memory import KEPT, RESIDENT
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Tables
@@ -43,137 +40,19 @@ from autopar.search.placed import (
 from autopar.search.roles import roles_of_axes
 from autopar.search.signature import signature
 from autopar.search.space import Configuration
-from autopar.search.submeshes import Submesh, Unequal, nearest
+from autopar.search.submeshes import Submesh, Unequal
 from autopar.solvers import staging as dynamic
 from autopar.solvers.staging_program import survivors
 from autopar.staging import FloatArray, Route, Staging
-from autopar.units import format_seconds
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
-
-WEAK = 1.15
-"""Unequal stages are opened if the best plan on equal ones is at least this much slower than a floor under them."""
-
-MOST_COUNTS = 3
-"""Numbers of microbatches that are worked on: those of the least floors."""
-
-MOST_BLOCKS = 256
-"""Longer chains are not looked at where nodes are alike: what every range of blocks takes and holds on every mesh comes
-to gigabytes, and the more blocks there are the less is gained, for equal stages can be nearly as even."""
 
 MOST_WORK = 4e10
 """Units of work on one number of microbatches from which on no further choices of placements are looked for."""
 
 ROUNDS = 4
 """Times a staging problem is solved, each time with choices for the stages that were found the last time."""
-
-
-@dataclass(slots=True)
-class UnequalSpace:
-    """What became of the space of unequal stages.
-
-    Attributes:
-        space: As declared.
-        opened: Numbers of microbatches that were looked at.
-        floor: No plan of those that were not has a lower objective, in seconds; infinity without any.
-        bound: No plan of those that were has a lower objective, in seconds; infinity without any.
-        submeshes: The meshes that stages could have.
-        why: Why the others were not looked at.
-    """
-
-    space: Unequal
-    opened: tuple[int, ...] = ()
-    floor: float = math.inf
-    bound: float = math.inf
-    submeshes: tuple[Submesh, ...] = ()
-
-    def words(self, best: float) -> tuple[str, ...]:
-        """Return in words what was looked for and what was not, given the best objective in seconds."""
-        space, found = self.space, []
-        stages = f"pipelines of {_range(space.stages)} stages with meshes of their own"
-        if self.opened:
-            grids = dict.fromkeys("×".join(map(str, submesh.mesh.shape)) for submesh in self.submeshes)
-            found.append(
-                f"{stages}, {', '.join(grids)}; {', '.join(map(str, self.opened))} microbatches; {space.schedule}"
-            )
-        if math.isfinite(self.floor):
-            rest = [count for count in space.microbatches if count not in self.opened]
-            lead = "excluded by their bound" if self.floor >= best else "not opened"
-            found.append(
-                f"{lead}: {stages}, of {', '.join(map(str, space.sizes))} device{'s' if space.sizes[-1] > 1 else ''}, "
-                f"and {', '.join(map(str, rest))} "
-                f"microbatches; no plan there is faster than {format_seconds(self.floor)}"
-            )
-        return tuple(found)
-
-
-def _range(numbers: Sequence[int]) -> str:
-    first, last = numbers[0], numbers[-1]
-    return f"{first}" if first == last else f"{first} to {last}" if last - first < len(numbers) else str(list(numbers))
-
-
-def search_unequal(search: "Search", outcome: Outcome, stops: Callable[[], bool], end: Callable[[], float]) -> float:
-    """Look for better plans on unequal stages, if that may pay, and return a bound on those that may.
-
-    If there is no time left to look for them, that is their floor.
-
-    Args:
-        search: What is searched.
-        outcome: What was found on equal stages; added to.
-        stops: Whether to stop now, with what there is.
-        end: Returns when to end, on the monotonic clock.
-    """
-    space = search.unequal
-    if space is None or search.batch_dims is not None:
-        return math.inf
-    found = UnequalSpace(space)
-    outcome.unequal = found
-    floors = {count: least_unequal(search, space, count) for count in space.microbatches}
-    is_long = len(search.folded(search.global_batch // min(floors)).chain) > MOST_BLOCKS
-    closed = is_long and not search.costs.cluster.groups
-    opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors)
-    if stops() or not opened:
-        found.floor = min(floors.values())
-        return min((floors[count] for count in opened), default=math.inf)
-    found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
-    best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
-    found.submeshes = nearest(space.submeshes, min(best, space.devices / 2))
-    found.opened = tuple(sorted(opened))
-    found.bound = min(floors[count] for count in opened)
-    bounds = dict(floors)
-    for count in sorted(opened, key=lambda count: floors[count]):
-        if stops():
-            break
-        work = UnequalAttempt(search, found.submeshes, space, count, stops, end)
-        bounds[count] = max(bounds[count], work.run(outcome))
-        outcome.solved += bounds[count] < outcome.best
-        outcome.pruned += bounds[count] >= outcome.best
-        found.bound = min(bounds[other] for other in opened)
-        lowest = min(outcome.closed_floor, found.bound)
-        search.tell(outcome, "stages", opened.index(count) + 1, len(opened), lowest, f"{count} microbatches")
-    return found.bound
-
-
-def least_unequal(search: "Search", space: Unequal, count: int) -> float:
-    """Return a lower bound on the step seconds of all unequal stages with so many microbatches.
-
-    A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: every op adds its
-    own seconds 1 + (m - 1) n / N times, wherever it is.
-    """
-    each = []
-    for submesh in space.submeshes:
-        seconds = search.floors[submesh.group].op_seconds(submesh.mesh, search.global_batch / count)
-        each.append(seconds * (1 + (count - 1) * submesh.mesh.size / space.devices))
-    least = np.min(each, axis=0)
-    return float(search.floors[0].counts @ least) + search.costs.stack["step_seconds"]
-
-
-def worth_while(cluster: Cluster, best: float, floors: Mapping[int, float]) -> list[int]:
-    """Return the numbers of microbatches to look at: those with the least floors, if there is something to gain."""
-    weak = 1.0 if cluster.groups else WEAK
-    below = sorted((floor, count) for count, floor in floors.items() if best >= weak * floor)
-    return [count for _, count in below[:MOST_COUNTS]]
 
 
 class UnequalAttempt:
@@ -216,13 +95,18 @@ class UnequalAttempt:
         smallest = min((submesh.mesh.size for submesh in self._tables), default=space.devices)
         self._stages = max(1, min(max(space.stages), space.devices // smallest))
 
-    def run(self, outcome: Outcome) -> float:
-        """Return a lower bound on all plans, and add the best one to what was found."""
+    def run(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
+        """Return a lower bound on all plans, and add the best one to what was found.
+
+        Args:
+            outcome: What was found.
+            near: How much better, relative, plans have to be at most than the best one for one to be looked for.
+        """
         if not self._tables:
             return math.inf
         relaxed = self.relaxed()
         bound = dynamic.solve(relaxed, outcome.best, self._asked).bound
-        if self._stops() or bound >= outcome.best * (1 - OPTIMALITY_TOLERANCE):
+        if self._stops() or bound >= outcome.best * (1 - near):
             outcome.take(self._finding(bound, None), self._search.keep)
             return bound
         if outcome.candidates:  # meshes that no better plan has are let go
