@@ -567,7 +567,7 @@ def test_least_time_of_a_kind_is_below_its_time_in_every_choice() -> None:
     rng = np.random.default_rng(2)
     choice = good_choice("gpt2", "train")
     instance = problem(found, weights(found, Pipeline(1, 1, "1f1b"), recompute=NONE, hidden=0.0, bounding=True))
-    least = [optimum(problem(found, kind_weights(found, kind.id, 0.25)))[0] for kind in found.folded.kinds]
+    least = [optimum(problem(found, kind_weights(found, [kind.id], 0.25)))[0] for kind in found.folded.kinds]
 
     for _ in range(6):
         totals = found.block_seconds(choice)

@@ -188,7 +188,7 @@ def test_a_microbatch_takes_no_less_than_its_share_on_the_free_axes(splits: bool
         assert 0 < own <= least * (1 + CLOSE)
         main = main_kind(tables.folded).id
         (block,) = set(found.joint.blocks) - {0.0}
-        assert block <= optimum(problem(tables, kind_weights(tables, main, 0.0)))[0] * (1 + CLOSE)
+        assert block <= optimum(problem(tables, kind_weights(tables, [main], 0.0)))[0] * (1 + CLOSE)
         near += own > 0.9 * least  # sums of gradients are left out
     assert near > len(pairs) / 2
 

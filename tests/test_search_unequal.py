@@ -14,12 +14,13 @@ from autopar import solve, solvers
 from autopar.cluster import PRESETS, Cluster, Link, NodeGroup
 from autopar.errors import PinError
 from autopar.formulate.step import Pipeline
+from autopar.formulate.tables import Slot
 from autopar.pins import Choices, Pins, unequal_left
 from autopar.plan import Plan
 from autopar.search.floor import floor
 from autopar.search.legs import Options, options_of
 from autopar.search.outcome import Candidate, Outcome
-from autopar.search.placed import Placed
+from autopar.search.placed import Placed, least_alone, least_seconds
 from autopar.search.planner import Search
 from autopar.search.space import Configuration, configurations
 from autopar.search.submeshes import nearest, submeshes, unequal
@@ -141,7 +142,7 @@ def test_the_meshes_that_are_kept_are_nearest_to_the_best_equal_ones() -> None:
 
 
 def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
-    """Floor, relaxed problem, best route, any route: each is at most the next, and the formula is at least a value."""
+    """Floor, a glance, relaxed problem, best route, any route: each is at most the next, and the formula no less."""
     search, attempt, options = _options(cache_dir)
     assert search.unequal is not None
     lowest = least_unequal(search, search.unequal, COUNT)
@@ -149,7 +150,7 @@ def test_no_route_is_below_its_bounds(cache_dir: Path) -> None:
     rng = np.random.default_rng(3)
     found = [_random_route(options, rng) for _ in range(300)]
 
-    assert 0 < lowest <= relaxed.bound <= best.bound <= best.seconds
+    assert 0 < lowest <= attempt.glance() <= relaxed.bound <= best.bound <= best.seconds
     for route in found:
         value = options.staging.value(route)
         assert value >= best.bound
@@ -235,30 +236,35 @@ def test_unequal_stages_for_which_no_time_is_left_count_by_their_floor(cache_dir
     search = _search(cache_dir)
     outcome = replace(search, unequal=None).run(_space(_execution().folded.num_blocks))
 
-    bound = UnequalSearch(search, outcome, lambda: True, lambda: 0.0).bound
+    found = UnequalSearch(search, outcome, lambda: True, lambda: 0.0)
+    found.glance()
+    bound = found.bound
 
     assert outcome.unequal is not None
     assert outcome.unequal.opened == ()
     assert bound == outcome.unequal.floor < outcome.best / WEAK
     assert any(line.startswith("not opened: ") for line in outcome.unequal.words(outcome.best))
-    near = SimpleNamespace(best=bound)
-    # a plan as fast as that leaves nothing to look for
-    assert math.isinf(UnequalSearch(search, near, lambda: True, lambda: 0.0).bound)  # type: ignore[arg-type]
+    near = SimpleNamespace(best=bound, candidates=[], unequal=None)
+    other = UnequalSearch(search, near, lambda: True, lambda: 0.0)  # type: ignore[arg-type]
+    other.glance()
+    assert math.isinf(other.bound)  # a plan as fast as that leaves nothing to look for
 
 
 def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) -> None:
-    """They are bounded, and looked for when they are asked for again; then nothing is left."""
+    """They are bounded, the more closely the later, and looked for when they are asked for again."""
     search = _search(cache_dir)
     outcome = replace(search, unequal=None).run(_space(_execution().folded.num_blocks))
     equal, solved = outcome.best, outcome.solved
     found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
-    assert outcome.unequal is not None
-    floor = found.bound
+    assert search.unequal is not None
+    floor = least_unequal(search, search.unequal, COUNT)
 
+    found.glance()
+    rough = found.bound
     found.look(near=0.99)
     bound = found.bound
 
-    assert floor < bound < equal == outcome.best
+    assert floor < rough < bound < equal == outcome.best
     assert (found.left, outcome.solved) == (1, solved)
     found.look()
     assert outcome.best < 0.9 * equal
@@ -278,6 +284,50 @@ def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(
     assert found.unequal is not None
     assert found.unequal.opened == ()
     assert any(line.startswith("not opened: ") for line in found.unequal.words(found.best))
+
+
+def test_no_block_takes_less_than_its_ops_alone(cache_dir: Path) -> None:
+    """On every mesh, under random placements; the placement problem of a kind says no less than its ops alone."""
+    search = _search(cache_dir)
+    assert search.unequal is not None
+    rng = np.random.default_rng(11)
+    raised = 0.0
+    for submesh in search.unequal.submeshes:
+        tables = search.constraints.tables(
+            _execution().folded, model_rules("gpt2", cache_dir), submesh.mesh, search.costs.on(submesh.devices)
+        )
+        assert tables is not None
+        alone = least_alone(tables)
+        least = least_seconds(tables, lambda problem, _: search.solver.solve(problem), lambda: False)
+        assert (alone <= least).all()
+        raised = max(raised, float((least - alone).max()))
+        for _ in range(5):
+            totals = tables.block_seconds(random_choice(tables, rng))
+            assert (least <= totals[:, [Slot.FORWARD, Slot.BACKWARD]].sum(axis=1) * (1 + 1e-9)).all()
+    assert raised > 0
+
+
+def test_meshes_of_stages_are_chosen_again_where_the_best_plan_has_become_another(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those nearest to its mesh are looked at, be others glanced at before; then they stay."""
+    monkeypatch.setattr("autopar.search.submeshes.MOST_SUBMESHES", 1)
+    search = _search(cache_dir)
+    space = _space(_execution().folded.num_blocks)
+    small, large = (
+        replace(search, unequal=None).run([own for own in space if own.mesh.size == size]) for size in (2, GPUS)
+    )
+    outcome = replace(search, unequal=None).run(space)
+    found = UnequalSearch(search, outcome, lambda: False, lambda: math.inf)
+    chosen = []
+
+    for known, ask in ((small, found.glance), (large, found.look), (small, found.look)):
+        outcome.candidates = list(known.candidates)
+        ask()
+        assert outcome.unequal is not None
+        chosen.append({own.mesh.size for own in outcome.unequal.submeshes})
+
+    assert chosen == [{2}, {GPUS // 2}, {GPUS // 2}]
 
 
 def _simulated(search: Search, candidate: Candidate) -> float:

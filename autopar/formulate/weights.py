@@ -125,11 +125,17 @@ def _share_passes(factors: FloatArray, overlap: Overlap, *, splits: bool = False
     factors[:, Slot.BACKWARD_GATHER] = factors[:, Slot.BACKWARD] * overlap.price(LEAST_GATHER)
 
 
-def kind_weights(tables: Tables, kind: int, traffic: float) -> Weights:
-    """Return the weights whose optimum is the least a block of `kind` adds to its stage; `traffic` as in `weights`."""
+def kind_weights(tables: Tables, kinds: Sequence[int], traffic: float) -> Weights:
+    """Return the weights whose optimum is the least a block of each kind adds to its stage; `traffic` as in `weights`.
+
+    Args:
+        tables: The decisions.
+        kinds: The kinds.
+        traffic: The same.
+    """
     factors = np.zeros((len(tables.folded.kinds), len(Slot)))
-    factors[kind, [Slot.FORWARD, Slot.BACKWARD]] = 1.0 - traffic
-    factors[kind, Slot.GRADIENT] = traffic
+    factors[kinds, Slot.FORWARD] = factors[kinds, Slot.BACKWARD] = 1.0 - traffic
+    factors[kinds, Slot.GRADIENT] = traffic
     _share_passes(factors, Overlap.of(tables.costs.stack))
     return Weights(factors, True)
 

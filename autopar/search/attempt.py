@@ -317,7 +317,7 @@ class Attempt:
             for kind in np.argsort(-inline)[:HEAVY_KINDS]:
                 if self._stopped():
                     break
-                weighting = kind_weights(self.tables, int(kind), 0.0)
+                weighting = kind_weights(self.tables, [int(kind)], 0.0)
                 solution = self._run(problem(self.tables, weighting, name=str(self.configuration)))
                 host = float(self.tables.host_seconds[kind].sum())
                 least[kind] = max(0.0, host, solution.bound)

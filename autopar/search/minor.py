@@ -67,7 +67,7 @@ def minor_paces(search: "Search", mesh: Mesh, samples: int, end: float) -> Minor
         work, cut = work + found.work, cut + found.cut
     # Blocks are whole: what one takes alone says more of stages than the mean does.
     main = main_kind(folded).id
-    instance = problem(alone, kind_weights(alone, main, 0.0), name=f"{mesh} alone, a block")
+    instance = problem(alone, kind_weights(alone, [main], 0.0), name=f"{mesh} alone, a block")
     found = solve_limited(search.solver, instance, end, should_stop=search.should_stop, seed=search.seed)
     block = max(0.0, found.solution.bound)
     blocks = tuple(block if kind == main else 0.0 for kind in folded.chain)

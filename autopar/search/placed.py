@@ -41,10 +41,10 @@ ELSEWHERE = 1e-3
 """Blocks that a kind counts as where a stage has none."""
 
 SHARE = 0.02
-"""Kinds of blocks that take less than this of the model's time take no more than their launches in a bound."""
+"""Kinds of blocks that take less than this of the model's time have each op at its fastest in a bound."""
 
 HEAVY_KINDS = 6
-"""Kinds whose least time is looked for, the heaviest ones; the others, too, take no more than their launches."""
+"""Kinds whose least time is looked for, the heaviest ones; the others, too, have each op at its fastest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,33 +83,33 @@ class Placed:
         return self.submesh, tuple((block.arrivals, block.departures) for block in self.blocks)
 
 
-def least_seconds(tables: Tables, solve: Solve, rough: FloatArray) -> FloatArray:
+def least_seconds(tables: Tables, solve: Solve, stopped: Callable[[], bool]) -> FloatArray:
     """Return by kind a lower bound on the seconds of both passes of a block, whatever is chosen, (kinds,).
 
     Args:
         tables: The decisions.
         solve: Solver of placement problems.
-        rough: (kinds,) share of each kind in the model's time, about.
+        stopped: Whether to solve none any more.
     """
-    host = tables.host_seconds.sum(axis=1)
-    least = host.copy()
-    for kind in np.argsort(-rough, kind="stable")[:HEAVY_KINDS].tolist():
-        if rough[kind] < SHARE:
-            break
-        solution = solve(problem(tables, kind_weights(tables, kind, 0.0)), math.inf)
-        least[kind] = max(least[kind], solution.bound)
-    return np.asarray(np.maximum(0.0, least))
-
-
-def rough_shares(tables: Tables) -> FloatArray:
-    """Return the share of each kind of block in the model's time, each op alone at its fastest, (kinds,)."""
-    seconds = np.zeros(len(tables.folded.kinds))
-    for node in tables.nodes:
-        if node.slot in (Slot.FORWARD, Slot.BACKWARD, Slot.BACKWARD_WEIGHT):
-            seconds[node.kind] += node.share * float(node.seconds.min())
+    least = least_alone(tables)
     counts = np.array([kind.count for kind in tables.folded.kinds])
-    total = float(counts @ seconds)
-    return np.asarray(counts * seconds / total) if total else np.ones(len(seconds))
+    shares = counts * least / max(float(counts @ least), 1e-12)
+    for kind in np.argsort(-shares, kind="stable")[:HEAVY_KINDS].tolist():
+        if shares[kind] < SHARE or stopped():
+            break
+        solution = solve(problem(tables, kind_weights(tables, [kind], 0.0)), math.inf)
+        least[kind] = max(least[kind], solution.bound)
+    return least
+
+
+def least_alone(tables: Tables) -> FloatArray:
+    """Return by kind what both passes of a block take at least, each op at its fastest, (kinds,)."""
+    kinds = range(len(tables.folded.kinds))
+    costs = problem(tables, kind_weights(tables, kinds, 0.0)).node_costs
+    found = np.zeros(len(kinds))
+    for node, own in zip(tables.nodes, costs, strict=True):
+        found[node.kind] += own.min()
+    return np.asarray(np.maximum(found, tables.host_seconds.sum(axis=1)))
 
 
 def pareto_choices(

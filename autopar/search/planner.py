@@ -4,11 +4,11 @@
    without memory limits, which also finds most plans that fit anyway (`attempt.py`).
 2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
 3. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
-   microbatches take on their free axes alone bounds many of them at once (`pacing.py`). If in the end the bound of the
-   others is `WEAK` times their own, they are searched in the same way with plain schedules. Those that are left are
-   worked on for a share of the work, least bounds first, and, after stages with meshes of their own
-   (`unequal_space.py`), for some more while the least bound of all is theirs and a percent below the best plan
-   (`third_axis.py`).
+   microbatches take on their free axes alone bounds many of them at once (`pacing.py`), and with a limit of time what
+   ops take alone bounds stages with meshes of their own (`unequal_space.py`). If in the end the bound of the others is
+   `WEAK` times their own, they are searched in the same way with plain schedules. Those that are left are worked on
+   for a share of the work, least bounds first, and, after stages with meshes of their own, for some more while the
+   least bound of all is theirs and a percent below the best plan (`third_axis.py`).
 4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
 5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
@@ -147,6 +147,7 @@ class Search:
             self.folded, self.floor, self.costs.stack, self.global_batch, self.room, clock.stops, clock.is_late
         )
         third, limited = None, math.isfinite(self.time_limit)
+        unequal = UnequalSearch(self, outcome, clock.stops, clock.end)
         with self.hire(self) as crew:
             waves = _waves(families(fewer))
             beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
@@ -156,14 +157,16 @@ class Search:
 
             pacing: Pacing | None = None
 
-            def pace(elsewhere: float) -> None:
+            def midway(elsewhere: float) -> None:
                 nonlocal pacing
                 if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
                     pacing = Pacing(self, outcome, families(more), carried, elsewhere)
                     sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
                     outcome.closed_floor = pacing.raised(outcome.best, ROOM)
+                if limited and outcome.candidates:
+                    unequal.glance()
 
-            lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=pace)
+            lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=midway)
             opened = _waves(families(more))
             if pacing is not None and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 outcome.closed_floor = pacing.raised(_with(lowest, aside))
@@ -183,7 +186,6 @@ class Search:
             if third is None and pacing is not None and outcome.stopped == "time limit":
                 last = pacing.raised(_with(lowest, aside), ends=True)
                 outcome.closed_floor = max(outcome.closed_floor, last)
-            unequal = UnequalSearch(self, outcome, clock.stops, clock.end)
             unequal.look(NEARS[0] if limited else OPTIMALITY_TOLERANCE)
 
             def third_axis(near: float, until: float, count: int = sys.maxsize, *, ends: bool = False) -> None:

@@ -31,10 +31,10 @@ from autopar.search.pieces import Finding
 from autopar.search.placed import (
     MOST_CHOICES,
     Placed,
+    least_alone,
     least_seconds,
     pareto_choices,
     range_choice,
-    rough_shares,
     undominated,
 )
 from autopar.search.roles import roles_of_axes
@@ -86,14 +86,30 @@ class UnequalAttempt:
         self._trains = SCHEDULES[space.schedule].trains
         self._cut, self._told = 0, 0.0
         self.work = 0.0
-        rules = search.rules(self._folded)
+        self._rules = search.rules(self._folded)
+        self._submeshes = submeshes
         self._tables: dict[Submesh, Tables] = {}
-        for submesh in submeshes:
-            tables = search.constraints.tables(self._folded, rules, submesh.mesh, search.costs.on(submesh.devices))
-            if tables is not None:
-                self._tables[submesh] = tables
-        smallest = min((submesh.mesh.size for submesh in self._tables), default=space.devices)
-        self._stages = max(1, min(max(space.stages), space.devices // smallest))
+        self._glanced: float | None = None
+        self._bounded = 0.0
+
+    def glance(self) -> float:
+        """Return a lower bound on all plans that takes no staging problem: each op is at its fastest on some mesh.
+
+        A stage of n of N devices takes t, and the slowest at least the mean of all devices, sum n t / N: a block adds
+        its own seconds 1 + (m - 1) n / N times, wherever it is.
+        """
+        if self._glanced is None:
+            chosen = np.full(len(self._folded.kinds), np.inf)
+            for submesh in self._submeshes:
+                if self._asked():
+                    return 0.0
+                tables = self._written(submesh)
+                if tables is not None:
+                    times = 1 + (self._count - 1) * submesh.mesh.size / self._space.devices
+                    chosen = np.minimum(chosen, times * least_alone(tables))
+            counts = np.array([kind.count for kind in self._folded.kinds])
+            self._glanced = float(counts @ chosen) + self._search.costs.stack["step_seconds"]
+        return self._glanced
 
     def run(self, outcome: Outcome, near: float = OPTIMALITY_TOLERANCE) -> float:
         """Return a lower bound on all plans, and add the best one to what was found.
@@ -102,18 +118,14 @@ class UnequalAttempt:
             outcome: What was found.
             near: How much better, relative, plans have to be at most than the best one for one to be looked for.
         """
-        if not self._tables:
-            return math.inf
-        relaxed = self.relaxed()
-        bound = dynamic.solve(relaxed, outcome.best, self._asked).bound
-        if self._stops() or bound >= outcome.best * (1 - near):
+        bound, enough = self.glance(), outcome.best * (1 - near)
+        if bound < outcome.best * (1 - OPTIMALITY_TOLERANCE) and not self._stops():
+            self._bounded = self._bounded or self._bound(outcome.best)
+            bound = max(bound, self._bounded)
+        if bound >= enough or self._stops():
+            self._tables = {}  # megabytes each, which may not be asked for again
             outcome.take(self._finding(bound, None), self._search.keep)
             return bound
-        if outcome.candidates:  # meshes that no better plan has are let go
-            used = {leg.option for _, leg in survivors(relaxed, outcome.best, one_each=True)}
-            self._tables = {
-                submesh: tables for number, (submesh, tables) in enumerate(self._tables.items()) if number in used
-            }
         placed, cutoff = self._placed(), self._search.threshold(outcome)
         for _ in range(ROUNDS):
             if not placed or self._stops():
@@ -168,6 +180,13 @@ class UnequalAttempt:
                 found.append(Placed.of(submesh, tables, choice, trains=self._trains))
         return found
 
+    @property
+    def _stages(self) -> int:
+        """How many stages there may be on the meshes that are left."""
+        devices = self._space.devices
+        smallest = min((submesh.mesh.size for submesh in self._tables), default=devices)
+        return max(1, min(max(self._space.stages), devices // smallest))
+
     def _pipeline(self, num_stages: int) -> Pipeline:
         mesh = next(iter(self._tables)).mesh
         configuration = Configuration(num_stages, mesh, self._count, self._space.schedule)
@@ -182,25 +201,50 @@ class UnequalAttempt:
         self.work += found.work
         return found.solution
 
+    def _bound(self, best: float) -> float:
+        """Return a lower bound on all plans, and let go of the meshes that none has that is better than the best."""
+        self._write()
+        if not self._tables:
+            return math.inf
+        relaxed = self.relaxed()
+        bound = dynamic.solve(relaxed, best, self._asked).bound
+        if bound < best < math.inf and not self._asked():
+            used = {leg.option for _, leg in survivors(relaxed, best, one_each=True)}
+            self._submeshes = tuple(own for number, own in enumerate(self._tables) if number in used)
+            self._tables = {own: self._tables[own] for own in self._submeshes}
+        return bound
+
+    def _write(self) -> None:
+        """Have the decisions on all meshes on which there are any."""
+        if not self._tables:
+            found = {submesh: self._written(submesh) for submesh in self._submeshes}
+            self._tables = {submesh: tables for submesh, tables in found.items() if tables is not None}
+
+    def _written(self, submesh: Submesh) -> Tables | None:
+        """Return the decisions on a mesh; None if constraints exclude them."""
+        search = self._search
+        costs = search.costs.on(submesh.devices)
+        return search.constraints.tables(self._folded, self._rules, submesh.mesh, costs)
+
     def relaxed(self) -> Staging:
         """Return the staging problem that bounds all plans: what each block takes and holds at least, all else free."""
-        folded, chain, limit = self._folded, np.asarray(self._folded.chain), self._search.memory_limit
+        self._write()
+        chain, limit = np.asarray(self._folded.chain), self._search.memory_limit
         found = windows(symbols_of(self._folded.chain, ()), len(chain), from_first=False)
-        pipeline = self._pipeline(self._stages)
-        flying = np.array([pipeline.in_flight(stage) for stage in reversed(range(self._stages))], dtype=np.float64)
-        seconds = np.empty((self._stages, len(self._tables), len(found.start), 1))
+        pipeline, stages, options = self._pipeline(self._stages), self._stages, len(self._tables)
+        flying = np.array([pipeline.in_flight(stage) for stage in reversed(range(stages))], dtype=np.float64)
+        seconds = np.empty((stages, options, len(found.start), 1))
 
         def sums(kinds: FloatArray) -> FloatArray:
             total = np.concatenate([[0.0], np.cumsum(kinds[chain])])
             return np.asarray(total[found.stop] - total[found.start])
 
         for number, tables in enumerate(self._tables.values()):
-            rough = np.zeros(len(folded.kinds)) if self._stops() else rough_shares(tables)  # launches only
-            least = least_seconds(tables, self._solve, rough)
+            least = least_seconds(tables, self._solve, self._stops)
             resident, kept = _least_bytes(tables, trains=self._trains)
-            held = sums(resident)[None] + flying[:, None] * sums(kept)[None] + folded.buffer_bytes
+            held = sums(resident)[None] + flying[:, None] * sums(kept)[None] + self._folded.buffer_bytes
             seconds[:, number, :, 0] = np.where(held <= limit, sums(least)[None], np.inf)
-        options, devices = len(self._tables), self._space.devices
+        devices = self._space.devices
         return Staging(
             at=np.where(self._search.constraints.ranges(*found.at.shape), found.at, -1),
             sizes=np.array([submesh.mesh.size for submesh in self._tables]),
@@ -220,6 +264,7 @@ class UnequalAttempt:
 
     def _placed(self) -> list[Placed]:
         """Return what stages can be chosen from."""
+        self._write()
         search = self._search
         found: list[Placed] = []
         flavours = search.constraints.flavours()

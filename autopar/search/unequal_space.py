@@ -95,30 +95,20 @@ class UnequalSearch:
         self._search, self._outcome, self._stops, self._end = search, outcome, stops, end
         self.bound = math.inf
         self._bounds: dict[int, float] = {}
-        self._waiting: list[int] = []
-        space = search.unequal
-        if space is None or search.batch_dims is not None:
-            return
-        found = outcome.unequal = UnequalSpace(space)
-        floors = {count: least_unequal(search, space, count) for count in space.microbatches}
-        is_long = len(search.folded(search.global_batch // min(floors)).chain) > MOST_BLOCKS
-        closed = is_long and not search.costs.cluster.groups
-        opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors)
-        self.bound = min((floors[count] for count in opened), default=math.inf)
-        if stops() or not opened:
-            found.floor = min(floors.values())
-            return
-        found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
-        best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
-        found.submeshes = nearest(space.submeshes, min(best, space.devices / 2))
-        found.opened, found.bound = tuple(sorted(opened)), self.bound
-        self._bounds = {count: floors[count] for count in opened}
-        self._waiting = opened
+        self._waiting: dict[int, UnequalAttempt] = {}
+        self._space = None if search.batch_dims is not None else search.unequal
+        self._looked = False
 
     @property
     def left(self) -> int:
         """How many numbers of microbatches may have a better plan that was not looked for."""
         return sum(map(self._is_rival, self._waiting))
+
+    def glance(self) -> None:
+        """Bound all that wait by what ops take alone."""
+        self._open()
+        for count, work in self._waiting.items():
+            self._raise(count, work.glance())
 
     def look(self, near: float = OPTIMALITY_TOLERANCE) -> None:
         """Bound all that wait, and look for plans where these may be better than the best one by more than a share.
@@ -126,22 +116,54 @@ class UnequalSearch:
         Args:
             near: The share; the others wait for another look.
         """
-        outcome, found = self._outcome, self._outcome.unequal
-        assert found is not None or not self._waiting, "what waits is part of a space"
-        for count in tuple(self._waiting):
-            if self._stops() or found is None:
+        self._open()
+        self._looked = True
+        outcome = self._outcome
+        for count, work in tuple(self._waiting.items()):
+            if self._stops():
                 break
             enough = outcome.best * (1 - near)
-            work = UnequalAttempt(self._search, found.submeshes, found.space, count, self._stops, self._end)
-            bound = self._bounds[count] = max(self._bounds[count], work.run(outcome, near))
-            self.bound = found.bound = min(self._bounds.values())
+            bound = self._raise(count, work.run(outcome, near))
             if bound < enough or not self._is_rival(count):
-                self._waiting.remove(count)
+                del self._waiting[count]
                 outcome.solved += bound < outcome.best
                 outcome.pruned += bound >= outcome.best
             lowest = min(outcome.closed_floor, self.bound)
             done = len(self._bounds) - len(self._waiting)
             self._search.tell(outcome, "stages", done, len(self._bounds), lowest, f"{count} microbatches")
+
+    def _open(self) -> None:
+        """Decide what to look at: again if the best plan on equal stages has become another since it was glanced at."""
+        search, outcome, space = self._search, self._outcome, self._space
+        if space is None or self._looked or (outcome.unequal is not None and self._stops()):
+            return
+        best = outcome.candidates[0].configuration.mesh.size if outcome.candidates else space.devices
+        submeshes = nearest(space.submeshes, min(best, space.devices / 2))
+        if outcome.unequal is not None and submeshes == outcome.unequal.submeshes:
+            return
+        found = outcome.unequal = UnequalSpace(space)
+        floors = {count: least_unequal(search, space, count) for count in space.microbatches}
+        is_long = len(search.folded(search.global_batch // min(floors)).chain) > MOST_BLOCKS
+        closed = is_long and not search.costs.cluster.groups
+        opened = [] if closed else worth_while(search.costs.cluster, outcome.best, floors)
+        self.bound = min((floors[count] for count in opened), default=math.inf)
+        self._bounds, self._waiting = {}, {}
+        if self._stops() or not opened:
+            found.floor = min(floors.values())
+            return
+        found.floor = min((floor for count, floor in floors.items() if count not in opened), default=math.inf)
+        found.opened, found.bound, found.submeshes = tuple(sorted(opened)), self.bound, submeshes
+        for count in opened:
+            self._bounds[count] = floors[count]
+            self._waiting[count] = UnequalAttempt(search, submeshes, space, count, self._stops, self._end)
+
+    def _raise(self, count: int, bound: float) -> float:
+        """Take down a bound of so many microbatches, and return the best one known."""
+        found = self._outcome.unequal
+        assert found is not None, "what waits is part of a space"
+        self._bounds[count] = max(self._bounds[count], bound)
+        self.bound = found.bound = min(self._bounds.values())
+        return self._bounds[count]
 
     def _is_rival(self, count: int) -> bool:
         """Whether there may be a better plan with so many microbatches."""

@@ -73,7 +73,7 @@ CASES = {
     "gpt3-xl-1000-layers": Case("gpt3-xl", 64, "h100", 0, dims={"num_layers": 1000}, times=(1.5, "gpt3-xl-96-layers")),
     "gpt3-xl-1000-layers-unlimited": Case("gpt3-xl", 64, "h100", 0, dims={"num_layers": 1000}),
     "wide-resnet-2b-32": Case("wide-resnet-2b", 32, "v100", 180, gigabytes=2),
-    "unet-sd1-32": Case("unet-sd1", 32, "v100", 180, gigabytes=2, workers=1),
+    "unet-sd1-32": Case("unet-sd1", 32, "v100", 180, gigabytes=2),
 }
 
 
