@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,7 @@ from autopar.sizing.goals import Goal, Per
 from autopar.sizing.gpus import find_gpus
 from autopar.sizing.planning import find_plan
 from autopar.sizing.records import Infeasibility
-from autopar.sizing.thrift import shortage, thriftiest
+from autopar.sizing.thrift import Thrifty, shortage, thriftiest
 from autopar.task import Effort, Task, pinned, prepare, resized
 from tests.formulations import DIMS, good_choice, lowered_bytes, splits, stage_peak, tables
 
@@ -459,3 +460,33 @@ def test_a_search_that_cannot_succeed_is_ended_by_its_bytes() -> None:
     (candidate,) = outcome.candidates
     assert candidate.configuration in fits.space
     assert replace(outcome).bound == float("inf")
+
+
+def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a search goes on, and the thriftiest plan is looked for again, with more time."""
+    nothing = Thrifty(None, math.inf, 0.0, complete=False, is_cut=True)
+    asked: list[float] = []
+
+    def look(task: Task, *, enough: float, end: float) -> Thrifty:
+        asked.append(end - time.monotonic())
+        return nothing if len(asked) == 1 else replace(nothing, is_cut=False)
+
+    monkeypatch.setattr(hope, "thriftiest", look)
+    watch = hope.Hope(_task("mlp-xs", 2), lambda _: None, lambda: False)
+    watch.progress(Progress("begin"))
+    watch._began -= 2 * hope.PATIENCE
+
+    assert not watch.should_stop()
+    assert not watch.should_stop()  # not so soon again
+    watch._began -= 4 * hope.PATIENCE
+    assert watch.should_stop()
+    assert len(asked) == 2
+    assert asked[1] > 1.5 * asked[0]
+
+
+def test_what_is_cut_says_so() -> None:
+    """No time leaves the first configuration alone, unless nothing else could be better."""
+    task = _task("mlp-xs", 2)
+
+    assert thriftiest(task, end=0.0).is_cut
+    assert not thriftiest(task).is_cut

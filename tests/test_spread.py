@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import highspy
 import numpy as np
 import pytest
 
@@ -24,6 +25,7 @@ from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
+from autopar.schedule.program import LeastProgram
 from autopar.schedule.spread import Order, Rest, Spread, Take
 from autopar.search.blocks import assemble_blocks
 from autopar.search.floor import floor
@@ -351,3 +353,26 @@ def test_programs_go_on_from_where_they_were(schedule: str, chunks: int) -> None
         assert found.seconds == pytest.approx(cold.seconds, rel=1e-6)
         assert found.shares.sum() == pytest.approx(6 * chunks)
     assert few.seconds <= spread.of_cuts(cuts, 3.0).seconds * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_program_is_solved_by_another_method_where_one_gets_stuck(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Going on from a known optimum may end without an answer: then the program is solved anew."""
+    program = LeastProgram()
+    program.add({0: 1.0, 1: 2.0}, least=4.0)
+    program.add({0: 1.0}, most=3.0)
+    known = program.minimised({0: 1.0, 1: 3.0}, 2)
+    program.add({1: 1.0}, least=1.0)
+    runs: list[str] = []
+    run = highspy.Highs.run
+
+    def stuck(highs: highspy.Highs) -> object:
+        runs.append(highs.getOptionValue("solver")[1])
+        return run(highs) if len(runs) > failing else None
+
+    monkeypatch.setattr(highspy.Highs, "run", stuck)
+
+    assert program.minimised({0: 1.0, 1: 3.0}, 2, known.basis).value == pytest.approx(5.0)
+    assert len(runs) == failing + 1

@@ -99,26 +99,41 @@ class LeastProgram:
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("presolve", "off")  # it takes as long as the rest, for nothing
-        is_large = len(self._least) >= LARGE and start is None
-        highs.setOptionValue("solver", "ipm" if is_large else "simplex")
         highs.passModel(model)
-        if start is not None:
-            highs.setBasis(_extended(start, num_variables, len(self._least)))
-            more = len(start.variables) < num_variables  # then what was found still fulfils all rows
-            highs.setOptionValue("simplex_strategy", PRIMAL if more else DUAL)
-        highs.run()
-        if is_large and highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            # An interior point may be missed where there is one: only the simplex method says that there is none.
-            highs.clearSolver()
-            highs.setOptionValue("solver", "simplex")
-            highs.run()
-        if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        if not _is_solved(highs, len(self._least) >= LARGE, start):
             return Optimum(math.inf, np.zeros(0), np.zeros(0), None)
-        assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal, "no cost is below zero"
         solution, found = highs.getSolution(), highs.getBasis()
         value = float(highs.getInfo().objective_function_value)
         basis = Basis(*(np.array(list(map(int, own)), dtype=np.int8) for own in (found.col_status, found.row_status)))
         return Optimum(value, np.array(solution.row_dual), np.array(solution.col_value), basis)
+
+
+def _is_solved(highs: highspy.Highs, is_large: bool, start: Basis | None) -> bool:
+    """Solve a program that has an optimum or no solution, and return whether it has one.
+
+    Args:
+        highs: What has the program.
+        is_large: Whether an interior point is sought first.
+        start: Where to go on, if it was solved before with fewer variables or rows.
+    """
+    ways = ["ipm", "simplex"] if is_large else ["simplex", "ipm"]
+    for way in ["warm", *ways] if start is not None else ways:
+        highs.setOptionValue("solver", "ipm" if way == "ipm" else "simplex")
+        if way == "warm" and start is not None:
+            num_variables, num_rows = highs.getNumCol(), highs.getNumRow()
+            highs.setBasis(_extended(start, num_variables, num_rows))
+            more = len(start.variables) < num_variables  # then what was found still fulfils all rows
+            highs.setOptionValue("simplex_strategy", PRIMAL if more else DUAL)
+        highs.run()
+        # An interior point may be missed where there is one: only the simplex method says that there is none. That may
+        # get stuck where it goes on.
+        if (status := highs.getModelStatus()) == highspy.HighsModelStatus.kOptimal:
+            return True
+        if status == highspy.HighsModelStatus.kInfeasible and way != "ipm":
+            return False
+        highs.clearSolver()
+        highs.setOptionValue("simplex_strategy", DUAL)
+    raise AssertionError(f"no cost is below zero, but a program ended as {status}")
 
 
 def _extended(start: Basis, num_variables: int, num_rows: int) -> highspy.HighsBasis:

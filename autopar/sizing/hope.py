@@ -103,6 +103,7 @@ class Hope:
         self._task, self._progress, self._should_stop = task, progress, should_stop
         self._began, self._end = time.monotonic(), end
         self._best, self._looked = math.inf, False
+        self._patience, self._asked = PATIENCE, ASKED_SECONDS
         self._found: Thrifty | None = None
 
     def progress(self, progress: Progress) -> None:
@@ -116,10 +117,14 @@ class Hope:
         if self._should_stop():
             return True
         waited = time.monotonic() - self._began
-        if self._looked and self._found is None and self._best == math.inf and waited > PATIENCE:
+        if self._looked and self._found is None and self._best == math.inf and waited > self._patience:
             limit, now = self._task.job.memory_limit, time.monotonic()
-            self._found = thriftiest(self._task, enough=limit, end=min(now + ASKED_SECONDS, max(now, self._end)))
-            self.lost = self._found.bytes > limit * (1.0 if self._found.complete else SURE)
+            found = thriftiest(self._task, enough=limit, end=min(now + self._asked, max(now, self._end)))
+            if found.is_cut and found.bytes > limit:  # that says nothing: a busy machine may be asked again
+                self._patience, self._asked = 2 * (time.monotonic() - self._began), 2 * self._asked
+            else:
+                self._found = found
+                self.lost = found.bytes > limit * (1.0 if found.complete else SURE)
         return self.lost
 
     def rescue(self, outcome: Outcome, *, late: bool = False, end: float = math.inf) -> None:

@@ -58,13 +58,15 @@ class Thrifty:
         candidate: The plan.
         bytes: Peak of its fullest stage.
         floor: The least proven floor of the configurations listed, all of which were looked at if `complete`.
-        complete: Whether time sufficed to look at all that could be better.
+        complete: Whether all that could be better was looked at.
+        is_cut: Whether time ended before as many were looked at as are at most.
     """
 
     candidate: Candidate | None
     bytes: float
     floor: float
     complete: bool
+    is_cut: bool
 
 
 def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thrifty:
@@ -77,10 +79,10 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
     """
     search = task.search(Effort(top_k=1))
     attempts: list[tuple[float, int, Attempt, list[Configuration]]] = []
-    complete = True
+    complete, is_cut = True, False
     for number, family in enumerate(_thrifty(task.space, task.job.global_batch)):
         if time.monotonic() > end and attempts:
-            complete = False
+            complete, is_cut = False, True
             break
         attempt = search.attempt((_plain(family),), end)
         if attempt is not None:
@@ -93,6 +95,7 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
         late = time.monotonic() > end and found is not None
         if least >= best or best <= enough or done == LOOKS or late:
             complete &= not late and done < LOOKS
+            is_cut |= late and best > enough
             break
         own = _thrifty_plan(attempt, family, search)
         if own is not None:
@@ -102,7 +105,7 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
     if best > enough and found is not None:
         nearest = [configuration for *_, configuration in sorted(looked)[:SEARCHED]]
         best, found = _searched(search, nearest, best, found, enough, end)
-    return Thrifty(found, best, floor, complete)
+    return Thrifty(found, best, floor, complete, is_cut)
 
 
 def _searched(
