@@ -38,9 +38,10 @@ def _work(seconds: Sequence[float]) -> StageWork:
     return StageWork(seconds[0], seconds[1], seconds[2] if len(seconds) > 2 else 0.0)
 
 
-def _closed(works: Sequence[StageWork], microbatches: int) -> float:
-    """Return what a step takes by the formula of schedules that have one."""
+def _closed(works: Sequence[StageWork], microbatches: int, links: Sequence[float] = ()) -> float:
+    """Return what a step takes by the formula of schedules that have one, whose links are busy for so long."""
     each = [work.forward + work.backward for work in works]
+    each = [max(both) for both in zip(each, links, strict=True)] if links else each
     return sum(each) + (microbatches - 1) * max(each)
 
 
@@ -60,6 +61,9 @@ def loads(draw: st.DrawFn) -> tuple[str, int, int, int, Load]:
         late=scale * draw(st.sampled_from([0.0, 0.5, 1.0])) if splits_backward else 0.0,
         resident=draw(st.sampled_from([0.0, 0.04])),
         others=draw(st.sampled_from([0.0, 0.3])),
+        thrifty=draw(st.sampled_from([(), ((0.01, 0.4),), ((0.02, 0.1), (0.0, 1.6))])),
+        received=draw(st.sampled_from([(0.0, 0.0), (0.04, 0.02)])),
+        outer=draw(st.sampled_from([(0, 0), (1, 1)])),
     )
     return name, groups, microbatches, chunks, load
 
@@ -82,6 +86,8 @@ def test_no_spread_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int,
         blocks = rng.multinomial(load.blocks, rng.dirichlet(np.full(count, 2.0)))
         again = rng.binomial(blocks, rng.random()) if rng.random() < 0.8 else np.zeros(count, dtype=np.int64)
         flavours = np.stack([blocks - again, again], axis=1)
+        lies = np.array([(load.resident, 0.0), *load.thrifty])
+        ways = rng.multinomial(blocks, rng.dirichlet(np.ones(len(lies))))
         rest = load.rest * rng.dirichlet(np.ones(count * len(passes))).reshape(count, -1)
         others = load.others * rng.dirichlet(np.ones(groups))
         fits = True
@@ -89,7 +95,9 @@ def test_no_spread_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int,
             kept = [float(flavours[stage] @ load.kept) for stage in own]
             late = [float(blocks[stage]) * load.late for stage in own]
             order = [(task.kind, task.microbatch, task.chunk) for task in orders[group]]
-            always = others[group] + load.resident * sum(int(blocks[stage]) for stage in own)
+            always = others[group] + sum(float(ways[stage] @ lies[:, 0]) for stage in own)
+            inner = [stage for stage in own if load.outer[0] <= stage < count - load.outer[1]]
+            always += sum(load.received[0] * (stage > 0) + load.received[1] * (stage < count - 1) for stage in inner)
             fits &= always + _peak(order, kept, late, schedule.passes[-1]) <= 1
         if not fits:
             continue
@@ -98,9 +106,10 @@ def test_no_spread_of_blocks_that_fits_is_faster(size: tuple[str, int, int, int,
             seconds = [float(blocks[stage]) * own + float(more) for own, more in zip(passes, rest[stage], strict=True)]
             seconds[1] += float(flavours[stage] @ load.again)
             works.append(_work(seconds))
-        ends = scheduled_step(name, groups, microbatches, works)
+        links = [sum(float(ways[stage] @ lies[:, 1]) for stage in own) for own in stages_of]
+        ends = max(scheduled_step(name, groups, microbatches, works), microbatches * max(links))
         assert ordered <= ends * (1 + 1e-9)
-        step = _closed(works, microbatches) if name in ("1f1b", "gpipe") else ends
+        step = _closed(works, microbatches, links) if name in ("1f1b", "gpipe") else ends
         assert least <= step * (1 + 1e-9)
 
 

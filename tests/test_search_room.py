@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autopar.formulate.block_rows import block_program
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.keeping import kept, main_kind, most_shards, put_off, states
 from autopar.formulate.memory import KEPT, RESIDENT
@@ -12,9 +13,11 @@ from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Memory, Tables
 from autopar.formulate.weights import problem, weights
 from autopar.program.lower import lower_blocks
-from autopar.recompute import Hosted, Recompute
+from autopar.recompute import ON_DEVICE, Hosted, Recompute
+from autopar.schedule.spread import Take
 from autopar.search.blocks import assemble_blocks
 from autopar.search.carried import Carried
+from autopar.search.hull import Hull
 from autopar.search.pace import UNKNOWN
 from autopar.search.planner import Search
 from autopar.search.room import Room, _least_again
@@ -139,9 +142,9 @@ def test_the_least_mixture_by_enumeration() -> None:
         assert least >= min(seconds, default=np.inf) - 0.4  # a tenth of two blocks that differ most
 
 
-def _search(limit: float = np.inf) -> Search:
+def _search(limit: float = np.inf, gpus: int = 8) -> Search:
     dims = {"num_layers": 6, "hidden": 1024, "heads": 8, "seq": 1024, "vocab": 512}
-    task = prepare("zoo:gpt2", gpus=8, cluster="h100", global_batch=64, dims=dims)
+    task = prepare("zoo:gpt2", gpus=gpus, cluster="h100", global_batch=64, dims=dims)
     return replace(task.search(Effort()), memory_limit=limit)
 
 
@@ -158,13 +161,16 @@ CONFIGURATIONS = [
     Configuration(2, Mesh.of(outer=2, inner=2), 4, "interleaved", num_chunks=2),
     Configuration(4, Mesh.of(inner=2), 8, "1f1b"),
     Configuration(4, Mesh.of(inner=2), 8, "zb-h1"),
+    Configuration(2, Mesh.of(dp=2, outer=2, inner=4), 8, "1f1b"),
+    Configuration(2, Mesh.of(dp=2, outer=2, inner=4), 8, "zb-h1"),
+    Configuration(2, Mesh.of(dp=2, outer=2, inner=4), 8, "interleaved", num_chunks=2),
 ]
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: Configuration) -> None:
     """Under limits from where all fits to where nothing does, of good and of random choices in their best split."""
-    search = _search()
+    search = _search(gpus=configuration.num_stages * configuration.mesh.size)
     free = search.attempt((configuration,), np.inf)
     assert free is not None
     free.relaxed(np.inf)
@@ -194,7 +200,7 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
             assert again or not room.again(configuration)
             assert least <= attempt.best.objective * (1 + CLOSE)
 
-    assert raised > 1
+    assert raised or len(configuration.mesh.axes) == 3, "recompute is little there beside parameters"
     assert found or configuration.schedule != "1f1b", "less fits where others have to wait"
     assert before == np.inf, "parameters alone do not fit"
 
@@ -219,3 +225,36 @@ def test_nothing_fits_beside_buffers_that_take_all_there_is() -> None:
     """Nor where they take more."""
     for limit in (0.0, -1e9):
         assert _room(_search(limit)).crowded(CONFIGURATIONS[2], UNKNOWN) == np.inf
+
+
+@pytest.mark.parametrize("samples", [4, 16])
+def test_no_placement_holds_less_unless_a_link_has_it_in_every_microbatch(samples: int) -> None:
+    """Where data parallelism leaves nodes: parameters that it shards are gathered, and so are gradients reduced."""
+    search = _search(80e9, gpus=32)
+    configuration = Configuration(2, Mesh.of(dp=2, outer=2, inner=4), 64 // samples, "zb-h1")
+    tables = search.tables((configuration,))
+    assert tables is not None
+    pipeline, folded_ = configuration.pipeline(search.costs.stack), tables.folded
+    program = block_program(tables, pipeline, 80e9, ON_DEVICE, (Recompute.NONE,) * len(folded_.kinds))
+    hull = Hull(tables, program.rows)
+    weighting = weights(tables, pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=True)
+    instance, rng = problem(tables, weighting), np.random.default_rng(1)
+    _, choice = optimum(instance)
+    for _ in range(60):
+        hull.add(choice)
+        choice = random_choice(instance, rng, near=choice)
+    points = program.points(hull.columns)
+    own = sum(memory.least(configuration.mesh.shape) for memory in states(folded_, search.costs, offload=False))
+
+    whole, ways = _room(search)._ways(configuration, own)
+
+    assert len(ways) == 3, "parameters, sums of gradients, or both"
+    assert all(0 < held < whole and link > 0 for held, link in ways)
+    assert min(held for held, _ in ways) == pytest.approx(own)
+    held, link = points[:, Take.RESIDENT] * 80e9, points[:, Take.LINK]
+    assert link.min() < 0.5 * link.max(), "random choices have little and much"
+    for price in np.geomspace(1e6, 1e16, 40):  # bytes that a second is worth
+        said = min(resident + price * seconds for resident, seconds in ((whole, 0.0), *ways))
+        assert said <= (held + price * link).min() * (1 + 1e-9)
+    near = _room(search)._ways(Configuration(4, Mesh.of(dp=2, outer=2, inner=2), 64 // samples, "zb-h1"), own)
+    assert near == (own, ()), "within a node no link between nodes has it"

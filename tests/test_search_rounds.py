@@ -28,10 +28,10 @@ class _Script:
         self._bounds, self.cases, self.num_cuts = bounds, list[int](), 1
         self._values = {own: iter(each) for own, each in values.items()}
 
-    def bound(self, order: Order, rest: Rest, enough: float, start: None = None) -> Bounded:
+    def bound(self, order: Order, rest: Rest, enough: float, known: Bounded | None = None) -> Bounded:
         own = self._bounds[cast(Configuration, order)]
         seconds = own.pop(0) if len(own) > 1 else own[0]
-        return Bounded(seconds, Case(round(10 * seconds), is_most=True), None)
+        return Bounded(seconds, Case(round(10 * seconds), is_most=True), None, (), self.num_cuts)
 
     def spread(self, order: Order, rest: Rest, case: Case, start: None) -> Spreaded:
         self.cases.append(case.most)

@@ -15,7 +15,7 @@ from autopar.formulate.block_rows import block_program
 from autopar.formulate.building import build_tables
 from autopar.formulate.grouped import Groups, grouped_time
 from autopar.formulate.hull import step_program
-from autopar.formulate.keeping import main_kind, put_off
+from autopar.formulate.keeping import main_kind, put_off, received
 from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import StageWork, pass_seconds, scheduled_step
 from autopar.formulate.step import Pipeline, Split
@@ -24,7 +24,7 @@ from autopar.formulate.weights import problem, weights
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
-from autopar.schedule import SCHEDULES
+from autopar.schedule import SCHEDULES, program
 from autopar.schedule.program import LeastProgram
 from autopar.schedule.spread import Order, Rest, Spread, Take
 from autopar.search.blocks import assemble_blocks
@@ -106,7 +106,28 @@ def _rest(found: Tables, pipeline: Pipeline, limit: float) -> Rest:
     count = main_kind(found.folded).count
     halves = float(alike[1]) / count, float(alike[2]) / count
     late = sum(memory.least(found.mesh.shape) for memory in put_off(found.folded, found.costs)) / limit
-    return Rest(count, late, halves, float(others.sum()), 0.0, _whole(found, pipeline), (1, 1), pipeline.with_turns)
+    arriving, returning = (
+        sum(memory.least(found.mesh.shape) for memory in own) / limit for own in received(found.folded, found.costs)
+    )
+    assert arriving > 0 < returning, "so that it tells"
+    ends = []
+    for place in (0, -1):
+        names = [op.name for op in found.folded.kinds[found.folded.chain[place]].ops]
+        forward, *backward = under.passes_of(names, found.mesh, 8).tolist()
+        assert forward > 0 < sum(backward), "so that it tells"
+        ends.append((forward, *backward) if SCHEDULES[pipeline.schedule].splits else (forward, sum(backward)))
+    return Rest(
+        blocks=count,
+        late=late,
+        halves=halves,
+        seconds=float(others.sum()),
+        resident=0.0,
+        whole=_whole(found, pipeline),
+        outer=(1, 1),
+        turns=pipeline.with_turns,
+        ends=(ends[0], ends[1]),
+        received=(arriving, returning),
+    )
 
 
 def _whole(found: Tables, pipeline: Pipeline) -> float:
@@ -123,14 +144,15 @@ def _spreader(found: Tables, pipeline: Pipeline, limit: float, choices: Sequence
 def _raised(spreader: Spreader, order: Order, rest: Rest, steps: int = 6) -> tuple[float, float]:
     """Return the bound after some rounds, and what the choices known allow."""
     value, basis = np.inf, None
-    bound, case, start = spreader.bound(order, rest)
+    known = spreader.bound(order, rest)
+    bound = known.seconds
     for _ in range(steps):
-        found = spreader.spread(order, rest, case, basis)
+        found = spreader.spread(order, rest, known.case, basis)
         value, basis = found.value, found.basis
         if not found.cuts:
             break
-        seconds, case, start = spreader.bound(order, rest, start=start)
-        bound = max(bound, seconds)
+        known = spreader.bound(order, rest, known=known)
+        bound = max(bound, known.seconds)
     return bound, value
 
 
@@ -376,3 +398,63 @@ def test_a_program_is_solved_by_another_method_where_one_gets_stuck(
 
     assert program.minimised({0: 1.0, 1: 3.0}, 2, known.basis).value == pytest.approx(5.0)
     assert len(runs) == failing + 1
+
+
+def test_blocks_have_one_choice() -> None:
+    """What does not depend on recompute is the same of all: of two ways to lie no group takes its own."""
+    order, blocks = Order(SCHEDULES["1f1b"], 2, 4, 1), 4
+    assert [float(order.fullest(group)[:, 0].max()) for group in range(2)] == [2.0, 1.0]
+    copied, sharded = _point(kept=0.1, resident=0.35), _point(kept=0.1, resident=0.2, link=4.0, gradient=4.0)
+    points = np.vstack([copied, sharded])  # two blocks that are copied fit into the second group only
+
+    even = Spread(order, _plain(blocks), 2, is_most=True).of_points(points)
+    taken = even.shares @ points
+    resident = taken[:, Take.RESIDENT]
+
+    assert even.shares.sum(axis=1) == pytest.approx(2.0)
+    assert resident[0] == pytest.approx(resident[1])
+    alone = [Spread(order, _plain(blocks), 2, is_most=True).of_points(own).seconds for own in (copied, sharded)]
+    assert even.seconds <= min(alone) * (1 + TOLERANCE)
+    assert max(alone) > even.seconds * 1.01
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_messages_ends_and_what_is_received_make_a_step_longer(schedule: str, chunks: int) -> None:
+    """A block at the end is where it has to be, a message is waited for, and what arrives takes room."""
+    order, blocks = Order(SCHEDULES[schedule], 2, 4, chunks), 4 * chunks
+    bare = Spread(order, _plain(blocks)).of_points(_point()).seconds
+    passes = (2.0, 2.0, 2.0) if SCHEDULES[schedule].splits else (2.0, 4.0)
+
+    anywhere = Spread(order, _plain(blocks, seconds=6.0, outer=(0, 1))).of_points(_point()).seconds
+    ends = (tuple(0.0 for _ in passes), passes)
+    share = order.share(blocks)
+    placed = Spread(order, _plain(blocks, seconds=6.0, outer=(0, 1), ends=ends), share, is_most=True)
+    sent = Spread(order, _plain(blocks, hop=0.5)).of_points(_point()).seconds
+    room = Spread(order, _plain(blocks, received=(0.2, 0.2))).of_points(_point(resident=0.45 / (2 * chunks))).seconds
+
+    assert anywhere > bare
+    assert placed.of_points(_point()).seconds > anywhere * (1 - TOLERANCE)
+    assert placed.of_points(_point()).seconds >= 4 * (3 * share + 6) * (1 - TOLERANCE), "that group has its share, too"
+    assert sent >= bare * (1 - TOLERANCE)
+    assert sent > bare or SCHEDULES[schedule].steps_overlap, "steps that overlap hide what they wait for"
+    assert Spread(order, _plain(blocks)).of_points(_point(resident=0.45 / (2 * chunks))).seconds == pytest.approx(bare)
+    assert (room > bare * 1.01) == (chunks > 1), "of a single stage at an end one side alone sends"
+
+
+def test_cuts_that_say_nothing_are_left_out_of_large_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the bound is the same: what they said before they still say."""
+    monkeypatch.setattr(program, "LARGE", 0)
+    found, pipeline = _deep("slow"), Pipeline(2, 4, "zb-h1")
+    order, rest = _order(pipeline), _rest(found, pipeline, 1e15)
+    spreader = _spreader(found, pipeline, 1e15, _choices(5))
+
+    first = spreader.bound(order, rest)
+    again = spreader.bound(order, rest, known=first)
+
+    assert first.basis is None
+    assert 0 < len(first.cuts) < first.seen == spreader.num_cuts
+    assert again.seconds == pytest.approx(first.seconds, rel=TOLERANCE)
+    spreader.spread(order, rest, first.case)
+    more = spreader.bound(order, rest, known=first)
+    assert set(more.cuts) <= {*first.cuts, *range(first.seen, spreader.num_cuts)}
+    assert more.seconds >= first.seconds * (1 - TOLERANCE)

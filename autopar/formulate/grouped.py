@@ -379,11 +379,18 @@ def _fastest(
             low = middle
     if best is None:
         return None
-    # Equal blocks change at one price, all of them at once: what they need not run again is told stage by stage.
-    for stage in reversed(range(len(stages))):
-        again = stages[stage].again
-        faster = np.flatnonzero(again < again[best[stage]])
-        fast = faster[fitting(best, stage, faster)]
-        if len(fast):
-            best[stage] = int(fast[again[fast].argmin()])
+    # Equal blocks change at one price, all of them at once: what they need not run again is told stage by stage, the
+    # most seconds first, of equal ones those of the last stage: so early stages of all groups run again what has to.
+    while True:
+        saved, stage, mixture = 0.0, 0, 0
+        for other in reversed(range(len(stages))):
+            again = stages[other].again
+            faster = np.flatnonzero(again < again[best[other]] - saved * (1 + ROUNDING))
+            fast = faster[fitting(best, other, faster)] if len(faster) else faster
+            if len(fast):
+                stage, mixture = other, int(fast[again[fast].argmin()])
+                saved = float(again[best[other]] - again[mixture])
+        if not saved:
+            break
+        best[stage] = mixture
     return best

@@ -7,7 +7,7 @@ table is written. What a split backward puts off until the weight pass is there 
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autopar.cost import CostModel, is_view
+from autopar.cost import Collective, CostModel, is_view
 from autopar.formulate.facts import element_bytes
 from autopar.formulate.fold import BlockKind, Folded, boundary_groups
 from autopar.formulate.handed import hand_overs
@@ -135,6 +135,68 @@ def put_off(folded: Folded, costs: CostModel) -> tuple[Memories, ...]:
         )
         for names in read.values()
     )
+
+
+@lru_cache(maxsize=64)
+def received(folded: Folded, costs: CostModel) -> tuple[tuple[Memories, ...], tuple[Memories, ...]]:
+    """Return what a block of the most frequent kind receives from the one before it, and from the next one."""
+    resident, wire = element_bytes(folded, costs.policy)
+    own, values = hand_overs(folded)[main_kind(folded).id], folded.graph.values
+    arriving, returning = (
+        tuple(
+            Memories(frozenset({values[name].shape}), values[name].size * min(resident[name], wire[name]))
+            for name in names
+        )
+        for names in (own.forward_in, own.backward_in)
+    )
+    return arriving, returning
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A parameter or a sum of gradients of a block of the most frequent kind, and its way where it lies in shards.
+
+    Attributes:
+        memories: What is held through the step.
+        wire: Bytes as it travels, of the whole tensor.
+        collective: What brings the whole to where it is used, or makes shards of what is made there.
+        times: How often, for every microbatch.
+    """
+
+    memories: Memories
+    wire: float
+    collective: Collective
+    times: int
+
+
+@lru_cache(maxsize=64)
+def sent(folded: Folded, costs: CostModel) -> tuple[Sent, ...]:
+    """Return what travels in every microbatch if a data-parallel axis shards it: each pass reads parameters whole."""
+    kind, graph = main_kind(folded), folded.graph
+    made = {name for op in kind.ops for name in op.outputs}
+    sums = {state.output for state in graph.states if state.role is Role.GRADIENT}
+    resident, wire = element_bytes(folded, costs.policy)
+    readers: dict[str, set[Phase]] = {}
+    for op in kind.ops:
+        if op.phase is not Phase.UPDATE and sums.isdisjoint(op.outputs):
+            for name in op.inputs:
+                readers.setdefault(name, set()).add(Phase.BACKWARD if op.phase is Phase.BACKWARD else Phase.FORWARD)
+    found = []
+    for state in graph.states:
+        if state.output not in made or state.role not in (Role.PARAMETER, Role.GRADIENT):
+            continue
+        is_parameter = state.role is Role.PARAMETER
+        name = state.input if is_parameter else state.output
+        value = graph.values[name]
+        found.append(
+            Sent(
+                Memories(frozenset({value.shape}), value.size * resident[name]),
+                value.size * wire[name],
+                Collective.ALL_GATHER if is_parameter else Collective.REDUCE_SCATTER,
+                len(readers.get(name, ())) if is_parameter else 1,
+            )
+        )
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)

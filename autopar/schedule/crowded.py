@@ -10,6 +10,9 @@ and e_g the seconds of other blocks, all shares of a device or of a block's seco
                         z >= t_g = e_g + sum_cf n_gcf (1 + a_f),   sum n = blocks,   sum e = rest,   sum o = others
                         T >= m z,  or  T >= sum_g t_g + (m - 1) z  where a step takes a pass through all groups
 
+Where less may stay if a link carries more in every microbatch, blocks have ways to lie besides flavours, r_w and s_w,
+and z >= sum_cfw n_gcfw s_w is the busy link of a group.
+
 It knows neither where a chain can be cut nor placements. Where a schedule holds more than fits of evenly cut stages,
 blocks have to go to other groups, and no mean over groups says that.
 
@@ -28,7 +31,7 @@ from numpy.typing import NDArray
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.excerpt import excerpt
 from autopar.schedule.holding import fullest, least_held, some_fullest
-from autopar.schedule.program import SLACK, LeastProgram, add_order, durations_of
+from autopar.schedule.program import SLACK, LeastProgram, Row, add_order, durations_of
 
 FloatArray = NDArray[np.float64]
 
@@ -59,6 +62,10 @@ class Load:
         late: What it puts off of a microbatch until its weight pass, where there is one.
         resident: What it holds through the step.
         others: What the others hold through the step, together.
+        thrifty: Other ways to lie: what a block holds through the step then, and for how many seconds of a microbatch
+            it has a link.
+        received: What a stage receives meanwhile from the one before, and from the next one.
+        outer: How many of the first and of the last stages may have none of these blocks.
     """
 
     blocks: int
@@ -68,6 +75,9 @@ class Load:
     late: float
     resident: float
     others: float
+    thrifty: tuple[tuple[float, float], ...] = ()
+    received: tuple[float, float] = (0.0, 0.0)
+    outer: tuple[int, int] = (0, 0)
 
     def rounded(self) -> "Load":
         """Return a load that is a little less in everything."""
@@ -79,6 +89,19 @@ class Load:
             _cut(self.late),
             _cut(self.resident),
             _cut(self.others),
+            tuple((_cut(resident), _cut(link)) for resident, link in self.thrifty),
+            (_cut(self.received[0]), _cut(self.received[1])),
+            self.outer,
+        )
+
+    @property
+    def ways(self) -> tuple[tuple[float, float, float, float], ...]:
+        """Of each way to lie and flavour: what stays, seconds of the link, seconds run again, and what is kept."""
+        lies = ((self.resident, 0.0), *self.thrifty)
+        return tuple(
+            (resident, link, again, kept)
+            for resident, link in lies
+            for again, kept in zip(self.again, self.kept, strict=True)
         )
 
 
@@ -142,7 +165,18 @@ def fits_evenly(schedule: Schedule, num_groups: int, num_microbatches: int, num_
     rows = _held(schedule, num_groups, num_microbatches, num_chunks)
     chunks = rows[0].shape[1] // 2
     most = max(float((own[:, :chunks] * kept + own[:, chunks:] * load.late).sum(axis=1).max()) for own in rows)
-    return bool(load.blocks / num_groups * (load.resident + most / chunks) + load.others <= 1)
+    room = 1 - max(_receiving(schedule, num_groups, num_chunks, load))
+    return bool(load.blocks / num_groups * (load.resident + most / chunks) + load.others <= room)
+
+
+def _receiving(schedule: Schedule, num_groups: int, num_chunks: int, load: Load) -> list[float]:
+    """Return by group what those of its stages receive that have some of the blocks."""
+    (arriving, returning), (first, last) = load.received, load.outer
+    end, found = num_groups * num_chunks - 1, []
+    for own in chunks_of(schedule.groups(num_groups, num_chunks)):
+        inner = [stage for stage in own if first <= stage <= end - last]
+        found.append(arriving * sum(stage > 0 for stage in inner) + returning * sum(stage < end for stage in inner))
+    return found
 
 
 @lru_cache(maxsize=512)
@@ -166,12 +200,14 @@ def _least(
     chunks = held[0].shape[1] // 2
     stages = _Stages(load, 0, num_groups * chunks, num_groups, passes=(1.0,))
     program, pace = LeastProgram(), stages.stop
+    receiving = _receiving(schedule, num_groups, num_chunks, load)
     cost = {pace: float(num_microbatches - fills)}
     for group, moments in enumerate(held):
         own = range(group * chunks, (group + 1) * chunks)
         taken = {number: factor for stage in own for number, factor in stages.durations(stage)[0].items()}
         program.add({pace: 1.0, **{number: -factor for number, factor in taken.items()}}, least=0.0)
-        stages.fit(program, group, own, moments)
+        stages.fit(program, group, own, moments, receiving[group])
+        stages.carry(program, own, {pace: 1.0})
         if fills:
             cost.update(taken)
     stages.spread(program)
@@ -198,8 +234,10 @@ def _least_ordered(
     program, step = LeastProgram(), stages.stop
     durations = durations_of(found, [stages.durations(stage) for stage in range(num_stages)])
     add_order(program, found, durations, step, overlap=schedule.steps_overlap)
+    receiving = _receiving(schedule, num_groups, num_chunks, load)
     for group, own in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
-        stages.fit(program, group, own, some_fullest(schedule, group, *size))
+        stages.fit(program, group, own, some_fullest(schedule, group, *size), receiving[group])
+        stages.carry(program, own, {step: 1.0 / num_microbatches})
     stages.spread(program)
     optimum = program.minimised({step: 1.0}, step + 1)
     slope = float(optimum.duals[REST]) if len(optimum.duals) else 0.0
@@ -207,7 +245,7 @@ def _least_ordered(
 
 
 class _Stages:
-    """Variables of stages: blocks by flavour, then seconds of the rest by pass; then bytes of the rest by group.
+    """Variables of stages: blocks by way to lie and flavour, then seconds of the rest by pass; bytes of it by group.
 
     Args:
         load: What there is.
@@ -219,7 +257,8 @@ class _Stages:
 
     def __init__(self, load: Load, first: int, num_stages: int, num_groups: int, passes: Sequence[float]) -> None:
         self._load, self._first, self._passes = load, first, passes
-        self._rest = first + num_stages * len(load.again)
+        self._ways = load.ways
+        self._rest = first + num_stages * len(self._ways)
         self._others = self._rest + num_stages * len(passes)
         self.stop = self._others + num_groups
 
@@ -230,24 +269,37 @@ class _Stages:
             {
                 **{
                     number: own + (more if kind == again else 0.0)
-                    for number, more in zip(self._blocks(stage), self._load.again, strict=True)
+                    for number, (_, _, more, _) in zip(self._blocks(stage), self._ways, strict=True)
                 },
                 self._rest + stage * len(self._passes) + kind: 1.0,
             }
             for kind, own in enumerate(self._passes)
         ]
 
-    def fit(self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray) -> None:
-        """Add that a group has room for what its stages hold, (moments, 2 stages)."""
+    def fit(
+        self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray, receiving: float
+    ) -> None:
+        """Add that a group has room for what its stages hold, (moments, 2 stages), and receive."""
         load, count = self._load, len(stages)
         for held in moments.tolist():
             row = {self._others + group: 1.0}
             for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
-                always = load.resident + late * load.late
                 row.update(
-                    (number, always + flying * own) for number, own in zip(self._blocks(stage), load.kept, strict=True)
+                    (number, resident + late * load.late + flying * kept)
+                    for number, (resident, _, _, kept) in zip(self._blocks(stage), self._ways, strict=True)
                 )
-            program.add(row, most=1.0)
+            program.add(row, most=1.0 - receiving)
+
+    def carry(self, program: LeastProgram, stages: Sequence[int], pace: Row) -> None:
+        """Add that a microbatch takes no less than the link of a group carries; `pace` are its seconds."""
+        links = {
+            number: -link
+            for stage in stages
+            for number, (_, link, _, _) in zip(self._blocks(stage), self._ways, strict=True)
+            if link
+        }
+        if links:
+            program.add({**pace, **links}, least=0.0)
 
     def spread(self, program: LeastProgram) -> None:
         """Add that everything is somewhere, as the last rows: blocks, seconds of the rest (`REST`), and its bytes."""
@@ -257,5 +309,5 @@ class _Stages:
 
     def _blocks(self, stage: int) -> range:
         """Return the variables of a stage's blocks by flavour."""
-        width = len(self._load.again)
+        width = len(self._ways)
         return range(self._first + stage * width, self._first + (stage + 1) * width)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 import highspy
@@ -14,7 +15,8 @@ SLACK = 1e-6
 """Relative: by how much what is found is lowered, for optima are exact to a tolerance."""
 
 LARGE = 1500
-"""Rows from which on an interior point is sought first, which takes a third of the time there."""
+"""Rows from which on an interior point is sought first, which takes a third of the time there, or less: the simplex
+method takes as long to go on from a known optimum as from nothing."""
 
 
 _STATUS = {int(own): own for own in highspy.HighsBasisStatus.__members__.values()}
@@ -82,7 +84,8 @@ class LeastProgram:
         Args:
             cost: The cost.
             num_variables: Variables are numbered below that.
-            start: Where a program had its optimum that has the first ones of these variables and rows.
+            start: Where a program had its optimum that has the first ones of these variables and rows; large programs
+                are solved anew.
         """
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = num_variables, len(self._least)
@@ -98,14 +101,31 @@ class LeastProgram:
         highs = highspy.Highs()
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("threads", 1)
-        highs.setOptionValue("presolve", "off")  # it takes as long as the rest, for nothing
+        highs.setOptionValue("run_crossover", "off")  # what costs least is asked, or prices, but for no vertex
         highs.passModel(model)
-        if not _is_solved(highs, len(self._least) >= LARGE, start):
+        is_large = len(self._least) >= LARGE
+        if not _is_solved(highs, is_large, None if is_large else start):
             return Optimum(math.inf, np.zeros(0), np.zeros(0), None)
         solution, found = highs.getSolution(), highs.getBasis()
         value = float(highs.getInfo().objective_function_value)
-        basis = Basis(*(np.array(list(map(int, own)), dtype=np.int8) for own in (found.col_status, found.row_status)))
+        basis = None
+        if found.valid:
+            each = found.col_status, found.row_status
+            basis = Basis(*(np.array(list(map(int, own)), dtype=np.int8) for own in each))
         return Optimum(value, np.array(solution.row_dual), np.array(solution.col_value), basis)
+
+
+class _Way(StrEnum):
+    """How a program may be solved: `WARM` goes on from a known optimum, `PRESOLVED` makes it smaller first."""
+
+    WARM = "warm"
+    SIMPLEX = "simplex"
+    INTERIOR = "interior"
+    PRESOLVED = "presolved"
+
+
+_ALONE = _Way.SIMPLEX, _Way.INTERIOR, _Way.PRESOLVED
+_LARGE = _Way.INTERIOR, _Way.SIMPLEX, _Way.PRESOLVED
 
 
 def _is_solved(highs: highspy.Highs, is_large: bool, start: Basis | None) -> bool:
@@ -116,10 +136,13 @@ def _is_solved(highs: highspy.Highs, is_large: bool, start: Basis | None) -> boo
         is_large: Whether an interior point is sought first.
         start: Where to go on, if it was solved before with fewer variables or rows.
     """
-    ways = ["ipm", "simplex"] if is_large else ["simplex", "ipm"]
-    for way in ["warm", *ways] if start is not None else ways:
-        highs.setOptionValue("solver", "ipm" if way == "ipm" else "simplex")
-        if way == "warm" and start is not None:
+    ways = _LARGE if is_large else _ALONE if start is None else (_Way.WARM, *_ALONE)
+    for way in ways:
+        highs.setOptionValue("solver", "ipm" if way is _Way.INTERIOR else "simplex")
+        # It takes as long as the rest, for nothing, unless all else gets stuck.
+        highs.setOptionValue("presolve", "on" if way is _Way.PRESOLVED else "off")
+        if way is _Way.WARM:
+            assert start is not None, "what it goes on from"
             num_variables, num_rows = highs.getNumCol(), highs.getNumRow()
             highs.setBasis(_extended(start, num_variables, num_rows))
             more = len(start.variables) < num_variables  # then what was found still fulfils all rows
@@ -129,10 +152,11 @@ def _is_solved(highs: highspy.Highs, is_large: bool, start: Basis | None) -> boo
         # get stuck where it goes on.
         if (status := highs.getModelStatus()) == highspy.HighsModelStatus.kOptimal:
             return True
-        if status == highspy.HighsModelStatus.kInfeasible and way != "ipm":
+        if status == highspy.HighsModelStatus.kInfeasible and way is not _Way.INTERIOR:
             return False
         highs.clearSolver()
         highs.setOptionValue("simplex_strategy", DUAL)
+    highs.writeModel("/tmp/bad.mps")
     raise AssertionError(f"no cost is below zero, but a program ended as {status}")
 
 
@@ -155,6 +179,7 @@ def add_order(
     *,
     overlap: bool,
     after: Sequence[Row] = (),
+    hop: float = 0.0,
 ) -> None:
     """Add who waits for whom, of starts that are the first variables.
 
@@ -165,11 +190,14 @@ def add_order(
         step: The variable that is the seconds of the step.
         overlap: Whether steps overlap: then one is no shorter than a group's tasks from the first to the last.
         after: By group what it takes after its last task, as sums of variables; nothing if not given.
+        hop: What a message from one group to another takes.
     """
     taken = [{number: -factor for number, factor in own.items()} for own in durations]
+    group_of = {node: group for group, run in enumerate(found.runs) for node in run.tolist()}
     # the later task of a pair is no earlier than the end of the first one
     for first, second in zip(found.first.tolist(), found.second.tolist(), strict=True):
-        program.add({second: 1.0, first: -1.0, **taken[first]}, least=0.0)
+        is_sent = group_of[first] != group_of[second]
+        program.add({second: 1.0, first: -1.0, **taken[first]}, least=hop if is_sent else 0.0)
     # nor is the step shorter than a group's tasks from the first to the last, or than all until then
     for group, run in enumerate(found.runs):
         begin, last = int(run[0]), int(run[-1])

@@ -39,6 +39,7 @@ from autopar.schedule.holding import some_fullest
 from autopar.schedule.program import SLACK, Basis, LeastProgram, Row, add_order, durations_of
 
 FloatArray = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 MOST_SPREAD = 192
 """Stages that blocks are spread over: for more, the linear programs take seconds."""
@@ -46,6 +47,10 @@ MOST_SPREAD = 192
 SHORTAGE = 10.0
 """Price of memory that is not there, in times of all that blocks take at least, for a whole device: enough to prefer
 whatever fits."""
+
+
+HOLDS = 1e-6
+"""Of the highest dual of a cut: one with less says nothing."""
 
 
 class Take(IntEnum):
@@ -71,6 +76,10 @@ class Take(IntEnum):
     """What is there beside where such blocks run, a share of a device; it is the same of all that are alike."""
     PLAIN = 9
     """Seconds of a forward and a backward without what runs again; it is the same of all, too."""
+
+
+COMMON = (Take.FORWARD, Take.RESIDENT, Take.UPDATE, Take.GRADIENT, Take.ONCE, Take.PLAIN)
+"""What blocks that are alike take whatever runs again: as much each, for they have one choice of placements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,11 @@ class Rest:
         resident: What they hold, shares of a device together.
         whole: Of all blocks, without what runs again.
         outer: How many of the first and of the last stages may have none of the blocks that are alike.
+        ends: The least seconds of each pass of the first and of the last block, which the first and the last stage
+            have; part of those of all other blocks, and 0 of blocks that are alike.
+        received: What a stage of blocks that are alike receives meanwhile from the one before, and from the next one,
+            shares of a device.
+        hop: The least seconds of a message from one group to another.
         turns: How many times as long a pass is as said.
         fixed: Seconds added to every step.
     """
@@ -138,6 +152,9 @@ class Rest:
     outer: tuple[int, int]
     turns: float
     fixed: float = 0.0
+    ends: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    received: tuple[float, float] = (0.0, 0.0)
+    hop: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,10 +175,11 @@ class Spreading:
 
 
 class Cutting(NamedTuple):
-    """A step that none is shorter than, in seconds, and where its program has its optimum."""
+    """A step that none is shorter than, in seconds, where its program has its optimum, and which cuts say so."""
 
     seconds: float
     basis: Basis | None
+    holding: Mask
 
 
 class Spread:
@@ -185,6 +203,8 @@ class Spread:
         self._others = self._first + stages * self._width
         self._step = self._others + order.num_groups
         self._short, self._beside = self._step + 1, self._step + 2
+        self._means = self._beside + 1
+        self._fixed = self._means + len(COMMON)  # further variables are of points
         self._program = LeastProgram()
         self._write(found)
 
@@ -202,7 +222,7 @@ class Spread:
             points: The points.
             start: Where the program of the first ones has its optimum, blocks as whole as here or not.
         """
-        program, count, first = self._program.copy(), self._order.num_stages, self._beside + 1
+        program, count, first = self._program.copy(), self._order.num_stages, self._fixed
         begins, end = program.num_rows, first + count * len(points)
         for stage in range(count):
             own = range(first + stage, end, count)  # further points are further variables
@@ -226,13 +246,16 @@ class Spread:
             start: Where the program of the first ones has its optimum, blocks as whole as here or not.
         """
         program = self._program.copy()
+        begins = program.num_rows
         for prices, least in cuts:
             own = [(take, price) for take, price in zip(Take, prices.tolist(), strict=True) if price]
             for stage in range(self._order.num_stages):
                 row = {self._of(stage, take): price for take, price in own}
                 program.add({**row, self._blocks(stage): -least}, least=0.0)
-        found = program.minimised(self._cost(block), self._beside + 1, start)
-        return Cutting(found.value * (1 - SLACK) + self._rest.fixed, found.basis)
+        found = program.minimised(self._cost(block), self._fixed, start)
+        duals = np.abs(found.duals[begins:]).reshape(len(cuts), self._order.num_stages).max(axis=1, initial=0.0)
+        holding = np.asarray(duals > HOLDS * duals.max(initial=0.0))
+        return Cutting(found.value * (1 - SLACK) + self._rest.fixed, found.basis, holding)
 
     def _cost(self, block: float) -> dict[int, float]:
         whole = block * self._rest.blocks * self._order.num_microbatches / self._order.num_groups
@@ -257,7 +280,7 @@ class Spread:
         durations = durations_of(found, [self._lasting(stage) for stage in stages])
         updates: list[Row] = [{self._of(stage, Take.UPDATE): 1.0 for stage in own} for own in order.stages_of]
         overlap = order.schedule.steps_overlap
-        add_order(program, found, durations, self._step, overlap=overlap, after=updates)
+        add_order(program, found, durations, self._step, overlap=overlap, after=updates, hop=rest.hop)
         for group, own in enumerate(order.stages_of):
             self._carry(found, group, own, updates[group])
             self._fit(group, own)
@@ -269,6 +292,10 @@ class Spread:
         beside = {self._of(stage, Take.BESIDE): -1.0 / rest.blocks for stage in stages}
         program.add({self._beside: 1.0, **beside}, least=0.0)
         self._write_whole()
+        self._write_alike()
+        for stage, passes in zip((0, order.num_stages - 1), rest.ends, strict=True):
+            for number, least in enumerate(passes):
+                program.add({self._besides(stage, number): 1.0}, least=least)
         program.total([self._blocks(stage) for stage in stages], rest.blocks)
         besides = dict.fromkeys([self._besides(stage, own) for stage in stages for own in range(self._passes)], 1.0)
         program.add(besides, least=rest.seconds)
@@ -288,6 +315,24 @@ class Spread:
         for stage in stages:
             passes = {self._of(stage, Take.FORWARD): 1.0, self._of(stage, Take.BACKWARD): 1.0}
             program.add({**passes, self._of(stage, Take.PLAIN): -1.0}, least=0.0)
+
+    def _write_alike(self) -> None:
+        """Write that blocks have one choice: what a group takes is as often that of a mean one as it has blocks."""
+        order, rest, program = self._order, self._rest, self._program
+        count, first, last = order.num_stages, *rest.outer
+        for number, take in enumerate(COMMON, self._means):
+            every = {self._of(stage, take): -1.0 for stage in range(count)}
+            program.add({number: float(rest.blocks), **every}, least=0.0, most=0.0)
+        others = rest.blocks - self._most * (order.num_groups - 1) if self._is_most else 0
+        for own in order.stages_of:
+            fewest = max(others, sum(first <= stage < count - last for stage in own))
+            for number, take in enumerate(COMMON, self._means):
+                taken = {self._of(stage, take): 1.0 for stage in own}
+                program.add({**taken, number: -float(fewest)}, least=0.0)
+                if self._is_most:
+                    program.add({**taken, number: -float(self._most)}, most=0.0)
+            gradients = {self._of(stage, Take.GRADIENT): -1.0 for stage in own}
+            program.add({**{self._of(stage, Take.LINK): 1.0 for stage in own}, **gradients}, least=0.0)
 
     def _lasting(self, stage: int) -> list[Row]:
         """Return what each pass of a stage takes."""
@@ -328,12 +373,15 @@ class Spread:
 
     def _fit(self, group: int, stages: Sequence[int]) -> None:
         """Write that a group holds no more than there is room for, but for what is short."""
-        count, (first, last) = len(stages), self._rest.outer
-        has_blocks = any(first <= stage < self._order.num_stages - last for stage in stages)
+        count, (first, last), end = len(stages), self._rest.outer, self._order.num_stages - 1
+        inner = [stage for stage in stages if first <= stage <= end - last]
+        has_blocks = bool(inner)
+        arriving, returning = self._rest.received
+        received = arriving * sum(stage > 0 for stage in inner) + returning * sum(stage < end for stage in inner)
         for held in self._order.fullest(group).tolist():
             row = {self._others + group: 1.0, self._short: -1.0, **({self._beside: 1.0} if has_blocks else {})}
             for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
                 row[self._of(stage, Take.RESIDENT)] = 1.0
                 row[self._of(stage, Take.KEPT)] = flying
                 row[self._blocks(stage)] = late * self._rest.late
-            self._program.add(row, most=1.0)
+            self._program.add(row, most=1.0 - received)

@@ -164,7 +164,9 @@ class Attempt:
             return math.inf
         bound = min(self._without_limits(cutoff), self.left_out)
         self.unlimited = max(self.unlimited, bound)
-        return bound
+        if self.rounds is not None:
+            self.work += self.rounds.spreader.worked()
+        return bound if self.rounds is None else min(max(bound, self.rounds.bound), self.left_out)
 
     def _without_limits(self, cutoff: float) -> float:
         if self.hull is None:
@@ -174,8 +176,11 @@ class Attempt:
             return bound
         if self.pipeline.num_stages > 1:
             bound = max(bound, self._undivided() + self.pipeline.fixed)
-        if cutoff < math.inf:  # else nothing is known yet that it might exclude
-            bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
+        if cutoff < math.inf and bound < cutoff:  # else nothing is known yet that it might exclude
+            if self._spreads:
+                self.rounds = self._first_rounds(cutoff)
+            else:
+                bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
         return bound
 
     def _first_bound(self, cutoff: float) -> float:
@@ -370,8 +375,7 @@ class Attempt:
         """Do the next piece of work where blocks are spread over stages, and return the bound."""
         steps = SPREAD_STEPS
         if self.rounds is None:
-            spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
-            self.rounds = Rounds(spreader, self.bounded, self._task, self._enough(cutoff))
+            self.rounds = self._first_rounds(cutoff)
             steps = 0 if self.rounds.bound > bound * (1 + RISES) else SPREAD_STEPS
         for _ in range(steps):
             own = self.rounds.next(self._task, self._enough(cutoff), self._stopped)
@@ -388,6 +392,11 @@ class Attempt:
         self.is_settled = self.exhausted = self.rounds.next(self._task, self._enough(cutoff), self._stopped) is None
         self.work += self.rounds.spreader.worked()
         return max(bound, self.rounds.bound)
+
+    def _first_rounds(self, cutoff: float) -> Rounds:
+        """Return the bounds that follow from what blocks take at the first prices."""
+        spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
+        return Rounds(spreader, self.bounded, self._task, self._enough(cutoff))
 
     def _task(self, configuration: Configuration) -> tuple[Order, Rest]:
         """Return the order of the tasks of a pipeline, and what there is besides blocks."""

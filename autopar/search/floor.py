@@ -155,6 +155,12 @@ class Floor:
         own = [np.bincount(self.passes, seconds * here, len(_PASSES)) for here in (self.alike, ~self.alike)]
         return np.array(own)
 
+    def passes_of(self, names: Collection[str], mesh: Mesh, samples: float) -> FloatArray:
+        """Return the least that each pass of all instances of some ops takes, (3,), as of `passes_seconds`."""
+        chosen = np.array([name in names for name in self.names], dtype=bool)
+        seconds = self.counts * self.op_seconds(mesh, samples) * chosen
+        return np.bincount(self.passes, seconds, len(_PASSES)).astype(np.float64)
+
     def op_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
         """Return the least that each distinct op takes on a mesh for a microbatch of so many samples, (ops,)."""
         return _op_seconds(self, mesh.shape, samples)

@@ -47,7 +47,7 @@ from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.search.submeshes import Unequal
 from autopar.search.sweep import sweep
-from autopar.search.third_axis import ThirdAxis
+from autopar.search.third_axis import SCOUT_PIECES, ThirdAxis, scouts
 from autopar.search.unequal_space import UnequalSearch
 from autopar.solvers import Solver
 
@@ -72,6 +72,10 @@ meshes of three axes are lower, nor these: first to the first of these, then to 
 SHORT = 0.55
 """If less of a limit of time is left once plain schedules are bounded, all others are bounded by what these say before
 any is worked on."""
+
+FAR_OFF = 0.05
+"""If plans on meshes of three axes may be better by so much, relative, some of them are looked for once plain schedules
+are worked on: the better the best plan is, the less has to be done on all others."""
 
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
@@ -157,28 +161,43 @@ class Search:
 
             pacing: Pacing | None = None
 
-            def midway(elsewhere: float) -> None:
+            def scout(elsewhere: float) -> None:
+                best = outcome.best
+                ahead = scouts(families(more), self.global_batch, lambda family: carried.least(family, best))
+                first = ThirdAxis(self, outcome, ahead, carried, elsewhere)
+                sweep(crew, first, SCOUT_PIECES * len(ahead), clock.end, clock.stops, clock.heard)
+
+            def midway(elsewhere: float) -> bool:
                 nonlocal pacing
+                waits = False
                 if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
                     pacing = Pacing(self, outcome, families(more), carried, elsewhere)
                     sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
                     outcome.closed_floor = pacing.raised(outcome.best, ROOM)
+                    if outcome.closed_floor < outcome.best * (1 - FAR_OFF):
+                        scout(elsewhere)
+                        waits = limited and outcome.closed_floor < outcome.best * (1 - FAR_OFF)
                 if limited and outcome.candidates:
                     unequal.glance()
+                return waits
 
-            lowest, aside = self._search(crew, waves, outcome, clock, carried, midway=midway)
+            lowest, aside, later = self._search(crew, waves, outcome, clock, carried, midway=midway)
             opened = _waves(families(more))
-            if pacing is not None and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
+            if later:
+                rest = [own for wave in (*waves[1:], *opened) for family in wave for own in family]
+                outcome.closed = tuple(rest)
+                outcome.closed_floor = min(outcome.closed_floor, later)
+            elif pacing is not None and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 outcome.closed_floor = pacing.raised(_with(lowest, aside))
-            if more and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
+            if more and not later and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]
                 outcome.closed, outcome.closed_floor = tuple(rest), self._least(rest)
-                lowest, idle = self._search(crew, [plain], outcome, clock, carried, _with(lowest, aside))
+                lowest, idle, _ = self._search(crew, [plain], outcome, clock, carried, _with(lowest, aside))
                 aside += idle
                 waves.append(plain)
             if opened and not outcome.stopped:
-                left = [family for wave in opened for family in wave]
+                left = [family for wave in ((*waves[1:], *opened) if later else opened) for family in wave]
                 third = ThirdAxis(self, outcome, left, carried, _with(lowest, aside))
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
@@ -245,8 +264,8 @@ class Search:
         carried: Carried,
         known: float = math.inf,
         *,
-        midway: Callable[[float], None] = lambda elsewhere: None,
-    ) -> tuple[float, list[Aside]]:
+        midway: Callable[[float], bool] = lambda elsewhere: False,
+    ) -> tuple[float, list[Aside], float]:
         """Bound configurations and work on them, plain schedules first.
 
         Args:
@@ -256,20 +275,22 @@ class Search:
             clock: When to stop.
             carried: What follows from what is known of others; added to.
             known: The least bound of configurations that were worked on before.
-            midway: Called once plain schedules are worked on, with the least bound of all that are listed here.
+            midway: Called once plain schedules are worked on, with the least bound of all that are listed here; returns
+                whether the others are left for later.
 
         Returns:
-            The least of all bounds but those of what was put aside, and that.
+            The least of all bounds but those of what was put aside or left for later, what was put aside, and the least
+            bound of what is left for later; 0 if nothing is.
         """
         ahead = [sorted((self.least(family), number) for number, family in enumerate(wave)) for wave in waves]
         lowest = known
         aside: list[Aside] = []
-        is_told = False
+        is_told = is_left = False
 
         def look_ahead() -> None:
-            nonlocal is_told
+            nonlocal is_told, is_left
             if not is_told:
-                midway(min([lowest, *(heap[0][0] for heap in ahead[1:]), *(each.bound for each in aside)]))
+                is_left = midway(min([lowest, *(heap[0][0] for heap in ahead[1:]), *(each.bound for each in aside)]))
             is_told = True
             for heap, wave in zip(ahead[1:], waves[1:], strict=True):
                 carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
@@ -280,6 +301,8 @@ class Search:
         for start, stop in ((0, 1), (1, len(waves))):
             if start:
                 look_ahead()
+                if is_left:
+                    return lowest, aside, min((heap[0][0] for heap in ahead[1:]), default=0.0)
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
                 elsewhere = [lowest, *(heap[0][0] for heap in ahead[number + 1 :]), *(each.own for each in bounded)]
@@ -304,7 +327,7 @@ class Search:
                 )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
                 lowest, aside = min(lowest, advancing.proven), advancing.aside
-        return lowest, aside
+        return lowest, aside, 0.0
 
     def _go_on(
         self,

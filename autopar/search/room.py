@@ -17,13 +17,16 @@ whatever runs again. A linear program spreads blocks over groups (`schedule/crow
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 
 from autopar.cost import CostModel
+from autopar.cost.collectives import leaves_node
 from autopar.formulate.constraints import Constraints
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
-from autopar.formulate.keeping import kept, main_kind, most_shards, put_off, states
+from autopar.formulate.keeping import kept, main_kind, most_shards, put_off, received, sent, states
 from autopar.formulate.mean import stage_weights
 from autopar.formulate.memory import KEPT
 from autopar.formulate.selective import is_forward, selective_ops
@@ -38,6 +41,9 @@ from autopar.search.floor import FloatArray, Floor
 from autopar.search.pace import Pace
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
+
+MUCH = 1e15
+"""Bytes of a collective that takes no more per byte than any smaller one."""
 
 
 class Room:
@@ -65,6 +71,7 @@ class Room:
         self._limit, self._batch = memory_limit, global_batch
         self._known: dict[tuple[int, tuple[int, ...]], list[tuple[float, float]]] = {}
         self._found: dict[Configuration, float] = {}
+        self._edges: dict[tuple[int, tuple[int, ...]], tuple[tuple[float, ...], tuple[float, ...]]] = {}
 
     def again(self, configuration: Configuration) -> float:
         """Return the least seconds that a microbatch runs again in all stages together; infinity if nothing fits."""
@@ -134,9 +141,56 @@ class Room:
             resident=load.others,
             whole=pace.seconds,
             outer=_outer(folded.chain, main_kind(folded).id),
+            ends=self._ends(configuration),
+            received=self._received(configuration),
+            hop=self._hop(configuration),
             turns=pipeline.with_turns,
             fixed=pipeline.fixed,
         )
+
+    def _ends(self, configuration: Configuration) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the least seconds of each pass of the first and of the last block; 0 of the most frequent kind."""
+        samples, mesh, schedule = self._samples(configuration), configuration.mesh, SCHEDULES[configuration.schedule]
+        key = samples, mesh.shape
+        if key not in self._edges:
+            folded, found = self._folded(samples), []
+            for place in (0, -1):
+                kind = folded.kinds[folded.chain[place]]
+                alone = kind.count == 1 and kind is not main_kind(folded)
+                names = frozenset(op.name for op in kind.ops) if alone else frozenset[str]()
+                found.append(tuple(self._floor.passes_of(names, mesh, samples).tolist()))
+            self._edges[key] = found[0], found[1]
+        first, last = self._edges[key]
+        if schedule.splits:
+            return first, last
+        return (first[0], sum(first[1:])), (last[0], sum(last[1:]))
+
+    def _received(self, configuration: Configuration) -> tuple[float, float]:
+        """Return what a stage receives at least from its neighbours while it runs, as shares of a device."""
+        folded, shape = self._folded(self._samples(configuration)), configuration.mesh.shape
+        room = max(1.0, self._limit - folded.buffer_bytes)
+        arriving, returning = (
+            sum(memory.least(shape) for memory in own) / room for own in received(folded, self._costs)
+        )
+        return arriving, returning
+
+    def _hop(self, configuration: Configuration) -> float:
+        """Return the least seconds of a message, the mean of all places as of `Weighing.hop`."""
+        folded, size, groups = (
+            self._folded(self._samples(configuration)),
+            configuration.mesh.size,
+            configuration.num_stages,
+        )
+        shape, main, places = configuration.mesh.shape, main_kind(folded).id, len(folded.chain) - 1
+        arriving, returning = (sum(memory.least(shape) for memory in own) for own in received(folded, self._costs))
+        tiers = [self._costs.cluster.boundary_tier(start, size) for start in range(0, (groups - 1) * size, size)]
+        counts = folded.chain[1:].count(main), folded.chain[:-1].count(main)
+        sent = (
+            count * self._costs.send_seconds(amount, tier)
+            for amount, count in zip((arriving, returning), counts, strict=True)
+            for tier in tiers
+        )
+        return sum(sent) / (2 * places * len(tiers))
 
     def _is_short(self, configuration: Configuration) -> bool:
         """Whether memory is limited, and several groups wait for each other."""
@@ -163,6 +217,9 @@ class Room:
         resident, blocks = self._resident(configuration), self._blocks(samples, mesh)
         own = sum(memory.least(mesh.shape) for memory in states(folded, self._costs, offload=offload))
         late = sum(memory.least(mesh.shape) for memory in put_off(folded, self._costs))
+        least = own
+        own, thrifty = self._ways(configuration, own)
+        turns = configuration.pipeline(self._costs.stack).with_turns  # a step is so many times as long, links are not
         return Load(
             blocks=count,
             rest=max(0.0, seconds / block - count),
@@ -170,8 +227,39 @@ class Room:
             kept=tuple(nbytes / count / room for nbytes, _ in blocks),
             late=late / room,
             resident=own / room,
-            others=max(0.0, resident - count * own) / room,
+            others=max(0.0, resident - count * least) / room,
+            received=self._received(configuration) if configuration.num_stages > 1 else (0.0, 0.0),
+            outer=_outer(folded.chain, main_kind(folded).id),
+            thrifty=tuple((held / room, link / block / turns) for held, link in thrifty),
         )
+
+    def _ways(self, configuration: Configuration, least: float) -> tuple[float, tuple[tuple[float, float], ...]]:
+        """Return what a block holds through the step if nothing travels in microbatches, and what it may hold else.
+
+        Passes use parameters that a data-parallel major axis does not shard, and make terms of whole gradients on it:
+        what lies in shards on it has it each time, for so many seconds at least.
+
+        Args:
+            configuration: The configuration.
+            least: What it holds if everything is divided as far as the axes divide it.
+        """
+        mesh, folded = configuration.mesh, self._folded(self._samples(configuration))
+        if not is_data_major(mesh) or not leaves_node(mesh.axes[0], self._costs.cluster.devices_per_node):
+            return least, ()
+        own = sent(folded, self._costs)
+        parts = []
+        for collective in dict.fromkeys(each.collective for each in own):
+            rate = self._costs.collective_seconds(collective, MUCH, mesh.axes[0]) / MUCH
+            held = link = 0.0
+            for each in own:
+                if each.collective is collective:
+                    free = max(most_shards(shape, mesh.shape[1:]) for shape in each.memories.shapes)
+                    held += each.memories.least(mesh.shape[1:]) - each.memories.least(mesh.shape)
+                    link += rate * each.times * each.wire / free
+            parts.append((held, link))
+        whole = least + sum(held for held, _ in parts)
+        chosen = [some for size in range(1, len(parts) + 1) for some in combinations(parts, size)]
+        return whole, tuple((whole - sum(own[0] for own in some), sum(own[1] for own in some)) for some in chosen)
 
     def _resident(self, configuration: Configuration) -> float:
         """Return the least bytes that one device of each group holds through the step, together."""

@@ -42,7 +42,6 @@ class Rounds:
         self._bounds = {own: found.seconds for own, found in bounded.items()}
         self._known = bounded
         self._starts: dict[Configuration, Basis | None] = dict.fromkeys(pipelines)
-        self._seen = dict.fromkeys(pipelines, spreader.num_cuts)
         self._values = dict.fromkeys(pipelines, math.inf)
         self._idle = 0
 
@@ -64,7 +63,7 @@ class Rounds:
         """
         while not should_stop() and self.bound < enough:
             least = min(self._bounds, key=self._bounds.__getitem__)
-            if self._seen[least] == self.spreader.num_cuts:
+            if self._known[least].seen == self.spreader.num_cuts:
                 break
             known = self._bounds[least]
             self._raise(least, task_of, enough)
@@ -98,5 +97,5 @@ class Rounds:
 
     def _raise(self, own: Configuration, task_of: TaskOf, enough: float) -> None:
         """Raise the bound of a pipeline by all cuts there are."""
-        found = self._known[own] = self.spreader.bound(*task_of(own), enough, self._known[own].basis)
-        self._bounds[own], self._seen[own] = max(self._bounds[own], found.seconds), self.spreader.num_cuts
+        found = self._known[own] = self.spreader.bound(*task_of(own), enough, self._known[own])
+        self._bounds[own] = max(self._bounds[own], found.seconds)

@@ -263,12 +263,15 @@ def describe(
 
 
 def closed_words(closed: Sequence[Configuration], floor: float) -> tuple[str, ...]:
-    """Return what is said of configurations on meshes of three axes that are left; `floor` in seconds."""
+    """Return what is said of configurations that are left, most of them on meshes of three axes; `floor` in seconds."""
     if not closed:
         return ()
+    where = "on meshes of three axes whose major one is data parallel"
+    if not all(is_data_major(own.mesh) for own in closed):
+        where += f" ({sum(is_data_major(own.mesh) for own in closed)}) and of schedules that are not plain"
     return (
-        f"not searched to the end: {len(closed)} configurations on meshes of three axes whose major one is data "
-        f"parallel; no plan there is faster than {format_seconds(floor)}, which the gap takes into account",
+        f"not searched to the end: {len(closed)} configurations {where}; no plan there is faster than "
+        f"{format_seconds(floor)}, which the gap takes into account",
     )
 
 

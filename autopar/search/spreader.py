@@ -18,7 +18,7 @@ from autopar.formulate.rows import SHARES, StepProgram
 from autopar.formulate.tables import Tables
 from autopar.problem import Choice
 from autopar.schedule.program import Basis
-from autopar.schedule.spread import Cutting, Order, Rest, Spread, Take
+from autopar.schedule.spread import Order, Rest, Spread, Take
 from autopar.search.hull import Hull, Solve
 
 LEVELS = 4
@@ -48,6 +48,9 @@ ALIKE = 1e-4
 NOTHING = 1e-9
 """Prices of a stage that are less, of the highest ones, count as none."""
 
+SHARE = 1e-3
+"""Blocks that are like a choice, of all, from which on it counts: an interior point has some of every one."""
+
 _SHARES = np.array([take in SHARES for take in Take])
 
 
@@ -60,11 +63,21 @@ class Case:
 
 
 class Bounded(NamedTuple):
-    """What is known of a pipeline: no step has fewer seconds, the case that may have as few, and where to go on."""
+    """What is known of a pipeline.
+
+    Attributes:
+        seconds: No step has fewer.
+        case: The case that may have as few.
+        basis: Where to go on.
+        cuts: Numbers of the cuts that say so.
+        seen: How many cuts there were.
+    """
 
     seconds: float
     case: Case
     basis: Basis | None
+    cuts: tuple[int, ...]
+    seen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +137,7 @@ class Spreader:
         work, self._work = self._work, 0.0
         return work
 
-    def bound(self, order: Order, rest: Rest, enough: float = math.inf, start: Basis | None = None) -> Bounded:
+    def bound(self, order: Order, rest: Rest, enough: float = math.inf, known: Bounded | None = None) -> Bounded:
         """Return what no step of a pipeline is shorter than, by what is known of blocks.
 
         Either no group has more than its share of whole blocks, or some group does; then more are at work longer.
@@ -133,30 +146,38 @@ class Spreader:
             order: The order of its tasks.
             rest: What there is besides, in seconds.
             enough: A bound that need not be raised further.
-            start: Where to go on, if it was bounded before.
+            known: What was found before: cuts that said nothing then are left out.
         """
         if not self._cuts:
             self._begin(order, rest)
         points, _ = self._points()
         scaled, block, share = self._scaled(rest), _block(points), order.share(rest.blocks)
+        seen = len(self._cuts)
+        cuts = list(range(seen)) if known is None else [*known.cuts, *range(known.seen, seen)]
+        start = known.basis if known is not None else None
         if share > MOST_WHOLE:
             either = Case(share, is_most=False)
-            least, basis = self._least(order, scaled, block, either, start)
-            return Bounded(least * self._unit, either, basis)
+            least, basis, holding = self._least(order, scaled, block, either, cuts, start)
+            return Bounded(least * self._unit, either, basis, holding, seen)
         even, more = Case(share, is_most=True), Case(share + 1, is_most=False)
-        least, basis = self._least(order, scaled, block, even, start)
+        least, basis, holding = self._least(order, scaled, block, even, cuts, start)
         uneven = scaled.turns * order.num_microbatches * more.most * self._plain + scaled.fixed
         if uneven < min(least, enough / self._unit):
-            found, other = self._least(order, scaled, block, more, basis)
+            found, other, others = self._least(order, scaled, block, more, cuts, basis)
             uneven = max(uneven, found)
             basis = basis if least <= uneven else other
-        return Bounded(min(least, uneven) * self._unit, even if least <= uneven else more, basis)
+            holding = tuple(sorted({*holding, *others}))
+        return Bounded(min(least, uneven) * self._unit, even if least <= uneven else more, basis, holding, seen)
 
-    def _least(self, order: Order, rest: Rest, block: float, case: Case, start: Basis | None) -> Cutting:
-        """Return the same of a case, in units, and where to go on."""
+    def _least(
+        self, order: Order, rest: Rest, block: float, case: Case, cuts: Sequence[int], start: Basis | None
+    ) -> tuple[float, Basis | None, tuple[int, ...]]:
+        """Return the same of a case, in units, where to go on, and the cuts that say so; all that it goes on with."""
         spread = Spread(order, rest, case.most, is_most=case.is_most)
-        self._work += ROW_WORK * (spread.num_rows + len(self._cuts) * order.num_stages)
-        return spread.of_cuts(self._cuts, block, start)
+        self._work += ROW_WORK * (spread.num_rows + len(cuts) * order.num_stages)
+        found = spread.of_cuts([self._cuts[number] for number in cuts], block, start)
+        holding = cuts if found.basis is not None else np.array(cuts)[found.holding].tolist()
+        return found.seconds, found.basis, tuple(holding)
 
     def spread(self, order: Order, rest: Rest, case: Case | None = None, start: Basis | None = None) -> Spreaded:
         """Spread blocks of the choices known, and add the cuts that are missing.
@@ -176,7 +197,7 @@ class Spreader:
         for prices in _parts(found.prices):
             rises |= self._cut(prices)
         chosen = found.shares.sum(axis=0)
-        own = [known[index][0] for index in np.argsort(-chosen, kind="stable").tolist() if chosen[index] > 0]
+        own = [known[index][0] for index in np.argsort(-chosen, kind="stable").tolist() if chosen[index] > SHARE]
         rent = float(found.prices[:, Take.RESIDENT].max()) * self._unit
         return Spreaded(found.seconds * self._unit, tuple(dict.fromkeys(own)), rent, rises, found.basis)
 
@@ -184,8 +205,9 @@ class Spreader:
         """Return the rest in units."""
         unit = self._unit
         halves = rest.halves[0] / unit, rest.halves[1] / unit
-        seconds = rest.seconds / unit, rest.whole / unit, rest.fixed / unit
-        return replace(rest, halves=halves, seconds=seconds[0], whole=seconds[1], fixed=seconds[2])
+        ends = tuple(own / unit for own in rest.ends[0]), tuple(own / unit for own in rest.ends[1])
+        seconds, whole, fixed, hop = (own / unit for own in (rest.seconds, rest.whole, rest.fixed, rest.hop))
+        return replace(rest, halves=halves, seconds=seconds, whole=whole, fixed=fixed, ends=ends, hop=hop)
 
     def _begin(self, order: Order, rest: Rest) -> None:
         """Add cuts at usual prices: of no memory, and of some and much where stages hold few microbatches and many."""

@@ -8,6 +8,7 @@ from others on its mesh (`carried.py`), or its own. So the least bound, which is
 import heapq
 import math
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
@@ -19,6 +20,36 @@ from autopar.search.sweep import Series
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
+
+MOST_SCOUTS, SCOUT_PIECES = 6, 3
+"""Configurations that are worked on before others of more than one stage, where plans may be much better there, and how
+many pieces of work there are for each."""
+
+
+def scouts(space: Sequence[Family], global_batch: int, bound: Callable[[Family], float]) -> list[Family]:
+    """Return the configurations that are most like what is set up by hand, one per number of stages, best bounds first.
+
+    The minor axis is as large as can be, a microbatch has one sample for each row of devices along it, groups take
+    several stages in turn; of several meshes the one with the least bound, and of equal ones that which can shard
+    parameters over most devices without a way through all of them.
+
+    Args:
+        space: Configurations on meshes of three axes.
+        global_batch: Samples per step.
+        bound: Returns the least step time of one, in seconds.
+    """
+    inner = max((family[0].mesh.shape[2] for family in space), default=0)
+    best: dict[int, tuple[float, int, Family]] = {}
+    for family in space:
+        dp, outer, minor = family[0].mesh.shape
+        alike = family[0].num_chunks > 1 and minor == inner
+        if not alike or global_batch != family[0].num_microbatches * dp * outer:
+            continue
+        found = bound(family), -outer, family
+        known = best.get(family[0].num_stages)
+        if known is None or found[:2] < known[:2]:
+            best[family[0].num_stages] = found
+    return [family for *_, family in sorted(best.values(), key=lambda each: each[:2])[:MOST_SCOUTS]]
 
 
 class ThirdAxis(Series):
@@ -44,7 +75,9 @@ class ThirdAxis(Series):
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
         self.elsewhere, self.near, self.enough, self.until = elsewhere, OPTIMALITY_TOLERANCE, math.inf, math.inf
         self._counted = (0, 0)
-        self._open = sorted((search.least(family), number) for number, family in enumerate(space))
+        known = outcome.standings
+        bounds = (max(search.least(own), known[own].bound if own in known else 0.0) for own in space)
+        self._open = sorted((bound, number) for number, bound in enumerate(bounds))
         self._done: list[tuple[float, int]] = []
         self._busy: dict[int, tuple[float, int]] = {}
         self._seen: set[int] = set()
