@@ -110,6 +110,7 @@ class Attempt:
         urgent: Whether any plan will do, so that the end waits for it, but not for long.
         proves: Whether the bound is raised as far as can be, at the end to single choices, which may take longer than
             all before.
+        spreads_first: Whether pipelines are bounded by blocks that are spread over stages at once.
         cut: Placement problems that their limit of work or time has cut.
         work: Units of work of all placement problems so far.
         exhausted: Whether nothing here raises the bound further.
@@ -130,7 +131,7 @@ class Attempt:
         self.bounding = replace(self.pipeline, others=tuple(pipelines[1:]))
         self.bounded, self.left_out = self.family, math.inf
         self.best: Candidate | None = None
-        self.urgent = self.proves = False
+        self.urgent = self.proves = self.spreads_first = False
         self.cut = 0
         self.work = 0.0
         self.exhausted = self.is_settled = False
@@ -177,7 +178,7 @@ class Attempt:
         if self.pipeline.num_stages > 1:
             bound = max(bound, self._undivided() + self.pipeline.fixed)
         if cutoff < math.inf and bound < cutoff:  # else nothing is known yet that it might exclude
-            if self._spreads:
+            if self.spreads_first and self._spreads:
                 self.rounds = self._first_rounds(cutoff)
             else:
                 bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)

@@ -89,6 +89,8 @@ class Piece:
         branches: What plans of the configuration have to do to be of interest.
         starts: Choices that are known to be worth considering, of the tables of these branches.
         proves: Whether the bound is raised as far as can be; runners-up need no proof.
+        spreads_first: Whether pipelines are bounded by blocks that are spread over stages at once, which takes longer
+            than what says nothing of memory, and is worth it where that says little.
     """
 
     work: Work
@@ -101,6 +103,7 @@ class Piece:
     branches: tuple[Branch, ...] = ()
     starts: tuple[Choice, ...] = ()
     proves: bool = True
+    spreads_first: bool = False
 
     @property
     def on(self) -> "Cell":
@@ -272,7 +275,7 @@ class Workbench:
                 attempt = _unpacked(state, attempt)
         if attempt is not None:
             attempt.end, attempt.urgent, attempt.hint = end, piece.urgent, piece.hint
-            attempt.proves = piece.proves
+            attempt.proves, attempt.spreads_first = piece.proves, piece.spreads_first
         return attempt
 
 

@@ -164,7 +164,7 @@ class Search:
             def scout(elsewhere: float) -> None:
                 best = outcome.best
                 ahead = scouts(families(more), self.global_batch, lambda family: carried.least(family, best))
-                first = ThirdAxis(self, outcome, ahead, carried, elsewhere)
+                first = ThirdAxis(self, outcome, ahead, carried, elsewhere, spreads_first=True)
                 sweep(crew, first, SCOUT_PIECES * len(ahead), clock.end, clock.stops, clock.heard)
 
             def midway(elsewhere: float) -> bool:
@@ -198,7 +198,7 @@ class Search:
                 waves.append(plain)
             if opened and not outcome.stopped:
                 left = [family for wave in ((*waves[1:], *opened) if later else opened) for family in wave]
-                third = ThirdAxis(self, outcome, left, carried, _with(lowest, aside))
+                third = ThirdAxis(self, outcome, left, carried, _with(lowest, aside), spreads_first=later > 0)
                 count = max(THIRD_LEAST, int(THIRD_SHARE * outcome.pieces))
                 sweep(crew, third, count, clock.end, clock.stops, clock.heard)
                 third.note()
@@ -292,7 +292,7 @@ class Search:
             if not is_told:
                 is_left = midway(min([lowest, *(heap[0][0] for heap in ahead[1:]), *(each.bound for each in aside)]))
             is_told = True
-            for heap, wave in zip(ahead[1:], waves[1:], strict=True):
+            for heap, wave in () if is_left else zip(ahead[1:], waves[1:], strict=True):
                 carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
 
         # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before

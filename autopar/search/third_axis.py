@@ -61,6 +61,7 @@ class ThirdAxis(Series):
         space: The configurations.
         carried: What follows from what is known of others; added to.
         elsewhere: See below.
+        spreads_first: See `Piece`.
 
     Attributes:
         elsewhere: No plan of the other configurations has a lower objective, in seconds.
@@ -70,8 +71,16 @@ class ThirdAxis(Series):
     """
 
     def __init__(
-        self, search: "Search", outcome: Outcome, space: list[Family], carried: Carried, elsewhere: float
+        self,
+        search: "Search",
+        outcome: Outcome,
+        space: list[Family],
+        carried: Carried,
+        elsewhere: float,
+        *,
+        spreads_first: bool = False,
     ) -> None:
+        self._spreads_first = spreads_first
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
         self.elsewhere, self.near, self.enough, self.until = elsewhere, OPTIMALITY_TOLERANCE, math.inf, math.inf
         self._counted = (0, 0)
@@ -111,7 +120,8 @@ class ThirdAxis(Series):
             self._worked.add(number)
             return Piece(Work.ADVANCE, family, bound, cutoff, urgent=urgent)
         self._seen.add(number)
-        return Piece(Work.BOUND, family, bound, cutoff, urgent=urgent, hint=self._carried.hint(family))
+        hint, first = self._carried.hint(family), self._spreads_first
+        return Piece(Work.BOUND, family, bound, cutoff, urgent=urgent, hint=hint, spreads_first=first)
 
     def take(self, index: int, finding: Finding | None) -> None:
         """See `Series.take`."""
