@@ -1,12 +1,16 @@
 """Schedules without a closed form in the search: plans take and hold what the simulator says, and bounds are below."""
 
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from autopar.formulate.grouped import _fastest, _Stage
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.schedule import SCHEDULES
+from autopar.schedule.holding import moments
 from autopar.search.space import Configuration, configurations, describe
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
@@ -68,3 +72,36 @@ def test_the_space_lists_schedules_where_they_make_a_difference() -> None:
     assert found[2, 4] == usual | {("interleaved", 2), ("interleaved", 4)}
     assert found[4, 4] == usual | {("interleaved", 2)}
     assert "interleaved (v = 2, 4)" in describe(space)[0]
+
+
+def _single(kept: tuple[float, ...], again: tuple[float, ...]) -> _Stage:
+    """Return a stage of one block that keeps so much, or runs so much again."""
+    count = len(kept)
+    sizes = np.zeros((count, 5))
+    sizes[:, 0] = sizes[:, 2] = sizes[:, 3] = kept
+    nothing = np.zeros(count)
+    numbers = np.arange(count)
+    return _Stage(0, numbers, sizes, np.array(again), nothing, nothing, *[0.0] * 7)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_take_back_first_what_saves_most(seed: int) -> None:
+    """At one price early stages run whole blocks again: then all but one need not, and of equal ones the first does."""
+    rng = np.random.default_rng(seed)
+    kept, again = (5.0, 3.0, 0.5), (0.0, 0.1, 3.0)
+    stages = [_single(kept, again) for _ in range(4)]
+    rows = moments(SCHEDULES["interleaved"], group=0, num_groups=4, num_microbatches=8, num_chunks=4)
+    counts = rows.reshape(len(rows), 4, 5)
+
+    def bytes_of(taken: tuple[int, ...]) -> float:
+        return float((rows @ np.concatenate([stages[0].sizes[own] for own in taken])).max())
+
+    all_selective = bytes_of((1, 1, 1, 1))
+    limit = all_selective - float(rng.uniform(0.01, 0.9)) * float(counts[..., 0].max())
+    taken = _fastest(stages, rows, limit, 0.0, (False,) * 4)
+    assert taken is not None
+
+    assert bytes_of(tuple(taken)) <= limit
+    best = min(sum(again[own] for own in every) for every in product(range(3), repeat=4) if bytes_of(every) <= limit)
+    assert sum(again[own] for own in taken) <= best + 0.1 * 4
+    assert taken.count(2) == 1 == taken.index(2) + 1

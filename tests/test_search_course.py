@@ -6,6 +6,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
+from autopar.formulate.data_major import is_data_major
 from autopar.search.attempt import OVERTIME_SECONDS, Attempt
 from autopar.search.carried import Carried
 from autopar.search.course import (
@@ -26,8 +27,8 @@ from autopar.search.pieces import Finding, Work
 from autopar.search.planner import Search
 from autopar.search.runners_up import RunnersUp
 from autopar.search.signature import Signature
-from autopar.search.space import Configuration, Family
-from autopar.search.third_axis import ThirdAxis
+from autopar.search.space import Configuration, Family, closed_words, configurations, families
+from autopar.search.third_axis import ThirdAxis, scouts
 from autopar.sharding import Mesh
 
 FLOORS = {1: 1.0, 2: 2.0, 4: 3.0, 8: 4.0}
@@ -447,3 +448,36 @@ def test_proofs_are_repeated_as_long_as_they_find_better_plans() -> None:
     assert proving.nearby == 2
     proven = _Proving([5.0], left=False)
     assert (proven._prove_again(1.0, 9.0), proven.exhausted) == (2.0, True), "nothing is left to prove"
+
+
+def test_scouts_are_most_like_what_is_set_up_by_hand() -> None:
+    """One per number of stages that take turns, whole nodes as minor axes, a sample for each row, best bounds first."""
+    space = configurations(
+        gpus=256, devices_per_node=8, num_blocks=32, global_batch=256, batch_of_model=None, mode="train"
+    )
+    third = families([own for own in space if is_data_major(own.mesh)])
+
+    found = scouts(third, 256, lambda family: 1.0 / family[0].num_stages)
+    fewer = scouts(third, 256, lambda family: float(family[0].mesh.shape[1]))
+
+    assert [family[0].num_stages for family in found] == [8, 4, 2], "more stages leave no mesh of three axes with nodes"
+    assert [family[0].mesh.shape for family in found] == [(2, 2, 8), (2, 4, 8), (4, 4, 8)]
+    for first, *_ in found:
+        assert first.schedule == "interleaved"
+        assert 256 // first.num_microbatches == first.mesh.shape[0] * first.mesh.shape[1]
+    assert {family[0].mesh.shape[1] for family in fewer} == {2}, "the least bound comes before the most devices"
+    assert scouts([], 256, lambda family: 0.0) == []
+
+
+def test_what_is_left_is_said_with_where_it_is() -> None:
+    """On meshes of three axes alone, or of other schedules, too."""
+    third = Configuration(2, Mesh.of(dp=2, outer=2, inner=2), 4, "1f1b")
+    other = Configuration(2, Mesh.of(inner=8), 4, "zb-h1")
+
+    (alone,) = closed_words([third, third], 2.0)
+    (both,) = closed_words([third, third, other], 2.0)
+
+    assert "2 configurations on meshes of three axes whose major one is data parallel; no plan there" in alone
+    assert "3 configurations on meshes" in both
+    assert "(2) and of schedules that are not plain; no plan there is faster than 2 s" in both
+    assert closed_words([], 2.0) == ()

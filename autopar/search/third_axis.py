@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
+from autopar.schedule import SCHEDULES
 from autopar.search.carried import Carried
 from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
@@ -42,7 +43,7 @@ def scouts(space: Sequence[Family], global_batch: int, bound: Callable[[Family],
     best: dict[int, tuple[float, int, Family]] = {}
     for family in space:
         dp, outer, minor = family[0].mesh.shape
-        alike = family[0].num_chunks > 1 and minor == inner
+        alike = family[0].num_chunks > 1 and not SCHEDULES[family[0].schedule].splits and minor == inner
         if not alike or global_batch != family[0].num_microbatches * dp * outer:
             continue
         found = bound(family), -outer, family
