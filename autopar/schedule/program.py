@@ -156,7 +156,6 @@ def _is_solved(highs: highspy.Highs, is_large: bool, start: Basis | None) -> boo
             return False
         highs.clearSolver()
         highs.setOptionValue("simplex_strategy", DUAL)
-    highs.writeModel("/tmp/bad.mps")
     raise AssertionError(f"no cost is below zero, but a program ended as {status}")
 
 

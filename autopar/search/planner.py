@@ -204,7 +204,7 @@ class Search:
                 third.note()
             if third is None and pacing is not None and outcome.stopped == "time limit":
                 last = pacing.raised(_with(lowest, aside), ends=True)
-                outcome.closed_floor = max(outcome.closed_floor, last)
+                outcome.closed_floor = min(max(outcome.closed_floor, last), later or math.inf)
             unequal.look(NEARS[0] if limited else OPTIMALITY_TOLERANCE)
 
             def third_axis(near: float, until: float, count: int = sys.maxsize, *, ends: bool = False) -> None:
