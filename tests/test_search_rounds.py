@@ -26,12 +26,17 @@ class _Script:
         self, bounds: dict[Configuration, list[float]], values: Mapping[Configuration, Sequence[tuple[float, bool]]]
     ) -> None:
         self._bounds, self.cases, self.num_cuts = bounds, list[int](), 1
+        self.priced, self.memory_cuts = list[Configuration](), 0
         self._values = {own: iter(each) for own, each in values.items()}
 
     def bound(self, order: Order, rest: Rest, enough: float, known: Bounded | None = None) -> Bounded:
         own = self._bounds[cast(Configuration, order)]
         seconds = own.pop(0) if len(own) > 1 else own[0]
         return Bounded(seconds, Case(round(10 * seconds), is_most=True), None, (), self.num_cuts)
+
+    def price_memory(self, order: Order, rest: Rest) -> None:
+        self.priced.append(cast(Configuration, order))
+        self.num_cuts += self.memory_cuts
 
     def spread(self, order: Order, rest: Rest, case: Case, start: None) -> Spreaded:
         self.cases.append(case.most)
@@ -113,3 +118,21 @@ def test_no_bound_is_raised_once_there_is_no_time() -> None:
     _done(falls, 3.0)
 
     assert stopped.bound == falls.bound == 1.0
+
+
+def test_memory_has_prices_once_the_least_bound_is_not_enough_without() -> None:
+    """It is the pipeline with the least bound that they are of, once, and all are bounded by them where they are least.
+
+    A pipeline that is excluded without them costs no placement problem more.
+    """
+    rounds = _rounds({FEW: [1.0, 3.0], MANY: [2.0, 2.5]}, {FEW: [(4.0, False)], MANY: [(4.0, False)]})
+    script = cast(_Script, rounds.spreader)
+    script.memory_cuts = 4
+    assert rounds.next(_task, 1.0, lambda: False) is None
+    assert not script.priced
+    assert rounds.next(_task, 9.0, lambda: False) is MANY
+    assert script.priced == [FEW]
+    assert rounds.bound == 2.5
+    rounds.spread(MANY, _task, 9.0, lambda: False)
+    rounds.next(_task, 9.0, lambda: False)
+    assert script.priced == [FEW]

@@ -144,8 +144,10 @@ def _spreader(found: Tables, pipeline: Pipeline, limit: float, choices: Sequence
 def _raised(spreader: Spreader, order: Order, rest: Rest, steps: int = 6) -> tuple[float, float]:
     """Return the bound after some rounds, and what the choices known allow."""
     value, basis = np.inf, None
-    known = spreader.bound(order, rest)
-    bound = known.seconds
+    first = spreader.bound(order, rest)
+    spreader.price_memory(order, rest)
+    known = spreader.bound(order, rest, known=first)
+    bound = max(first.seconds, known.seconds)
     for _ in range(steps):
         found = spreader.spread(order, rest, known.case, basis)
         value, basis = found.value, found.basis

@@ -1,8 +1,8 @@
 """The order in which pipelines of one mesh and one size of microbatches are bounded by spreading blocks.
 
-All are bounded by the first cuts. Then more is found out of the one with the least bound, until that rises no more, by
-its own cuts or by those of others; of others it is still looked up what the choices known allow, for they may have the
-best plan.
+All are bounded by cuts at prices of no memory, which is enough for most, and then by some at usual prices of it. Then
+more is found out of the one with the least bound, until that rises no more, by its own cuts or by those of others; of
+others it is still looked up what the choices known allow, for they may have the best plan.
 """
 
 import math
@@ -44,6 +44,7 @@ class Rounds:
         self._starts: dict[Configuration, Basis | None] = dict.fromkeys(pipelines)
         self._values = dict.fromkeys(pipelines, math.inf)
         self._idle = 0
+        self._prices_memory = False  # of what blocks take at no prices of memory most is excluded
 
     @property
     def bound(self) -> float:
@@ -54,7 +55,7 @@ class Rounds:
         """Return the pipeline to find out more of; None if nothing more helps.
 
         Cuts that were found for one pipeline may raise the bounds of others: those are looked at again where they are
-        the least ones.
+        the least ones. The first ones after those of no memory are at usual prices of it.
 
         Args:
             task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
@@ -64,7 +65,11 @@ class Rounds:
         while not should_stop() and self.bound < enough:
             least = min(self._bounds, key=self._bounds.__getitem__)
             if self._known[least].seen == self.spreader.num_cuts:
-                break
+                if self._prices_memory:
+                    break
+                self.spreader.price_memory(*task_of(least))
+                self._prices_memory = True
+                continue
             known = self._bounds[least]
             self._raise(least, task_of, enough)
             self._idle = 0 if self._bounds[least] > known * (1 + RISE) else self._idle

@@ -27,8 +27,8 @@ LEVELS = 4
 PARTS = 8
 """Of the stages of a pipeline, which have prices in common later: like those that are furthest apart."""
 
-USUAL = (0.1, 0.5)
-"""What a device costs at first, in what its blocks take for a microbatch."""
+USUAL = (0.5, 0.1)
+"""What a device costs then, in what its blocks take for a microbatch."""
 
 WAITS = 0.05
 """What a second of a link costs then, in seconds of passes: most of it is hidden."""
@@ -149,7 +149,7 @@ class Spreader:
             known: What was found before: cuts that said nothing then are left out.
         """
         if not self._cuts:
-            self._begin(order, rest)
+            self._begin(order)
         points, _ = self._points()
         scaled, block, share = self._scaled(rest), _block(points), order.share(rest.blocks)
         seen = len(self._cuts)
@@ -209,19 +209,24 @@ class Spreader:
         seconds, whole, fixed, hop = (own / unit for own in (rest.seconds, rest.whole, rest.fixed, rest.hop))
         return replace(rest, halves=halves, seconds=seconds, whole=whole, fixed=fixed, ends=ends, hop=hop)
 
-    def _begin(self, order: Order, rest: Rest) -> None:
-        """Add cuts at usual prices: of no memory, and of some and much where stages hold few microbatches and many."""
-        points, _ = self._points()
-        blocks = _block(points) * rest.blocks / order.num_groups
+    def _begin(self, order: Order) -> None:
+        """Add cuts at prices of no memory: of passes without what runs again, and of all that takes time."""
         prices = np.zeros(len(Take))
         prices[Take.PLAIN] = 1.0
         self._cut(prices)
         _, self._plain = self._cuts[-1]
-        prices[Take.PLAIN], prices[: Take.KEPT] = 0.0, 1.0
-        prices[[Take.UPDATE, Take.ONCE]] = 1 / order.num_microbatches
-        self._cut(prices)
+        self._cut(_usual(order))
+
+    def price_memory(self, order: Order, rest: Rest) -> None:
+        """Add cuts at usual prices of memory: of much and some where stages hold many microbatches, and few.
+
+        The highest prices come first: what is cheap there says what to pay for parts of passes at the next ones.
+        """
+        points, _ = self._points()
+        blocks = _block(points) * rest.blocks / order.num_groups
+        prices = _usual(order)
         prices[[Take.LINK, Take.GRADIENT]] = WAITS
-        for held in _levels(order):
+        for held in reversed(_levels(order)):
             for share in USUAL:
                 prices[Take.RESIDENT] = share * blocks
                 prices[Take.KEPT] = held * prices[Take.RESIDENT]
@@ -280,6 +285,14 @@ def _parts(prices: FloatArray) -> list[FloatArray]:
         middles.append(following)
         following = int((near * np.sqrt(totals[own])).argmax())
     return [prices[own[nearest == number]].sum(axis=0) for number in range(len(middles))]
+
+
+def _usual(order: Order) -> FloatArray:
+    """Return prices of passes, and of what comes once a step, of no memory."""
+    prices = np.zeros(len(Take))
+    prices[: Take.KEPT] = 1.0
+    prices[[Take.UPDATE, Take.ONCE]] = 1 / order.num_microbatches
+    return prices
 
 
 def _block(points: FloatArray) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.schedule import SCHEDULES
-from autopar.search.carried import Carried
+from autopar.search.carried import ALL, ROOM, Carried
 from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Configuration, Family
@@ -169,7 +169,8 @@ class ThirdAxis(Series):
 
     def _carry(self) -> None:
         """Raise the bounds of what is next by what follows from others."""
-        self._carried.raise_least(self._open, self._space, self._outcome.best, self._seen.__contains__)
+        most = ROOM if self._spreads_first else ALL  # the first piece knows the order of tasks then
+        self._carried.raise_least(self._open, self._space, self._outcome.best, self._seen.__contains__, most)
 
     def _is_far(self, bound: float) -> bool:
         """Whether a bound is so far from the best plan that there is something to do."""
