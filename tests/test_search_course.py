@@ -8,7 +8,7 @@ import pytest
 
 from autopar.formulate.data_major import is_data_major
 from autopar.search.attempt import OVERTIME_SECONDS, Attempt
-from autopar.search.carried import Carried
+from autopar.search.carried import ALL, ROOM, Carried
 from autopar.search.course import (
     HURRIES,
     LATE_SECONDS,
@@ -218,6 +218,21 @@ def test_the_least_bound_of_three_axes_is_raised_first(follows: float, order: li
     assert third.own == own
     assert third.left == ()
     assert (third.worked, third.excluded) == (1, 3)
+
+
+@pytest.mark.parametrize(("spreads_first", "most"), [(True, ROOM), (False, ALL)])
+def test_no_order_of_tasks_is_asked_for_where_first_pieces_know_it(spreads_first: bool, most: int) -> None:
+    """Only what memory has room for is, so that workers need not wait for linear programs of their own."""
+
+    class _Asked(_Known):
+        def _looked_at(self, family: Family, bound: float, *rest: object) -> float:
+            asked.append(rest[2])
+            return bound
+
+    asked = list[object]()
+    third = ThirdAxis(_search(), Outcome(), FAMILIES, _Asked({}), math.inf, spreads_first=spreads_first)
+    third.ends(0)
+    assert set(asked) == {most}
 
 
 def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:

@@ -1,6 +1,6 @@
 """The order in which pipelines of one mesh and one size of microbatches are bounded by spreading blocks.
 
-All are bounded by cuts at prices of no memory, which is enough for most, and then by some at usual prices of it. Then
+All are bounded by cuts at prices of no memory, and, where that is not enough, by some at usual prices of it. Then
 more is found out of the one with the least bound, until that rises no more, by its own cuts or by those of others; of
 others it is still looked up what the choices known allow, for they may have the best plan.
 """
@@ -44,7 +44,7 @@ class Rounds:
         self._starts: dict[Configuration, Basis | None] = dict.fromkeys(pipelines)
         self._values = dict.fromkeys(pipelines, math.inf)
         self._idle = 0
-        self._prices_memory = False  # of what blocks take at no prices of memory most is excluded
+        self._prices_memory = False
 
     @property
     def bound(self) -> float:

@@ -28,7 +28,7 @@ PARTS = 8
 """Of the stages of a pipeline, which have prices in common later: like those that are furthest apart."""
 
 USUAL = (0.5, 0.1)
-"""What a device costs then, in what its blocks take for a microbatch."""
+"""What a device costs where memory has a price first, in what its blocks take for a microbatch."""
 
 WAITS = 0.05
 """What a second of a link costs then, in seconds of passes: most of it is hidden."""
