@@ -17,6 +17,7 @@ from tests.formulations import splits
 
 SCHEDULED = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
 PASSES = (0.3, 0.4, 0.3)
+TOLERANCE = 1e-5
 
 
 def _peak(order: Sequence[tuple[Pass, int, int]], kept: Sequence[float], late: Sequence[float], last: Pass) -> float:
@@ -280,3 +281,22 @@ def test_more_microbatches_make_the_middle_longer_and_nothing_else(
                 for run, other in zip(found.runs, whole.runs, strict=True):
                     np.testing.assert_array_equal(run, other)
     excerpts.excerpt.cache_clear()
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads(), st.integers(1, 3))
+def test_groups_that_count_as_one_take_no_longer(size: tuple[str, int, int, int, Load], most: int) -> None:
+    """And no less than the mean of all of them, without what does not fit."""
+    name, groups, microbatches, chunks, load = size
+    order = SCHEDULES[name], groups, microbatches, chunks
+    apart = least_crowded(*order, load)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crowded, "MOST_GROUPS", most)
+        crowded._least.cache_clear()
+        together = least_crowded(*order, load)
+    crowded._least.cache_clear()
+
+    assert together <= apart * (1 + TOLERANCE)
+    assert together >= microbatches * (load.blocks + load.rest) / groups * (1 - 1e-2)
+    if most >= groups:
+        assert together == apart

@@ -21,7 +21,7 @@ from autopar.search.course import (
     Clock,
     Settling,
 )
-from autopar.search.outcome import Candidate, Outcome
+from autopar.search.outcome import Candidate, Outcome, Stage
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace
 from autopar.search.pieces import Finding, Work
 from autopar.search.planner import Search
@@ -117,6 +117,7 @@ def _search() -> Search:
         threshold=lambda outcome: outcome.best,
         tell=lambda *_: None,
         keep=1,
+        spreads=lambda configuration: configuration.schedule != "1f1b",
     )
     return found  # type: ignore[return-value]
 
@@ -233,6 +234,31 @@ def test_no_order_of_tasks_is_asked_for_where_first_pieces_know_it(spreads_first
     third = ThirdAxis(_search(), Outcome(), FAMILIES, _Asked({}), math.inf, spreads_first=spreads_first)
     third.ends(0)
     assert set(asked) == {most}
+
+
+def test_families_of_three_axes_whose_blocks_take_as_much_are_worked_on_together() -> None:
+    """What is found of them holds for each; others, and those of other microbatches, stay alone."""
+    mesh = Mesh.of(dp=2, outer=2, inner=2)
+    each = [
+        *((Configuration(2, mesh, 2, name),) for name in ("1f1b", "zb-h1")),
+        (Configuration(2, mesh, 2, "zb-v", 2),),
+        (Configuration(2, mesh, 2, "interleaved", 2), Configuration(2, mesh, 2, "interleaved", 4)),
+        (Configuration(2, mesh, 4, "zb-h1"),),
+    ]
+    outcome = Outcome()
+    outcome.note(each[2], 2.5, Stage.OPEN)
+    third = ThirdAxis(_search(), outcome, each, _Known({}), math.inf, spreads_first=True)
+    apart = ThirdAxis(_search(), outcome, each, _Known({}), math.inf)
+
+    assert third.own == apart.own == 2.0
+    assert len(third.left) == len(apart.left) == 6
+    pieces = [third.piece(number) for number in range(4)]
+    assert third.piece(4) is None
+    found = [piece.configuration for piece in pieces if piece is not None]
+    assert sorted(found, key=str) == sorted([each[0], (*each[1], *each[2]), each[3], each[4]], key=str)
+    third.take(found.index((*each[1], *each[2])), Finding(5.0, None, 0))
+    assert [outcome.standings[own].bound for own in each[1:3]] == [5.0, 5.0]
+    assert each[0] not in outcome.standings
 
 
 def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:

@@ -21,7 +21,7 @@ from autopar.search.hull import Hull
 from autopar.search.pace import UNKNOWN
 from autopar.search.planner import Search
 from autopar.search.room import Room, _least_again
-from autopar.search.space import Configuration
+from autopar.search.space import Configuration, Family
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
 from autopar.task import Effort, prepare
@@ -203,6 +203,39 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
     assert raised or len(configuration.mesh.axes) == 3, "recompute is little there beside parameters"
     assert found or configuration.schedule != "1f1b", "less fits where others have to wait"
     assert before == np.inf, "parameters alone do not fit"
+
+
+@pytest.mark.parametrize("share", [0.9, 0.75])
+def test_families_whose_blocks_are_spread_at_once_have_a_bound_together(share: float) -> None:
+    """No plan of any of them is faster, there is no hull, and none is better alone than what is found of all."""
+    free = _search()
+    each = [
+        own for own in CONFIGURATIONS if own.num_stages == 2 and own.schedule.startswith("zb") and own.mesh.size == 4
+    ]
+    assert len(each) == 2
+    alone = free.attempt((each[0],), np.inf)
+    assert alone is not None
+    alone.relaxed(np.inf)
+    assert alone.best is not None
+    limited = replace(free, memory_limit=alone.weighing.peak(alone.best.choice, alone.best.split) * share)
+    found = list[tuple[float, float]]()
+    together_or_not: list[list[Family]] = [[(own,) for own in each], [tuple(each)]]
+    for families in together_or_not:
+        bounds, best = list[float](), list[float]()
+        for own in families:
+            attempt = limited.attempt(own, np.inf)
+            assert attempt is not None
+            attempt.spreads_first = True
+            bounds.append(attempt.improve(attempt.relaxed(1e9), 1e9))
+            assert attempt.hull is None
+            assert attempt.rounds is not None
+            best.append(attempt.best.objective if attempt.best is not None else np.inf)
+        found.append((min(bounds), min(best)))
+
+    (apart, reached), (together, best) = found
+    assert best < np.inf, "so that it tells"
+    assert max(apart, together) <= min(best, reached) * (1 + CLOSE)
+    assert together == pytest.approx(apart, rel=5e-3)
 
 
 def test_nothing_runs_again_where_there_is_room_or_it_may_lie_elsewhere() -> None:

@@ -20,7 +20,7 @@ from autopar.formulate.recipes import recipes, restrict
 from autopar.formulate.scheduled import StageWork, pass_seconds, scheduled_step
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Slot, Tables
-from autopar.formulate.weights import problem, weights
+from autopar.formulate.weights import kind_weights, problem, weights
 from autopar.problem import Choice, Problem, Solution
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
@@ -116,6 +116,8 @@ def _rest(found: Tables, pipeline: Pipeline, limit: float) -> Rest:
         forward, *backward = under.passes_of(names, found.mesh, 8).tolist()
         assert forward > 0 < sum(backward), "so that it tells"
         ends.append((forward, *backward) if SCHEDULES[pipeline.schedule].splits else (forward, sum(backward)))
+    edges = [_alone(found, found.folded.chain[place]) for place in (0, -1)]
+    assert any(edge > sum(end) * (1 + TOLERANCE) for edge, end in zip(edges, ends, strict=True)), "so that it tells"
     return Rest(
         blocks=count,
         late=late,
@@ -126,8 +128,14 @@ def _rest(found: Tables, pipeline: Pipeline, limit: float) -> Rest:
         outer=(1, 1),
         turns=pipeline.with_turns,
         ends=(ends[0], ends[1]),
+        edges=(edges[0], edges[1]),
         received=(arriving, returning),
     )
+
+
+def _alone(found: Tables, kind: int) -> float:
+    """Return the least seconds of a block of a kind, under the placements that are best for it."""
+    return _solve(problem(found, kind_weights(found, [kind], 0.0)), np.inf).bound
 
 
 def _whole(found: Tables, pipeline: Pipeline) -> float:
@@ -431,12 +439,14 @@ def test_messages_ends_and_what_is_received_make_a_step_longer(schedule: str, ch
     ends = (tuple(0.0 for _ in passes), passes)
     share = order.share(blocks)
     placed = Spread(order, _plain(blocks, seconds=6.0, outer=(0, 1), ends=ends), share, is_most=True)
+    known = Spread(order, _plain(blocks, seconds=6.0, outer=(0, 1), edges=(0.0, 6.0)), share, is_most=True)
     sent = Spread(order, _plain(blocks, hop=0.5)).of_points(_point()).seconds
     room = Spread(order, _plain(blocks, received=(0.2, 0.2))).of_points(_point(resident=0.45 / (2 * chunks))).seconds
 
     assert anywhere > bare
     assert placed.of_points(_point()).seconds > anywhere * (1 - TOLERANCE)
     assert placed.of_points(_point()).seconds >= 4 * (3 * share + 6) * (1 - TOLERANCE), "that group has its share, too"
+    assert known.of_points(_point()).seconds >= 4 * (3 * share + 6) * (1 - TOLERANCE), "whichever pass takes it"
     assert sent >= bare * (1 - TOLERANCE)
     assert sent > bare or SCHEDULES[schedule].steps_overlap, "steps that overlap hide what they wait for"
     assert Spread(order, _plain(blocks)).of_points(_point(resident=0.45 / (2 * chunks))).seconds == pytest.approx(bare)

@@ -16,6 +16,8 @@ and z >= sum_cfw n_gcfw s_w is the busy link of a group.
 It knows neither where a chain can be cut nor placements. Where a schedule holds more than fits of evenly cut stages,
 blocks have to go to other groups, and no mean over groups says that.
 
+Of more than 64 groups neighbours count as one: what each row says of them adds up, with what the emptiest one holds.
+
 Where groups wait for each other without a closed form, T is the end of the last task, and stages have blocks of their
 own, of which passes take so long (`least.py`): uneven stages make for a bubble, and recompute is part of it.
 """
@@ -30,7 +32,7 @@ from numpy.typing import NDArray
 
 from autopar.schedule.base import Schedule, chunks_of
 from autopar.schedule.excerpt import excerpt
-from autopar.schedule.holding import fullest, least_held, some_fullest
+from autopar.schedule.holding import MOST_MOMENTS, fullest, least_held, some_fullest
 from autopar.schedule.program import SLACK, LeastProgram, Row, add_order, durations_of
 
 FloatArray = NDArray[np.float64]
@@ -38,6 +40,9 @@ FloatArray = NDArray[np.float64]
 DIGITS = 10
 """Binary digits that loads are cut to, so that one program serves many meshes: by two thousandths of each at most."""
 
+
+MOST_GROUPS = 64
+"""Groups that are told apart where it does not matter who waits for whom: of more, neighbours count as one."""
 
 MOST_STAGES = 512
 """Of a step whose order of tasks is looked at: for more, the linear program takes seconds."""
@@ -162,11 +167,25 @@ def least_ordered(
 def fits_evenly(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load) -> bool:
     """Whether the fastest flavour fits if all groups have as much of everything, and one of them all that is left."""
     kept = load.kept[int(np.argmin(load.again))]
-    rows = _held(schedule, num_groups, num_microbatches, num_chunks)
-    chunks = rows[0].shape[1] // 2
-    most = max(float((own[:, :chunks] * kept + own[:, chunks:] * load.late).sum(axis=1).max()) for own in rows)
+    flying, late, chunks = _held_in_all(schedule, num_groups, num_microbatches, num_chunks)
+    most = float((flying * kept + late * load.late).max())
     room = 1 - max(_receiving(schedule, num_groups, num_chunks, load))
     return bool(load.blocks / num_groups * (load.resident + most / chunks) + load.others <= room)
+
+
+@lru_cache(maxsize=4096)
+def _held_in_all(
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int
+) -> tuple[FloatArray, FloatArray, int]:
+    """Return what groups hold in all chunks at their fullest moments, what they put off, and how many chunks that is.
+
+    Each is (moments,), the distinct ones of all groups.
+    """
+    rows = _held(schedule, num_groups, num_microbatches, num_chunks)
+    chunks = rows[0].shape[1] // 2
+    sums = [np.stack([own[:, :chunks].sum(axis=1), own[:, chunks:].sum(axis=1)], axis=1) for own in rows]
+    flying, late = np.unique(np.concatenate(sums), axis=0).T
+    return flying, late, chunks
 
 
 def _receiving(schedule: Schedule, num_groups: int, num_chunks: int, load: Load) -> list[float]:
@@ -191,23 +210,41 @@ def _held(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks
     return tuple(np.array([[float(least_held(schedule, group, *size)), 0.0]]) for group in range(num_groups))
 
 
+def _neighbours(held: Sequence[FloatArray]) -> list[tuple[int, FloatArray]]:
+    """Return groups that count as one where there are many: how many they are, and what each of them holds at least.
+
+    >>> found = _neighbours([np.array([[float(group), 0.0]]) for group in range(MOST_GROUPS + 1)])
+    >>> [(count, rows.tolist()) for count, rows in found[:2]], found[-1][0]
+    ([(2, [[0.0, 0.0]]), (2, [[2.0, 0.0]])], 1)
+    """
+    size, found = -(-len(held) // MOST_GROUPS), []
+    for start in range(0, len(held), size):
+        own = held[start : start + size]
+        count = min(MOST_MOMENTS, max(map(len, own)))
+        chosen = [rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)] for rows in own]
+        found.append((len(own), np.min(chosen, axis=0)))
+    return found
+
+
 @lru_cache(maxsize=16384)
 def _least(
     schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, fills: bool
 ) -> float:
     """Solve the linear program; the last variable is z."""
-    held = _held(schedule, num_groups, num_microbatches, num_chunks)
-    chunks = held[0].shape[1] // 2
-    stages = _Stages(load, 0, num_groups * chunks, num_groups, passes=(1.0,))
+    held = _neighbours(_held(schedule, num_groups, num_microbatches, num_chunks))
+    chunks = held[0][1].shape[1] // 2
+    stages = _Stages(load, 0, len(held) * chunks, len(held), passes=(1.0,))
     program, pace = LeastProgram(), stages.stop
     receiving = _receiving(schedule, num_groups, num_chunks, load)
     cost = {pace: float(num_microbatches - fills)}
-    for group, moments in enumerate(held):
-        own = range(group * chunks, (group + 1) * chunks)
-        taken = {number: factor for stage in own for number, factor in stages.durations(stage)[0].items()}
-        program.add({pace: 1.0, **{number: -factor for number, factor in taken.items()}}, least=0.0)
-        stages.fit(program, group, own, moments, receiving[group])
-        stages.carry(program, own, {pace: 1.0})
+    first = 0
+    for number, (count, moments) in enumerate(held):
+        own = range(number * chunks, (number + 1) * chunks)
+        taken = {each: factor for stage in own for each, factor in stages.durations(stage)[0].items()}
+        program.add({pace: float(count), **{each: -factor for each, factor in taken.items()}}, least=0.0)
+        stages.fit(program, number, own, moments, count - sum(receiving[first : first + count]))
+        stages.carry(program, own, {pace: float(count)})
+        first += count
         if fills:
             cost.update(taken)
     stages.spread(program)
@@ -236,7 +273,7 @@ def _least_ordered(
     add_order(program, found, durations, step, overlap=schedule.steps_overlap)
     receiving = _receiving(schedule, num_groups, num_chunks, load)
     for group, own in enumerate(chunks_of(schedule.groups(num_groups, num_chunks))):
-        stages.fit(program, group, own, some_fullest(schedule, group, *size), receiving[group])
+        stages.fit(program, group, own, some_fullest(schedule, group, *size), 1.0 - receiving[group])
         stages.carry(program, own, {step: 1.0 / num_microbatches})
     stages.spread(program)
     optimum = program.minimised({step: 1.0}, step + 1)
@@ -276,10 +313,8 @@ class _Stages:
             for kind, own in enumerate(self._passes)
         ]
 
-    def fit(
-        self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray, receiving: float
-    ) -> None:
-        """Add that a group has room for what its stages hold, (moments, 2 stages), and receive."""
+    def fit(self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray, room: float) -> None:
+        """Add that a group has room for what its stages hold, (moments, 2 stages)."""
         load, count = self._load, len(stages)
         for held in moments.tolist():
             row = {self._others + group: 1.0}
@@ -288,7 +323,7 @@ class _Stages:
                     (number, resident + late * load.late + flying * kept)
                     for number, (resident, _, _, kept) in zip(self._blocks(stage), self._ways, strict=True)
                 )
-            program.add(row, most=1.0 - receiving)
+            program.add(row, most=room)
 
     def carry(self, program: LeastProgram, stages: Sequence[int], pace: Row) -> None:
         """Add that a microbatch takes no less than the link of a group carries; `pace` are its seconds."""

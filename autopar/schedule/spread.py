@@ -136,6 +136,7 @@ class Rest:
         outer: How many of the first and of the last stages may have none of the blocks that are alike.
         ends: The least seconds of each pass of the first and of the last block, which the first and the last stage
             have; part of those of all other blocks, and 0 of blocks that are alike.
+        edges: The least seconds of all passes of these two blocks together, where more is known of them.
         received: What a stage of blocks that are alike receives meanwhile from the one before, and from the next one,
             shares of a device.
         hop: The least seconds of a message from one group to another.
@@ -153,6 +154,7 @@ class Rest:
     turns: float
     fixed: float = 0.0
     ends: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    edges: tuple[float, float] = (0.0, 0.0)
     received: tuple[float, float] = (0.0, 0.0)
     hop: float = 0.0
 
@@ -293,9 +295,10 @@ class Spread:
         program.add({self._beside: 1.0, **beside}, least=0.0)
         self._write_whole()
         self._write_alike()
-        for stage, passes in zip((0, order.num_stages - 1), rest.ends, strict=True):
+        for stage, passes, all_passes in zip((0, order.num_stages - 1), rest.ends, rest.edges, strict=True):
             for number, least in enumerate(passes):
                 program.add({self._besides(stage, number): 1.0}, least=least)
+            program.add({self._besides(stage, number): 1.0 for number in range(self._passes)}, least=all_passes)
         program.total([self._blocks(stage) for stage in stages], rest.blocks)
         besides = dict.fromkeys([self._besides(stage, own) for stage in stages for own in range(self._passes)], 1.0)
         program.add(besides, least=rest.seconds)

@@ -170,15 +170,15 @@ class Attempt:
         return bound if self.rounds is None else min(max(bound, self.rounds.bound), self.left_out)
 
     def _without_limits(self, cutoff: float) -> float:
-        if self.hull is None:
+        if self.relaxed_choice is None:
             self._first = self._first_bound(cutoff)
         bound = self._first
-        if self.hull is None or bound >= cutoff:
+        if self.relaxed_choice is None or bound >= cutoff:
             return bound
         if self.pipeline.num_stages > 1:
             bound = max(bound, self._undivided() + self.pipeline.fixed)
         if cutoff < math.inf and bound < cutoff:  # else nothing is known yet that it might exclude
-            if self.spreads_first and self._spreads:
+            if self.hull is None:
                 self.rounds = self._first_rounds(cutoff)
             else:
                 bound, _ = self._raise(bound, cutoff, RELAXED_STEPS, memory=False)
@@ -200,10 +200,15 @@ class Attempt:
         return self._begun(bound, cutoff, solution.choice)
 
     def _begun(self, bound: float, cutoff: float, choice: Choice | None) -> float:
-        """Begin the hull with a choice unless the bound is enough, and return the bound."""
+        """Begin with a choice unless the bound is enough, and return the bound.
+
+        There is no hull where blocks are spread at once: who waits for whom is part of that.
+        """
         if choice is None or bound >= cutoff or self._stopped():
             return bound
         self.relaxed_choice = choice
+        if self.spreads_first and self._spreads:
+            return bound
         self._consider(choice)
         self._narrow(cutoff)
         self.hull = Hull(self.tables, self.program())
@@ -261,7 +266,7 @@ class Attempt:
     @property
     def _spreads(self) -> bool:
         """Whether blocks are spread over stages."""
-        return not self.search.constraints.hosted and all(map(self.search.room.spreads, self.bounded))
+        return all(map(self.search.spreads, self.bounded))
 
     def _begin_again(self) -> None:
         """Write the step program anew, for the choices that are known."""
@@ -282,7 +287,7 @@ class Attempt:
     @property
     def choices(self) -> tuple[Choice, ...]:
         """Placements that are good at some prices, the best one without limits first."""
-        found = () if self.hull is None else self.hull.choices
+        found = self.hint.choices if self.hull is None else self.hull.choices
         return found if self.relaxed_choice is None else tuple(dict.fromkeys((self.relaxed_choice, *found)))
 
     def _raise(self, bound: float, cutoff: float, steps: int, *, memory: bool) -> tuple[float, bool]:
@@ -328,7 +333,7 @@ class Attempt:
                 host = float(self.tables.host_seconds[kind].sum())
                 least[kind] = max(0.0, host, solution.bound)
             self.pace = replace(self.pace, blocks=tuple(least[np.asarray(chain)].tolist()))
-        return self.pace.flow(self.bounding)
+        return min(self.pace.flow(pipeline) for pipeline in (self.bounding, *self.bounding.others))
 
     def improve(self, bound: float, cutoff: float) -> float:
         """Work until the bound is above the cutoff or nothing raises it, and return the bound."""
@@ -346,9 +351,9 @@ class Attempt:
         if self.relaxed_choice is None:
             self.exhausted = True
             return bound
-        assert self.hull is not None, "choices are found first"
         if self._spreads:
             return min(self._spread_out(bound, cutoff), self.left_out)
+        assert self.hull is not None, "choices are found first"
         self._look_first()
         if self.is_settled:
             return min(self._prove_again(bound, cutoff), self.left_out)

@@ -362,6 +362,10 @@ class Search:
         """Return what a device of a configuration holds at least, whatever the plan."""
         return self.floor.bytes(configuration, offload=self.constraints.hosts_optimizer)
 
+    def spreads(self, configuration: Configuration) -> bool:
+        """Whether plans of a configuration are bounded by blocks that are spread over its stages."""
+        return not self.constraints.hosted and self.room.spreads(configuration)
+
     def portable(self) -> "Search":
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
         return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone)

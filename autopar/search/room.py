@@ -16,6 +16,7 @@ whatever runs again. A linear program spreads blocks over groups (`schedule/crow
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
@@ -46,6 +47,32 @@ MUCH = 1e15
 """Bytes of a collective that takes no more per byte than any smaller one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What blocks of the most frequent kind hold on a mesh, whatever the order of tasks; shares of a device.
+
+    Attributes:
+        count: How many there are.
+        room: Bytes of a device.
+        least: What one holds through the step if everything is divided as far as the axes divide it.
+        resident: That if nothing travels in microbatches.
+        late: What it puts off of a microbatch until its weight pass.
+        received: What a stage receives meanwhile from the one before, and from the next one.
+        outer: How many of the first and of the last stages may have none of these blocks.
+        thrifty: Other ways to lie: what a block holds through the step then, and for how many seconds of a microbatch
+            it has a link.
+    """
+
+    count: int
+    room: float
+    least: float
+    resident: float
+    late: float
+    received: tuple[float, float]
+    outer: tuple[int, int]
+    thrifty: tuple[tuple[float, float], ...]
+
+
 class Room:
     """Knows what has to run again.
 
@@ -72,6 +99,7 @@ class Room:
         self._known: dict[tuple[int, tuple[int, ...]], list[tuple[float, float]]] = {}
         self._found: dict[Configuration, float] = {}
         self._edges: dict[tuple[int, tuple[int, ...]], tuple[tuple[float, ...], tuple[float, ...]]] = {}
+        self._each: dict[tuple[int, Mesh], _Block] = {}
 
     def again(self, configuration: Configuration) -> float:
         """Return the least seconds that a microbatch runs again in all stages together; infinity if nothing fits."""
@@ -116,7 +144,7 @@ class Room:
         return self._step(configuration, block * least_ordered(*order, load, passes.tolist()))
 
     def spreads(self, configuration: Configuration) -> bool:
-        """Whether blocks of a configuration are spread over stages (`rest`): memory binds, without a closed form."""
+        """Whether blocks of a configuration may be spread over stages (`rest`): memory binds, without a closed form."""
         closed = configuration.pipeline(self._costs.stack).fills or configuration.num_stages == 1
         limited = math.isfinite(self._limit) and bool(self._flavours)
         stages = configuration.num_stages * configuration.num_chunks
@@ -132,16 +160,19 @@ class Room:
         alike, others = self._passes(configuration)
         load, count = self._load(configuration, 1.0, 0.0), main_kind(folded).count
         halves = float(alike[1]) / count, float(alike[2]) / count
-        pipeline = configuration.pipeline(self._costs.stack)
+        pipeline, main = configuration.pipeline(self._costs.stack), main_kind(folded).id
+        beside = [0.0 if kind == main else own for kind, own in zip(folded.chain, pace.blocks, strict=False)]
+        ends = self._ends(configuration)
         return Rest(
             blocks=count,
             late=load.late,
             halves=halves,
-            seconds=float(others.sum()),
+            seconds=max(float(others.sum()), sum(beside)),
             resident=load.others,
             whole=pace.seconds,
-            outer=_outer(folded.chain, main_kind(folded).id),
-            ends=self._ends(configuration),
+            outer=_outer(folded.chain, main),
+            ends=ends,
+            edges=(beside[0], beside[-1]) if beside else (0.0, 0.0),
             received=self._received(configuration),
             hop=self._hop(configuration),
             turns=pipeline.with_turns,
@@ -212,25 +243,42 @@ class Room:
     def _load(self, configuration: Configuration, block: float, seconds: float) -> Load:
         """Return the blocks as shares of a device and of what one takes, given the least seconds of all passes."""
         samples, mesh = self._samples(configuration), configuration.mesh
-        folded, offload = self._folded(samples), self._constraints.hosts_optimizer
-        count, room = main_kind(folded).count, max(1.0, self._limit - folded.buffer_bytes)  # a byte if there is none
+        key = samples, mesh
+        if key not in self._each:
+            self._each[key] = self._block(configuration)
+        of = self._each[key]
         resident, blocks = self._resident(configuration), self._blocks(samples, mesh)
-        own = sum(memory.least(mesh.shape) for memory in states(folded, self._costs, offload=offload))
-        late = sum(memory.least(mesh.shape) for memory in put_off(folded, self._costs))
-        least = own
-        own, thrifty = self._ways(configuration, own)
         turns = configuration.pipeline(self._costs.stack).with_turns  # a step is so many times as long, links are not
         return Load(
-            blocks=count,
-            rest=max(0.0, seconds / block - count),
-            again=tuple(again / count / block for _, again in blocks),
-            kept=tuple(nbytes / count / room for nbytes, _ in blocks),
-            late=late / room,
+            blocks=of.count,
+            rest=max(0.0, seconds / block - of.count),
+            again=tuple(again / of.count / block for _, again in blocks),
+            kept=tuple(nbytes / of.count / of.room for nbytes, _ in blocks),
+            late=of.late,
+            resident=of.resident,
+            others=max(0.0, resident / of.room - of.count * of.least),
+            received=of.received if configuration.num_stages > 1 else (0.0, 0.0),
+            outer=of.outer,
+            thrifty=tuple((held, link / block / turns) for held, link in of.thrifty),
+        )
+
+    def _block(self, configuration: Configuration) -> "_Block":
+        """Return what blocks of the most frequent kind hold on the mesh of a configuration, with as many samples."""
+        shape, offload = configuration.mesh.shape, self._constraints.hosts_optimizer
+        folded = self._folded(self._samples(configuration))
+        main, room = main_kind(folded), max(1.0, self._limit - folded.buffer_bytes)  # a byte if there is none
+        least = sum(memory.least(shape) for memory in states(folded, self._costs, offload=offload))
+        late = sum(memory.least(shape) for memory in put_off(folded, self._costs))
+        own, thrifty = self._ways(configuration, least)
+        return _Block(
+            count=main.count,
+            room=room,
+            least=least / room,
             resident=own / room,
-            others=max(0.0, resident - count * least) / room,
-            received=self._received(configuration) if configuration.num_stages > 1 else (0.0, 0.0),
-            outer=_outer(folded.chain, main_kind(folded).id),
-            thrifty=tuple((held / room, link / block / turns) for held, link in thrifty),
+            late=late / room,
+            received=self._received(configuration),
+            outer=_outer(folded.chain, main.id),
+            thrifty=tuple((held / room, link) for held, link in thrifty),
         )
 
     def _ways(self, configuration: Configuration, least: float) -> tuple[float, tuple[tuple[float, float], ...]]:

@@ -206,8 +206,9 @@ class Spreader:
         unit = self._unit
         halves = rest.halves[0] / unit, rest.halves[1] / unit
         ends = tuple(own / unit for own in rest.ends[0]), tuple(own / unit for own in rest.ends[1])
+        edges = rest.edges[0] / unit, rest.edges[1] / unit
         seconds, whole, fixed, hop = (own / unit for own in (rest.seconds, rest.whole, rest.fixed, rest.hop))
-        return replace(rest, halves=halves, seconds=seconds, whole=whole, fixed=fixed, ends=ends, hop=hop)
+        return replace(rest, halves=halves, seconds=seconds, whole=whole, fixed=fixed, ends=ends, edges=edges, hop=hop)
 
     def _begin(self, order: Order) -> None:
         """Add cuts at prices of no memory: of passes without what runs again, and of all that takes time."""

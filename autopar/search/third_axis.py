@@ -16,13 +16,13 @@ from autopar.schedule import SCHEDULES
 from autopar.search.carried import ALL, ROOM, Carried
 from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
-from autopar.search.space import Configuration, Family
+from autopar.search.space import Configuration, Family, alike
 from autopar.search.sweep import Series
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
 
-MOST_SCOUTS, SCOUT_PIECES = 6, 3
+MOST_SCOUTS, SCOUT_PIECES = 6, 2
 """Configurations that are worked on before others of more than one stage, where plans may be much better there, and how
 many pieces of work there are for each."""
 
@@ -62,7 +62,7 @@ class ThirdAxis(Series):
         space: The configurations.
         carried: What follows from what is known of others; added to.
         elsewhere: See below.
-        spreads_first: See `Piece`.
+        spreads_first: See `Piece`; those whose blocks take as much are worked on together then.
 
     Attributes:
         elsewhere: No plan of the other configurations has a lower objective, in seconds.
@@ -82,11 +82,14 @@ class ThirdAxis(Series):
         spreads_first: bool = False,
     ) -> None:
         self._spreads_first = spreads_first
-        self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
+        self._search, self._outcome, self._carried = search, outcome, carried
+        self._parts = alike(space, search.spreads) if spreads_first else [(family,) for family in space]
+        self._space = [tuple(own for family in parts for own in family) for parts in self._parts]
         self.elsewhere, self.near, self.enough, self.until = elsewhere, OPTIMALITY_TOLERANCE, math.inf, math.inf
         self._counted = (0, 0)
         known = outcome.standings
-        bounds = (max(search.least(own), known[own].bound if own in known else 0.0) for own in space)
+        each = {own: max(search.least(own), known[own].bound if own in known else 0.0) for own in space}
+        bounds = (min(each[own] for own in parts) for parts in self._parts)
         self._open = sorted((bound, number) for number, bound in enumerate(bounds))
         self._done: list[tuple[float, int]] = []
         self._busy: dict[int, tuple[float, int]] = {}
@@ -134,7 +137,9 @@ class ThirdAxis(Series):
             self._carried.learn(family, finding)
         self._outcome.take(finding, self._search.keep)
         is_done = finding.is_final and number in self._worked
-        self._outcome.note(family, bound, Stage.DONE if is_done else Stage.NEW if finding.is_final else Stage.OPEN)
+        stage = Stage.DONE if is_done else Stage.NEW if finding.is_final else Stage.OPEN
+        for own in self._parts[number]:
+            self._outcome.note(own, bound, stage)
         if is_done:
             self._done.append((bound, number))
         else:
