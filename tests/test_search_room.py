@@ -232,9 +232,9 @@ def test_families_whose_blocks_are_spread_at_once_have_a_bound_together(share: f
             best.append(attempt.best.objective if attempt.best is not None else np.inf)
         found.append((min(bounds), min(best)))
 
-    (apart, reached), (together, best) = found
-    assert best < np.inf, "so that it tells"
-    assert max(apart, together) <= min(best, reached) * (1 + CLOSE)
+    (apart, reached), (together, least) = found
+    assert least < np.inf, "so that it tells"
+    assert max(apart, together) <= min(least, reached) * (1 + CLOSE)
     assert together == pytest.approx(apart, rel=5e-3)
 
 
