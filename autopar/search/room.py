@@ -162,7 +162,6 @@ class Room:
         halves = float(alike[1]) / count, float(alike[2]) / count
         pipeline, main = configuration.pipeline(self._costs.stack), main_kind(folded).id
         beside = [0.0 if kind == main else own for kind, own in zip(folded.chain, pace.blocks, strict=False)]
-        ends = self._ends(configuration)
         return Rest(
             blocks=count,
             late=load.late,
@@ -171,7 +170,7 @@ class Room:
             resident=load.others,
             whole=pace.seconds,
             outer=_outer(folded.chain, main),
-            ends=ends,
+            ends=self._ends(configuration),
             edges=(beside[0], beside[-1]) if beside else (0.0, 0.0),
             received=self._received(configuration),
             hop=self._hop(configuration),
@@ -262,7 +261,7 @@ class Room:
             thrifty=tuple((held, link / block / turns) for held, link in of.thrifty),
         )
 
-    def _block(self, configuration: Configuration) -> "_Block":
+    def _block(self, configuration: Configuration) -> _Block:
         """Return what blocks of the most frequent kind hold on the mesh of a configuration, with as many samples."""
         shape, offload = configuration.mesh.shape, self._constraints.hosts_optimizer
         folded = self._folded(self._samples(configuration))
