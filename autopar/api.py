@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from autopar.cluster import Cluster
@@ -68,7 +69,8 @@ def solve(
         dims: Dynamic dims by name; for zoo models fields of the configuration.
         top_k: Number of plans wanted.
         time_limit: Seconds until the plan is found and verified, import and discovery included; None for no limit. A
-            search without any plan goes on for up to 30 s. `rival` comes on top.
+            search without any plan goes on for up to 30 s. Why nothing fits takes up to a quarter of the limit more.
+            `rival` comes on top.
         solver: Solver of the placement problems, a key of `autopar.solvers.SOLVERS`.
         memory_limit: Bytes per device a plan may use; None for most of the device's memory.
         loss: "auto", "cross-entropy", "mse" or "mean".
@@ -163,12 +165,13 @@ def plan_task(
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
             engine=engine,
         )
+    explain = partial(explain_infeasible, task, effort, outcome, end=end, progress=progress, should_stop=should_stop)
     if not outcome.candidates and not outcome.stopped:
-        raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop)
+        raise explain()
     try:
         plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end)
     except InfeasibleError:  # it fits by the formula, and not when simulated
-        raise explain_infeasible(task, effort, outcome, progress=progress, should_stop=should_stop) from None
+        raise explain() from None
     if dump_problem is not None:
         save(problems[str(outcome.candidates[0].configuration)], dump_problem)
     return plan

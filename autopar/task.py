@@ -22,7 +22,7 @@ from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.engine import HERE, Engine
 from autopar.search.floor import floor
-from autopar.search.planner import Search
+from autopar.search.planner import OVERTIME_SECONDS, Search
 from autopar.search.space import Configuration, configurations
 from autopar.search.submeshes import Unequal, unequal
 from autopar.workload import Workload, default_batch, open_workload
@@ -119,6 +119,7 @@ class Task:
             memory_limit=self.job.memory_limit,
             keep=effort.top_k,
             time_limit=math.inf if effort.time_limit is None else effort.time_limit,
+            overtime=OVERTIME_SECONDS,
             before=sum(phase.seconds for phase in self.phases),
             progress=progress,
             should_stop=should_stop,

@@ -228,6 +228,7 @@ def found_candidates(
         memory_limit=limit,
         keep=1,
         time_limit=120.0,
+        overtime=0.0,
         progress=silent,
         should_stop=never,
         constraints=constraints,

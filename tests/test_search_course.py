@@ -7,7 +7,7 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 
 from autopar.formulate.data_major import is_data_major
-from autopar.search.attempt import OVERTIME_SECONDS, Attempt
+from autopar.search.attempt import Attempt
 from autopar.search.carried import ALL, ROOM, Carried
 from autopar.search.course import (
     HURRIES,
@@ -82,11 +82,11 @@ def test_it_is_late_soon_after_the_search_has_stopped(has_plan: bool, monkeypatc
     now = [100.0]
     monkeypatch.setattr("autopar.search.course.time.monotonic", lambda: now[0])
     outcome = Outcome()
-    clock = Clock(SimpleNamespace(time_limit=10.0, should_stop=lambda: False), outcome)  # type: ignore[arg-type]
+    clock = Clock(SimpleNamespace(time_limit=10.0, overtime=30.0, should_stop=lambda: False), outcome)  # type: ignore[arg-type]
     if has_plan:
         clock.heard(Finding(0.0, _candidate(5.0), 0))
     late = min(LATE_SECONDS, LATE_SHARE * 10.0)
-    end = 110.0 - late + (0.0 if has_plan else OVERTIME_SECONDS)
+    end = 110.0 - late + (0.0 if has_plan else 30.0)
 
     def state(seconds: float) -> tuple[bool, bool]:
         now[0] = seconds

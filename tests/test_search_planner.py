@@ -252,8 +252,7 @@ def test_a_time_limit_waits_for_the_first_plan() -> None:
 
 def test_a_time_limit_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """If there is no plan well after the limit, that is said, and what to do."""
-    for module in ("attempt", "course"):
-        monkeypatch.setattr(f"autopar.search.{module}.OVERTIME_SECONDS", 0.0)
+    monkeypatch.setattr("autopar.task.OVERTIME_SECONDS", 0.0)
 
     with pytest.raises(InterruptedSearchError, match="no plan found until well after the time limit") as caught:
         plan_task(_task("mlp-xs", 4), Effort(time_limit=1e-9))

@@ -56,6 +56,7 @@ def _search(cache_dir: Path, limit: float = 1e12) -> Search:
         memory_limit=limit,
         keep=3,
         time_limit=float("inf"),
+        overtime=0.0,
         progress=lambda _: None,
         should_stop=lambda: False,
         unequal=unequal(_space(folded.num_blocks), costs.cluster, GPUS, folded.num_blocks),

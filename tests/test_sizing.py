@@ -15,7 +15,7 @@ import autopar
 from autopar.api import plan_task
 from autopar.cli import main
 from autopar.cluster import load_cluster
-from autopar.errors import InfeasibleError, JobError, PinError
+from autopar.errors import InfeasibleError, InterruptedSearchError, JobError, PinError
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.step import Pipeline, Split
@@ -28,7 +28,7 @@ from autopar.report.sizing import format_sizing
 from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
 from autopar.sizing import hope
-from autopar.sizing.explain import Limits, counts, explain_infeasible
+from autopar.sizing.explain import LEAST_SHARE, Explainer, Limits, counts, explain_infeasible
 from autopar.sizing.goals import Goal, Per
 from autopar.sizing.gpus import find_gpus
 from autopar.sizing.planning import find_plan
@@ -455,11 +455,10 @@ def test_a_search_that_cannot_succeed_is_ended_by_its_bytes() -> None:
         watch.progress(Progress("begin"))
         assert watch.should_stop() == lost
         assert watch.lost == lost
-    outcome = Outcome()
+    outcome = Outcome(bound=1.0)
     watch.rescue(outcome)
     (candidate,) = outcome.candidates
     assert candidate.configuration in fits.space
-    assert replace(outcome).bound == float("inf")
 
 
 def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,6 +481,100 @@ def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert watch.should_stop()
     assert len(asked) == 2
     assert asked[1] > 1.5 * asked[0]
+
+
+def _unasked(*_: object, **__: object) -> Thrifty:
+    raise AssertionError("nobody has to look for the thriftiest plan")
+
+
+def test_what_is_proven_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If every configuration needs more, the thriftiest plan is only looked for to say what is missing."""
+    monkeypatch.setattr(hope, "thriftiest", _unasked)
+
+    outcome = hope.search_plans(_task("mlp-xs", 2, 1.0e3), Effort())
+
+    assert outcome.proves_none
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_nobody_looks_for_it_after_the_end_of_a_search_or_twice_at_once(
+    passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, asked = _task("mlp-xs", 2), []
+
+    def look(*_: object, **__: object) -> Thrifty:
+        asked.append(watch.should_stop())  # as another thread may ask meanwhile
+        return Thrifty(None, 0.0, 0.0, complete=True, is_cut=False)
+
+    monkeypatch.setattr(hope, "thriftiest", look)
+    watch = hope.Hope(task, lambda _: None, lambda: False, time.monotonic() + (-1.0 if passed else 60.0))
+    watch.progress(Progress("begin"))
+    watch._began -= 2 * hope.PATIENCE
+
+    assert not watch.should_stop()
+    assert asked == ([] if passed else [False])
+
+
+def test_a_known_plan_is_taken_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be that over by a limit or by whoever asked; a faster one is found where there is time."""
+    task = _task("mlp-xs", 2)
+    known = thriftiest(task.opened)
+    assert known.candidate is not None
+    monkeypatch.setattr(hope, "thriftiest", _unasked)
+
+    stopped = find_plan(task, Effort(top_k=1), should_stop=lambda: True, known=known)
+    hasty, patient = (find_plan(task, Effort(top_k=1, time_limit=own), known=known) for own in (1e-9, None))
+
+    assert stopped.outcome.stopped == "interrupted"
+    assert stopped.outcome.best == known.candidate.objective
+    for found in (stopped, hasty, patient):
+        assert found.plan is not None
+        assert found.outcome.best <= known.candidate.objective
+    assert not patient.outcome.stopped
+
+
+def test_an_answer_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its parts get as much less, but never less than a share of the limit; ways out are there all the same."""
+    task, given = _task("mlp-xs", 2, 1.0e3), list[Limits]()
+    report = _report(task)
+
+    def explain(own: Explainer, outcome: Outcome) -> Infeasibility:
+        given.append(own.limits)
+        return report
+
+    monkeypatch.setattr(Explainer, "explain", explain)
+    for limit, left in ((None, math.inf), (100.0, 35.0), (100.0, -5.0)):
+        explain_infeasible(task, Effort(time_limit=limit), Outcome(), end=time.monotonic() + left)
+
+    usual, half, least = given
+    assert usual == Limits()
+    assert [own.ways for own in (usual, half, least)] == pytest.approx([20.0, 10.0, 20.0 * LEAST_SHARE / 0.7], rel=1e-3)
+    assert half.look == pytest.approx(3.0, rel=1e-3)
+
+
+def test_ways_out_need_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits is known when they are looked for: no time for the fastest plan leaves the thriftiest."""
+    task = _task("mlp-xs", 2, 4.0e3)
+    ways = {way.option: way for way in _report(task).relaxations}
+
+    monkeypatch.setattr("autopar.sizing.explain.quick", lambda effort, seconds: replace(effort, time_limit=1e-9))
+    error = explain_infeasible(task, Effort(top_k=1), Outcome(bound=math.inf), most_gpus=8, limits=UNHURRIED)
+
+    assert isinstance(error, InfeasibleError)
+    assert isinstance(error.report, Infeasibility)
+    hasty = {way.option: way for way in error.report.relaxations}
+    assert hasty.keys() == ways.keys()
+    assert any("gpus" in option for option in hasty)
+    for option, way in hasty.items():
+        assert way.step_seconds >= ways[option].step_seconds * (1 - 1e-9)
+
+
+def test_a_plan_that_is_found_too_late_is_no_reason_to_buy_devices() -> None:
+    """Where a limit cut the search for a plan that fits, what says what is missing may find one."""
+    error = explain_infeasible(_task("mlp-xs", 2), Effort(), Outcome(bound=1.0))
+
+    assert isinstance(error, InterruptedSearchError)
+    assert "fits, but was found too late" in str(error)
 
 
 def test_what_is_cut_says_so() -> None:

@@ -95,9 +95,6 @@ BESIDE = (0.05, None)
 """Prices of gradient traffic at which placements under memory limits are looked for, as of `weights`: as if there was
 room beside the passes for nearly all of it, and as if there was none."""
 
-OVERTIME_SECONDS = 30.0
-"""How long a search without a plan goes on after its time limit: until the first one, but no longer."""
-
 
 class Attempt:
     """Work on one pipeline degree, mesh and number of microbatches, under any schedule.
@@ -533,7 +530,7 @@ class Attempt:
 
     def _deadline(self) -> float:
         """Return when to end, on the monotonic clock."""
-        return self.end + OVERTIME_SECONDS if self.urgent and self.best is None else self.end
+        return self.end + self.search.overtime if self.urgent and self.best is None else self.end
 
     def hurry(self) -> None:
         """Look for any plan that fits: to have one to return and one to beat."""

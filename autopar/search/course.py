@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
-from autopar.search.attempt import OVERTIME_SECONDS
 from autopar.search.carried import ALL, ROOM, Carried
 from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
@@ -67,7 +66,7 @@ class Clock:
         """Whether to stop, and why, noted in the outcome; a limit waits for the first plan, but not for long."""
         if self._search.should_stop():
             self._outcome.stopped = "interrupted"
-        elif time.monotonic() > self._end + (OVERTIME_SECONDS if math.isinf(self._first) else 0.0):
+        elif time.monotonic() > self._end + (self._search.overtime if math.isinf(self._first) else 0.0):
             self._outcome.stopped = "time limit"
         if self._outcome.stopped:
             self._stopped = min(self._stopped, time.monotonic())

@@ -189,6 +189,11 @@ class Outcome:
         """Objective of the best candidate in seconds; infinity without one."""
         return self.candidates[0].objective if self.candidates else math.inf
 
+    @property
+    def proves_none(self) -> bool:
+        """Whether it is proven that there is no plan."""
+        return not self.candidates and not self.stopped and self.bound == math.inf
+
     def distinct(self) -> list[Candidate]:
         """Return the candidates that are akin to no better one, best first."""
         return distinct(self.candidates, lambda candidate: candidate.signature)

@@ -77,6 +77,9 @@ FAR_OFF = 0.05
 """If plans on meshes of three axes may be better by so much, relative, some of them are looked for once plain schedules
 are worked on: the better the best plan is, the less has to be done on all others."""
 
+OVERTIME_SECONDS = 30.0
+"""How long a search without a plan goes on after its time limit: until the first one, but no longer."""
+
 RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
 
@@ -95,6 +98,7 @@ class Search:
         memory_limit: Bytes per device.
         keep: Number of candidates wanted.
         time_limit: Seconds.
+        overtime: Seconds it goes on after that until the first plan.
         progress: Told after every configuration.
         should_stop: Polled.
         on_problem: Given every placement problem that is solved, but those with a price on memory.
@@ -118,6 +122,7 @@ class Search:
     memory_limit: float
     keep: int
     time_limit: float
+    overtime: float
     progress: ProgressCallback
     should_stop: StopCallback
     on_problem: Callable[[Problem], None] | None = None

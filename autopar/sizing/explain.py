@@ -5,12 +5,13 @@ found, one that does not exist is not; what is proven is said apart. The conflic
 pin and the number of GPUs is dropped in turn, and left out if nothing fits without it either.
 """
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, PinError
+from autopar.errors import AutoparError, ClusterError, InfeasibleError, InterruptedSearchError, JobError, PinError
 from autopar.pins import Item, Pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -40,8 +41,16 @@ class Limits:
     ways: float = 20.0
     look: float = 6.0
 
+    def within(self, seconds: float) -> "Limits":
+        """Return the same times, all shorter in the same proportion if they are longer than some seconds together."""
+        whole = self.shortage + self.conflict + self.gpus + self.ways
+        return self if whole <= seconds else Limits(*(own * seconds / whole for own in astuple(self)))
+
 
 USUAL = Limits()
+
+LEAST_SHARE = 0.25
+"""Of a limit of time, what there is at least for saying why nothing fits, however late that is known."""
 
 
 MOST_GPUS = 65536
@@ -80,6 +89,7 @@ class Explainer:
 
         Raises:
             PinError: If pins leave no plan at all, whatever the memory.
+            InterruptedSearchError: If a plan fits after all, which the search had no time to find.
         """
         self._tell("what is missing")
         found = thriftiest(self.task.opened, end=time.monotonic() + self.limits.shortage)
@@ -92,8 +102,9 @@ class Explainer:
         if found.candidate is None:
             raise PinError("no plan keeps to the pins, whatever the memory", hint="drop one of them")
         lacking = shortage(found, self.task)
+        if lacking.over <= 0:
+            raise InterruptedSearchError(f"{lacking.plan} fits, but was found too late", hint="allow more time")
         self._tell(f"{format_bytes(lacking.bytes)} on stage {lacking.stage}, {format_bytes(lacking.over)} over")
-        proven = outcome.bound == float("inf") and not outcome.stopped and not outcome.candidates
         self._end = time.monotonic() + self.limits.conflict
         conflict, complete = self._conflict()
         self._end = time.monotonic() + self.limits.gpus
@@ -103,11 +114,11 @@ class Explainer:
         return Infeasibility(
             gpus=self.task.job.gpus,
             shortage=lacking,
-            proven=proven,
+            proven=outcome.proves_none,
             conflict=(
                 f"memory limit {format_bytes(self.task.job.memory_limit)}",
                 *([f"{self.task.job.gpus} GPUs"] if more is not None else []),
-                *(str(item) for item in conflict),
+                *map(str, conflict),
                 *self._insisted(),
             ),
             complete=complete,
@@ -120,11 +131,13 @@ class Explainer:
     def _late(self) -> bool:
         return time.monotonic() > self._end or self._should_stop()
 
-    def _fits(self, task: Task) -> bool:
-        """Whether a plan that fits is found."""
+    def _fitting(self, task: Task | None) -> Thrifty | None:
+        """Return a plan that fits; None if none is found."""
+        if task is None:
+            return None
         limit = task.job.memory_limit
         found = thriftiest(task.opened, enough=limit, end=min(self._end, time.monotonic() + self.limits.look))
-        return found.bytes <= limit
+        return found if found.bytes <= limit else None
 
     def _repinned(self, pins: Pins) -> Task | None:
         """Return the task with other pins; None if they leave nothing."""
@@ -132,76 +145,87 @@ class Explainer:
             return pinned(self.task, pins)
         return None
 
-    def _conflict(self) -> tuple[tuple[Item, ...], bool]:
-        """Return the pins that belong to the conflict, and whether all were tried."""
+    def _conflict(self) -> tuple[dict[Item, Thrifty | None], bool]:
+        """Return the pins that belong to the conflict, and whether all were tried.
+
+        Each comes with a plan that fits without it alone, if one is known.
+        """
         pins, complete = self.task.pins, True
-        kept = list(pins.items)
+        kept: dict[Item, Thrifty | None] = dict.fromkeys(pins.items)
         for item in pins.items:
             if self._late():
                 complete = False
                 break
             self._tell(f"without {item}")
             without = self._repinned(pins.without(*(own for own in pins.items if own not in kept or own == item)))
-            if without is None or not self._fits(without):
-                kept.remove(item)
-        return tuple(kept), complete
+            found = self._fitting(without)
+            if found is None:
+                del kept[item]
+            elif len(kept) == len(pins.items):
+                kept[item] = found
+        return kept, complete
 
     def _insisted(self) -> tuple[str, ...]:
         """Return what the model insists on, if it does: microbatches cannot be smaller."""
         fixed = self.task.workload.fixed_batch
         return () if fixed is None or fixed == 1 else (f"the model, which works on {fixed} samples at a time",)
 
-    def _more_gpus(self) -> Task | None:
-        """Return the task on the smallest number of GPUs on which a plan that fits is found."""
-        fits: Task | None = None
+    def _more_gpus(self) -> tuple[Task, Thrifty] | None:
+        """Return the task on the smallest number of GPUs on which a plan that fits is found, and that plan."""
+        fits: tuple[Task, Thrifty] | None = None
         low, count = self.task.job.gpus, self.task.job.gpus * 2
         while count <= self.most_gpus and not self._late():
             self._tell(f"{count} GPUs")
             other = sized(self.task, count)
-            if other is not None and self._fits(other):
-                fits = other
+            found = self._fitting(other)
+            if other is not None and found is not None:
+                fits = other, found
                 break
             low, count = count, count * 2
         while fits is not None and not self._late():
-            between = [number for number in counts(self.task, low + 1, fits.job.gpus - 1)]
+            between = [number for number in counts(self.task, low + 1, fits[0].job.gpus - 1)]
             if not between:
                 break
             middle = between[(len(between) - 1) // 2]
             self._tell(f"{middle} GPUs")
             other = sized(self.task, middle)
-            if other is not None and self._fits(other):
-                fits = other
+            found = self._fitting(other)
+            if other is not None and found is not None:
+                fits = other, found
             else:
                 low = middle
         return fits
 
     # Ways out, each solved and simulated.
 
-    def _best(self, task: Task) -> Plan | None:
+    def _best(self, task: Task, known: Thrifty | None) -> Plan | None:
+        """Return the best plan found in the time there is, or one that is known to fit."""
         if self._late():
             return None
         left = max(1.0, self._end - time.monotonic())
-        return find_plan(task, quick(self.effort, min(left, self.limits.look)), should_stop=self._should_stop).plan
+        effort = quick(self.effort, min(left, self.limits.look))
+        return find_plan(task, effort, should_stop=self._should_stop, known=known).plan
 
-    def _by_dropping(self, conflict: tuple[Item, ...]) -> Iterator[Relaxation]:
-        for item in conflict:
+    def _by_dropping(self, conflict: Mapping[Item, Thrifty | None]) -> Iterator[Relaxation]:
+        for item, known in conflict.items():
             self._tell(f"without {item}")
             task = self._repinned(self.task.pins.without(item))
-            plan = self._best(task) if task is not None else None
+            plan = self._best(task, known) if task is not None else None
             if plan is not None:
                 yield _relaxation(f"without {item}", f"leave out {item.text!r}", plan)
 
-    def _by_gpus(self, more: Task | None) -> Iterator[Relaxation]:
+    def _by_gpus(self, more: tuple[Task, Thrifty] | None) -> Iterator[Relaxation]:
         if more is not None:
-            self._tell(f"{more.job.gpus} GPUs")
-            plan = self._best(more)
+            task, known = more
+            self._tell(f"{task.job.gpus} GPUs")
+            plan = self._best(task, known)
             if plan is not None:
-                yield _relaxation(f"{more.job.gpus} GPUs", f"--gpus {more.job.gpus}", plan)
+                yield _relaxation(f"{task.job.gpus} GPUs", f"--gpus {task.job.gpus}", plan)
 
     def _by_memory(self, found: Thrifty, lacking: Shortage) -> Iterator[Relaxation]:
         need = lacking.bytes * ROOM
         self._tell(f"{format_bytes(need)} per device")
-        plan = self._best(resized(self.task, memory_limit=need))
+        plan = self._best(resized(self.task, memory_limit=need), found)
         device = self.task.costs.cluster.device.memory
         option = f"--memory-limit {need / 1e9:.4g}" if need <= device else f"devices with {format_bytes(need)} free"
         what = f"{format_bytes(need)} per device"
@@ -240,16 +264,30 @@ def explain_infeasible(
     *,
     most_gpus: int = MOST_GPUS,
     limits: Limits = USUAL,
+    end: float = math.inf,
     progress: ProgressCallback = silent,
     should_stop: StopCallback = never,
 ) -> AutoparError:
-    """Return the error that says why nothing fits, with all that was found out."""
+    """Return the error that says why nothing fits, with all that was found out.
+
+    Args:
+        task: What nothing fits in.
+        effort: How hard to look for plans.
+        outcome: What the search found.
+        most_gpus: The largest number of GPUs a way out is looked for on.
+        limits: How long it may take at most.
+        end: When to have done, on the monotonic clock; but there is `LEAST_SHARE` of the effort's limit at least.
+        progress: Told how far it is.
+        should_stop: Polled.
+    """
+    least = LEAST_SHARE * (effort.time_limit or 0.0)
+    limits = limits.within(max(least, end - time.monotonic()))
     try:
         explainer = Explainer(
             task, effort, most_gpus=most_gpus, limits=limits, progress=progress, should_stop=should_stop
         )
         report = explainer.explain(outcome)
-    except PinError as error:
+    except (PinError, InterruptedSearchError) as error:
         return error
     lacking = report.shortage
     message = (

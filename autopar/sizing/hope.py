@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Lock
 
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -24,8 +25,7 @@ PATIENCE = 4.0
 at: that mostly has one, and takes longer for a model without repeated blocks."""
 
 ASKED_SECONDS = 10.0
-"""Longest time that may take."""
-
+"""Longest time that may take, and the least there is for it where a search that proves nothing ends without a plan."""
 
 LEAST_SECONDS = 1.0
 """A search with host memory has at least so much time."""
@@ -43,6 +43,7 @@ def search_plans(
     on_problem: Callable[[Problem], None] | None = None,
     engine: Engine = HERE,
     late: bool = False,
+    known: Thrifty | None = None,
 ) -> Outcome:
     """Return what is found in the space of a task: without host memory if anything fits so.
 
@@ -54,31 +55,36 @@ def search_plans(
         on_problem: Given every placement problem that is solved, but those with a price on memory.
         engine: Where to search.
         late: Whether to take the thriftiest plan even if the search was stopped.
+        known: A plan that fits, host memory included, to take if none is found: then the search ends at its limit even
+            without a plan.
     """
     began, reserve = time.monotonic(), task.constraints.reserve
 
-    def tried(one: Task, effort: Effort) -> tuple[Search, Outcome]:
+    def tried(one: Task, effort: Effort, *, is_last: bool) -> tuple[Search, Outcome]:
         start, limit = time.monotonic(), effort.time_limit or math.inf
-        hope = Hope(one, progress, should_stop, start + limit)
+        hope = Hope(one, progress, should_stop, start + limit, known if is_last else None)
         search = one.search(
             effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem, engine=engine
         )
         search = replace(search, time_limit=max(0.0, start + limit - time.monotonic()))
+        if known is not None:
+            search = replace(search, overtime=0.0)
         outcome = search.run(one.space)
-        hope.rescue(outcome, late=late, end=time.monotonic() + (effort.time_limit or math.inf) if late else math.inf)
+        if known is None or is_last:
+            hope.rescue(outcome, late=late or known is not None)
         return search, outcome
 
-    search, outcome = tried(task.on_device, effort)
+    search, outcome = tried(task.on_device, effort, is_last=not reserve)
     if not reserve:
         return outcome
     if outcome.candidates:
         outcome.reserve, outcome.reserve_floor = reserve, min(map(search.least, zip(task.space)), default=0.0)
         return outcome
-    if outcome.stopped:  # something might fit all the same
+    if outcome.stopped and known is None:  # something might fit all the same
         return outcome
     if effort.time_limit is not None:
         effort = replace(effort, time_limit=max(LEAST_SECONDS, effort.time_limit - (time.monotonic() - began)))
-    _, outcome = tried(task.opened, effort)
+    _, outcome = tried(task.opened, effort, is_last=True)
     outcome.needed = reserve
     return outcome
 
@@ -91,20 +97,27 @@ class Hope:
         progress: Told what it is told.
         should_stop: Asked first.
         end: When the search is to end, on the monotonic clock.
+        known: A plan that fits, so that there is hope.
 
     Attributes:
         lost: Whether the thriftiest plan is too large, so that the search was stopped.
     """
 
     def __init__(
-        self, task: Task, progress: ProgressCallback, should_stop: StopCallback, end: float = math.inf
+        self,
+        task: Task,
+        progress: ProgressCallback,
+        should_stop: StopCallback,
+        end: float = math.inf,
+        known: Thrifty | None = None,
     ) -> None:
         self.lost = False
         self._task, self._progress, self._should_stop = task, progress, should_stop
         self._began, self._end = time.monotonic(), end
         self._best, self._looked = math.inf, False
         self._patience, self._asked = PATIENCE, ASKED_SECONDS
-        self._found: Thrifty | None = None
+        self._found = known
+        self._asking = Lock()
 
     def progress(self, progress: Progress) -> None:
         """Note that something was looked at, and whether there is a plan."""
@@ -117,29 +130,40 @@ class Hope:
         if self._should_stop():
             return True
         waited = time.monotonic() - self._began
-        if self._looked and self._found is None and self._best == math.inf and waited > self._patience:
-            limit, now = self._task.job.memory_limit, time.monotonic()
-            found = thriftiest(self._task, enough=limit, end=min(now + self._asked, max(now, self._end)))
-            if found.is_cut and found.bytes > limit:  # that says nothing: a busy machine may be asked again
-                self._patience, self._asked = 2 * (time.monotonic() - self._began), 2 * self._asked
-            else:
-                self._found = found
-                self.lost = found.bytes > limit * (1.0 if found.complete else SURE)
+        asks = self._looked and self._found is None and self._best == math.inf and waited > self._patience
+        # Several threads ask whether to stop: one of them finds out, and the others go on meanwhile.
+        if asks and self._asking.acquire(blocking=False):
+            try:
+                self._ask()
+            finally:
+                self._asking.release()
         return self.lost
 
-    def rescue(self, outcome: Outcome, *, late: bool = False, end: float = math.inf) -> None:
+    def _ask(self) -> None:
+        """Find out whether there is any hope; once the search is to have ended there is no time for that."""
+        limit, now = self._task.job.memory_limit, time.monotonic()
+        if now > self._end:
+            return
+        found = thriftiest(self._task, enough=limit, end=min(now + self._asked, self._end))
+        if found.is_cut and found.bytes > limit:  # that says nothing: a busy machine may be asked again
+            self._patience, self._asked = 2 * (time.monotonic() - self._began), 2 * self._asked
+        else:
+            self._found = found
+            self.lost = found.bytes > limit * (1.0 if found.complete else SURE)
+
+    def rescue(self, outcome: Outcome, *, late: bool = False) -> None:
         """Add the thriftiest plan to an outcome without any, if it fits: looking for time may miss what just fits.
 
         Args:
             outcome: Of a search.
             late: Whether to do so even if the search was stopped.
-            end: When to stop looking, on the monotonic clock.
         """
         if self.lost:
             outcome.stopped = ""
-        if outcome.candidates or (outcome.stopped and not late):
+        if outcome.candidates or outcome.proves_none or (outcome.stopped and not late):
             return
         limit = self._task.job.memory_limit
+        end = max(self._end, time.monotonic() + ASKED_SECONDS)
         found = self._found or thriftiest(self._task, enough=limit, end=end)
         if found.candidate is not None and found.bytes <= limit:
             outcome.take(Finding(found.candidate.objective, found.candidate, 0), 1)

@@ -8,6 +8,7 @@ from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.search.outcome import Outcome
 from autopar.sizing.hope import search_plans
+from autopar.sizing.thrift import Thrifty
 from autopar.task import Effort, PhaseClock, Task
 from autopar.verdict import conclude
 
@@ -27,16 +28,28 @@ class Found:
 
 @seldom_collected()
 def find_plan(
-    task: Task, effort: Effort, *, progress: ProgressCallback = silent, should_stop: StopCallback = never
+    task: Task,
+    effort: Effort,
+    *,
+    progress: ProgressCallback = silent,
+    should_stop: StopCallback = never,
+    known: Thrifty | None = None,
 ) -> Found:
     """Return the best plan of a task, without a word on why there is none.
+
+    Args:
+        task: The task.
+        effort: How hard to look.
+        progress: Told how far it is.
+        should_stop: Polled.
+        known: A plan that fits, host memory included, to take if no other is found in time.
 
     Raises:
         PinError: If plans were found, none of which keeps to the pins.
     """
     clock = PhaseClock(before=task.phases)
     with clock("search"):
-        outcome = search_plans(task, effort, progress=progress, should_stop=should_stop, late=True)
+        outcome = search_plans(task, effort, progress=progress, should_stop=should_stop, late=True, known=known)
     try:
         return Found(conclude(outcome, task, effort.solver, effort.top_k, clock), outcome)
     except (InfeasibleError, InterruptedSearchError):

@@ -140,6 +140,7 @@ def complete(
         memory_limit=memory_limit,
         keep=1,
         time_limit=limit,
+        overtime=0.0,
         progress=silent,
         should_stop=never,
     )
