@@ -18,6 +18,7 @@ from autopar.cluster import load_cluster
 from autopar.errors import InfeasibleError, InterruptedSearchError, JobError, PinError
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
+from autopar.formulate.memory import UNHOSTED
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.thrift import least_split, state_bytes
 from autopar.pins import pins_from
@@ -33,7 +34,7 @@ from autopar.sizing.goals import Goal, Per
 from autopar.sizing.gpus import find_gpus
 from autopar.sizing.planning import find_plan
 from autopar.sizing.records import Infeasibility
-from autopar.sizing.thrift import Thrifty, shortage, thriftiest
+from autopar.sizing.thrift import Thrifty, held_in_all, shortage, thriftiest
 from autopar.task import Effort, Task, pinned, prepare, resized
 from tests.formulations import DIMS, good_choice, lowered_bytes, splits, stage_peak, tables
 
@@ -567,6 +568,22 @@ def test_ways_out_need_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("gpus" in option for option in hasty)
     for option, way in hasty.items():
         assert way.step_seconds >= ways[option].step_seconds * (1 - 1e-9)
+
+
+def test_numbers_that_cannot_hold_the_state_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time goes to numbers that may do; without the floor smaller ones would be looked at first."""
+    state = held_in_all(_task("mlp-xs", 1), UNHOSTED)
+    task, looked = _task("mlp-xs", 1, state / 3), list[int]()
+
+    def look(own: Task, **limits: float) -> Thrifty:
+        looked.append(own.job.gpus)
+        return thriftiest(own, **limits)
+
+    monkeypatch.setattr("autopar.sizing.explain.thriftiest", look)
+
+    explain_infeasible(task, Effort(top_k=1), Outcome(bound=math.inf), most_gpus=4, limits=UNHURRIED)
+
+    assert looked == [1, 4]  # 2 and 3 are too few, whatever the plan
 
 
 def test_a_plan_that_is_found_too_late_is_no_reason_to_buy_devices() -> None:

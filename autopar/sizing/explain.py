@@ -12,20 +12,21 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, InterruptedSearchError, JobError, PinError
+from autopar.formulate.memory import UNHOSTED
 from autopar.pins import Item, Pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.outcome import Outcome
 from autopar.sizing.planning import find_plan, quick
 from autopar.sizing.records import Infeasibility, Relaxation, Shortage
-from autopar.sizing.thrift import Thrifty, shortage, thriftiest
+from autopar.sizing.thrift import Thrifty, held_in_all, shortage, thriftiest
 from autopar.task import Effort, Task, pinned, resized
 from autopar.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Longest times of the parts of an explanation, in seconds.
+    """Longest times of the parts of an explanation, in seconds; what one leaves is for those after it.
 
     Attributes:
         shortage: For what is missing.
@@ -82,7 +83,7 @@ class Explainer:
     ) -> None:
         self.task, self.effort, self.most_gpus, self.limits = task, effort, most_gpus, limits
         self._progress, self._should_stop = progress, should_stop
-        self._end = time.monotonic() + self.limits.conflict
+        self._end = math.inf
 
     def explain(self, outcome: Outcome) -> Infeasibility:
         """Return why nothing fits.
@@ -91,8 +92,9 @@ class Explainer:
             PinError: If pins leave no plan at all, whatever the memory.
             InterruptedSearchError: If a plan fits after all, which the search had no time to find.
         """
+        self._end = time.monotonic() + self.limits.shortage
         self._tell("what is missing")
-        found = thriftiest(self.task.opened, end=time.monotonic() + self.limits.shortage)
+        found = thriftiest(self.task.opened, end=self._end)
         if not self.task.space:
             raise PinError(
                 f"no stages with meshes of their own were found that fit {format_bytes(self.task.job.memory_limit)}, "
@@ -105,11 +107,11 @@ class Explainer:
         if lacking.over <= 0:
             raise InterruptedSearchError(f"{lacking.plan} fits, but was found too late", hint="allow more time")
         self._tell(f"{format_bytes(lacking.bytes)} on stage {lacking.stage}, {format_bytes(lacking.over)} over")
-        self._end = time.monotonic() + self.limits.conflict
+        self._end += self.limits.conflict
         conflict, complete = self._conflict()
-        self._end = time.monotonic() + self.limits.gpus
+        self._end += self.limits.gpus
         more = self._more_gpus()
-        self._end = time.monotonic() + self.limits.ways
+        self._end += self.limits.ways
         ways = [*self._by_dropping(conflict), *self._by_gpus(more), *self._by_memory(found, lacking)]
         return Infeasibility(
             gpus=self.task.job.gpus,
@@ -174,6 +176,10 @@ class Explainer:
         """Return the task on the smallest number of GPUs on which a plan that fits is found, and that plan."""
         fits: tuple[Task, Thrifty] | None = None
         low, count = self.task.job.gpus, self.task.job.gpus * 2
+        least = held_in_all(self.task, UNHOSTED) / self.task.job.memory_limit
+        while count < least:
+            low, count = count, count * 2
+        low = max(low, math.ceil(least) - 1)
         while count <= self.most_gpus and not self._late():
             self._tell(f"{count} GPUs")
             other = sized(self.task, count)

@@ -27,20 +27,17 @@ import numpy as np
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, PinError
-from autopar.formulate.building import build_tables
 from autopar.formulate.memory import UNHOSTED
-from autopar.formulate.thrift import state_bytes
 from autopar.pins import Pins, load_pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.planner import Search
 from autopar.search.space import Configuration
-from autopar.sharding import Mesh
 from autopar.sizing.explain import counts
 from autopar.sizing.goals import Goal, Per
 from autopar.sizing.planning import find_plan, quick
 from autopar.sizing.records import Looked, Sizing
-from autopar.sizing.thrift import thriftiest
+from autopar.sizing.thrift import held_in_all, thriftiest
 from autopar.task import NO_PINS, Effort, Task, prepare, resized
 from autopar.units import format_bytes, format_seconds
 from autopar.workload import default_batch
@@ -175,9 +172,7 @@ class Finder:
         """Return the least of the first few numbers on which a plan fits with host memory; None if none is found."""
         if self.goal.target_seconds is not None or self.goal.budget is not None:
             return None
-        folded = self.base.workload.folded(self.base.workload.fixed_batch or 1)
-        tables = build_tables(folded, self.base.rules_of(folded), Mesh.of(inner=1), self.base.costs)
-        left = state_bytes(tables, UNHOSTED)
+        left = held_in_all(self.base, UNHOSTED)
         tasks = (self._sized(number) for number in numbers if left / number <= self.base.job.memory_limit)
         for task in islice((own for own in tasks if isinstance(own, Task) and own.constraints.reserve), HOSTED_LOOKS):
             if self.should_stop():
@@ -321,8 +316,7 @@ class Finder:
         if task.constraints.hosts_optimizer:
             return 0.0
         if self._state is None:
-            folded = task.workload.folded(task.workload.fixed_batch or 1)
-            self._state = state_bytes(build_tables(folded, task.rules_of(folded), Mesh.of(inner=1), task.costs))
+            self._state = held_in_all(task)
         return self._state
 
     def _floor(self, task: Task) -> float:

@@ -5,10 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from itertools import combinations
 
 import numpy as np
 
+from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.cuts import best_split
 from autopar.formulate.grouped import Groups
@@ -16,7 +18,7 @@ from autopar.formulate.memory import KEPT, RESIDENT, UNHOSTED, ChainBytes
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, StepTime, step_time
 from autopar.formulate.tables import Decision, Memory
-from autopar.formulate.thrift import byte_problem, least_split
+from autopar.formulate.thrift import byte_problem, least_split, state_bytes
 from autopar.problem import Choice
 from autopar.program.lower import lower
 from autopar.recompute import Recompute
@@ -78,26 +80,32 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
         end: When to stop, on the monotonic clock.
     """
     search = task.search(Effort(top_k=1))
-    attempts: list[tuple[float, int, Attempt, list[Configuration]]] = []
+    listed = _thrifty(task.space, task.job.global_batch)
+    # Least floor first: what the tables of a configuration say of its bytes is only asked when it is its turn.
+    heap = [(search.least_bytes(_plain(family)), number, False) for number, family in enumerate(listed)]
+    heapify(heap)
+    attempts: dict[int, Attempt] = {}
     complete, is_cut = True, False
-    for number, family in enumerate(_thrifty(task.space, task.job.global_batch)):
-        if time.monotonic() > end and attempts:
-            complete, is_cut = False, True
-            break
-        attempt = search.attempt((_plain(family),), end)
-        if attempt is not None:
-            attempts.append((min(attempt.least_bytes.values()), number, attempt, family))
-    attempts.sort(key=lambda entry: entry[:2])
-    floor = attempts[0][0] if attempts else math.inf
-    best, found = math.inf, None
+    floor = best = math.inf
+    found: Candidate | None = None
     looked: list[tuple[float, int, Configuration]] = []
-    for done, (least, number, attempt, family) in enumerate(attempts):
+    done = 0
+    while heap:
+        least, number, is_known = heappop(heap)
+        floor = min(floor, least) if is_known else floor
         late = time.monotonic() > end and found is not None
         if least >= best or best <= enough or done == LOOKS or late:
             complete &= not late and done < LOOKS
             is_cut |= late and best > enough
             break
-        own = _thrifty_plan(attempt, family, search)
+        if not is_known:
+            attempt = search.attempt((_plain(listed[number]),), end)
+            if attempt is not None:
+                attempts[number] = attempt
+                heappush(heap, (max(least, min(attempt.least_bytes.values())), number, True))
+            continue
+        own = _thrifty_plan(attempts.pop(number), listed[number], search)
+        done += 1
         if own is not None:
             looked.append((own[0], number, own[1].configuration))
             if own[0] < best:
@@ -147,8 +155,8 @@ def _searched(
 def _thrifty(space: list[Configuration], batch: int) -> list[list[Configuration]]:
     """Return the configurations with small microbatches, those together that differ in the schedule only.
 
-    The smallest microbatches hold least, but may be harder to split: there are also those with one sample for each
-    device along some axes of the mesh.
+    The smallest microbatches hold least, and come first; they may be harder to split: there are also those with one
+    sample for each device along some axes of the mesh.
     """
     families: dict[tuple[int, Mesh, int], list[Configuration]] = {}
     for own in space:
@@ -161,8 +169,15 @@ def _thrifty(space: list[Configuration], batch: int) -> list[list[Configuration]
                 if batch // count >= devices or devices == 1:
                     key = stages, mesh, devices
                     most[key] = max(most.get(key, 0), count)
-    wanted = {(stages, mesh, count) for (stages, mesh, _), count in most.items()}
-    return [family for key, family in families.items() if key in wanted]
+    counts: dict[tuple[int, Mesh], set[int]] = {}
+    for (stages, mesh, _), count in most.items():
+        counts.setdefault((stages, mesh), set()).add(count)
+    ranked = [
+        (rank, families[*key, count])
+        for key, own in counts.items()
+        for rank, count in enumerate(sorted(own, reverse=True))
+    ]
+    return [family for _, family in sorted(ranked, key=lambda entry: entry[0])]
 
 
 def _plain(family: list[Configuration]) -> Configuration:
@@ -275,6 +290,12 @@ def _lowered(
         else:
             high, best = middle, found
     return high, best
+
+
+def held_in_all(task: Task, resident: Sequence[Memory] = RESIDENT) -> float:
+    """Return the bytes that all devices of a job hold at least together, however many they are: see `state_bytes`."""
+    folded = task.workload.folded(task.workload.fixed_batch or 1)
+    return state_bytes(build_tables(folded, task.rules_of(folded), Mesh.of(inner=1), task.costs), resident)
 
 
 def shortage(found: Thrifty, task: Task) -> Shortage:
