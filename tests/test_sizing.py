@@ -484,6 +484,35 @@ def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked[1] > 1.5 * asked[0]
 
 
+def test_a_search_begins_with_what_fits() -> None:
+    """Where memory is so short that no usual configuration fits, there is a plan to return before any is bounded."""
+    limit = 1.001 * thriftiest(_task("mlp-xs", 2).on_device).bytes
+    task = _task("mlp-xs", 2, limit)
+    told: list[Progress] = []
+
+    outcome = hope.search_plans(
+        task, Effort(top_k=1), progress=told.append, should_stop=lambda: bool(told) and told[-1].incumbent < math.inf
+    )
+
+    assert told[-1].phase == "begin"
+    assert outcome.stopped == "interrupted"
+    (candidate,) = outcome.candidates
+    assert candidate.objective == told[-1].incumbent
+    plan = find_plan(task, Effort(top_k=1)).plan
+    assert plan is not None
+    assert plan.objective <= candidate.objective * (1 + 1e-9)
+
+
+def test_nothing_that_is_too_large_is_begun_with() -> None:
+    for task, is_lost in ((_task("mlp-xs", 2, 1.0e3), True), (_task("mlp-xs", 2), False)):
+        watch = hope.Hope(task, lambda _: None, lambda: False)
+        spare = watch.spare()
+        assert (spare is None) == watch.lost == is_lost
+        over = hope.Hope(task, lambda _: None, lambda: False, time.monotonic() - 1.0)
+        assert over.spare() is None  # nobody looks for it once the search is to have ended
+        assert not over.lost
+
+
 def _unasked(*_: object, **__: object) -> Thrifty:
     raise AssertionError("nobody has to look for the thriftiest plan")
 

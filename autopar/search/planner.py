@@ -40,8 +40,9 @@ from autopar.search.course import NEAR_ENOUGH, PATIENCE, Advancing, Aside, Begin
 from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
 from autopar.search.history import History
-from autopar.search.outcome import Outcome
+from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pacing import Pacing
+from autopar.search.pieces import Finding
 from autopar.search.room import Room
 from autopar.search.runners_up import RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
@@ -84,6 +85,10 @@ RUNNERS_UP_SHARE = 0.1
 """Of a limit of time, what is kept for other plans than the best meanwhile."""
 
 
+def _nothing() -> None:
+    """Return no plan."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
     """What a search works on.
@@ -109,6 +114,7 @@ class Search:
         host_room: Bytes of host memory per device.
         hire: Returns who does the work.
         unequal: Stages with meshes of their own; None if there are none.
+        spare: Asked for a plan if nothing that is set up by hand fits; None if it has none.
         floors: Floor under step times on each group of equal nodes.
         room: What memory has room for.
     """
@@ -134,6 +140,7 @@ class Search:
     hire: Callable[["Search"], Crew] = Alone
     unequal: Unequal | None = None
     floors: tuple[Floor, ...] = ()
+    spare: Callable[[], Candidate | None] = _nothing
     room: Room = field(init=False)
 
     def __post_init__(self) -> None:
@@ -161,6 +168,8 @@ class Search:
             waves = _waves(families(fewer))
             beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
+            if (fewer or more) and not outcome.candidates and not clock.stops():
+                self._take_spare(outcome, clock)
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
 
@@ -249,6 +258,15 @@ class Search:
         outcome.bound = min(best, lowest)
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _take_spare(self, outcome: Outcome, clock: Clock) -> None:
+        """Begin with a plan that is not found by looking for time, if there is one: to return, and to beat."""
+        spare = self.spare()
+        if spare is not None:
+            finding = Finding(0.0, spare, 0)
+            clock.heard(finding)
+            outcome.take(finding, self.keep)
+            self.tell(outcome, "begin", 1, 1, 0.0, str(spare.configuration))
 
     def _runners_up(
         self, crew: Crew, known: list[Family], outcome: Outcome, clock: Clock, lowest: float, aside: Sequence[Aside]
@@ -373,7 +391,7 @@ class Search:
 
     def portable(self) -> "Search":
         """Return what a worker elsewhere needs of the search: it tells and asks nobody, and hires nobody."""
-        return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone)
+        return replace(self, progress=silent, should_stop=never, on_problem=None, hire=Alone, spare=_nothing)
 
     def tables(self, family: Family) -> Tables | None:
         """Return the decisions of configurations that differ in the schedule; None if constraints exclude them."""

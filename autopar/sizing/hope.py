@@ -1,8 +1,9 @@
 """Searches that say when there is no hope, and look in host memory then.
 
-Whether a search that finds nothing has any hope is asked once, after some seconds without a plan. Where nothing is
-found that fits on the devices alone, all is searched again with what may lie in host memory: copies make no plan faster
-that fits without them, and weighing them takes time where memory is short.
+Whether a search has any hope is asked where nothing fits of what is set up by hand, and again, if there was no time to
+tell, after some seconds without a plan: the thriftiest plan is what it begins with then. Where nothing is found that
+fits on the devices alone, all is searched again with what may lie in host memory: copies make no plan faster that fits
+without them, and weighing them takes time where memory is short.
 """
 
 import math
@@ -14,7 +15,7 @@ from threading import Lock
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.engine import HERE, Engine
-from autopar.search.outcome import Outcome
+from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pieces import Finding
 from autopar.search.planner import Search
 from autopar.sizing.thrift import Thrifty, thriftiest
@@ -66,7 +67,7 @@ def search_plans(
         search = one.search(
             effort, progress=hope.progress, should_stop=hope.should_stop, on_problem=on_problem, engine=engine
         )
-        search = replace(search, time_limit=max(0.0, start + limit - time.monotonic()))
+        search = replace(search, time_limit=max(0.0, start + limit - time.monotonic()), spare=hope.spare)
         if known is not None:
             search = replace(search, overtime=0.0)
         outcome = search.run(one.space)
@@ -150,6 +151,13 @@ class Hope:
         else:
             self._found = found
             self.lost = found.bytes > limit * (1.0 if found.complete else SURE)
+
+    def spare(self) -> Candidate | None:
+        """Return the thriftiest plan, or one that is known, if it fits and there is time to look for it."""
+        if self._found is None:
+            self._ask()
+        found = self._found
+        return None if found is None or found.bytes > self._task.job.memory_limit else found.candidate
 
     def rescue(self, outcome: Outcome, *, late: bool = False) -> None:
         """Add the thriftiest plan to an outcome without any, if it fits: looking for time may miss what just fits.
