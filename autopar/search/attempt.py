@@ -497,8 +497,21 @@ class Attempt:
             split = self._even(self.relaxed_choice, recompute, offload=offload)
             if split is None:
                 break
+            enough = cutoff * self._slowdown(recompute)
             for traffic in BESIDE if self.pipeline.num_stages > 1 else BESIDE[-1:]:
-                self._fit_split(split, recompute, traffic, cutoff)
+                self._fit_split(split, recompute, traffic, enough)
+
+    def _slowdown(self, recompute: Recompute) -> float:
+        """Return how many times as long a step takes if all blocks run again what they may have to.
+
+        The problem has all of them do so, and a plan only those that do not fit else: it may be faster than that.
+        """
+        assert self.relaxed_choice is not None, "found before"
+        totals, factors = self.tables.kind_totals(self.relaxed_choice), []
+        for own in (recompute, self.fastest):
+            weighting = weights(self.tables, self.pipeline, recompute=own, hidden=1.0, bounding=False, traffic=None)
+            factors.append(float((weighting.factors * totals).sum()))
+        return max(1.0, factors[0] / factors[1])
 
     def _fit_split(self, split: Split, recompute: Recompute, traffic: float | None, cutoff: float) -> None:
         """Solve the placement problem under the memory of the stages of a split; `traffic` as of `weights`."""

@@ -62,6 +62,11 @@ class Clock:
             return 1.0
         return (self._end - time.monotonic()) / max(self._search.time_limit, 1e-9)
 
+    def after(self, share: float) -> float:
+        """Return when a share of what is left of a limit of time is over, on the monotonic clock."""
+        now = time.monotonic()
+        return now + share * max(0.0, self._end - now)
+
     def stops(self) -> bool:
         """Whether to stop, and why, noted in the outcome; a limit waits for the first plan, but not for long."""
         if self._search.should_stop():

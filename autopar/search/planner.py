@@ -1,16 +1,18 @@
 """The search over hybrids: per configuration the best placements, stage boundaries and recompute, with bounds.
 
-1. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
+1. What is set up by hand is tried, for a plan to begin with (`course.py`). Where nothing of it fits, or host memory is
+   needed, better ones are looked for next to the best plan (`climbing.py`).
+2. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`).
-2. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
-3. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
+3. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
+4. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
    microbatches take on their free axes alone bounds many of them at once (`pacing.py`), and with a limit of time what
    ops take alone bounds stages with meshes of their own (`unequal_space.py`). If in the end the bound of the others is
    `WEAK` times their own, they are searched in the same way with plain schedules. Those that are left are worked on
    for a share of the work, least bounds first, and, after stages with meshes of their own, for some more while the
    least bound of all is theirs and a percent below the best plan (`third_axis.py`).
-4. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
-5. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
+5. If further plans are wanted, the best of those akin to no better one are looked for (`runners_up.py`).
+6. What is left of a limit of time, but for a share for these plans, goes to meshes of three axes, until nothing there
    is better by a percent.
 
 All is done in pieces, by this process or others; the answer is the same whoever does them (`sweep.py`).
@@ -36,6 +38,7 @@ from autopar.progress import Progress, ProgressCallback, StopCallback, never, si
 from autopar.schedule import SCHEDULES
 from autopar.search.attempt import Attempt
 from autopar.search.carried import ROOM, Carried
+from autopar.search.climbing import Climbing
 from autopar.search.course import NEAR_ENOUGH, PATIENCE, Advancing, Aside, Beginning, Bounding, Clock, Settling
 from autopar.search.crew import Alone, Crew
 from autopar.search.floor import Floor
@@ -77,6 +80,9 @@ any is worked on."""
 FAR_OFF = 0.05
 """If plans on meshes of three axes may be better by so much, relative, some of them are looked for once plain schedules
 are worked on: the better the best plan is, the less has to be done on all others."""
+
+CLIMB_SHARE = 0.5
+"""Of what is left of a limit of time, what looking for plans next to the best one may take where memory is short."""
 
 OVERTIME_SECONDS = 30.0
 """How long a search without a plan goes on after its time limit: until the first one, but no longer."""
@@ -168,10 +174,15 @@ class Search:
             waves = _waves(families(fewer))
             beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
+            is_short = bool(self.constraints.hosted)
             if (fewer or more) and not outcome.candidates and not clock.stops():
+                is_short = True
                 self._take_spare(outcome, clock)
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
+            if is_short and waves and outcome.candidates and not clock.stops():
+                climbing = Climbing(self, outcome, waves[0], carried, clock.after(CLIMB_SHARE))
+                sweep(crew, climbing, sys.maxsize, clock.end, clock.stops, clock.heard)
 
             pacing: Pacing | None = None
 
