@@ -81,9 +81,11 @@ def _undominated(
             place += 1
         for place in range(number):
             magnitude += _write_means(rest[place], costs, starts[place], starts[place + 1])
-            means += rest[place]
+            for s in range(size):
+                means[s] += rest[place, s]
         for place in range(number - 1, -1, -1):
-            rest[place] += rest[place + 1]  # what this neighbour and those after it cost
+            for s in range(size):
+                rest[place, s] += rest[place + 1, s]  # what this neighbour and those after it cost
         slack = SLACK * magnitude
         beats = np.zeros((size, size), np.bool_)  # [t, s]: s can stand in for t
         for t in range(size):

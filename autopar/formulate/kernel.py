@@ -275,7 +275,8 @@ def _uniform(
         for own in range(flavours):
             row = rows[window, own]
             if parent[window] >= 0:
-                row[:] = rows[parent[window], own]
+                for column in range(COLUMNS):
+                    row[column] = rows[parent[window], own, column]
             row[RUNNING] = max(row[RUNNING] + late[window, own], row[KEPT] + running[window, own])
             row[KEPT] += kept[window, own]
             row[LATE] = max(row[LATE], due[window] - (row[AGAIN] - row[FORTH]))

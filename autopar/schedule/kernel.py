@@ -134,13 +134,15 @@ def _held_most(place: Ints, chunk: Ints, num_chunks: int, last: int) -> tuple[In
                     is_below = True  # so that no row was beneath it
                     break
                 if not beneath:
-                    found[kept] = found[row]
+                    for column in range(len(held)):  # arrays that are assigned take seconds to compile
+                        found[kept, column] = found[row, column]
                     kept += 1
             if is_below:
                 continue
             if kept == len(found):
                 found = np.concatenate((found, np.zeros_like(found)))
-            found[kept] = held
+            for column in range(len(held)):
+                found[kept, column] = held[column]
             count = kept + 1
         if what == last:
             held[num_chunks + own if what == WEIGHT else own] -= 1
