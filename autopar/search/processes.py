@@ -139,6 +139,7 @@ def _nameless() -> Iterator[None]:
 def _begin(search: bytes, stop: "c_byte") -> None:
     """Prepare a worker."""
     global _bench
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process it works for, also between two pieces
     threading.Thread(target=_follow_parent, daemon=True).start()
     _bench = Workbench.unpacked(search, lambda: bool(stop.value))
 
