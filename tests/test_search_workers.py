@@ -246,6 +246,21 @@ def _until(crew: Crew, number: int) -> Finding:
                 return finding
 
 
+def test_a_worker_survives_an_interruption() -> None:
+    """Ctrl-C reaches all processes of a terminal, also those that wait for a piece: who they work for decides."""
+    task = _task()
+    bounding = Piece(Work.BOUND, (task.space[0],), 0.0, float("inf"))
+
+    with Processes(task.search(Effort()), 1) as crew:
+        (before,) = _done(crew, 0, bounding)
+        (pid,) = crew.pids
+        os.kill(pid, signal.SIGINT)
+        (after,) = _done(crew, 1, bounding)
+
+        assert crew.pids == (pid,), "another one would have been started in its place"
+    assert after.bound == before.bound
+
+
 def test_an_interruption_ends_all_workers_and_keeps_the_best() -> None:
     """As soon as there is a plan; what was proven until then holds."""
     task = _task()
