@@ -297,6 +297,57 @@ def test_runners_up_are_not_looked_for_long_where_nothing_was_found(aside: bool,
     assert others.complete == complete
 
 
+def test_the_least_bound_is_worked_on_while_plain_schedules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other piece here: what is open has its turn again, but neither what lacks a proof nor what is done."""
+    monkeypatch.setattr("autopar.search.course.EVERY", 2)
+    outcome = Outcome()
+    outcome.candidates = [_candidate(6.0)]
+    bounding = Bounding(_search(), outcome, FAMILIES, _ahead(FAMILIES), math.inf, _Known({}), rivals=False)
+    found = [
+        (Work.BOUND, 1, Finding(1.5, None, 0, is_final=False)),
+        (Work.ADVANCE, 1, Finding(3.5, None, 0, is_final=False)),
+        (Work.BOUND, 2, Finding(2.5, None, 0, is_final=False)),
+        (Work.ADVANCE, 2, Finding(2.7, None, 0, is_final=False, is_settled=True)),
+        (Work.BOUND, 4, Finding(3.1, None, 0, is_final=False)),
+        (Work.ADVANCE, 4, Finding(3.3, _candidate(5.0), 0, is_final=True)),
+        (Work.BOUND, 8, Finding(4.5, None, 0, is_final=False)),
+    ]
+    for index, (work, count, finding) in enumerate(found):
+        assert not bounding.ends(index)
+        piece = bounding.piece(index)
+        assert (piece.work, piece.configuration[0].num_microbatches) == (work, count)
+        if work is Work.ADVANCE:
+            assert piece.bound == found[index - 1][2].bound
+            assert bounding.own <= piece.bound, "what is at work counts"
+        bounding.take(index, finding)
+    assert bounding.ends(len(found))
+
+    assert bounding.pending == [(4.5, 3)]
+    assert bounding.worked == [
+        Aside(3.5, FAMILIES[0], is_counted=True),
+        Aside(2.7, FAMILIES[1], is_counted=True, is_settled=True),
+    ]
+    assert (bounding.closed, bounding.stuck, bounding.own) == (3.3, 3.3, 2.7)
+    assert (outcome.solved, outcome.pruned, outcome.best) == (3, 0, 5.0)
+    assert outcome.standings[FAMILIES[2]].stage is Stage.DONE
+    after = Advancing(_search(), outcome, [bounding], math.inf, bounding.worked, proves=False)
+    assert _worked(after, {1: [(4.0, False)], 8: [(4.9, False)]}) == [1, 8]
+    assert (after.own, after.proven, outcome.solved) == (2.7, 3.3, 4)
+
+
+def test_what_cannot_have_the_best_plan_is_not_worked_on_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor anything with other schedules than plain ones."""
+    monkeypatch.setattr("autopar.search.course.EVERY", 1)
+    outcome = Outcome()
+    outcome.candidates = [_candidate(2.0)]
+    for rivals, bound in ((False, 2.0), (True, 1.5)):
+        series = Bounding(_search(), outcome, FAMILIES[:2], _ahead(FAMILIES[:2]), math.inf, _Known({}), rivals=rivals)
+        assert series.piece(0).work is Work.BOUND
+        series.take(0, Finding(bound, None, 0, is_final=False))
+
+        assert series.piece(1).work is Work.BOUND
+
+
 def _advanced(bounds: Mapping[int, list[tuple[float, bool]]], *, proves: bool) -> tuple[Outcome, Advancing, list[int]]:
     """Work on two configurations with bounds 1 and 2; what comes of them are bounds, and whether a proof is left."""
     outcome = Outcome()

@@ -30,6 +30,10 @@ configurations are bounded, until so many times no better one was found."""
 SETTLED = 3
 """Configurations that were begun with on which more is done at most before the others are bounded."""
 
+EVERY = 4
+"""One in so many pieces on plain schedules bounds no other configuration, but goes on with the one that has the least
+bound: this has to be raised anyway, and a better plan excludes more of what is not bounded yet."""
+
 PATIENCE = 16
 """Pieces of work in a row that find no better plan, where they cannot raise the least bound, before the rest waits."""
 
@@ -173,6 +177,8 @@ class Settling(Series):
 class Bounding(Series):
     """Bounds configurations in the order of what is known of them: their floors, or what follows from others.
 
+    In between, those with plain schedules that have the least bounds are worked on.
+
     The latter is looked up when a configuration is next. Where floors are far too low, as on slow links, configurations
     like those that are known to be slow wait until others were looked at, and mostly need not be any more.
 
@@ -188,6 +194,7 @@ class Bounding(Series):
     Attributes:
         pending: Bound and number of the configurations that could be of interest.
         closed: The least bound of the others.
+        stuck: The least bound of those that nothing raises further.
     """
 
     def __init__(
@@ -202,12 +209,14 @@ class Bounding(Series):
         rivals: bool,
     ) -> None:
         self.pending: list[tuple[float, int]] = []
-        self.closed = math.inf
+        self.closed = self.stuck = math.inf
         self.space, self.elsewhere, self.rivals = space, elsewhere, rivals
         self.careful = not rivals  # of plain schedules the first ones find most of what excludes others
         self._search, self._outcome, self._carried = search, outcome, carried
         self._ahead = ahead
         self._busy: dict[int, tuple[float, int]] = {}
+        self._worked: dict[int, Aside] = {}
+        self._chosen: dict[int, tuple[float, int]] = {}
         self._raised: list[tuple[float, int]] = []
         self._cutoffs: dict[int, float] = {}
         self._failures = 0
@@ -235,7 +244,18 @@ class Bounding(Series):
     @property
     def own(self) -> float:
         """No plan of these configurations has a lower objective, in seconds."""
-        return min([self.unseen, self.closed, *(bound for bound, _ in self.pending)])
+        return min([self.unseen, self.closed, *self._bounds])
+
+    @property
+    def worked(self) -> "list[Aside]":
+        """The configurations that were worked on meanwhile, and can be gone on with."""
+        busy = (Aside(bound, self.space[number], is_counted=True) for bound, number in self._chosen.values())
+        return [*self._worked.values(), *busy]
+
+    @property
+    def _bounds(self) -> list[float]:
+        """The bounds of the configurations that were looked at and could be of interest."""
+        return [*(bound for bound, _ in self.pending), *(own.bound for own in self.worked)]
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`: what follows from others for the next one may be enough, and all after it are no less."""
@@ -251,6 +271,8 @@ class Bounding(Series):
 
     def piece(self, index: int) -> Piece:
         """See `Series.piece`."""
+        if not self.rivals and index % EVERY == EVERY - 1 and (piece := self._advance(index)) is not None:
+            return piece
         known, number = self._busy[index] = heapq.heappop(self._ahead)
         self._cutoffs[index] = self.threshold()
         return Piece(
@@ -266,6 +288,9 @@ class Bounding(Series):
     def take(self, index: int, finding: Finding | None) -> None:
         """See `Series.take`."""
         assert finding is not None, "every piece is done"
+        if index in self._chosen:
+            self._advanced(index, finding)
+            return
         _, number = self._busy.pop(index)
         self._carried.learn(self.space[number], finding)
         best = self._outcome.best
@@ -277,10 +302,40 @@ class Bounding(Series):
             self.closed = min(self.closed, finding.bound)
             self._outcome.pruned += len(self.space[number])
         else:
-            self.pending.append((finding.bound, number))
-        least = (*self._ahead[:1], *self._busy.values(), *self.pending)
-        lowest = min([self.closed, self.elsewhere, *(bound for bound, _ in least)])
-        self._search.tell(self._outcome, "bound", index + 1, len(self.space), lowest, str(self.space[number][0]))
+            heapq.heappush(self.pending, (finding.bound, number))
+        self._tell(number)
+
+    def _advance(self, index: int) -> Piece | None:
+        """Return work on the configuration with the least bound of those that were looked at; None if there is none."""
+        begun = ((own.bound, number) for number, own in self._worked.items() if not own.is_settled)
+        found = min([*self.pending[:1], *begun], default=(math.inf, 0))
+        if found[0] >= self._outcome.best * (1 - OPTIMALITY_TOLERANCE):
+            return None
+        bound, number = self._chosen[index] = found
+        if self._worked.pop(number, None) is None:
+            heapq.heappop(self.pending)
+            self._outcome.solved += len(self.space[number])
+        urgent = not self._outcome.candidates
+        return Piece(Work.ADVANCE, self.space[number], bound, self._outcome.best, urgent=urgent)
+
+    def _advanced(self, index: int, finding: Finding) -> None:
+        """Take what came of that."""
+        known, number = self._chosen.pop(index)
+        bound, family = max(known, finding.bound), self.space[number]
+        self._outcome.take(finding, self._search.keep)
+        self._outcome.note(family, bound, Stage.DONE if finding.is_final else Stage.OPEN)
+        if finding.is_final:
+            self.closed, self.stuck = min(self.closed, bound), min(self.stuck, bound)
+        else:
+            self._worked[number] = Aside(bound, family, is_counted=True, is_settled=finding.is_settled)
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        """Tell what is known after a piece on a configuration."""
+        left = (bound for bound, _ in (*self._ahead[:1], *self._busy.values()))
+        lowest = min([self.closed, self.elsewhere, *left, *self._bounds])
+        seen, count = len(self.space) - len(self._ahead) - len(self._busy), len(self.space)
+        self._search.tell(self._outcome, "bound", seen, count, lowest, str(self.space[number][0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 1. What is set up by hand is tried, for a plan to begin with (`course.py`). Where nothing of it fits, or host memory is
    needed, better ones are looked for next to the best plan (`climbing.py`).
 2. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
-   without memory limits, which also finds most plans that fit anyway (`attempt.py`).
+   without memory limits, which also finds most plans that fit anyway (`attempt.py`). Of plain schedules, those with the
+   least bounds are worked on in between.
 3. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
 4. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
    microbatches take on their free axes alone bounds many of them at once (`pacing.py`), and with a limit of time what
@@ -342,11 +343,13 @@ class Search:
                 elsewhere = [lowest, *(heap[0][0] for heap in ahead[number + 1 :]), *(each.own for each in bounded)]
                 elsewhere += [each.bound for each in aside]
                 bounded.append(Bounding(self, outcome, wave, ahead[number], min(elsewhere), carried, rivals=number > 0))
-                sweep(crew, bounded[-1], len(wave), clock.end, clock.stops, clock.heard)
+                sweep(crew, bounded[-1], sys.maxsize, clock.end, clock.stops, clock.heard)
+                aside += bounded[-1].worked
             if not start and clock.left() < SHORT:
                 look_ahead()  # what a limit cuts has to be bounded before plans are looked for
             if bounded:
                 is_last, elsewhere = stop == len(waves), [lowest, *(heap[0][0] for heap in ahead[stop:])]
+                stuck = min([known, *(each.stuck for each in bounded)])
                 waits = math.isfinite(self.time_limit) and outcome.closed_floor < outcome.best * (1 - NEARS[0])
                 advancing = Advancing(
                     self,
@@ -356,7 +359,7 @@ class Search:
                     aside,
                     proves=is_last and not waits,
                     patience=PATIENCE,
-                    stuck=min(known, outcome.closed_floor) if waits and is_last else known,
+                    stuck=min(stuck, outcome.closed_floor) if waits and is_last else stuck,
                     near=NEARS[0] if waits and is_last else 0.0,
                 )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
