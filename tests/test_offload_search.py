@@ -1,5 +1,6 @@
 """What goes to host memory as a choice of the search: opened in need or where it is pinned, priced, executed."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from autopar.pins.reading import pins_of
 from autopar.plan import Plan
 from autopar.progress import never, silent
 from autopar.recompute import BY_SECONDS, Hosted, Recompute
+from autopar.search.outcome import Candidate
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from autopar.simulate import simulate
@@ -190,3 +192,45 @@ def test_grid_search_gets_what_the_space_has() -> None:
         limit /= 1.3
         _, result = offloads(_task(limit))
     assert result.plans[0].peak_bytes <= limit
+
+
+def _tried(configuration: Configuration, room: float, limit: float) -> tuple[bool, Candidate | None]:
+    """Return whether a configuration of four layers is looked at, and its best plan.
+
+    Args:
+        configuration: The configuration.
+        room: Host memory of a device, in what the optimizer's state takes there at least.
+        limit: Memory of a device for that, beside what may not lie in host memory.
+    """
+    search = _task(num_layers=4).opened.search(Effort())
+    fixed = search.floor.bytes(configuration, offload=True)
+    state = search.floor.bytes(configuration) - fixed
+    search = replace(search, host_room=room * state, memory_limit=fixed + limit * state)
+    attempt = search.attempt((configuration,), math.inf)
+    assert attempt is not None
+    attempt.improve(attempt.relaxed(math.inf), math.inf)
+    return search.may_fit(configuration), attempt.best
+
+
+INTERLEAVED = Configuration(2, Mesh.of(inner=1), 8, "interleaved", 2)
+
+
+def test_host_memory_that_does_not_hold_all_of_a_group_holds_that_of_some_stages() -> None:
+    """Neither it nor the device has room for the optimizer's state of both stages that take turns on a device."""
+    _, best = _tried(INTERLEAVED, 0.6, 1.2)
+
+    assert best is not None
+    for group in range(2):
+        assert sorted(best.split.offload[group::2]) == [False, True]
+
+
+@pytest.mark.parametrize("configuration", [replace(INTERLEAVED, schedule="1f1b", num_chunks=1), INTERLEAVED])
+def test_what_has_no_room_for_the_state_has_no_plan(configuration: Configuration) -> None:
+    """Beside the host's memory and the parameters: whole stages lie there or here, so that one per group has less."""
+    found = {(room, limit): _tried(configuration, room, limit) for room in (0.5, 0.9, 1.1) for limit in (0.3, 0.7, 1.3)}
+
+    assert {own for own, (may_fit, _) in found.items() if not may_fit} >= {(0.5, 0.3)}
+    assert all(best is None for may_fit, best in found.values() if not may_fit)
+    assert any(best is not None for _, best in found.values())
+    assert found[0.9, 0.7][0] == (configuration is INTERLEAVED)
+    assert all(may_fit for (room, limit), (may_fit, _) in found.items() if room > 1)

@@ -220,6 +220,7 @@ class Groups:
         ways = (
             tuple(not self._here[window] for window in each),
             tuple(bool(self._there[window]) for window in each),
+            self._shared(each),
         )
         best: tuple[float, list[int], tuple[bool, ...]] | None = None
         for hosted in dict.fromkeys(ways):
@@ -237,6 +238,16 @@ class Groups:
             _Chosen(self._mixed.flavours(stage.window, int(stage.numbers[mixture])), away)
             for stage, mixture, away in zip(own, *best[1:], strict=True)
         ]
+
+    def _shared(self, each: tuple[int, ...]) -> tuple[bool, ...]:
+        """Return of which stages the optimizer's state lies in host memory if that has no room for that of all."""
+        room, away = self._memory.host_room, list[bool]()
+        for window in each:
+            state = self._stage(window).state
+            is_away = not self._here[window] or (bool(self._there[window]) and state <= room)
+            room -= state if is_away else 0.0
+            away.append(is_away)
+        return tuple(away)
 
 
 def _rounded(longest: int) -> int:

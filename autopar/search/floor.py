@@ -12,7 +12,7 @@ fullest of p stages holds at least one p-th of them.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -41,6 +41,9 @@ IntArray = NDArray[np.int64]
 
 _PASSES = list(Pass)
 
+ROUNDING = 1e-9
+"""Of sums of bytes, relative."""
+
 WAITED = 0.05
 """Of the floor of a pass: about what it takes besides, for communication, in plans that are of interest."""
 
@@ -58,6 +61,7 @@ class Floor:
         dims: Lengths of the dims that it reads and writes, (ops, dims) padded with 1, as base and slope.
         states: Shapes of parameters and sums of gradients, and the bytes of an element of all that have it.
         moments: The same of moments, which can lie in host memory.
+        beside: Bytes on a device of a parameter and the sum of its gradients, for each byte of its moments, at least.
         samples: The two microbatch sizes it is made from.
         alike: Which ops are of the most frequent kind of blocks.
         passes: Number of the pass of each op where the backward is split, (ops,).
@@ -71,6 +75,7 @@ class Floor:
     dims: tuple[FloatArray, FloatArray]
     states: tuple[tuple[tuple[int, ...], float], ...]
     moments: tuple[tuple[tuple[int, ...], float], ...]
+    beside: float
     samples: tuple[int, int]
     alike: Mask
     passes: IntArray
@@ -177,10 +182,32 @@ class Floor:
             configuration: The configuration.
             offload: Whether the optimizer's state may lie in host memory.
         """
-        axes = tuple(axis.size for axis in configuration.mesh.axes)
         states = self.states if offload else (*self.states, *self.moments)
-        held = sum(size * prod(shape) / most_shards(shape, axes) for shape, size in states)
-        return held / configuration.num_stages
+        return _held(states, configuration)
+
+    def finds_room(self, configuration: Configuration, limit: float, host_room: float) -> bool:
+        """Whether the optimizer's state may lie in host memory where devices have no room for it.
+
+        It does for whole stages. So a group of devices with one of them holds no more of it than it can have there, or
+        beside the parameters; one with several may divide it.
+
+        Args:
+            configuration: The configuration.
+            limit: Bytes per device.
+            host_room: Bytes of host memory per device.
+        """
+        if not self.beside:
+            return True
+        hosted = min(host_room, limit / self.beside)
+        rest = (limit - self.beside * hosted) / (1 + self.beside)
+        most = hosted + rest if configuration.num_chunks > 1 else max(hosted, limit / (1 + self.beside))
+        return _held(self.moments, configuration) <= most * (1 + ROUNDING)
+
+
+def _held(states: Sequence[tuple[tuple[int, ...], float]], configuration: Configuration) -> float:
+    """Return the least bytes of states, by shape and bytes per element, on the fullest device of a configuration."""
+    axes = tuple(axis.size for axis in configuration.mesh.axes)
+    return sum(size * prod(shape) / most_shards(shape, axes) for shape, size in states) / configuration.num_stages
 
 
 @lru_cache(maxsize=4096)  # schedules and cuts into stages do not matter
@@ -222,7 +249,10 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     slope = (lengths[1] - lengths[0]) / step
     dims = lengths[0] - slope * samples[0], slope
     states, moments = _states(small.pattern, costs.policy)
-    return Floor(tuple(common), counts, launches, compute, memory, dims, states, moments, samples, alike, passes)
+    beside = _beside(small.pattern, costs.policy)
+    return Floor(
+        tuple(common), counts, launches, compute, memory, dims, states, moments, beside, samples, alike, passes
+    )
 
 
 def _places(folded: Folded, names: Sequence[str]) -> tuple[Mask, IntArray]:
@@ -282,20 +312,36 @@ def _states(folded: Folded, policy: DtypePolicy) -> tuple[tuple[tuple[tuple[int,
     return tuple(tuple(_sizes(folded, resident, moments=moments).items()) for moments in (False, True))
 
 
+@lru_cache(maxsize=8)
+def _beside(folded: Folded, policy: DtypePolicy) -> float:
+    """Return `Floor.beside`: 0 where moments do not have the shape of their parameter, which says nothing of shards."""
+    graph = folded.graph
+    resident, _ = element_bytes(folded, policy)
+    here, away = dict[str, float](), dict[str, float]()
+    for role, name, owner in _resident(folded):
+        if role is Role.MOMENT and graph.values[name].shape != graph.values[owner].shape:
+            return 0.0
+        held = away if role is Role.MOMENT else here
+        held[owner] = held.get(owner, 0.0) + resident[name]
+    return min((here.get(owner, 0.0) / size for owner, size in away.items()), default=0.0)
+
+
 def _sizes(folded: Folded, resident: Mapping[str, float], *, moments: bool) -> dict[tuple[int, ...], float]:
     sizes: dict[tuple[int, ...], float] = {}
-    for state in folded.graph.states:
-        if (state.role is Role.MOMENT) != moments:
-            continue
-        if state.role is Role.PARAMETER:
-            name = state.input
-        elif state.role in (Role.GRADIENT, Role.MOMENT) and state.output != state.input:
-            name = state.output
-        else:
-            continue
-        shape = folded.graph.values[name].shape
-        sizes[shape] = sizes.get(shape, 0.0) + resident[name]
+    for role, name, _ in _resident(folded):
+        if (role is Role.MOMENT) == moments:
+            shape = folded.graph.values[name].shape
+            sizes[shape] = sizes.get(shape, 0.0) + resident[name]
     return sizes
+
+
+def _resident(folded: Folded) -> Iterator[tuple[Role, str, str]]:
+    """Yield parameters, sums of gradients and moments: role, name and the parameter they belong to."""
+    for state in folded.graph.states:
+        if state.role is Role.PARAMETER:
+            yield state.role, state.input, state.owner
+        elif state.role in (Role.GRADIENT, Role.MOMENT) and state.output != state.input:
+            yield state.role, state.output, state.owner
 
 
 def _work(folded: Folded, costs: CostModel) -> dict[str, tuple[float, float, float, float]]:

@@ -387,7 +387,7 @@ class Search:
 
     def _left(self, space: list[Configuration], outcome: Outcome) -> list[Configuration]:
         """Return the configurations that need to be looked at; the others count as excluded."""
-        left = [each for each in space if self.least_bytes(each) <= self.memory_limit]
+        left = [each for each in space if self.may_fit(each)]
         outcome.pruned += len(space) - len(left)
         return left
 
@@ -398,6 +398,13 @@ class Search:
     def least_bytes(self, configuration: Configuration) -> float:
         """Return what a device of a configuration holds at least, whatever the plan."""
         return self.floor.bytes(configuration, offload=self.constraints.hosts_optimizer)
+
+    def may_fit(self, configuration: Configuration) -> bool:
+        """Whether devices have room for what stays through a step of a configuration, for all that is known of it."""
+        limit = self.memory_limit
+        if self.least_bytes(configuration) > limit:
+            return False
+        return not self.constraints.hosts_optimizer or self.floor.finds_room(configuration, limit, self.host_room)
 
     def spreads(self, configuration: Configuration) -> bool:
         """Whether plans of a configuration are bounded by blocks that are spread over its stages."""
