@@ -9,7 +9,7 @@ import pytest
 
 from autopar.recompute import Recompute
 from autopar.search import planner
-from autopar.search.climbing import FAILURES, REACH, TURNS, Climbing, distance
+from autopar.search.climbing import FAILURES, PROBED, REACH, TURNS, Climbing, distance
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pace import NO_HINT
 from autopar.search.pieces import Finding, Piece, Work
@@ -35,7 +35,16 @@ class _Known:
 
     keep = 1
 
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        self._bounds = known or {}
+
     def tell(self, *_: object) -> None: ...
+
+    def least(self, family: Family) -> float:
+        return 0.0
+
+    def rough(self, family: Family) -> float:
+        return self._bounds.get(family[0].num_microbatches, 0.0)
 
     def hint(self, family: Family) -> object:
         return NO_HINT
@@ -51,6 +60,8 @@ def _climbed(
     final: bool = True,
     until: float = math.inf,
     ahead: int = 1,
+    known: Mapping[int, float] | None = None,
+    probed: Mapping[int, float] | None = None,
 ) -> tuple[list[tuple[Work, int]], Outcome]:
     """Return what is done on which microbatches, given the first plan and those that the second piece finds.
 
@@ -61,10 +72,12 @@ def _climbed(
         final: Whether there is nothing to do after two pieces.
         until: When to end.
         ahead: Pieces that are prepared before the first of them is taken.
+        known: Bounds by microbatches that follow from others.
+        probed: What the first piece finds, by microbatches, if all are bounded first.
     """
     outcome = Outcome()
     outcome.candidates = [_candidate(best[0], FAMILIES[COUNTS.index(best[1])][0])]
-    series = Climbing(_Known(), outcome, FAMILIES, _Known(), until)  # type: ignore[arg-type]
+    series = Climbing(_Known(), outcome, FAMILIES, _Known(known), until, probes=probed is not None)  # type: ignore[arg-type]
     done: list[tuple[Work, int]] = []
     waiting: list[tuple[int, Work | None, Family | None]] = []
     index = 0
@@ -85,7 +98,7 @@ def _climbed(
             series.take(number, None)
             continue
         count = family[0].num_microbatches
-        found = finds.get(count) if work is Work.ADVANCE else None
+        found = (finds if work is Work.ADVANCE else probed or {}).get(count)
         plan = None if found is None else _candidate(found, family[0])
         is_final = final and work is Work.ADVANCE
         series.take(number, Finding((bounds or {}).get(count, 0.0), plan, 0, is_final=is_final))
@@ -116,6 +129,26 @@ def test_what_cannot_be_better_is_left() -> None:
     assert [count for _, count in done] == [1, 1, 2, 4, 4]
 
 
+def test_what_is_known_to_be_slower_is_not_looked_at() -> None:
+    done, _ = _climbed((9.0, 1), {}, known={2: 9.0, 4: 8.9})
+
+    assert [count for _, count in done] == [1, 1, 4, 4]
+
+
+def test_what_is_near_may_be_bounded_first_and_the_best_plans_worked_on_first() -> None:
+    """Without a better plan, a few of them are worked on; with one, what is near to that is bounded next."""
+    done, outcome = _climbed((9.0, 4), {}, probed={1: 9.2, 2: 9.3, 16: 9.1})
+    assert done == [
+        *((Work.BOUND, count) for count in (4, 2, 8, 1, 16)),
+        *((Work.ADVANCE, count) for count in (16, 1, 2, 4)),
+    ]
+    assert len(outcome.done(FAMILIES)) == PROBED == 4
+
+    done, outcome = _climbed((9.0, 4), {}, probed={16: 8.5})
+    assert done[:7] == [(Work.BOUND, count) for count in (4, 2, 8, 1, 16, 32, 64)]
+    assert done[7] == (Work.ADVANCE, 16)
+
+
 def test_it_does_not_go_on_for_ever() -> None:
     """Neither with one configuration, nor with configurations that have no better plan, nor after its time."""
     endless, _ = _climbed((9.0, 1), {}, final=False)
@@ -134,9 +167,11 @@ def test_it_does_not_go_on_for_ever() -> None:
     while not series.ends(done):
         piece = series.piece(done)
         assert piece is not None
-        series.take(done, Finding(1.0, None, 0, is_final=True))
+        series.take(done, Finding(1.0, None, 0, is_final=piece.work is Work.ADVANCE))
         done += 1
-    assert done == FAILURES
+    assert done == 2 * FAILURES
+    assert len(outcome.done(plain)) == FAILURES
+    assert outcome.solved == sum(map(len, outcome.done(plain)))
 
 
 def test_devices_that_move_are_counted_once() -> None:

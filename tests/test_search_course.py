@@ -1,6 +1,7 @@
 """The course of a search: what is looked at before what, and what is not looked at any more."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
 
@@ -426,6 +427,44 @@ def test_configurations_near_the_best_plan_are_put_aside() -> None:
     ]
     assert sorted((each.bound, each.is_counted) for each in series.aside) == [(4.5, True), (4.6, True)]
     assert (series.own, series.proven, outcome.pruned) == (4.5, math.inf, 0)
+
+
+def test_what_is_left_when_time_is_over_is_put_aside() -> None:
+    outcome = Outcome()
+    outcome.candidates = [_candidate(5.0)]
+    before = [Aside(3.0, FAMILIES[0], is_counted=True), Aside(4.0, FAMILIES[1], is_counted=False)]
+
+    series = Advancing(_search(), outcome, [], math.inf, before, until=time.monotonic() - 1.0)
+
+    assert _worked(series, {}) == []
+    assert series.aside == before
+    assert series.own == 3.0
+
+
+@pytest.mark.parametrize(("limit", "at"), [(10.0, 107.0 - min(LATE_SHARE * 10.0, LATE_SECONDS)), (math.inf, math.inf)])
+def test_it_is_known_when_a_share_of_a_limit_will_be_left(
+    limit: float, at: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autopar.search.course.time.monotonic", lambda: 100.0)
+    clock = Clock(SimpleNamespace(time_limit=limit), Outcome())  # type: ignore[arg-type]
+
+    assert clock.at(0.3) == pytest.approx(at)
+
+
+def test_what_is_done_is_not_worked_on_again() -> None:
+    """Its bound counts, on meshes of three axes as well."""
+    outcome = Outcome()
+    outcome.candidates = [_candidate(6.0)]
+    outcome.note(FAMILIES[1], 2.2, Stage.DONE)
+    outcome.note(FAMILIES[2], 3.5, Stage.OPEN)
+
+    third = ThirdAxis(_search(), outcome, FAMILIES, _Known({}), math.inf)
+
+    assert outcome.done(FAMILIES) == {FAMILIES[1]: 2.2}
+    assert third.own == 1.0
+    found = _order(third, {1: [5.0, 6.5], 4: [5.1, 6.5], 8: [5.2, 6.5]}, outcome, math.inf)
+    assert set(found) == {1, 4, 8}
+    assert third.own == 2.2
 
 
 def test_what_cannot_raise_the_bound_is_put_aside_after_a_while() -> None:

@@ -1,7 +1,8 @@
-"""Plans where memory is short: from the best one to configurations like it, as long as these have better ones.
+"""Better plans near the best one: on configurations like its own, as long as these have better ones.
 
 Where most of memory is taken, the configurations with the least bounds are those that need most of it. They are worked
-on for long, and have no plan that fits; those that have one are found next to others that do.
+on for long, and have no plan that fits; those that have one are found next to others that do. So it is with schedules
+that are not plain where bounds are far below the best plan, of which hundreds may have less than the best one has.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.carried import Carried
-from autopar.search.outcome import Outcome, Stage
+from autopar.search.outcome import Outcome, stage_of
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Configuration, Family
 from autopar.search.sweep import Series
@@ -25,8 +26,9 @@ REACH = 2.0
 TURNS = 3
 """Pieces of work on each beyond the first, as long as it may have a better plan."""
 
-FAILURES = 12
-"""Configurations in a row that have no better plan before it ends."""
+FAILURES, PROBED = 12, 4
+"""Configurations in a row that were worked on and have no better plan before it ends, and how many of those that were
+all bounded before."""
 
 
 def distance(first: Configuration, second: Configuration) -> float:
@@ -59,15 +61,27 @@ class Climbing(Series):
         space: The configurations.
         carried: What follows from what is known of others; added to.
         until: When to end, on the monotonic clock.
+        lowest: No plan of the whole space has a lower objective, in seconds.
+        probes: Whether all that are near are bounded before any is worked on, those with the best plans first: where
+            bounding finds most plans.
     """
 
     careful = True
 
     def __init__(
-        self, search: "Search", outcome: Outcome, space: Sequence[Family], carried: Carried, until: float = math.inf
+        self,
+        search: "Search",
+        outcome: Outcome,
+        space: Sequence[Family],
+        carried: Carried,
+        until: float = math.inf,
+        lowest: float = 0.0,
+        *,
+        probes: bool = False,
     ) -> None:
         self._search, self._outcome, self._space, self._carried = search, outcome, space, carried
-        self._until = until
+        self._until, self._lowest, self._probes = until, lowest, probes
+        self._found: dict[int, float] = {}
         self._bounds: dict[int, float] = {}
         self._turns = dict.fromkeys(range(len(space)), 0)
         self._over: set[int] = set()
@@ -76,7 +90,7 @@ class Climbing(Series):
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
-        is_over = self._failures >= FAILURES or time.monotonic() > self._until
+        is_over = self._failures >= (PROBED if self._probes else FAILURES) or time.monotonic() > self._until
         return is_over or (not self._busy and self._next() is None)
 
     def piece(self, index: int) -> Piece | None:
@@ -86,7 +100,7 @@ class Climbing(Series):
             return None
         self._busy[index] = number
         work = Work.ADVANCE if self._turns[number] else Work.BOUND
-        family, bound = self._space[number], self._bounds.get(number, 0.0)
+        family, bound = self._space[number], self._bound(number)
         hint = self._carried.hint(family)
         return Piece(work, family, bound, self._outcome.best, hasty=math.inf, hint=hint)
 
@@ -95,30 +109,44 @@ class Climbing(Series):
         if finding is None:
             return
         number, best = self._busy.pop(index), self._outcome.best
-        family = self._space[number]
-        if not self._turns[number]:
+        family, is_new = self._space[number], not self._turns[number]
+        if is_new:
             self._carried.learn(family, finding)
         self._turns[number] += 1
-        self._bounds[number] = max(finding.bound, self._bounds.get(number, 0.0))
+        if finding.best is not None:
+            self._found[number] = finding.best.objective
+        self._bounds[number] = max(finding.bound, self._bound(number))
         self._outcome.take(finding, self._search.keep)
-        self._outcome.note(family, self._bounds[number], Stage.NEW if finding.is_final else Stage.OPEN)
+        self._outcome.note(family, self._bounds[number], stage_of(finding, is_new=is_new))
+        if finding.is_final and not is_new:
+            self._outcome.solved += len(family)
         is_better = self._outcome.best < best * (1 - OPTIMALITY_TOLERANCE)
         if finding.is_final or finding.is_settled or self._turns[number] > TURNS:
             self._over.add(number)
         if is_better:
             self._failures = 0
-        elif number in self._over:
+        elif number in self._over and not is_new:
             self._failures += 1
-        self._search.tell(self._outcome, "begin", len(self._over), len(self._space), 0.0, str(family[0]))
+        self._search.tell(self._outcome, "climb", len(self._over), len(self._space), self._lowest, str(family[0]))
+
+    def _bound(self, number: int) -> float:
+        """Return what is known of a configuration, which may be known from others."""
+        if number not in self._bounds:
+            family = self._space[number]
+            self._bounds[number] = max(self._search.least(family), self._carried.rough(family))
+        return self._bounds[number]
 
     def _next(self) -> int | None:
         """Return the configuration to work on next; None if there is none in reach."""
         best = self._outcome.candidates[0].configuration
         at_work = set(self._busy.values())
-        waiting = (
-            (distance(family[0], best), -self._turns[number], number)
-            for number, family in enumerate(self._space)
-            if number not in self._over and number not in at_work and self._bounds.get(number, 0.0) < self._outcome.best
-        )
-        found = min(waiting, default=(math.inf, 0, 0))
-        return found[2] if found[0] <= REACH else None
+        apart = {number: distance(self._space[number][0], best) for number in self._turns.keys() - self._over - at_work}
+        near = sorted((self._order(number, away), number) for number, away in apart.items() if away <= REACH)
+        return next((number for _, number in near if self._bound(number) < self._outcome.best), None)
+
+    def _order(self, number: int, away: float) -> tuple[float, ...]:
+        """Return which configurations come first, given how far they are away: those with the least numbers."""
+        turns = self._turns[number]
+        if self._probes:
+            return (turns > 0, self._found.get(number, math.inf), away)
+        return (away, -turns)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.carried import ALL, ROOM, Carried
-from autopar.search.outcome import Outcome, Stage
+from autopar.search.outcome import Outcome, Stage, stage_of
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Family, first_tries
 from autopar.search.sweep import Series
@@ -65,6 +65,10 @@ class Clock:
         if math.isinf(self._search.time_limit):
             return 1.0
         return (self._end - time.monotonic()) / max(self._search.time_limit, 1e-9)
+
+    def at(self, left: float) -> float:
+        """Return when a share of a limit of time is left, on the monotonic clock; infinity without one."""
+        return self._end - left * self._search.time_limit if math.isfinite(self._end) else math.inf
 
     def after(self, share: float) -> float:
         """Return when a share of what is left of a limit of time is over, on the monotonic clock."""
@@ -125,7 +129,7 @@ class Beginning(Series):
         assert finding is not None, "every try is made"
         self._carried.learn(self._tries[index], finding)
         self._outcome.take(finding, self._search.keep)
-        self._outcome.note(self._tries[index], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
+        self._outcome.note(self._tries[index], finding.bound, stage_of(finding, is_new=True))
         if finding.best is not None:
             if not finding.is_final:
                 self.begun.append((finding.best.objective, finding.bound, self._tries[index]))
@@ -170,7 +174,9 @@ class Settling(Series):
             return
         _, bound, family = self._begun[index]
         self._outcome.take(finding, self._search.keep)
-        self._outcome.note(family, max(bound, finding.bound), Stage.OPEN)
+        self._outcome.note(family, max(bound, finding.bound), stage_of(finding, is_new=False))
+        if finding.is_final:
+            self._outcome.solved += len(family)
         self._search.tell(self._outcome, "begin", index + 1, self.count, 0.0, str(family[0]))
 
 
@@ -297,7 +303,7 @@ class Bounding(Series):
         better = finding.best is not None and finding.best.objective < best
         self._failures += finding.bound * FAR < best and not better
         self._outcome.take(finding, self._search.keep)
-        self._outcome.note(self.space[number], finding.bound, Stage.NEW if finding.is_final else Stage.OPEN)
+        self._outcome.note(self.space[number], finding.bound, stage_of(finding, is_new=True))
         if finding.bound >= self._cutoffs[index]:
             self.closed = min(self.closed, finding.bound)
             self._outcome.pruned += len(self.space[number])
@@ -323,7 +329,7 @@ class Bounding(Series):
         known, number = self._chosen.pop(index)
         bound, family = max(known, finding.bound), self.space[number]
         self._outcome.take(finding, self._search.keep)
-        self._outcome.note(family, bound, Stage.DONE if finding.is_final else Stage.OPEN)
+        self._outcome.note(family, bound, stage_of(finding, is_new=False))
         if finding.is_final:
             self.closed, self.stuck = min(self.closed, bound), min(self.stuck, bound)
         else:
@@ -371,6 +377,7 @@ class Advancing(Series):
         patience: Pieces in a row that find no better plan before others are put aside that only serve to find one.
         stuck: The bound is known to stay below that whatever is done here.
         near: Configurations with bounds as near to the best plan, relative, are put aside as well.
+        until: When all that is left is put aside, on the monotonic clock.
 
     Attributes:
         aside: The configurations that were put aside.
@@ -388,8 +395,10 @@ class Advancing(Series):
         patience: float = math.inf,
         stuck: float = math.inf,
         near: float = 0.0,
+        until: float = math.inf,
     ) -> None:
         self._search, self._outcome, self._elsewhere, self._proves = search, outcome, elsewhere, proves
+        self._until = until
         self.aside = [each for each in before if each.is_settled and not proves]
         before = [each for each in before if not each.is_settled or proves]
         self._patience, self._idle, self._stuck, self._near = patience, 0, stuck, near
@@ -426,7 +435,7 @@ class Advancing(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
         self._drop()
-        if self._open and self._open[0][0] >= self._enough:
+        if self._open and (self._open[0][0] >= self._enough or time.monotonic() > self._until):
             for bound, number in self._open:
                 self.aside.append(Aside(bound, self._space[number], self._is_counted(number)))
             self._open = []
@@ -460,8 +469,7 @@ class Advancing(Series):
         self._idle = self._idle + 1 if self._outcome.best >= best * (1 - OPTIMALITY_TOLERANCE) else 0
         if finding.is_final:
             self._stuck = min(self._stuck, self._bounds[number])
-        stage = Stage.DONE if finding.is_final else Stage.OPEN
-        self._outcome.note(self._space[number], self._bounds[number], stage)
+        self._outcome.note(self._space[number], self._bounds[number], stage_of(finding, is_new=False))
         if not finding.is_final and finding.is_settled and not self._proves:
             settled = Aside(self._bounds[number], self._space[number], is_counted=True, is_settled=True)
             self.aside.append(settled)

@@ -1,6 +1,7 @@
 """What a search finds: candidate plans, the bound, and how far it came."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -118,11 +119,21 @@ def draft_of(candidate: Candidate) -> Draft:
 
 
 class Stage(StrEnum):
-    """How far the work on a configuration is: `NEW` if a bound is all that is known, `OPEN` if there is more to do."""
+    """How far the work on a configuration is: `NEW` if a bound is all that is known, `OPEN` if there is more to do.
+
+    If it is `DONE`, nothing raises its bound further, and no better plan is found.
+    """
 
     NEW = "new"
     OPEN = "open"
     DONE = "done"
+
+
+def stage_of(finding: "Finding", *, is_new: bool) -> Stage:
+    """Return how far the work is after a piece, given whether it only was to bound the configuration."""
+    if not finding.is_final:
+        return Stage.OPEN
+    return Stage.NEW if is_new else Stage.DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +213,11 @@ class Outcome:
         """Take down how far the work on a family is."""
         known = self.standings.get(family)
         self.standings[family] = Standing(max(bound, known.bound if known else 0.0), stage)
+
+    def done(self, space: Iterable[Family]) -> dict[Family, float]:
+        """Return the families of a space on which there is nothing more to do, and their bounds in seconds."""
+        known = ((family, self.standings.get(family)) for family in space)
+        return {family: own.bound for family, own in known if own is not None and own.stage is Stage.DONE}
 
     def take(self, finding: "Finding", keep: int) -> None:
         """Add plans of a configuration in place of earlier ones of the same and of their signature.

@@ -5,7 +5,8 @@
 2. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`). Of plain schedules, those with the
    least bounds are worked on in between.
-3. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan.
+3. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Where plans
+   may be much better, schedules that are not plain are looked at near the best plan before all others of them.
 4. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
    microbatches take on their free axes alone bounds many of them at once (`pacing.py`), and with a limit of time what
    ops take alone bounds stages with meshes of their own (`unequal_space.py`). If in the end the bound of the others is
@@ -21,6 +22,7 @@ All is done in pieces, by this process or others; the answer is the same whoever
 The reported bound is the least over all configurations, searched or not.
 """
 
+import heapq
 import math
 import sys
 import time
@@ -76,14 +78,18 @@ meshes of three axes are lower, nor these: first to the first of these, then to 
 
 SHORT = 0.55
 """If less of a limit of time is left once plain schedules are bounded, all others are bounded by what these say before
-any is worked on."""
+any is worked on; and plain ones are worked on until less is left, if there are others."""
 
 FAR_OFF = 0.05
 """If plans on meshes of three axes may be better by so much, relative, some of them are looked for once plain schedules
 are worked on: the better the best plan is, the less has to be done on all others."""
 
+FARTHER_OFF = 0.11
+"""If any plans may be better by so much, relative, those near the best one that are not plain are looked for first."""
+
 CLIMB_SHARE = 0.5
-"""Of what is left of a limit of time, what looking for plans next to the best one may take where memory is short."""
+"""Of what is left of a limit of time, what looking for plans next to the best one may take where memory is short, and
+where schedules are not plain."""
 
 OVERTIME_SECONDS = 30.0
 """How long a search without a plan goes on after its time limit: until the first one, but no longer."""
@@ -193,6 +199,12 @@ class Search:
                 first = ThirdAxis(self, outcome, ahead, carried, elsewhere, spreads_first=True)
                 sweep(crew, first, SCOUT_PIECES * len(ahead), clock.end, clock.stops, clock.heard)
 
+            def climb(lowest: float) -> None:
+                if outcome.candidates and not outcome.stopped and lowest < outcome.best * (1 - FARTHER_OFF):
+                    rivals = [family for wave in waves[1:] for family in wave if all(map(self.spreads, family))]
+                    climbing = Climbing(self, outcome, rivals, carried, clock.after(CLIMB_SHARE), lowest, probes=True)
+                    sweep(crew, climbing, sys.maxsize, clock.end, clock.stops, clock.heard)
+
             def midway(elsewhere: float) -> bool:
                 nonlocal pacing
                 waits = False
@@ -207,11 +219,12 @@ class Search:
                     unequal.glance()
                 return waits
 
-            lowest, aside, later = self._search(crew, waves, outcome, clock, carried, midway=midway)
+            lowest, aside, later = self._search(crew, waves, outcome, clock, carried, climb=climb, midway=midway)
             opened = _waves(families(more))
             if later:
-                rest = [own for wave in (*waves[1:], *opened) for family in wave for own in family]
-                outcome.closed = tuple(rest)
+                waiting = [family for wave in (*waves[1:], *opened) for family in wave]
+                done = outcome.done(waiting)
+                outcome.closed = tuple(own for family in waiting if family not in done for own in family)
                 outcome.closed_floor = min(outcome.closed_floor, later)
             elif pacing is not None and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 outcome.closed_floor = pacing.raised(_with(lowest, aside))
@@ -252,6 +265,9 @@ class Search:
                     unequal.look()
             elif third is not None:
                 third_axis(NEAR_ENOUGH, math.inf, THIRD_MORE * count)
+                if aside and not outcome.stopped:
+                    stuck = min(unequal.bound, outcome.closed_floor)
+                    lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=0, stuck=stuck)
             complete = _with(lowest, aside)
             if self.keep > 1 and not outcome.stopped and outcome.candidates:
                 known = [family for wave in waves for family in wave]
@@ -299,6 +315,7 @@ class Search:
         carried: Carried,
         known: float = math.inf,
         *,
+        climb: Callable[[float], None] = lambda lowest: None,
         midway: Callable[[float], bool] = lambda elsewhere: False,
     ) -> tuple[float, list[Aside], float]:
         """Bound configurations and work on them, plain schedules first.
@@ -310,6 +327,7 @@ class Search:
             clock: When to stop.
             carried: What follows from what is known of others; added to.
             known: The least bound of configurations that were worked on before.
+            climb: Called after that, with the least bound of all that is known then.
             midway: Called once plain schedules are worked on, with the least bound of all that are listed here; returns
                 whether the others are left for later.
 
@@ -320,27 +338,43 @@ class Search:
         ahead = [sorted((self.least(family), number) for number, family in enumerate(wave)) for wave in waves]
         lowest = known
         aside: list[Aside] = []
+
+        def heads(start: int) -> list[float]:
+            return [heap[0][0] for heap in ahead[start:] if heap]
+
+        def leave_out(start: int) -> None:
+            nonlocal lowest
+            for heap, wave in zip(ahead[start:], waves[start:], strict=True):
+                done = outcome.done(wave)
+                lowest = min([lowest, *done.values()])
+                heap[:] = [own for own in heap if wave[own[1]] not in done]
+                heapq.heapify(heap)
+
         is_told = is_left = False
 
         def look_ahead() -> None:
             nonlocal is_told, is_left
-            if not is_told:
-                is_left = midway(min([lowest, *(heap[0][0] for heap in ahead[1:]), *(each.bound for each in aside)]))
-            is_told = True
-            for heap, wave in () if is_left else zip(ahead[1:], waves[1:], strict=True):
+            is_first, is_told = not is_told, True
+            if is_first:
+                is_left = midway(min([lowest, *heads(1), *(each.bound for each in aside)]))
+            for heap, wave in zip(ahead[1:], waves[1:], strict=True) if is_first or not is_left else ():
                 carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
+            if is_first:
+                climb(min([lowest, outcome.closed_floor, *heads(1), *(each.bound for each in aside)]))
+                leave_out(1)
 
         # Plain schedules come first, and what is found there excludes most of the others. Those are all bounded before
         # any is worked on, so that a limit of time leaves none of them with a floor for a bound. Proofs come last, and
         # what only serves to find better plans, where none was found for long: it is left then, or for later.
+        leave_out(0)
         for start, stop in ((0, 1), (1, len(waves))):
             if start:
                 look_ahead()
                 if is_left:
-                    return lowest, aside, min((heap[0][0] for heap in ahead[1:]), default=0.0)
+                    return lowest, aside, min(heads(1), default=0.0)
             bounded: list[Bounding] = []
             for number, wave in enumerate(waves[start:stop], start):
-                elsewhere = [lowest, *(heap[0][0] for heap in ahead[number + 1 :]), *(each.own for each in bounded)]
+                elsewhere = [lowest, *heads(number + 1), *(each.own for each in bounded)]
                 elsewhere += [each.bound for each in aside]
                 bounded.append(Bounding(self, outcome, wave, ahead[number], min(elsewhere), carried, rivals=number > 0))
                 sweep(crew, bounded[-1], sys.maxsize, clock.end, clock.stops, clock.heard)
@@ -348,9 +382,10 @@ class Search:
             if not start and clock.left() < SHORT:
                 look_ahead()  # what a limit cuts has to be bounded before plans are looked for
             if bounded:
-                is_last, elsewhere = stop == len(waves), [lowest, *(heap[0][0] for heap in ahead[stop:])]
+                is_last, elsewhere = stop == len(waves), [lowest, *heads(stop)]
                 stuck = min([known, *(each.stuck for each in bounded)])
-                waits = math.isfinite(self.time_limit) and outcome.closed_floor < outcome.best * (1 - NEARS[0])
+                is_elsewhere = is_last and outcome.closed_floor < outcome.best * (1 - NEARS[0])
+                waits = is_elsewhere and math.isfinite(self.time_limit)
                 advancing = Advancing(
                     self,
                     outcome,
@@ -359,8 +394,9 @@ class Search:
                     aside,
                     proves=is_last and not waits,
                     patience=PATIENCE,
-                    stuck=min(stuck, outcome.closed_floor) if waits and is_last else stuck,
-                    near=NEARS[0] if waits and is_last else 0.0,
+                    stuck=min(stuck, outcome.closed_floor) if is_elsewhere else stuck,
+                    near=NEARS[0] if waits else 0.0,
+                    until=math.inf if start or not ahead[1:] else clock.at(SHORT),
                 )
                 sweep(crew, advancing, sys.maxsize, clock.end, clock.stops, clock.heard)
                 lowest, aside = min(lowest, advancing.proven), advancing.aside

@@ -81,6 +81,8 @@ class ThirdAxis(Series):
         *,
         spreads_first: bool = False,
     ) -> None:
+        done = outcome.done(space)
+        space = [family for family in space if family not in done]
         self._spreads_first = spreads_first
         self._search, self._outcome, self._carried = search, outcome, carried
         self._parts = alike(space, search.spreads) if spreads_first else [(family,) for family in space]
@@ -91,7 +93,7 @@ class ThirdAxis(Series):
         each = {own: max(search.least(own), known[own].bound if own in known else 0.0) for own in space}
         bounds = (min(each[own] for own in parts) for parts in self._parts)
         self._open = sorted((bound, number) for number, bound in enumerate(bounds))
-        self._done: list[tuple[float, int]] = []
+        self._done = list(done.values())
         self._busy: dict[int, tuple[float, int]] = {}
         self._seen: set[int] = set()
         self._worked: set[int] = set()
@@ -99,7 +101,7 @@ class ThirdAxis(Series):
     @property
     def own(self) -> float:
         """No plan of these configurations has a lower objective, in seconds."""
-        return min((bound for bound, _ in (*self._open, *self._busy.values(), *self._done)), default=math.inf)
+        return min([*self._done, *(bound for bound, _ in (*self._open, *self._busy.values()))], default=math.inf)
 
     @property
     def left(self) -> tuple[Configuration, ...]:
@@ -141,7 +143,7 @@ class ThirdAxis(Series):
         for own in self._parts[number]:
             self._outcome.note(own, bound, stage)
         if is_done:
-            self._done.append((bound, number))
+            self._done.append(bound)
         else:
             heapq.heappush(self._open, (bound, number))
         lowest = min(self.own, self.elsewhere)
