@@ -5,8 +5,8 @@
 2. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`). Of plain schedules, those with the
    least bounds are worked on in between.
-3. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Where plans
-   may be much better, schedules that are not plain are looked at near the best plan before all others of them.
+3. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Where
+   plans may be much better, schedules that are not plain are looked at near the best plan before all others of them.
 4. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
    microbatches take on their free axes alone bounds many of them at once (`pacing.py`), and with a limit of time what
    ops take alone bounds stages with meshes of their own (`unequal_space.py`). If in the end the bound of the others is
