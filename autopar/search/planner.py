@@ -327,7 +327,7 @@ class Search:
             clock: When to stop.
             carried: What follows from what is known of others; added to.
             known: The least bound of configurations that were worked on before.
-            climb: Called after that, with the least bound of all that is known then.
+            climb: Called after that, unless others are left, with the least bound of all that is known then.
             midway: Called once plain schedules are worked on, with the least bound of all that are listed here; returns
                 whether the others are left for later.
 
@@ -357,9 +357,9 @@ class Search:
             is_first, is_told = not is_told, True
             if is_first:
                 is_left = midway(min([lowest, *heads(1), *(each.bound for each in aside)]))
-            for heap, wave in zip(ahead[1:], waves[1:], strict=True) if is_first or not is_left else ():
+            for heap, wave in () if is_left else zip(ahead[1:], waves[1:], strict=True):
                 carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
-            if is_first:
+            if is_first and not is_left:
                 climb(min([lowest, outcome.closed_floor, *heads(1), *(each.bound for each in aside)]))
                 leave_out(1)
 
