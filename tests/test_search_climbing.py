@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from autopar.recompute import Recompute
 from autopar.search import planner
 from autopar.search.climbing import FAILURES, PROBED, REACH, TURNS, Climbing, distance
+from autopar.search.crew import Alone, Crew
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pace import NO_HINT
 from autopar.search.pieces import Finding, Piece, Work
+from autopar.search.planner import Search
 from autopar.search.signature import Signature
 from autopar.search.space import PLAIN, Configuration, Family, configurations, families
 from autopar.sharding import Mesh
@@ -209,6 +212,59 @@ def test_searches_climb_where_memory_is_short(short: bool, monkeypatch: pytest.M
 
     assert outcome.candidates
     assert bool(begun) == short
+
+
+class _Recorded(Alone):
+    """Takes down which families had nothing left to do, and which were worked on after that."""
+
+    def __init__(self, search: Search) -> None:
+        super().__init__(search)
+        self._at_work: dict[int, Piece] = {}
+        self.finished: set[Family] = set()
+        self.again: list[Piece] = []
+
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        self._at_work[number] = piece
+        if piece.configuration in self.finished and not piece.branches:
+            self.again.append(piece)
+        super().start(number, piece, end)
+
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        found = super().wait(seconds)
+        for number, finding in found:
+            piece = self._at_work.pop(number)
+            if piece.work is Work.ADVANCE and finding.is_final and not piece.branches:
+                self.finished.add(piece.configuration)
+        return found
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_what_is_finished_on_the_way_is_not_worked_on_again(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it near the first plan, or near the best plain one: there are pipelines of more stages than blocks, too."""
+    opened = thriftiest(_small().opened).bytes
+    task = _small(opened * 1.02).opened if short else _small(thriftiest(_small().on_device).bytes * 1.1).on_device
+    task = replace(task, unequal=None)
+    monkeypatch.setattr(planner, "FARTHER_OFF", 0.0)
+    crews: list[_Recorded] = []
+    ended: list[set[Family]] = []
+
+    class Watched(Climbing):
+        def take(self, index: int, finding: Finding | None) -> None:
+            super().take(index, finding)
+            ended.append(set(crews[0].finished))
+
+    def hire(search: Search) -> Crew:
+        crews.append(_Recorded(search))
+        return crews[-1]
+
+    monkeypatch.setattr(planner, "Climbing", Watched)
+    outcome = replace(task.search(Effort(top_k=1)), hire=hire).run(task.space)
+
+    assert outcome.candidates
+    assert ended
+    assert ended[-1], "something is finished before all others are looked at"
+    assert crews[0].again == []
+    assert outcome.solved + outcome.pruned <= len(task.space)
 
 
 def test_what_runs_again_in_part_only_is_found_below_a_cutoff() -> None:

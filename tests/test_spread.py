@@ -295,6 +295,11 @@ def test_each_stage_has_a_block_unless_it_may_have_others_alone() -> None:
     nothing = Spread(order, _plain(3)).of_points(points)
     assert nothing.seconds == math.inf
     assert not nothing.prices.any()
+    prices = np.zeros(len(Take))
+    prices[Take.PLAIN] = 1.0
+    cutting = Spread(order, _plain(3)).of_cuts([(prices, 1.0)], 1.0)
+    assert cutting.seconds == math.inf
+    assert cutting.holding.tolist() == [True]
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)

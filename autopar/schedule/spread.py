@@ -242,6 +242,8 @@ class Spread:
     def of_cuts(self, cuts: Sequence[tuple[FloatArray, float]], block: float, start: Basis | None = None) -> Cutting:
         """Return a step that none is shorter than whose blocks are above cuts.
 
+        It takes forever, whatever the cuts, if there are too few blocks for the stages.
+
         Args:
             cuts: Prices, (takes,), and what a block takes at least at these.
             block: About what passes of a block take, for the price of memory that is not there.
@@ -255,6 +257,8 @@ class Spread:
                 row = {self._of(stage, take): price for take, price in own}
                 program.add({**row, self._blocks(stage): -least}, least=0.0)
         found = program.minimised(self._cost(block), self._fixed, start)
+        if math.isinf(found.value):
+            return Cutting(math.inf, None, np.ones(len(cuts), dtype=bool))
         duals = np.abs(found.duals[begins:]).reshape(len(cuts), self._order.num_stages).max(axis=1, initial=0.0)
         holding = np.asarray(duals > HOLDS * duals.max(initial=0.0))
         return Cutting(found.value * (1 - SLACK) + self._rest.fixed, found.basis, holding)

@@ -219,7 +219,7 @@ class Search:
                     unequal.glance()
                 return waits
 
-            lowest, aside, later = self._search(crew, waves, outcome, clock, carried, climb=climb, midway=midway)
+            lowest, aside, later = self._search(crew, waves, outcome, clock, carried, midway=midway, climb=climb)
             opened = _waves(families(more))
             if later:
                 waiting = [family for wave in (*waves[1:], *opened) for family in wave]
@@ -265,7 +265,7 @@ class Search:
                     unequal.look()
             elif third is not None:
                 third_axis(NEAR_ENOUGH, math.inf, THIRD_MORE * count)
-                if aside and not outcome.stopped:
+                if aside and not outcome.stopped:  # what is left aside must not limit the bound
                     stuck = min(unequal.bound, outcome.closed_floor)
                     lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=0, stuck=stuck)
             complete = _with(lowest, aside)
@@ -315,8 +315,8 @@ class Search:
         carried: Carried,
         known: float = math.inf,
         *,
-        climb: Callable[[float], None] = lambda lowest: None,
         midway: Callable[[float], bool] = lambda elsewhere: False,
+        climb: Callable[[float], None] = lambda lowest: None,
     ) -> tuple[float, list[Aside], float]:
         """Bound configurations and work on them, plain schedules first.
 
@@ -327,9 +327,9 @@ class Search:
             clock: When to stop.
             carried: What follows from what is known of others; added to.
             known: The least bound of configurations that were worked on before.
-            climb: Called after that, unless others are left, with the least bound of all that is known then.
             midway: Called once plain schedules are worked on, with the least bound of all that are listed here; returns
                 whether the others are left for later.
+            climb: Called after that, unless they are, with the least bound of all that is known then.
 
         Returns:
             The least of all bounds but those of what was put aside or left for later, what was put aside, and the least
