@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.formulate.memory import FloatArray
 from autopar.formulate.scheduled import (
     LinkJobs,
     StageHolding,
@@ -142,6 +143,68 @@ def test_gradients_wait_for_what_has_their_link() -> None:
     for taken, step in ((waited, 7.0), (inside, 6.0)):
         work = StageWork(1.0, 2.0, links=_links(waited=taken, gradient=gradient))
         assert scheduled_step("gpipe", 1, 2, [work]) == step
+
+
+@st.composite
+def _carried(draw: st.DrawFn, passes: tuple[float, ...], last: int) -> LinkJobs:
+    """Draw what links carry of passes that take so long: each row is ready before its pass is over."""
+
+    def rows(number: int) -> FloatArray:
+        moments = st.integers(0, int(passes[number])).map(float)
+        return np.array(draw(st.lists(st.tuples(moments, SECONDS, SECONDS), max_size=3))).reshape(-1, 3)
+
+    return LinkJobs(tuple(rows(number) for number in range(len(Pass))), rows(last), rows(last))
+
+
+def _served(jobs: list[tuple[float, float]]) -> float:
+    """Return when a link has carried all, given when each is ready and what it takes: one after the other."""
+    free = 0.0
+    for ready, seconds in sorted(jobs):
+        free = max(free, ready) + seconds if seconds else free
+    return free
+
+
+@given(size=sizes(), data=st.data())
+def test_links_carry_what_is_ready_first(size: tuple[str, int, int, int], data: st.DataObject) -> None:
+    """What a group has to do ends when its last pass does, or the last traffic of a queue on each of its links."""
+    name, num_groups, count, num_chunks = size
+    schedule, groups = SCHEDULES[name], SCHEDULES[name].groups(num_groups, num_chunks)
+    kinds = [list(Pass).index(kind) for kind in schedule.passes]
+    works = []
+    for _ in groups:
+        passes = tuple(data.draw(SECONDS) if kind in kinds else 0.0 for kind in range(len(Pass)))
+        links = data.draw(st.none() | _carried(passes, kinds[-1]))
+        works.append(StageWork(*passes, links=links))
+
+    seconds = scheduled_step(name, num_groups, count, works)
+
+    nothing = [0.0] * (len(groups) - 1)
+    each = [dict(zip(Pass, (own.forward, own.backward, own.weight), strict=True)) for own in works]
+    runs, _ = run_pipeline(schedule.orders(num_groups, count, num_chunks), groups, each, nothing, nothing)
+    longest = 0.0
+    for group, done in enumerate(runs):
+        stages = [stage for stage, own in enumerate(groups) if own == group]
+        queues: tuple[list[tuple[float, float]], ...] = ([], [])
+        for stage in stages:
+            links = works[stage].links
+            own = [run for run in done if stages[run.task.chunk] == stage]
+            final = [run for run in own if run.task.kind is schedule.passes[-1]][-1]
+            if links is None:
+                continue
+            for run in own:
+                kind, rows = list(Pass).index(run.task.kind), list[FloatArray]()
+                if len(links.gradient) or (len(links.reduce) and run is final):
+                    rows.append(links.waited[kind])
+                if kind == kinds[-1]:
+                    rows.append(links.gradient)
+                if run is final:
+                    rows.append(links.reduce)
+                for moment, inside, between in np.concatenate([np.zeros((0, 3)), *rows]).tolist():
+                    queues[0].append((run.start + moment, inside))
+                    queues[1].append((run.start + moment, between))
+        end = max(done[-1].end, *map(_served, queues))
+        longest = max(longest, end - (done[0].start if schedule.steps_overlap else 0.0))
+    assert seconds == longest
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama3-8b"])

@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 
 from autopar.cost.overlap import state_buffers
-from autopar.formulate.constraints import FREE, Constraints, Mask
+from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.cuts import ROUNDING, UNLIMITED, may_lie, symbols_for
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures
@@ -340,6 +340,8 @@ def _fastest(
         host_room: Bytes of host memory per device.
         offload: Of which stages the optimizer's state lies there.
     """
+    from autopar.formulate.grouped_kernel import fastest_together  # compiling is loaded when it is needed only
+
     if not all(len(stage.numbers) for stage in stages):
         return None
     counts = rows.reshape(len(rows), len(stages), 5)
@@ -351,57 +353,19 @@ def _fastest(
     held = np.maximum(counts[..., 0].max(axis=0), 1.0)
     if fixed + update > limit:
         return None
-    priced = [
-        count * stage.sizes[:, 0] + stage.sizes[:, 2] + stage.transit for stage, count in zip(stages, held, strict=True)
-    ]
-    away = [(count + 1) * stage.hosted for stage, count in zip(stages, held, strict=True)]
-
-    def fitting(taken: Sequence[int], stage: int, others: IntArray) -> Mask:
-        """Return which mixtures of a stage fit, the others having theirs."""
-        rest = [own for own in range(len(stages)) if own != stage]
-        sizes = np.array([stages[own].sizes[taken[own]] for own in rest]).reshape(-1)
-        present = (counts[:, rest].reshape(len(rows), -1) @ sizes)[:, None]
-        passes = (present + counts[:, stage] @ stages[stage].sizes[others].T).max(axis=0)
-        moved = max((float(stages[own].transit[taken[own]]) for own in rest), default=0.0)
-        hosted = sum(states) + sum(float(away[own][taken[own]]) for own in rest) + away[stage][others]
-        peaks = fixed + passes + beside + np.maximum(moved, stages[stage].transit[others])
-        return np.asarray((peaks <= limit) & (hosted <= host_room))
-
-    def at(price: float) -> list[int]:
-        return [int((stage.again + price * size).argmin()) for stage, size in zip(stages, priced, strict=True)]
-
-    def fits(taken: Sequence[int]) -> bool:
-        sizes = np.concatenate([stage.sizes[own] for stage, own in zip(stages, taken, strict=True)])
-        moved = max(float(stage.transit[own]) for stage, own in zip(stages, taken, strict=True))
-        hosted = sum(states) + sum(float(size[own]) for size, own in zip(away, taken, strict=True))
-        return bool(fixed + (rows @ sizes).max() + beside + moved <= limit and hosted <= host_room)
-
-    taken = at(0.0)
-    if fits(taken):
-        return taken
-    low, high = -20.0, 3.0  # seconds per byte, to the power of ten: from nothing to more than any stage takes
-    best = None
-    for _ in range(PRICES):
-        middle = (low + high) / 2
-        taken = at(10.0**middle)
-        if fits(taken):
-            best, high = taken, middle
-        else:
-            low = middle
-    if best is None:
-        return None
-    # Equal blocks change at one price, all of them at once: what they need not run again is told stage by stage, the
-    # most seconds first, of equal ones those of the last stage: so early stages of all groups run again what has to.
-    while True:
-        saved, stage, mixture = 0.0, 0, 0
-        for other in reversed(range(len(stages))):
-            again = stages[other].again
-            faster = np.flatnonzero(again < again[best[other]] - saved * (1 + ROUNDING))
-            fast = faster[fitting(best, other, faster)] if len(faster) else faster
-            if len(fast):
-                stage, mixture = other, int(fast[again[fast].argmin()])
-                saved = float(again[best[other]] - again[mixture])
-        if not saved:
-            break
-        best[stage] = mixture
-    return best
+    most = max(len(stage.numbers) for stage in stages)
+    sizes = np.zeros((len(stages), most, 5))
+    again, priced, transit, away = np.zeros((4, len(stages), most))
+    order = np.zeros((len(stages), most), dtype=np.int64)
+    for own, (stage, count) in enumerate(zip(stages, held, strict=True)):
+        number = len(stage.numbers)
+        sizes[own, :number], again[own, :number], transit[own, :number] = stage.sizes, stage.again, stage.transit
+        priced[own, :number] = count * stage.sizes[:, 0] + stage.sizes[:, 2] + stage.transit
+        away[own, :number] = (count + 1) * stage.hosted
+        order[own, :number] = np.argsort(stage.again, kind="stable")
+    number_of = np.array([len(stage.numbers) for stage in stages])
+    bytes_of = sizes, again, priced, transit, away, order
+    found, taken = fastest_together(
+        counts, number_of, *bytes_of, limit - fixed - beside, host_room - sum(states), PRICES, ROUNDING
+    )
+    return list(map(int, taken)) if found else None

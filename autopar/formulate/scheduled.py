@@ -8,6 +8,7 @@ the same link in between, as in the simulator.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import fsum
 
 import numpy as np
@@ -29,7 +30,7 @@ from autopar.formulate.tables import Decision, Edge, Slot, Tables
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, Pass, chunks_of
 from autopar.schedule.holding import moments
-from autopar.schedule.timing import Timing, time_tasks
+from autopar.schedule.timing import drained, time_tasks
 
 FloatArray = NDArray[np.float64]
 
@@ -93,51 +94,47 @@ def scheduled_step(
     passes = np.array([[stage.forward, stage.backward, stage.weight] for stage in stages], dtype=np.float64)
     there, back = hops
     timing = time_tasks(schedule, num_groups, num_microbatches, passes, np.full(count, there), np.full(count, back))
+    last = list(Pass).index(schedule.passes[-1])
+    loads = [None if stage.links is None else _loads(stage.links, last) for stage in stages]
+    ends = timing.ends
+    if any(own is not None for own in loads):
+        ends = np.maximum(ends, drained(timing, np.array([_NO_LOADS if own is None else own for own in loads])))
     longest = 0.0
     for group, chunks in enumerate(chunks_of(schedule.groups(num_groups, count // num_groups))):
-        done = float(timing.ends[group])
-        found = [_on_links(stages[stage].links, timing, stage) for stage in chunks]
-        end = max(done, _queued([job for each in found for job in each])) + fsum(
-            stages[stage].update for stage in chunks
-        )
+        end = float(ends[group]) + fsum(stages[stage].update for stage in chunks)
         longest = max(longest, end - (float(timing.begins[group]) if schedule.steps_overlap else 0.0))
     return longest
 
 
-_Jobs = list[tuple[FloatArray, FloatArray]]
-"""Starts of passes, and rows as of `LinkJobs` whose moments count from there."""
+_NO_LOADS = np.zeros((len(Pass) + 1, NUM_LINKS, 2))
 
 
-def _on_links(links: LinkJobs | None, timing: Timing, stage: int) -> _Jobs:
-    """Return what the links of a stage carry that could be late, with all that has to be done before."""
-    if links is None:
-        return []
-    starts = timing.starts[:, stage]
-    passes = [number for number, row in enumerate(starts) if np.isfinite(row).all()]
-    last = starts[passes[-1]]
+@lru_cache(maxsize=4096)  # most stages of a cut are those of another one
+def _loads(links: LinkJobs, last: int) -> FloatArray:
+    """Return what the links of a stage carry that could be late, and what comes before, as of `drained`.
+
+    Args:
+        links: What they carry.
+        last: The last pass of a microbatch.
+    """
+    found = _NO_LOADS.copy()
     if len(links.gradient):
-        jobs = [(starts[number], links.waited[number]) for number in passes]
-        jobs.append((last, links.gradient))
-    elif len(links.reduce):
-        jobs = [(starts[number][starts[number] >= last.max()], links.waited[number]) for number in passes]
-    else:
-        return []
-    return [*jobs, (last.max(keepdims=True), links.reduce)]
+        for number in range(last + 1):
+            found[number] = _load(links.waited[number], *([links.gradient] if number == last else []))
+    if len(links.gradient) or len(links.reduce):
+        found[-1] = _load(links.waited[last], links.gradient, links.reduce)
+    return found
 
 
-def _queued(jobs: _Jobs) -> float:
-    """Return when all that links carry is over, first in, first out on each link."""
-    parts = [(starts, rows) for starts, rows in jobs if len(starts) and len(rows)]
-    if not parts:
-        return 0.0
-    ready = np.concatenate([(starts[:, None] + rows[:, 0]).ravel() for starts, rows in parts])
-    order = np.argsort(ready, kind="stable")
-    end = 0.0
-    for link in range(1, NUM_LINKS + 1):
-        seconds = np.concatenate([np.tile(rows[:, link], len(starts)) for starts, rows in parts])[order]
-        left = np.cumsum(seconds[::-1])[::-1]
-        end = max(end, float(np.where(seconds > 0, ready[order] + left, 0.0).max()))
-    return end
+def _load(*jobs: FloatArray) -> FloatArray:
+    """Return until when a pass has each link, if nobody else has, from its start, and for how long; (links, 2)."""
+    rows = np.concatenate(jobs)
+    if not len(rows):
+        return np.zeros((NUM_LINKS, 2))
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    moments, seconds = rows[:, :1], rows[:, 1:]
+    left = np.cumsum(seconds[::-1], axis=0)[::-1]
+    return np.stack([np.where(seconds > 0, moments + left, 0.0).max(axis=0), left[0]], axis=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,37 @@ def _longest_path(
 longest_path: Callable[..., tuple[Floats, Floats]] = numba.njit(cache=True, nogil=True)(_longest_path)
 
 
+def _queue_ends(
+    group: Ints, stage: Ints, kind: Ints, starts: Floats, final: Ints, loads: Floats, num_groups: int
+) -> Floats:
+    """Return when the links of each group are free, as of `timing.drained`.
+
+    Args:
+        group: Group of each task, in the order of their group.
+        stage: Stage of each.
+        kind: 0, 1, 2 for forwards, backwards and weight passes.
+        starts: Start of each.
+        final: The last task of each stage.
+        loads: As of `timing.drained`.
+        num_groups: Number of groups.
+    """
+    num_passes, num_links = loads.shape[1], loads.shape[2]
+    ends, left = np.zeros(num_groups), np.zeros((num_groups, num_links))
+    for task in range(len(group) - 1, -1, -1):
+        own, what = group[task], kind[task]
+        if final[stage[task]] == task:
+            what = num_passes - 1
+        for link in range(num_links):
+            seconds = loads[stage[task], what, link, 1]
+            if seconds > 0:
+                ends[own] = max(ends[own], starts[task] + loads[stage[task], what, link, 0] + left[own, link])
+                left[own, link] += seconds
+    return ends
+
+
+queue_ends: Callable[..., Floats] = numba.njit(cache=True, nogil=True)(_queue_ends)
+
+
 FORWARD, BACKWARD, WEIGHT = range(3)
 
 

@@ -31,21 +31,22 @@ class Timing:
         begins: Per group, the start of its first task.
         ends: Per group, the end of its last task.
         last_starts: Per stage, the start of its last task.
-        starts: (passes, stages, microbatches) start of every task; infinity for passes the schedule has not.
+        starts: (tasks,) start of every task.
+        tasks: The tasks.
     """
 
     begins: Floats
     ends: Floats
     last_starts: Floats
     starts: Floats
+    tasks: "TaskGraph"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskGraph:
     """The tasks of a schedule, (tasks,) each, every one after those it waits for; see `kernel.longest_path`.
 
-    `first` and `last` are the first and last task of every group, `final` the last one of every stage, `every` those of
-    each pass, stage and microbatch, -1 where there is none.
+    `first` and `last` are the first and last task of every group, `final` the last one of every stage.
     """
 
     stage: Ints
@@ -57,7 +58,6 @@ class TaskGraph:
     first: Ints
     last: Ints
     final: Ints
-    every: Ints
 
 
 @lru_cache(maxsize=32)  # of large schedules megabytes each
@@ -100,7 +100,6 @@ def tasks_of(schedule: Schedule, num_groups: int, num_microbatches: int, num_chu
         first=first,
         last=last,
         final=final,
-        every=every[:, 1:-1],
     )
 
 
@@ -135,5 +134,19 @@ def time_tasks(
     starts, ends = longest_path(
         tasks.group, seconds[tasks.stage, tasks.kind], tasks.source, tasks.link, hop, num_groups, tasks.num_links
     )
-    every = np.where(tasks.every < 0, np.inf, starts[tasks.every])
-    return Timing(starts[tasks.first], ends[tasks.last], starts[tasks.final], every)
+    return Timing(starts[tasks.first], ends[tasks.last], starts[tasks.final], starts, tasks)
+
+
+def drained(timing: Timing, loads: Floats) -> Floats:
+    """Return per group when its links have carried all they do, first in, first out on each; 0 if that is nothing.
+
+    Args:
+        timing: When tasks run.
+        loads: (stages, passes + 1, links, 2) of each pass, and of the last one of a step: until when it has each link,
+            if nobody else has, from its start, and for how long. What it has is ready before the pass is over.
+    """
+    from autopar.schedule.kernel import queue_ends  # compiling is loaded when it is needed only
+
+    tasks, starts = timing.tasks, timing.starts
+    ends: Floats = queue_ends(tasks.group, tasks.stage, tasks.kind, starts, tasks.final, loads, len(timing.ends))
+    return ends
