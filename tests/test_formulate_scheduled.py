@@ -1,5 +1,6 @@
 """The formula of any schedule against the simulator."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,7 +147,7 @@ def test_gradients_wait_for_what_has_their_link() -> None:
 
 
 @st.composite
-def _carried(draw: st.DrawFn, passes: tuple[float, ...], last: int) -> LinkJobs:
+def _carried(draw: st.DrawFn, passes: Sequence[float], last: int) -> LinkJobs:
     """Draw what links carry of passes that take so long: each row is ready before its pass is over."""
 
     def rows(number: int) -> FloatArray:
@@ -172,9 +173,10 @@ def test_links_carry_what_is_ready_first(size: tuple[str, int, int, int], data: 
     kinds = [list(Pass).index(kind) for kind in schedule.passes]
     works = []
     for _ in groups:
-        passes = tuple(data.draw(SECONDS) if kind in kinds else 0.0 for kind in range(len(Pass)))
+        passes = [data.draw(SECONDS) if kind in kinds else 0.0 for kind in range(len(Pass))]
         links = data.draw(st.none() | _carried(passes, kinds[-1]))
-        works.append(StageWork(*passes, links=links))
+        forward, backward, weight = passes
+        works.append(StageWork(forward, backward, weight, links))
 
     seconds = scheduled_step(name, num_groups, count, works)
 

@@ -14,7 +14,6 @@ from autopar.search.course import (
     HURRIES,
     LATE_SECONDS,
     LATE_SHARE,
-    PATIENCE,
     SETTLED,
     Advancing,
     Aside,
@@ -26,7 +25,7 @@ from autopar.search.outcome import Candidate, Outcome, Stage
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace
 from autopar.search.pieces import Finding, Work
 from autopar.search.planner import Search
-from autopar.search.runners_up import RunnersUp
+from autopar.search.runners_up import RETRIES, RunnersUp
 from autopar.search.signature import Signature
 from autopar.search.space import Configuration, Family, closed_words, configurations, families
 from autopar.search.third_axis import ThirdAxis, scouts
@@ -281,7 +280,7 @@ def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:
     assert third.ends(0)
 
 
-@pytest.mark.parametrize(("aside", "pieces", "complete"), [(True, PATIENCE, 1.0), (False, 40, 5.0)])
+@pytest.mark.parametrize(("aside", "pieces", "complete"), [(True, RETRIES, 1.0), (False, 40, 5.0)])
 def test_runners_up_are_not_looked_for_long_where_nothing_was_found(aside: bool, pieces: int, complete: float) -> None:
     """The plan that is wanted takes 5; a configuration with a bound of 1 has none, and needs forty pieces to say so."""
     outcome, family = Outcome(), FAMILIES[0]

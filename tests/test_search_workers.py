@@ -404,8 +404,8 @@ def test_a_ray_cluster_that_is_not_there_is_named() -> None:
 class _Numbers(Series):
     """Pieces whose outcome is a number, prepared from the numbers taken so far."""
 
-    def __init__(self, count: int, *, careful: bool = False) -> None:
-        self.careful = careful
+    def __init__(self, count: int, lead: int = 1) -> None:
+        self.lead = lead
         self.taken: list[int] = []
         self.seen: dict[int, int] = {}
         self.count = count
@@ -451,27 +451,27 @@ class _Backwards(Crew):
         """Nothing is held."""
 
 
-@pytest.mark.parametrize("careful", [True, False])
+@pytest.mark.parametrize("lead", [0, 1, LAG])
 @pytest.mark.parametrize("size", [1, 2, 5, 16, 40])
-def test_pieces_see_what_they_are_to_see(size: int, *, careful: bool) -> None:
+def test_pieces_see_what_they_are_to_see(size: int, lead: int) -> None:
     """Whatever the number of workers and the order they finish in, a piece is prepared at its horizon."""
-    series, crew = _Numbers(60, careful=careful), _Backwards(size)
+    series, crew = _Numbers(60, lead), _Backwards(size)
 
     sweep(crew, series, 60, lambda: 0.0, lambda: False, lambda finding: None)
 
     assert series.taken == list(range(60))
-    assert series.seen == {index: horizon(index, careful=careful) for index in range(60)}
+    assert series.seen == {index: horizon(index, lead) for index in range(60)}
     assert crew.most <= min(size, LAG + 1)
 
 
-@pytest.mark.parametrize("careful", [True, False])
-def test_work_for_many_is_there_soon(*, careful: bool) -> None:
-    """Pieces that may be done at a time become more until there are `LAG` + 1: from the second on, or after four."""
-    at_a_time = [1 + index - horizon(index, careful=careful) for index in range(40)]
+@pytest.mark.parametrize(("lead", "first"), [(0, [1, 1, 1, 1, 2]), (1, [1, 2, 2, 2, 3]), (LAG, [1, 2, 3, 4, 5])])
+def test_work_for_many_is_there_soon(lead: int, first: list[int]) -> None:
+    """Pieces that may be done at a time become more until there are `LAG` + 1: at once, after one, or after four."""
+    at_a_time = [1 + index - horizon(index, lead) for index in range(40)]
 
     assert at_a_time == sorted(at_a_time)
     assert at_a_time[-1] == LAG + 1
-    assert at_a_time[:5] == ([1, 1, 1, 1, 2] if careful else [1, 2, 2, 2, 3])
+    assert at_a_time[:5] == first
 
 
 class _Owned(_Backwards):
@@ -493,7 +493,7 @@ class _Owned(_Backwards):
 
 def test_pieces_go_to_who_worked_on_the_same_before() -> None:
     """Of those that are ready the first one that suits a free worker, else the first one; all are taken in order."""
-    series, crew = _Numbers(6, careful=True), _Owned()
+    series, crew = _Numbers(6, lead=0), _Owned()
 
     sweep(crew, series, 6, lambda: 0.0, lambda: False, lambda finding: None)
 

@@ -99,12 +99,17 @@ class DtypePolicy:
         moments = Counter(state.owner for state in graph.states if state.role is Role.MOMENT)
         trained = {state.owner for state in graph.states if state.role is Role.GRADIENT}
         sizes = self._by_dtype(graph, self.element_bytes)
+        known: dict[tuple[str, Role, int, bool], float] = {}  # there are few kinds of states, and many of each
         for state in graph.states:
+            count = moments[state.owner]
+            masters = state.role is Role.PARAMETER and state.owner in trained and not count
             for name in (state.input, state.output):
-                size = self.element_bytes(graph.values[name], state.role, max(1, moments[state.owner]))
-                if state.role is Role.PARAMETER and state.owner in trained and not moments[state.owner]:
-                    size += self.master
-                sizes[name] = size
+                value = graph.values[name]
+                key = value.dtype, state.role, count, masters
+                if key not in known:
+                    size = self.element_bytes(value, state.role, max(1, count))
+                    known[key] = size + self.master if masters else size
+                sizes[name] = known[key]
         return sizes
 
     def graph_read_bytes(self, graph: Graph) -> dict[str, float]:
@@ -120,9 +125,13 @@ class DtypePolicy:
     def graph_wire_bytes(self, graph: Graph) -> dict[str, float]:
         """Return the bytes of one element of every value of a graph while it travels."""
         sizes = self._by_dtype(graph, self.wire_bytes)
+        known: dict[tuple[str, Role], float] = {}
         for state in graph.states:
             for name in (state.input, state.output):
-                sizes[name] = self.wire_bytes(graph.values[name], state.role)
+                key = graph.values[name].dtype, state.role
+                if key not in known:
+                    known[key] = self.wire_bytes(graph.values[name], state.role)
+                sizes[name] = known[key]
         return sizes
 
     @staticmethod

@@ -66,7 +66,7 @@ class Climbing(Series):
             bounding finds most plans.
     """
 
-    careful = True
+    lead = 0
 
     def __init__(
         self,

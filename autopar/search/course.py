@@ -15,7 +15,7 @@ from autopar.search.carried import ALL, ROOM, Carried
 from autopar.search.outcome import Outcome, Stage, stage_of
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Family, first_tries
-from autopar.search.sweep import Series
+from autopar.search.sweep import LAG, Series
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
@@ -150,7 +150,7 @@ class Settling(Series):
         begun: What was begun with: objective of the best plan, bound and family of each.
     """
 
-    careful = True
+    lead = 0
 
     def __init__(self, search: "Search", outcome: Outcome, begun: Sequence[tuple[float, float, Family]]) -> None:
         self._search, self._outcome = search, outcome
@@ -217,7 +217,7 @@ class Bounding(Series):
         self.pending: list[tuple[float, int]] = []
         self.closed = self.stuck = math.inf
         self.space, self.elsewhere, self.rivals = space, elsewhere, rivals
-        self.careful = not rivals  # of plain schedules the first ones find most of what excludes others
+        self.lead = LAG if rivals else 0  # of plain schedules the first ones find most of what excludes others
         self._search, self._outcome, self._carried = search, outcome, carried
         self._ahead = ahead
         self._busy: dict[int, tuple[float, int]] = {}

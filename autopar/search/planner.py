@@ -265,8 +265,8 @@ class Search:
                     unequal.look()
             elif third is not None:
                 third_axis(NEAR_ENOUGH, math.inf, THIRD_MORE * count)
-                if aside and not outcome.stopped:  # what is left aside must not limit the bound
-                    stuck = min(unequal.bound, outcome.closed_floor)
+                if aside and not outcome.stopped:  # what is left aside must not be what limits the bound
+                    stuck = min(lowest, unequal.bound, outcome.closed_floor)
                     lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=0, stuck=stuck)
             complete = _with(lowest, aside)
             if self.keep > 1 and not outcome.stopped and outcome.candidates:

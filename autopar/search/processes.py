@@ -20,6 +20,7 @@ from multiprocessing.connection import wait as wait_for
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from autopar.collector import uncollected
 from autopar.search.crew import Order, Team
 from autopar.search.pieces import Finding, Piece, Workbench
 
@@ -57,7 +58,8 @@ class Processes(Team):
         open_server()
         self._context = multiprocessing.get_context("forkserver")
         self._stop = self._context.RawValue("b", 0)
-        self._search = pickle.dumps(search.portable())
+        with uncollected():
+            self._search = pickle.dumps(search.portable())
         starting = [self._hire() for _ in range(size)]
         self._workers = [_Worker(pool, ready.result()) for pool, ready in starting]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from autopar.collector import uncollected
 from autopar.errors import WorkerError
 from autopar.search.crew import MAX_DEATHS, Order, Team
 from autopar.search.pieces import Finding, Piece, Workbench
@@ -58,7 +59,9 @@ class RayCluster(Team):
         if size > num_cpus:
             raise WorkerError(f"{size} workers on a cluster of {num_cpus} CPUs", hint=f"--workers {num_cpus}")
         super().__init__(size)
-        self._search = ray.put(pickle.dumps(search.portable()))  # held: an actor that is started again asks for it
+        with uncollected():
+            packed = pickle.dumps(search.portable())
+        self._search = ray.put(packed)  # held: an actor that is started again asks for it
         actor = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MAX_DEATHS - 1, max_concurrency=2)(Bench)
         self.actors: list[Any] = [actor.remote(self._search) for _ in range(size)]
         self._running: dict[Any, int] = {}

@@ -5,7 +5,7 @@ What is left when a plan is set aside with all that are akin to it is covered by
 known; if that is among the plans wanted, or akin to one of them, it is set aside in turn. This is how Lawler
 (1972, Management Science 18) lists the k best solutions. It ends when no cell has a bound below the last plan wanted,
 or when as much work was spent as `SHARE` allows; the least bound of the cells left is what is proven. Configurations
-that the search before put aside are left after as many pieces in a row that found nothing as it had patience for.
+that the search before put aside are left after a few pieces in a row that found nothing.
 """
 
 import heapq
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice
 from autopar.search.branches import Branch, Keeping, Sequential, branches_of
-from autopar.search.course import PATIENCE
 from autopar.search.outcome import Candidate, Outcome, Stage, Standing
 from autopar.search.pieces import Cell, Finding, Piece, Work
 from autopar.search.space import Family
@@ -27,6 +26,10 @@ if TYPE_CHECKING:  # it knows this module
 
 SHARE = 0.5
 """Work spent on other plans than the best, relative to that on the best."""
+
+RETRIES = 4
+"""Pieces in a row, on what the search before had no patience for any more, that find no plan wanted, before it is left:
+they need not be much slower than the best one."""
 
 LEAST_WORK = 3e9
 """Units of work that are always spent on them if need be: a few seconds."""
@@ -105,7 +108,7 @@ class RunnersUp(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
         self._set_aside()
-        if self._idle >= PATIENCE:
+        if self._idle >= RETRIES:
             self._leave()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())
         return self._outcome.work >= self._limit or not more

@@ -3,10 +3,11 @@
 A piece depends on the best plans known when it is prepared. So that these do not depend on who was how fast, piece i is
 prepared from what came of the pieces before the horizon h(i) < i, no more and no less, and findings are taken in order:
 
-    h(i) = i - min(LAG, floor(i / 4)), or i - min(LAG, 1 + floor(i / 4)) if i > 0
+    h(i) = max(0, i - min(LAG, lead + floor(i / 4)))
 
-The first pieces see all before them where each may make the others needless, and else miss one; later ones miss the
-last `LAG` at most. Up to `LAG` + 1 can be done at a time.
+The first pieces see all before them where each may make the others needless (lead 0), and else miss one (lead 1), or
+`LAG` where nearly all have to be done whatever comes of them; later ones miss the last `LAG` at most. Up to `LAG` + 1
+can be done at a time.
 """
 
 import time
@@ -27,29 +28,29 @@ GRACE_SECONDS = 2.0
 """What workers have for ending what they do when the search is stopped."""
 
 
-def horizon(index: int, *, careful: bool) -> int:
+def horizon(index: int, lead: int) -> int:
     """Return how many pieces have to be done before a piece is prepared.
 
     Args:
         index: Number of the piece.
-        careful: Whether the first ones are done one after the other.
+        lead: How many before it the first ones need not wait for.
 
-    >>> [horizon(index, careful=True) for index in (0, 1, 3, 4, 8, 40)]
+    >>> [horizon(index, lead=0) for index in (0, 1, 3, 4, 8, 40)]
     [0, 1, 3, 3, 6, 33]
-    >>> [horizon(index, careful=False) for index in (0, 1, 3, 4, 8, 40)]
+    >>> [horizon(index, lead=1) for index in (0, 1, 3, 4, 8, 40)]
     [0, 0, 2, 2, 5, 33]
     """
-    return max(0, index - min(LAG, index // 4 + (not careful)))
+    return max(0, index - min(LAG, lead + index // 4))
 
 
 class Series(ABC):
     """Pieces in order.
 
     Attributes:
-        careful: Whether the first ones are done one after the other, for each may make others needless.
+        lead: How many before it the first ones need not wait for: none where each may make others needless.
     """
 
-    careful = False
+    lead = 1
 
     @abstractmethod
     def ends(self, index: int) -> bool:
@@ -89,7 +90,7 @@ def sweep(
     found: dict[int, Finding | None] = {}
     prepared = taken = 0
     while True:
-        while prepared < count and horizon(prepared, careful=series.careful) <= taken:
+        while prepared < count and horizon(prepared, series.lead) <= taken:
             if series.ends(prepared):
                 count = prepared
                 break
