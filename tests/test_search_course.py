@@ -14,6 +14,7 @@ from autopar.search.course import (
     HURRIES,
     LATE_SECONDS,
     LATE_SHARE,
+    PATIENCE,
     SETTLED,
     Advancing,
     Aside,
@@ -111,12 +112,12 @@ def test_a_share_of_a_limit_is_left(limit: float, left: float, monkeypatch: pyte
     assert clock.left() == pytest.approx(left)
 
 
-def _search() -> Search:
+def _search(keep: int = 1) -> Search:
     found = SimpleNamespace(
         least=lambda family: FLOORS[family[0].num_microbatches],
         threshold=lambda outcome: outcome.best,
         tell=lambda *_: None,
-        keep=1,
+        keep=keep,
         spreads=lambda configuration: configuration.schedule != "1f1b",
     )
     return found  # type: ignore[return-value]
@@ -142,8 +143,8 @@ def _order(series: Bounding | ThirdAxis, bounds: Mapping[int, list[float]], outc
     return found
 
 
-def _candidate(objective: float) -> Candidate:
-    plan = SimpleNamespace(objective=objective, signature=Signature((), 1, "", 1, "none"), configuration=None)
+def _candidate(objective: float, stages: int = 1) -> Candidate:
+    plan = SimpleNamespace(objective=objective, signature=Signature((), stages, "", 1, "none"), configuration=None)
     plan.drafted = lambda: plan
     return plan  # type: ignore[return-value]
 
@@ -280,18 +281,33 @@ def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:
     assert third.ends(0)
 
 
-@pytest.mark.parametrize(("aside", "pieces", "complete"), [(True, RETRIES, 1.0), (False, 40, 5.0)])
-def test_runners_up_are_not_looked_for_long_where_nothing_was_found(aside: bool, pieces: int, complete: float) -> None:
-    """The plan that is wanted takes 5; a configuration with a bound of 1 has none, and needs forty pieces to say so."""
+@pytest.mark.parametrize(
+    ("aside", "known", "lowest", "pieces", "complete"),
+    [
+        (True, 5.1, 0.0, RETRIES, 1.0),
+        (True, 5.5, 0.0, PATIENCE, 1.0),
+        (False, 5.1, 0.0, PATIENCE, 1.0),
+        (False, 5.5, 0.0, 40, 5.5),
+        (False, 5.1, 5.0, 40, 5.5),
+    ],
+)
+def test_runners_up_are_not_looked_for_long_where_nothing_was_found(
+    aside: bool, known: float, lowest: float, pieces: int, complete: float
+) -> None:
+    """The best plan takes 5, the other one known a little or a tenth more; a configuration with a bound of 1 has none.
+
+    It needs forty pieces to say so. It is worked on to the end only where the best plan is proven, or the other one is
+    slow, and left soon if it was put aside before.
+    """
     outcome, family = Outcome(), FAMILIES[0]
-    outcome.candidates = [_candidate(5.0)]
-    others = RunnersUp(_search(), outcome, FAMILIES[:1], 0.0, {family} if aside else ())
+    outcome.candidates = [_candidate(5.0), _candidate(known, 2)]
+    others = RunnersUp(_search(keep=2), outcome, FAMILIES[:1], lowest, {family} if aside else ())
     found = 0
     while not others.ends(found):
         piece = others.piece(found)
         assert piece is not None
         found += 1
-        others.take(found - 1, Finding(1.0 if found < 40 else 5.0, None, 0, is_final=False))
+        others.take(found - 1, Finding(1.0 if found < 40 else 5.5, None, 0, is_final=False))
 
     assert found == pieces
     assert others.complete == complete

@@ -78,7 +78,9 @@ class LeastProgram:
         """Add what some variables are together."""
         self.add(dict.fromkeys(variables, 1.0), least=total, most=total)
 
-    def minimised(self, cost: Row, num_variables: int, start: Basis | None = None) -> Optimum:
+    def minimised(
+        self, cost: Row, num_variables: int, start: Basis | None = None, *, is_reducible: bool = False
+    ) -> Optimum:
         """Return the least cost.
 
         Args:
@@ -86,6 +88,8 @@ class LeastProgram:
             num_variables: Variables are numbered below that.
             start: Where a program had its optimum that has the first ones of these variables and rows; large programs
                 are solved anew.
+            is_reducible: Whether a large program is made smaller first. That saves a sixth where rows outnumber
+                variables two to one, and costs as much where they are as many.
         """
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = num_variables, len(self._least)
@@ -104,7 +108,7 @@ class LeastProgram:
         highs.setOptionValue("run_crossover", "off")  # what costs least is asked, or prices, but for no vertex
         highs.passModel(model)
         is_large = len(self._least) >= LARGE
-        if not _is_solved(highs, is_large, None if is_large else start):
+        if not _is_solved(highs, is_large, None if is_large else start, is_reducible=is_reducible):
             return Optimum(math.inf, np.zeros(0), np.zeros(0), None)
         solution, found = highs.getSolution(), highs.getBasis()
         value = float(highs.getInfo().objective_function_value)
@@ -128,19 +132,21 @@ _ALONE = _Way.SIMPLEX, _Way.INTERIOR, _Way.PRESOLVED
 _LARGE = _Way.INTERIOR, _Way.SIMPLEX, _Way.PRESOLVED
 
 
-def _is_solved(highs: highspy.Highs, is_large: bool, start: Basis | None) -> bool:
+def _is_solved(highs: highspy.Highs, is_large: bool, start: Basis | None, *, is_reducible: bool) -> bool:
     """Solve a program that has an optimum or no solution, and return whether it has one.
 
     Args:
         highs: What has the program.
         is_large: Whether an interior point is sought first.
         start: Where to go on, if it was solved before with fewer variables or rows.
+        is_reducible: Whether it is made smaller before an interior point is sought.
     """
     ways = _LARGE if is_large else _ALONE if start is None else (_Way.WARM, *_ALONE)
     for way in ways:
         highs.setOptionValue("solver", "ipm" if way is _Way.INTERIOR else "simplex")
-        # It takes as long as the rest, for nothing, unless all else gets stuck.
-        highs.setOptionValue("presolve", "on" if way is _Way.PRESOLVED else "off")
+        # Elsewhere it takes as long as the rest, for nothing, unless all else gets stuck.
+        shrinks = way is _Way.PRESOLVED or (way is _Way.INTERIOR and is_reducible)
+        highs.setOptionValue("presolve", "on" if shrinks else "off")
         if way is _Way.WARM:
             assert start is not None, "what it goes on from"
             num_variables, num_rows = highs.getNumCol(), highs.getNumRow()

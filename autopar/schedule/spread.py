@@ -256,7 +256,7 @@ class Spread:
             for stage in range(self._order.num_stages):
                 row = {self._of(stage, take): price for take, price in own}
                 program.add({**row, self._blocks(stage): -least}, least=0.0)
-        found = program.minimised(self._cost(block), self._fixed, start)
+        found = program.minimised(self._cost(block), self._fixed, start, is_reducible=True)
         if math.isinf(found.value):
             return Cutting(math.inf, None, np.ones(len(cuts), dtype=bool))
         duals = np.abs(found.duals[begins:]).reshape(len(cuts), self._order.num_stages).max(axis=1, initial=0.0)

@@ -50,16 +50,13 @@ from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pacing import Pacing
 from autopar.search.pieces import Finding
 from autopar.search.room import Room
-from autopar.search.runners_up import RunnersUp
+from autopar.search.runners_up import KEEP_WITHIN, RunnersUp
 from autopar.search.space import PLAIN, Configuration, Family, families
 from autopar.search.submeshes import Unequal
 from autopar.search.sweep import sweep
 from autopar.search.third_axis import SCOUT_PIECES, ThirdAxis, scouts
 from autopar.search.unequal_space import UnequalSearch
 from autopar.solvers import Solver
-
-KEEP_WITHIN = 1.05
-"""Configurations that are not excluded up to this factor of the best plan are bounded further, for the runners-up."""
 
 WEAK = 1.15
 """With plain schedules, meshes of three axes are searched in full if all plans on others are so much slower than their

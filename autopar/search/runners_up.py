@@ -5,7 +5,8 @@ What is left when a plan is set aside with all that are akin to it is covered by
 known; if that is among the plans wanted, or akin to one of them, it is set aside in turn. This is how Lawler
 (1972, Management Science 18) lists the k best solutions. It ends when no cell has a bound below the last plan wanted,
 or when as much work was spent as `SHARE` allows; the least bound of the cells left is what is proven. Configurations
-that the search before put aside are left after a few pieces in a row that found nothing.
+that the search before put aside are left after a few pieces in a row that found nothing. Where the best plan is not
+proven the others cannot be either, so that there is an end to finding nothing anywhere once they are nearly as fast.
 """
 
 import heapq
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Choice
 from autopar.search.branches import Branch, Keeping, Sequential, branches_of
+from autopar.search.course import PATIENCE
 from autopar.search.outcome import Candidate, Outcome, Stage, Standing
 from autopar.search.pieces import Cell, Finding, Piece, Work
 from autopar.search.space import Family
@@ -27,9 +29,13 @@ if TYPE_CHECKING:  # it knows this module
 SHARE = 0.5
 """Work spent on other plans than the best, relative to that on the best."""
 
+KEEP_WITHIN = 1.05
+"""Runners-up that are slower than the best plan by a larger factor are worth looking for: configurations that are not
+excluded up to it are bounded further for them."""
+
 RETRIES = 4
-"""Pieces in a row, on what the search before had no patience for any more, that find no plan wanted, before it is left:
-they need not be much slower than the best one."""
+"""Pieces in a row, on what the search before had no patience for any more, that find no plan wanted, before it is left,
+if those found are no slower than that; `PATIENCE` if they are."""
 
 LEAST_WORK = 3e9
 """Units of work that are always spent on them if need be: a few seconds."""
@@ -82,7 +88,8 @@ class RunnersUp(Series):
         self, search: "Search", outcome: Outcome, known: Sequence[Family], lowest: float, aside: Collection[Family] = ()
     ) -> None:
         self._search, self._outcome, self._lowest = search, outcome, lowest
-        self._idle = 0
+        self._idle = self._vain = 0
+        self._is_proven = lowest >= outcome.best * (1 - OPTIMALITY_TOLERANCE)
         self._limit = outcome.work + max(LEAST_WORK, SHARE * outcome.work)
         self._cells: list[_Left] = []
         self._open: list[tuple[float, int]] = []
@@ -108,10 +115,12 @@ class RunnersUp(Series):
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
         self._set_aside()
-        if self._idle >= RETRIES:
+        is_near = self._threshold() <= KEEP_WITHIN * self._outcome.best
+        if self._idle >= (RETRIES if is_near else PATIENCE):
             self._leave()
         more = self._busy or (self._open and self._open[0][0] < self._threshold())
-        return self._outcome.work >= self._limit or not more
+        is_vain = is_near and self._vain >= PATIENCE and not self._is_proven
+        return self._outcome.work >= self._limit or is_vain or not more
 
     def piece(self, index: int) -> Piece | None:
         """See `Series.piece`: there is nothing to do while others are at what could be done."""
@@ -142,7 +151,9 @@ class RunnersUp(Series):
         elif not was_new or math.isinf(finding.bound):
             left.stage = Stage.DONE
         self._outcome.take(finding, self._search.keep)
-        self._idle = 0 if self._threshold() < before else self._idle + left.was_aside
+        found = self._threshold() < before
+        self._idle = 0 if found else self._idle + left.was_aside
+        self._vain = 0 if found else self._vain + 1
         heapq.heappush(self._open, (left.bound, number))
         detail = str(left.cell[0][0])
         self._search.tell(self._outcome, "runners-up", index + 1, len(self._cells), self._lowest, detail)
