@@ -23,7 +23,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import repeat
 
 from autopar.cost import Stack
 from autopar.formulate.data_major import is_data_major
@@ -140,7 +139,8 @@ class Carried:
         """Raise the least bound of a heap by what follows from others, until nothing raises it.
 
         Where little work raises a bound, no more is done: that is for when it is the least one again. Linear programs
-        are solved for several of the least at a time, by two threads: workers wait for them.
+        are solved for several of the least at a time, by two threads: workers wait for them. Those of as many stages
+        and microbatches, which have most programs in common, are for the same thread.
 
         Args:
             waiting: The heap: bounds in seconds, and numbers of families.
@@ -157,19 +157,36 @@ class Carried:
                 heapq.heapreplace(waiting, (follows, number))
                 continue
             heads = [head for head in heapq.nsmallest(HEADS, waiting) if not is_told(head[1])]
-            families = [space[own] for _, own in heads]
-            known = [self._known(family[0]) for family in families]
-            for family in families:
-                self._folded(self._samples(family[0]))  # which no two threads may look for
-            bounds = [least for least, _ in heads]
-            raised = self._threads.map(
-                self._looked_at, families, bounds, known, repeat(cutoff), repeat(most), repeat(is_over)
-            )
-            for head, follows in zip(heads, raised, strict=True):
-                waiting[waiting.index(head)] = follows, head[1]
+            raised = self._raised(heads, space, cutoff, most, is_over)
+            for head in heads:
+                waiting[waiting.index(head)] = raised[head[1]], head[1]
             heapq.heapify(waiting)
             if waiting[0] == (bound, number):
                 return
+
+    def _raised(
+        self,
+        heads: Sequence[tuple[float, int]],
+        space: Sequence[Family],
+        cutoff: float,
+        most: int,
+        is_over: Callable[[], bool],
+    ) -> dict[int, float]:
+        """Return the bounds of some families by number, raised by what follows; arguments as of `raise_least`."""
+        known = {number: self._known(space[number][0]) for _, number in heads}
+        parts: dict[tuple[int, int], list[tuple[float, int]]] = {}
+        for head in heads:
+            first = space[head[1]][0]
+            self._folded(self._samples(first))  # which no two threads may look for
+            parts.setdefault((first.num_stages, first.num_microbatches), []).append(head)
+
+        def looked_at(part: Sequence[tuple[float, int]]) -> list[tuple[int, float]]:
+            return [
+                (number, self._looked_at(space[number], bound, known[number], cutoff, most, is_over))
+                for bound, number in part
+            ]
+
+        return dict(raised for part in self._threads.map(looked_at, parts.values()) for raised in part)
 
     def _looked_at(
         self,
