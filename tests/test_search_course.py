@@ -313,6 +313,41 @@ def test_runners_up_are_not_looked_for_long_where_nothing_was_found(
     assert others.complete == complete
 
 
+def test_the_best_plans_are_improved_while_plain_schedules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turn with the least bound: the best one is gone on with, others have one turn, and what has none has none."""
+    monkeypatch.setattr("autopar.search.course.EVERY", 2)
+    mesh, outcome = Mesh.of(inner=2), Outcome()
+    families = [*FAMILIES, *((Configuration(1, mesh, count, "1f1b"),) for count in (16, 32, 64, 128))]
+    outcome.candidates = [_candidate(6.0)]
+    ahead = [(1.0, number) for number in range(len(families))]
+    bounding = Bounding(_search(), outcome, families, ahead, math.inf, _Known({}), rivals=False)
+    found = [
+        (Work.BOUND, 1, Finding(1.5, None, 0, is_final=False)),
+        (Work.ADVANCE, 1, Finding(1.6, _candidate(9.0), 0, is_final=False)),  # no plan: the least bound has its turn
+        (Work.BOUND, 2, Finding(2.5, _candidate(7.0), 0, is_final=False)),
+        (Work.ADVANCE, 1, Finding(1.7, _candidate(9.0), 0, is_final=False)),
+        (Work.BOUND, 4, Finding(3.1, _candidate(6.5), 0, is_final=False)),
+        (Work.ADVANCE, 4, Finding(3.2, _candidate(5.5), 0, is_final=False)),
+        (Work.BOUND, 8, Finding(4.5, None, 0, is_final=False)),
+        (Work.ADVANCE, 1, Finding(1.8, _candidate(9.0), 0, is_final=False)),
+        (Work.BOUND, 16, Finding(4.5, _candidate(8.0), 0, is_final=False)),
+        (Work.ADVANCE, 4, Finding(3.3, _candidate(5.5), 0, is_final=False)),  # the best one again
+        (Work.BOUND, 32, Finding(4.6, None, 0, is_final=False)),
+        (Work.ADVANCE, 1, Finding(1.9, _candidate(9.0), 0, is_final=False)),
+        (Work.BOUND, 64, Finding(4.6, None, 0, is_final=False)),
+        (Work.ADVANCE, 2, Finding(2.6, _candidate(7.0), 0, is_final=False)),
+        (Work.BOUND, 128, Finding(4.6, None, 0, is_final=False)),
+    ]
+    for index, (work, count, finding) in enumerate(found):
+        assert not bounding.ends(index)
+        piece = bounding.piece(index)
+        assert (piece.work, piece.configuration[0].num_microbatches) == (work, count)
+        bounding.take(index, finding)
+
+    assert bounding.ends(len(found))
+    assert bounding.pending == [(4.5, 3), (4.5, 4), (4.6, 5), (4.6, 6), (4.6, 7)]
+
+
 def test_the_least_bound_is_worked_on_while_plain_schedules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other piece here: what is open has its turn again, but neither what lacks a proof nor what is done."""
     monkeypatch.setattr("autopar.search.course.EVERY", 2)

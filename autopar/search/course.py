@@ -32,7 +32,8 @@ SETTLED = 3
 
 EVERY = 4
 """One in so many pieces on plain schedules bounds no other configuration, but goes on with the one that has the least
-bound: this has to be raised anyway, and a better plan excludes more of what is not bounded yet."""
+bound, which has to be raised anyway, or, in turn, with the one that has the best plan, until that is no longer the best
+of all: a better one excludes more of what is not bounded yet."""
 
 PATIENCE = 16
 """Pieces of work in a row that find no better plan, where they cannot raise the least bound, before the rest waits."""
@@ -183,7 +184,7 @@ class Settling(Series):
 class Bounding(Series):
     """Bounds configurations in the order of what is known of them: their floors, or what follows from others.
 
-    In between, those with plain schedules that have the least bounds are worked on.
+    In between, those with plain schedules that have the least bounds or the best plans are worked on.
 
     The latter is looked up when a configuration is next. Where floors are far too low, as on slow links, configurations
     like those that are known to be slow wait until others were looked at, and mostly need not be any more.
@@ -225,6 +226,7 @@ class Bounding(Series):
         self._chosen: dict[int, tuple[float, int]] = {}
         self._raised: list[tuple[float, int]] = []
         self._cutoffs: dict[int, float] = {}
+        self._plans: dict[int, float] = {}
         self._failures = 0
 
     def threshold(self) -> float:
@@ -309,17 +311,26 @@ class Bounding(Series):
             self._outcome.pruned += len(self.space[number])
         else:
             heapq.heappush(self.pending, (finding.bound, number))
+            if finding.best is not None:
+                self._plans[number] = finding.best.objective
         self._tell(number)
 
     def _advance(self, index: int) -> Piece | None:
-        """Return work on the configuration with the least bound of those that were looked at; None if there is none."""
+        """Return work on a configuration that was looked at, the one with the least bound or the best plan, in turn.
+
+        None if there is none.
+        """
         begun = ((own.bound, number) for number, own in self._worked.items() if not own.is_settled)
-        found = min([*self.pending[:1], *begun], default=(math.inf, 0))
-        if found[0] >= self._outcome.best * (1 - OPTIMALITY_TOLERANCE):
+        rivals = [head for head in (*self.pending, *begun) if head[0] < self._outcome.best * (1 - OPTIMALITY_TOLERANCE)]
+        if not rivals:
             return None
-        bound, number = self._chosen[index] = found
+        planned = [(self._plans[number], bound, number) for bound, number in rivals if number in self._plans]
+        dives = planned and index // EVERY % 2 == 0
+        bound, number = self._chosen[index] = min(planned)[1:] if dives else min(rivals)
+        self._plans.pop(number, None)  # it had its turn
         if self._worked.pop(number, None) is None:
-            heapq.heappop(self.pending)
+            self.pending.remove((bound, number))
+            heapq.heapify(self.pending)
             self._outcome.solved += len(self.space[number])
         urgent = not self._outcome.candidates
         return Piece(Work.ADVANCE, self.space[number], bound, self._outcome.best, urgent=urgent)
@@ -328,6 +339,8 @@ class Bounding(Series):
         """Take what came of that."""
         known, number = self._chosen.pop(index)
         bound, family = max(known, finding.bound), self.space[number]
+        if finding.best is not None and finding.best.objective < self._outcome.best:
+            self._plans[number] = finding.best.objective
         self._outcome.take(finding, self._search.keep)
         self._outcome.note(family, bound, stage_of(finding, is_new=False))
         if finding.is_final:

@@ -4,7 +4,7 @@
    needed, better ones are looked for next to the best plan (`climbing.py`).
 2. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`). Of plain schedules, those with the
-   least bounds are worked on in between.
+   least bounds and the best plans are worked on in between.
 3. The configuration with the lowest bound is worked on, a piece at a time, until none is below the best plan. Where
    plans may be much better, schedules that are not plain are looked at near the best plan before all others of them.
 4. Configurations on meshes of three axes take twice as long as all others. Once plain schedules are worked on, what
