@@ -54,3 +54,22 @@ def test_prices_that_are_too_high_are_not_timed() -> None:
 
     assert not list(descend(start, Neighbourhood(found, instance), 2.0, seconds, lambda: False))
     assert timed == [start]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_a_change_costs_is_told_from_what_it_changes(seed: int) -> None:
+    """A change is yielded if the limit is just above its cost, as the problem has it, and not if it is just below."""
+    found = tables("mlp-xs")
+    instance = problem(found, weights(found, PIPELINE, recompute=Recompute.NONE, hidden=0.0, bounding=True))
+    start = random_choice(instance, np.random.default_rng(seed), near=good_choice("mlp-xs", "train"))
+    near, looked_at = Neighbourhood(found, instance), 0
+    for index in range(len(start)):
+        every = list(near.changed(start, index, math.inf))
+        for number, other in enumerate(every):
+            if other is None:
+                continue
+            cost = instance.cost(other)
+            assert list(near.changed(start, index, cost * (1 + 1e-9)))[number] == other
+            assert list(near.changed(start, index, cost * (1 - 1e-9)))[number] is None
+            looked_at += 1
+    assert looked_at > len(start)

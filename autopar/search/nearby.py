@@ -37,6 +37,7 @@ class Neighbourhood:
     def __init__(self, tables: Tables, instance: Problem) -> None:
         self._nodes = tables.nodes
         self._instance, self._costs = instance, instance.node_costs
+        self._priced: tuple[Choice, float] = (), math.inf
         self._around: list[list[tuple[int, FloatArray, float]]] = [[] for _ in tables.nodes]
         ends = zip(instance.edge_nodes.tolist(), instance.edge_table_ids.tolist(), instance.edge_weights, strict=True)
         for (first, second), table, weight in ends:
@@ -54,7 +55,23 @@ class Neighbourhood:
         for strategy in range(self._nodes[index].count):
             if strategy != choice[index]:
                 found = self._moved(choice, index, strategy)
-                yield found if found is not None and self._instance.cost(found) < limit else None
+                yield found if found is not None and self._cost(choice, found) < limit else None
+
+    def _cost(self, choice: Choice, other: Choice) -> float:
+        """Return what a choice costs of which few decisions differ from one that is asked for again and again."""
+        if self._priced[0] is not choice:
+            self._priced = choice, self._instance.cost(choice)
+        total = self._priced[1]
+        if math.isinf(total):
+            return self._instance.cost(other)
+        changed = {node for node, (old, new) in enumerate(zip(choice, other, strict=True)) if old != new}
+        for node in changed:
+            total += float(self._costs[node][other[node]] - self._costs[node][choice[node]])
+            for end, table, weight in self._around[node]:
+                if weight and (end not in changed or end > node):  # of two that changed their edge counts once
+                    before, after = table[choice[node], choice[end]], table[other[node], other[end]]
+                    total += weight * float(after - before)
+        return total
 
     def _moved(self, choice: Choice, index: int, strategy: int) -> Choice | None:
         new = list(choice)
