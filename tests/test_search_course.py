@@ -313,6 +313,20 @@ def test_runners_up_are_not_looked_for_long_where_nothing_was_found(
     assert others.complete == complete
 
 
+def _worked_through(bounding: Bounding, found: Sequence[tuple[Work, int, Finding]]) -> list[float]:
+    """Take what is found of each piece, which has to be the one expected, to the end; return the bounds they had."""
+    bounds = []
+    for index, (work, count, finding) in enumerate(found):
+        assert not bounding.ends(index)
+        piece = bounding.piece(index)
+        assert (piece.work, piece.configuration[0].num_microbatches) == (work, count)
+        assert bounding.own <= piece.bound, "what is at work counts"
+        bounds.append(piece.bound)
+        bounding.take(index, finding)
+    assert bounding.ends(len(found))
+    return bounds
+
+
 def test_the_best_plans_are_improved_while_plain_schedules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In turn with the least bound: the best one is gone on with, others have one turn, and what has none has none."""
     monkeypatch.setattr("autopar.search.course.EVERY", 2)
@@ -338,13 +352,8 @@ def test_the_best_plans_are_improved_while_plain_schedules_are_bounded(monkeypat
         (Work.ADVANCE, 2, Finding(2.6, _candidate(7.0), 0, is_final=False)),
         (Work.BOUND, 128, Finding(4.6, None, 0, is_final=False)),
     ]
-    for index, (work, count, finding) in enumerate(found):
-        assert not bounding.ends(index)
-        piece = bounding.piece(index)
-        assert (piece.work, piece.configuration[0].num_microbatches) == (work, count)
-        bounding.take(index, finding)
+    _worked_through(bounding, found)
 
-    assert bounding.ends(len(found))
     assert bounding.pending == [(4.5, 3), (4.5, 4), (4.6, 5), (4.6, 6), (4.6, 7)]
 
 
@@ -363,15 +372,9 @@ def test_the_least_bound_is_worked_on_while_plain_schedules_are_bounded(monkeypa
         (Work.ADVANCE, 4, Finding(3.3, _candidate(5.0), 0, is_final=True)),
         (Work.BOUND, 8, Finding(4.5, None, 0, is_final=False)),
     ]
-    for index, (work, count, finding) in enumerate(found):
-        assert not bounding.ends(index)
-        piece = bounding.piece(index)
-        assert (piece.work, piece.configuration[0].num_microbatches) == (work, count)
-        if work is Work.ADVANCE:
-            assert piece.bound == found[index - 1][2].bound
-            assert bounding.own <= piece.bound, "what is at work counts"
-        bounding.take(index, finding)
-    assert bounding.ends(len(found))
+    bounds = _worked_through(bounding, found)
+
+    assert bounds[1::2] == [finding.bound for _, _, finding in found[:-1:2]]
 
     assert bounding.pending == [(4.5, 3)]
     assert bounding.worked == [

@@ -88,8 +88,8 @@ class LeastProgram:
             num_variables: Variables are numbered below that.
             start: Where a program had its optimum that has the first ones of these variables and rows; large programs
                 are solved anew.
-            is_reducible: Whether a large program is made smaller first. That saves a sixth where rows outnumber
-                variables two to one, and costs as much where they are as many.
+            is_reducible: Whether a large program is made smaller first, which pays where rows outnumber variables by
+                far: most of the rows of cuts, say, say nothing.
         """
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = num_variables, len(self._least)
