@@ -34,7 +34,7 @@ from autopar.sizing.goals import Goal, Per
 from autopar.sizing.gpus import find_gpus
 from autopar.sizing.planning import find_plan
 from autopar.sizing.records import Infeasibility
-from autopar.sizing.thrift import Thrifty, held_in_all, shortage, thriftiest
+from autopar.sizing.thrift import Looking, Thrifty, held_in_all, shortage, thriftiest
 from autopar.task import Effort, Task, pinned, prepare, resized
 from tests.formulations import DIMS, good_choice, lowered_bytes, splits, stage_peak, tables
 
@@ -454,6 +454,10 @@ def test_a_search_that_cannot_succeed_is_ended_by_its_bytes() -> None:
         watch._began -= 2 * hope.PATIENCE
         assert not watch.should_stop()  # nothing was looked at so far
         watch.progress(Progress("begin"))
+        asked = 0
+        while not watch.should_stop() and watch._found is None:
+            asked += 1
+        assert asked > 1  # a step at a time
         assert watch.should_stop() == lost
         assert watch.lost == lost
     outcome = Outcome(bound=1.0)
@@ -467,11 +471,12 @@ def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     nothing = Thrifty(None, math.inf, 0.0, complete=False, is_cut=True)
     asked: list[float] = []
 
-    def look(task: Task, *, enough: float, end: float) -> Thrifty:
+    def look(task: Task, *, enough: float, end: float) -> Looking:
         asked.append(end - time.monotonic())
+        yield from ()
         return nothing if len(asked) == 1 else replace(nothing, is_cut=False)
 
-    monkeypatch.setattr(hope, "thriftiest", look)
+    monkeypatch.setattr(hope, "look", look)
     watch = hope.Hope(_task("mlp-xs", 2), lambda _: None, lambda: False)
     watch.progress(Progress("begin"))
     watch._began -= 2 * hope.PATIENCE
@@ -482,6 +487,30 @@ def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert watch.should_stop()
     assert len(asked) == 2
     assert asked[1] > 1.5 * asked[0]
+
+
+def test_a_plan_that_comes_meanwhile_ends_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers may have a plan before it is known whether there is any: they wait for a step, and not for all."""
+    steps: list[int] = []
+
+    def look(task: Task, *, enough: float, end: float) -> Looking:
+        for step in range(100):
+            steps.append(step)
+            yield
+        return Thrifty(None, math.inf, 0.0, complete=True, is_cut=False)
+
+    monkeypatch.setattr(hope, "look", look)
+    watch = hope.Hope(_task("mlp-xs", 2), lambda _: None, lambda: False)
+    watch.progress(Progress("begin"))
+    watch._began -= 2 * hope.PATIENCE
+
+    assert not watch.should_stop()
+    assert not watch.should_stop()
+    watch.progress(Progress("begin", incumbent=1.0))
+    assert not watch.should_stop()
+    assert steps == [0, 1]
+    assert watch.spare() is None  # where one is needed, all the rest is done at once
+    assert len(steps) == 100
 
 
 def test_a_search_begins_with_what_fits() -> None:
@@ -519,7 +548,8 @@ def _unasked(*_: object, **__: object) -> Thrifty:
 
 def test_what_is_proven_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """If every configuration needs more, the thriftiest plan is only looked for to say what is missing."""
-    monkeypatch.setattr(hope, "thriftiest", _unasked)
+    for name in ("look", "thriftiest"):
+        monkeypatch.setattr(hope, name, _unasked)
 
     outcome = hope.search_plans(_task("mlp-xs", 2, 1.0e3), Effort())
 
@@ -532,11 +562,12 @@ def test_nobody_looks_for_it_after_the_end_of_a_search_or_twice_at_once(
 ) -> None:
     task, asked = _task("mlp-xs", 2), []
 
-    def look(*_: object, **__: object) -> Thrifty:
+    def look(*_: object, **__: object) -> Looking:
         asked.append(watch.should_stop())  # as another thread may ask meanwhile
+        yield from ()
         return Thrifty(None, 0.0, 0.0, complete=True, is_cut=False)
 
-    monkeypatch.setattr(hope, "thriftiest", look)
+    monkeypatch.setattr(hope, "look", look)
     watch = hope.Hope(task, lambda _: None, lambda: False, time.monotonic() + (-1.0 if passed else 60.0))
     watch.progress(Progress("begin"))
     watch._began -= 2 * hope.PATIENCE
@@ -550,7 +581,8 @@ def test_a_known_plan_is_taken_when_the_time_is_over(monkeypatch: pytest.MonkeyP
     task = _task("mlp-xs", 2)
     known = thriftiest(task.opened)
     assert known.candidate is not None
-    monkeypatch.setattr(hope, "thriftiest", _unasked)
+    for name in ("look", "thriftiest"):
+        monkeypatch.setattr(hope, name, _unasked)
 
     stopped = find_plan(task, Effort(top_k=1), should_stop=lambda: True, known=known)
     hasty, patient = (find_plan(task, Effort(top_k=1, time_limit=own), known=known) for own in (1e-9, None))

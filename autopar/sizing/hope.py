@@ -1,7 +1,8 @@
 """Searches that say when there is no hope, and look in host memory then.
 
 Whether a search has any hope is asked where nothing fits of what is set up by hand, and again, if there was no time to
-tell, after some seconds without a plan: the thriftiest plan is what it begins with then. Where nothing is found that
+tell, after some seconds without a plan: the thriftiest plan is what it begins with then. That is found out a step at a
+time, for a plan may come meanwhile, and workers wait for the one who asks. Where nothing is found that
 fits on the devices alone, all is searched again with what may lie in host memory: copies make no plan faster that fits
 without them, and weighing them takes time where memory is short.
 """
@@ -18,7 +19,7 @@ from autopar.search.engine import HERE, Engine
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.pieces import Finding
 from autopar.search.planner import Search
-from autopar.sizing.thrift import Thrifty, thriftiest
+from autopar.sizing.thrift import Looking, Thrifty, look, thriftiest
 from autopar.task import Effort, Task
 
 PATIENCE = 4.0
@@ -118,6 +119,7 @@ class Hope:
         self._best, self._looked = math.inf, False
         self._patience, self._asked = PATIENCE, ASKED_SECONDS
         self._found = known
+        self._looking: Looking | None = None
         self._asking = Lock()
 
     def progress(self, progress: Progress) -> None:
@@ -131,26 +133,34 @@ class Hope:
         if self._should_stop():
             return True
         waited = time.monotonic() - self._began
-        asks = self._looked and self._found is None and self._best == math.inf and waited > self._patience
+        asks = self._looked and self._found is None and self._best == math.inf
+        asks = asks and (waited > self._patience or self._looking is not None)
         # Several threads ask whether to stop: one of them finds out, and the others go on meanwhile.
         if asks and self._asking.acquire(blocking=False):
             try:
-                self._ask()
+                self._ask(steps=1)
             finally:
                 self._asking.release()
         return self.lost
 
-    def _ask(self) -> None:
-        """Find out whether there is any hope; once the search is to have ended there is no time for that."""
+    def _ask(self, steps: float = math.inf) -> None:
+        """Find out in so many steps whether there is any hope; once the search is to have ended there is no time."""
         limit, now = self._task.job.memory_limit, time.monotonic()
-        if now > self._end:
-            return
-        found = thriftiest(self._task, enough=limit, end=min(now + self._asked, self._end))
-        if found.is_cut and found.bytes > limit:  # that says nothing: a busy machine may be asked again
-            self._patience, self._asked = 2 * (time.monotonic() - self._began), 2 * self._asked
-        else:
-            self._found = found
-            self.lost = found.bytes > limit * (1.0 if found.complete else SURE)
+        if self._looking is None:
+            if now > self._end:
+                return
+            self._looking = look(self._task, enough=limit, end=min(now + self._asked, self._end))
+        try:
+            while steps > 0:
+                next(self._looking)
+                steps -= 1
+        except StopIteration as over:
+            self._looking, found = None, over.value
+            if found.is_cut and found.bytes > limit:  # that says nothing: a busy machine may be asked again
+                self._patience, self._asked = 2 * (time.monotonic() - self._began), 2 * self._asked
+            else:
+                self._found = found
+                self.lost = found.bytes > limit * (1.0 if found.complete else SURE)
 
     def spare(self) -> Candidate | None:
         """Return the thriftiest plan, or one that is known, if it fits and there is time to look for it."""

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import combinations
@@ -71,6 +71,10 @@ class Thrifty:
     is_cut: bool
 
 
+Looking = Generator[None, None, Thrifty]
+"""A look for the thriftiest plan, a step at a time: whoever has better to do may leave it."""
+
+
 def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thrifty:
     """Return the plan with the least memory that is found.
 
@@ -79,6 +83,17 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
         enough: Bytes that are little enough to stop.
         end: When to stop, on the monotonic clock.
     """
+    looking = look(task, enough=enough, end=end)
+    while True:
+        try:
+            next(looking)
+        except StopIteration as over:
+            found: Thrifty = over.value
+            return found
+
+
+def look(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Looking:
+    """Look for the plan with the least memory in steps of a second or a few; arguments as of `thriftiest`."""
     search = task.search(Effort(top_k=1))
     listed = _thrifty(task.space, task.job.global_batch)
     # Least floor first: what the tables of a configuration say of its bytes is only asked when it is its turn.
@@ -91,6 +106,7 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
     looked: list[tuple[float, int, Configuration]] = []
     done = 0
     while heap:
+        yield
         least, number, is_known = heappop(heap)
         floor = min(floor, least) if is_known else floor
         late = time.monotonic() > end and found is not None
@@ -112,13 +128,13 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
                 best, found = own
     if best > enough and found is not None:
         nearest = [configuration for *_, configuration in sorted(looked)[:SEARCHED]]
-        best, found = _searched(search, nearest, best, found, enough, end)
+        best, found = yield from _searched(search, nearest, best, found, enough, end)
     return Thrifty(found, best, floor, complete, is_cut)
 
 
 def _searched(
     search: Search, nearest: Sequence[Configuration], best: float, found: Candidate, enough: float, end: float
-) -> tuple[float, Candidate]:
+) -> Generator[None, None, tuple[float, Candidate]]:
     """Return a plan that needs less than the best one, if a search of few configurations under less memory finds any.
 
     A search sees buffers that belong to no decision, and when what lives beside each other.
@@ -137,6 +153,7 @@ def _searched(
         limit = enough if at_once else best * (1 - saved)
         tight = replace(search, memory_limit=limit)
         for configuration in nearest:
+            yield
             attempt = None if time.monotonic() > end else tight.attempt((configuration,), end)
             if attempt is not None:
                 attempt.improve(attempt.relaxed(math.inf), math.inf)
