@@ -48,7 +48,7 @@ class _Script:
 def _rounds(
     bounds: dict[Configuration, list[float]], values: Mapping[Configuration, Sequence[tuple[float, bool]]]
 ) -> Rounds:
-    return Rounds(cast(Spreader, _Script(bounds, values)), list(bounds), _task, 9.0)
+    return Rounds(cast(Spreader, _Script(bounds, values)), list(bounds), _task, 9.0, lambda: False)
 
 
 def _task(own: Configuration) -> tuple[Order, Rest]:
@@ -120,14 +120,14 @@ def test_no_bound_is_raised_once_there_is_no_time() -> None:
     assert stopped.bound == falls.bound == 1.0
 
 
-def test_memory_has_prices_once_the_least_bound_is_not_enough_without() -> None:
-    """It is the pipeline with the least bound that they are of, once, and all are bounded by them where they are least.
+def test_memory_has_prices_once_a_bound_is_not_enough_without() -> None:
+    """They are of the first one of which that is so, and the bounds of all others follow from them.
 
     A pipeline that is excluded without them costs no placement problem more.
     """
-    rounds = _rounds({FEW: [1.0, 3.0], MANY: [2.0, 2.5]}, {FEW: [(4.0, False)], MANY: [(4.0, False)]})
-    script = cast(_Script, rounds.spreader)
+    script = _Script({FEW: [1.0, 3.0], MANY: [2.0, 2.5]}, {FEW: [(4.0, False)], MANY: [(4.0, False)]})
     script.memory_cuts = 4
+    rounds = Rounds(cast(Spreader, script), [FEW, MANY], _task, 1.0, lambda: False)
     assert rounds.next(_task, 1.0, lambda: False) is None
     assert not script.priced
     assert rounds.next(_task, 9.0, lambda: False) is MANY
@@ -136,3 +136,22 @@ def test_memory_has_prices_once_the_least_bound_is_not_enough_without() -> None:
     rounds.spread(MANY, _task, 9.0, lambda: False)
     rounds.next(_task, 9.0, lambda: False)
     assert script.priced == [FEW]
+
+
+def test_what_was_not_bounded_for_want_of_time_is_bounded_when_it_is_spread() -> None:
+    script = _Script({FEW: [1.0], MANY: [2.0]}, {FEW: [(4.0, False)], MANY: [(4.0, False)]})
+    rounds = Rounds(cast(Spreader, script), [FEW, MANY], _task, 9.0, lambda: True)
+    assert rounds.bound == 0.0  # nothing is known
+    rounds.spread(FEW, _task, 9.0, lambda: True)
+    assert script.cases == [10]
+
+
+def test_what_has_most_stages_is_bounded_first() -> None:
+    """It has the least bound, mostly: then the others are bounded at prices of memory at once."""
+    script = _Script({FEW: [3.0], MANY: [1.0, 4.0]}, {})
+    script.memory_cuts = 4
+    rounds = Rounds(cast(Spreader, script), [FEW, MANY], _task, 2.0, lambda: False)
+
+    assert script.priced == [MANY]
+    assert rounds.bound == 3.0
+    assert rounds._known[FEW].seen == script.num_cuts

@@ -30,7 +30,7 @@ from autopar.schedule.spread import Order, Rest, Spread, Take
 from autopar.search.blocks import assemble_blocks
 from autopar.search.floor import floor
 from autopar.search.hull import Hull
-from autopar.search.spreader import Spreader, _levels
+from autopar.search.spreader import LEVELS, Spreader, _levels
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
 from autopar.solvers import load
@@ -316,13 +316,27 @@ def test_a_bound_that_is_enough_is_not_raised_but_holds(schedule: str, chunks: i
     assert spreader._plain == pytest.approx(float(points[:, Take.PLAIN].min()), rel=1e-3)
 
 
+def test_prices_of_memory_ask_nothing_for_what_nothing_waits_for() -> None:
+    """A second of the link after the last pass costs a step nothing, mostly: a cut with a price for it says little."""
+    found, pipeline = _deep("plain"), Pipeline(4, 4, "interleaved", num_chunks=2)
+    order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
+    spreader = _spreader(found, pipeline, 1e9, _choices(3))
+    spreader.bound(order, rest)
+    known = spreader.num_cuts
+    spreader.price_memory(order, rest)
+
+    prices = np.array([own for own, _ in spreader._cuts[known:]])
+    assert not prices[:, [Take.GRADIENT, Take.ONCE]].any()
+    assert (prices[:, [Take.KEPT, Take.RESIDENT, Take.LINK, Take.UPDATE]] > 0).all()
+
+
 def test_levels_are_of_stages_that_hold_few_microbatches_and_many() -> None:
     """One where all groups hold as many, and the least and the most of several are apart."""
     assert _levels(Order(SCHEDULES["gpipe"], 4, 8, 1)) == [8.0]
     for schedule, chunks in OTHERS:
         levels = _levels(Order(SCHEDULES[schedule], 8, 16, chunks))
         assert levels == sorted(set(levels))
-        assert 1 <= len(levels) <= 4
+        assert 1 <= len(levels) <= LEVELS
     few, *_, many = _levels(Order(SCHEDULES["1f1b"], 8, 16, 1))
     assert (few, many) == (1.5, 7.5)
 

@@ -399,7 +399,7 @@ class Attempt:
     def _first_rounds(self, cutoff: float) -> Rounds:
         """Return the bounds that follow from what blocks take at the first prices."""
         spreader = Spreader(self.tables, self.block(), self.choices, self._priced_block)
-        return Rounds(spreader, self.bounded, self._task, self._enough(cutoff))
+        return Rounds(spreader, self.bounded, self._task, self._enough(cutoff), self._stopped)
 
     def _task(self, configuration: Configuration) -> tuple[Order, Rest]:
         """Return the order of the tasks of a pipeline, and what there is besides blocks."""

@@ -1,8 +1,9 @@
 """The order in which pipelines of one mesh and one size of microbatches are bounded by spreading blocks.
 
-All are bounded by cuts at prices of no memory, and, where that is not enough, by some at usual prices of it. Then
-more is found out of the one with the least bound, until that rises no more, by its own cuts or by those of others; of
-others it is still looked up what the choices known allow, for they may have the best plan.
+The first one, which has most stages per group, is bounded by cuts at prices of no memory, and, where that is not enough,
+all are by some at usual prices of it. Then more is found out of the one with the least bound, until that rises no more,
+by its own cuts or by those of others; of others it is still looked up what the choices known allow, for they may have
+the best plan.
 """
 
 import math
@@ -31,20 +32,30 @@ class Rounds:
         pipelines: The pipelines.
         task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
         enough: A bound that need not be raised further.
+        should_stop: Whether to leave bounds as they are.
 
     Attributes:
         spreader: The same.
     """
 
-    def __init__(self, spreader: Spreader, pipelines: Sequence[Configuration], task_of: TaskOf, enough: float) -> None:
+    def __init__(
+        self,
+        spreader: Spreader,
+        pipelines: Sequence[Configuration],
+        task_of: TaskOf,
+        enough: float,
+        should_stop: Callable[[], bool],
+    ) -> None:
         self.spreader = spreader
-        bounded = {own: spreader.bound(*task_of(own), enough) for own in pipelines}
-        self._bounds = {own: found.seconds for own, found in bounded.items()}
-        self._known = bounded
-        self._starts: dict[Configuration, Basis | None] = dict.fromkeys(pipelines)
-        self._values = dict.fromkeys(pipelines, math.inf)
+        # The more stages there are, the lower is the bound, mostly: the others need not be bounded without memory.
+        ordered = sorted(pipelines, key=lambda own: -own.num_chunks)
+        self._bounds = dict.fromkeys(ordered, 0.0)
+        self._known: dict[Configuration, Bounded] = {}
+        self._starts: dict[Configuration, Basis | None] = dict.fromkeys(ordered)
+        self._values = dict.fromkeys(ordered, math.inf)
         self._idle = 0
         self._prices_memory = False
+        self.next(task_of, enough, should_stop)
 
     @property
     def bound(self) -> float:
@@ -64,15 +75,16 @@ class Rounds:
         """
         while not should_stop() and self.bound < enough:
             least = min(self._bounds, key=self._bounds.__getitem__)
-            if self._known[least].seen == self.spreader.num_cuts:
-                if self._prices_memory:
-                    break
+            says_all = least in self._known and self._known[least].seen == self.spreader.num_cuts
+            if says_all and self._prices_memory:
+                break
+            if not says_all:
+                known = self._bounds[least]
+                self._raise(least, task_of, enough)
+                self._idle = 0 if self._bounds[least] > known * (1 + RISE) else self._idle
+            if not self._prices_memory and self._bounds[least] < enough:
                 self.spreader.price_memory(*task_of(least))
                 self._prices_memory = True
-                continue
-            known = self._bounds[least]
-            self._raise(least, task_of, enough)
-            self._idle = 0 if self._bounds[least] > known * (1 + RISE) else self._idle
         if self.bound >= enough:
             return None
         if self._idle < IDLE:
@@ -89,6 +101,8 @@ class Rounds:
             enough: A bound that need not be raised further.
             should_stop: Whether to leave its bound as it is.
         """
+        if own not in self._known:
+            self._raise(own, task_of, enough)
         found = self.spreader.spread(*task_of(own), self._known[own].case, self._starts[own])
         known, self._starts[own] = self._bounds[own], found.basis
         if found.cuts and not should_stop():
@@ -102,5 +116,5 @@ class Rounds:
 
     def _raise(self, own: Configuration, task_of: TaskOf, enough: float) -> None:
         """Raise the bound of a pipeline by all cuts there are."""
-        found = self._known[own] = self.spreader.bound(*task_of(own), enough, self._known[own])
+        found = self._known[own] = self.spreader.bound(*task_of(own), enough, self._known.get(own))
         self._bounds[own] = max(self._bounds[own], found.seconds)

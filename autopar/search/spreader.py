@@ -21,17 +21,18 @@ from autopar.schedule.program import Basis
 from autopar.schedule.spread import Order, Rest, Spread, Take
 from autopar.search.hull import Hull, Solve
 
-LEVELS = 4
+LEVELS = 8
 """Parts of the stages of a pipeline, by how many microbatches they hold, for which there are prices at first."""
 
 PARTS = 8
 """Of the stages of a pipeline, which have prices in common later: like those that are furthest apart."""
 
-USUAL = (0.5, 0.1)
+USUAL = (0.5, 0.25)
 """What a device costs where memory has a price first, in what its blocks take for a microbatch."""
 
 WAITS = 0.05
-"""What a second of a link costs then, in seconds of passes: most of it is hidden."""
+"""What a second of a link costs then, in seconds of passes: most of it is hidden, and what follows the last passes costs
+nothing, so that no cut can be had by as much of it as there never is."""
 
 APART = 0.05
 """Numbers of microbatches that differ by less, relative, are one."""
@@ -226,7 +227,7 @@ class Spreader:
         points, _ = self._points()
         blocks = _block(points) * rest.blocks / order.num_groups
         prices = _usual(order)
-        prices[[Take.LINK, Take.GRADIENT]] = WAITS
+        prices[Take.LINK], prices[Take.ONCE] = WAITS, 0.0
         for held in reversed(_levels(order)):
             for share in USUAL:
                 prices[Take.RESIDENT] = share * blocks
