@@ -111,6 +111,8 @@ def _most(
 ) -> tuple[NDArray[np.int64], int]:
     from autopar.schedule.kernel import held_most  # compiling is loaded when it is needed only
 
-    tasks = schedule.order(group, num_groups, num_microbatches, num_chunks)
-    place, chunk = np.array([(_PASSES.index(kind), chunk) for kind, _, chunk in tasks]).T.copy()
-    return held_most(place, chunk, num_chunks, _PASSES.index(schedule.passes[-1]))
+    kinds, _, chunks = zip(*schedule.order(group, num_groups, num_microbatches, num_chunks), strict=True)
+    # hundreds of thousands of tasks are asked for: looking a pass up takes longer than comparing it with the first ones
+    forward, backward = Pass.FORWARD, Pass.BACKWARD
+    place = np.array([0 if kind is forward else 1 if kind is backward else 2 for kind in kinds])
+    return held_most(place, np.array(chunks), num_chunks, _PASSES.index(schedule.passes[-1]))

@@ -145,9 +145,13 @@ def _held_most(place: Ints, chunk: Ints, num_chunks: int, last: int) -> tuple[In
     for task in range(len(place)):
         what, own = place[task], chunk[task]
         held[own] += what == FORWARD
+        if what == FORWARD != last and task + 1 < len(place) and place[task + 1] == FORWARD:
+            continue  # at the next one there is more of everything
         if what != WEIGHT:
             least = max(least, held[:num_chunks].min())
         for after in range(2):
+            if after == 0 and what == BACKWARD and task > 0 and place[task - 1] == FORWARD:
+                continue  # as much is held as while that ran
             if after == 1:  # a backward that is split ends with what it puts off
                 if what != BACKWARD or last != WEIGHT:
                     break

@@ -88,7 +88,7 @@ BLOCK_GAP = 5e-4
 SPREAD_STEPS = 2
 """Times that blocks are spread in one piece of work."""
 
-CONSIDERED = 3
+CONSIDERED = 8
 """Choices that are considered where blocks are spread, those that most of them are like."""
 
 BESIDE = (0.05, None)

@@ -241,7 +241,10 @@ class Search:
             if third is None and pacing is not None and outcome.stopped == "time limit":
                 last = pacing.raised(_with(lowest, aside), ends=True)
                 outcome.closed_floor = min(max(outcome.closed_floor, last), later or math.inf)
-            unequal.look(NEARS[0] if limited else OPTIMALITY_TOLERANCE)
+            # A look takes seconds in which workers have nothing to do: it waits where others limit the bound.
+            waits = limited and unequal.is_open and unequal.bound >= min(_with(lowest, aside), outcome.closed_floor)
+            if self.costs.cluster.groups or not waits:
+                unequal.look(NEARS[0] if limited else OPTIMALITY_TOLERANCE)
 
             def third_axis(near: float, until: float, count: int = sys.maxsize, *, ends: bool = False) -> None:
                 if third is not None and not outcome.stopped:
@@ -254,6 +257,9 @@ class Search:
             if limited:
                 until = clock.end() - RUNNERS_UP_SHARE * self.time_limit
                 third_axis(NEARS[0], until)
+                if time.monotonic() < until and waits:
+                    unequal.look(NEARS[0])
+                    third_axis(NEARS[0], until)
                 for near in NEARS[1:]:
                     if third is not None and not outcome.stopped and time.monotonic() < until:
                         lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, near=near)

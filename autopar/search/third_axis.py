@@ -176,8 +176,7 @@ class ThirdAxis(Series):
 
     def _carry(self) -> None:
         """Raise the bounds of what is next by what follows from others."""
-        most = ROOM if self._spreads_first else ALL  # where first pieces know the order of tasks, none needs it before
-        self._carried.raise_least(self._open, self._space, self._outcome.best, self._seen.__contains__, most)
+        self._carried.raise_least(self._open, self._space, self._outcome.best, self._seen.__contains__, ALL)
 
     def _is_far(self, bound: float) -> bool:
         """Whether a bound is so far from the best plan that there is something to do."""

@@ -100,6 +100,11 @@ class UnequalSearch:
         self._looked = False
 
     @property
+    def is_open(self) -> bool:
+        """Whether it is decided what to look at."""
+        return self._outcome.unequal is not None
+
+    @property
     def left(self) -> int:
         """How many numbers of microbatches may have a better plan that was not looked for."""
         return sum(map(self._is_rival, self._waiting))
