@@ -17,11 +17,12 @@ from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import Slot
 from autopar.pins import Choices, Pins, unequal_left
 from autopar.plan import Plan
+from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.floor import floor
 from autopar.search.legs import Options, options_of
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.placed import Placed, least_alone, least_seconds
-from autopar.search.planner import Search
+from autopar.search.planner import NEARS, Search
 from autopar.search.space import Configuration, configurations
 from autopar.search.submeshes import nearest, submeshes, unequal
 from autopar.search.unequal import UnequalAttempt
@@ -260,7 +261,9 @@ def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) ->
     assert search.unequal is not None
     floor = least_unequal(search, search.unequal, COUNT)
 
+    assert not found.is_open
     found.glance()
+    assert found.is_open
     rough = found.bound
     found.look(near=0.99)
     bound = found.bound
@@ -272,6 +275,35 @@ def test_unequal_stages_that_cannot_be_better_by_enough_wait(cache_dir: Path) ->
     assert (found.left, found.bound, outcome.solved) == (0, bound, solved + 1)
     found.look()  # there is nothing more to be done
     assert outcome.solved == solved + 1
+
+
+def test_with_a_limit_unequal_stages_are_looked_at_once_they_limit_the_bound(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they do from the start, or only once nothing else is left: the plan is that of a search without one."""
+    search, looked = _search(cache_dir), list[float]()
+    space, look = _space(_execution().folded.num_blocks), UnequalSearch.look
+
+    def noted(own: UnequalSearch, near: float = OPTIMALITY_TOLERANCE) -> None:
+        looked.append(near)
+        look(own, near)
+
+    monkeypatch.setattr(UnequalSearch, "look", noted)
+    free = search.run(space)
+    assert looked == [OPTIMALITY_TOLERANCE]
+    limited = replace(search, time_limit=600.0).run(space)
+    first = looked[1:]
+
+    def unseen(own: UnequalSearch) -> None:
+        own._open()
+        own.bound = math.inf
+
+    monkeypatch.setattr(UnequalSearch, "glance", unseen)
+    waiting = replace(search, time_limit=600.0).run(space)
+
+    assert first == looked[1 + len(first) :] == [NEARS[0], OPTIMALITY_TOLERANCE]
+    assert free.best == limited.best == waiting.best
+    assert waiting.unequal is not None
 
 
 def test_of_long_chains_unequal_stages_are_left_where_nodes_are_alike(

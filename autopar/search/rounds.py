@@ -1,9 +1,9 @@
 """The order in which pipelines of one mesh and one size of microbatches are bounded by spreading blocks.
 
-The first one, which has most stages per group, is bounded by cuts at prices of no memory, and, where that is not enough,
-all are by some at usual prices of it. Then more is found out of the one with the least bound, until that rises no more,
-by its own cuts or by those of others; of others it is still looked up what the choices known allow, for they may have
-the best plan.
+The first one, which has most stages per group, is bounded by cuts at prices of no memory, and, where that is not
+enough, all are by some at usual prices of it. Then more is found out of the one with the least bound, until that rises
+no more, by its own cuts or by those of others; of others it is still looked up what the choices known allow, for they
+may have the best plan.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from autopar.schedule.program import Basis
 from autopar.schedule.spread import Order, Rest
 from autopar.search.space import Configuration
-from autopar.search.spreader import Spreaded, Spreader
+from autopar.search.spreader import Bounded, Spreaded, Spreader
 
 NEAR = 2e-3
 """A bound as near to what the choices known allow, relative, is not raised further."""

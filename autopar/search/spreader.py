@@ -31,8 +31,8 @@ USUAL = (0.5, 0.25)
 """What a device costs where memory has a price first, in what its blocks take for a microbatch."""
 
 WAITS = 0.05
-"""What a second of a link costs then, in seconds of passes: most of it is hidden, and what follows the last passes costs
-nothing, so that no cut can be had by as much of it as there never is."""
+"""What a second of a link costs then, in seconds of passes: most of it is hidden. What follows the last passes costs
+nothing: steps mostly do not wait for it, and would have more of it in place of memory than any block does."""
 
 APART = 0.05
 """Numbers of microbatches that differ by less, relative, are one."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.schedule import SCHEDULES
-from autopar.search.carried import ALL, ROOM, Carried
+from autopar.search.carried import Carried
 from autopar.search.outcome import Outcome, Stage
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Configuration, Family, alike
@@ -176,7 +176,7 @@ class ThirdAxis(Series):
 
     def _carry(self) -> None:
         """Raise the bounds of what is next by what follows from others."""
-        self._carried.raise_least(self._open, self._space, self._outcome.best, self._seen.__contains__, ALL)
+        self._carried.raise_least(self._open, self._space, self._outcome.best, self._seen.__contains__)
 
     def _is_far(self, bound: float) -> bool:
         """Whether a bound is so far from the best plan that there is something to do."""
