@@ -9,7 +9,7 @@ import pytest
 
 from autopar.formulate.data_major import is_data_major
 from autopar.search.attempt import Attempt
-from autopar.search.carried import ALL, ROOM, Carried
+from autopar.search.carried import ALL, Carried
 from autopar.search.course import (
     HURRIES,
     LATE_SECONDS,
@@ -222,9 +222,9 @@ def test_the_least_bound_of_three_axes_is_raised_first(follows: float, order: li
     assert (third.worked, third.excluded) == (1, 3)
 
 
-@pytest.mark.parametrize(("spreads_first", "most"), [(True, ROOM), (False, ALL)])
-def test_no_order_of_tasks_is_asked_for_where_first_pieces_know_it(spreads_first: bool, most: int) -> None:
-    """Only what memory has room for is, so that workers need not wait for linear programs of their own."""
+@pytest.mark.parametrize("spreads_first", [True, False])
+def test_the_order_of_tasks_is_asked_for_before_first_pieces(spreads_first: bool) -> None:
+    """They know it as well, but take longer: what follows from others leaves fewer of them to be done."""
 
     class _Asked(_Known):
         def _looked_at(self, family: Family, bound: float, *rest: object) -> float:
@@ -234,7 +234,7 @@ def test_no_order_of_tasks_is_asked_for_where_first_pieces_know_it(spreads_first
     asked = list[object]()
     third = ThirdAxis(_search(), Outcome(), FAMILIES, _Asked({}), math.inf, spreads_first=spreads_first)
     third.ends(0)
-    assert set(asked) == {most}
+    assert set(asked) == {ALL}
 
 
 def test_families_of_three_axes_whose_blocks_take_as_much_are_worked_on_together() -> None:

@@ -337,8 +337,8 @@ def test_levels_are_of_stages_that_hold_few_microbatches_and_many() -> None:
         levels = _levels(Order(SCHEDULES[schedule], 8, 16, chunks))
         assert levels == sorted(set(levels))
         assert 1 <= len(levels) <= LEVELS
-    few, *_, many = _levels(Order(SCHEDULES["1f1b"], 8, 16, 1))
-    assert (few, many) == (1.5, 7.5)
+    few, *_, many = _levels(Order(SCHEDULES["1f1b"], 16, 32, 1))  # two groups to a part
+    assert (few, many) == (1.5, 15.5)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
