@@ -145,7 +145,8 @@ def _held_most(place: Ints, chunk: Ints, num_chunks: int, last: int) -> tuple[In
     for task in range(len(place)):
         what, own = place[task], chunk[task]
         held[own] += what == FORWARD
-        if what == FORWARD != last and task + 1 < len(place) and place[task + 1] == FORWARD:
+        is_forward = what == FORWARD and last != FORWARD
+        if is_forward and task + 1 < len(place) and place[task + 1] == FORWARD:
             continue  # at the next one there is more of everything
         if what != WEIGHT:
             least = max(least, held[:num_chunks].min())

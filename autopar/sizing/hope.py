@@ -2,9 +2,10 @@
 
 Whether a search has any hope is asked where nothing fits of what is set up by hand, and again, if there was no time to
 tell, after some seconds without a plan: the thriftiest plan is what it begins with then. That is found out a step at a
-time, for a plan may come meanwhile, and workers wait for the one who asks. Where nothing is found that
-fits on the devices alone, all is searched again with what may lie in host memory: copies make no plan faster that fits
-without them, and weighing them takes time where memory is short.
+time, for a plan may come meanwhile, and workers wait for the one who asks.
+
+Where nothing is found that fits on the devices alone, all is searched again with what may lie in host memory: copies
+make no plan faster that fits without them, and weighing them takes time where memory is short.
 """
 
 import math
