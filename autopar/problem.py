@@ -77,6 +77,19 @@ class Recipe:
     allowed: tuple[tuple[int, ...], ...]
 
 
+class Kinship:
+    """What problems share of which costs differ, and nothing else: neither nodes and edges nor what is forbidden.
+
+    Attributes:
+        is_valid: Whether one of them was found to be well-formed, as all are then.
+        known: What a solver has found out about all of them.
+    """
+
+    def __init__(self) -> None:
+        self.is_valid = False
+        self.known: object = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """Nodes with strategies, costs of nodes and edges, usages under limits. Build with `Problem.build`.
@@ -97,6 +110,7 @@ class Problem:
         recipes: Named restrictions for the grid solver.
         name: For reports.
         unit_seconds: Seconds per unit of cost in a whole-number problem made from seconds; None if unknown.
+        kinship: What it shares with problems that differ in costs alone; None if it is not made to be one of many.
     """
 
     node_costs: tuple[Numbers, ...]
@@ -111,9 +125,13 @@ class Problem:
     recipes: tuple[Recipe, ...] = ()
     name: str = ""
     unit_seconds: float | None = None
+    kinship: Kinship | None = None
 
     def __post_init__(self) -> None:
-        _validate(self)
+        if self.kinship is None or not self.kinship.is_valid:
+            _validate(self)
+        if self.kinship is not None:
+            self.kinship.is_valid = True
 
     @classmethod
     def build(

@@ -22,23 +22,30 @@ import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE, Problem
 from autopar.solvers import highs, lazy
+from autopar.solvers.akin import Frame, frame_of
 from autopar.solvers.base import EXACT, Budget, Solver
-from autopar.solvers.closing import close_in
+from autopar.solvers.closing import Closing, close_in, close_in_flat
 from autopar.solvers.components import settle, solve_apart
 from autopar.solvers.coordinate_descent import greedy
 from autopar.solvers.dominance import undominated
-from autopar.solvers.eliminate import Marginals, Reduced, eliminate, eliminate_all, order_of, thin
+from autopar.solvers.eliminate import (
+    MAX_ENTRIES,
+    MAX_WORK,
+    Marginals,
+    Reduced,
+    eliminate,
+    eliminate_all,
+    order_of,
+    thin,
+)
 from autopar.solvers.field import Field, Floats, Prepared, prepare
+from autopar.solvers.flat import Flat
 from autopar.solvers.local import State, descend, repair
 from autopar.solvers.memory import Memory
 from autopar.solvers.merge import Merged, merge
 from autopar.solvers.polytope import linear_program, scale_of
 from autopar.solvers.prices import price_limits
 
-MAX_ENTRIES = 2_000_000
-"""Largest table of an exact elimination (16 MB)."""
-MAX_WORK = 40_000_000
-"""Entries of all tables of an exact elimination, times how often each is added up; about half a second."""
 FIRST_STEP = 1e-4
 """How far above the bound, relative, a choice is looked for first; each further step is `STEP_GROWTH` times as long."""
 STEP_GROWTH = 3.0
@@ -70,6 +77,9 @@ class Auto(Solver):
 
     def run(self, problem: Problem, budget: Budget) -> None:
         """See `Solver.run`."""
+        if (frame := frame_of(problem)) is not None:
+            _run_akin(problem, frame, budget)
+            return
         prepared = prepare(problem)
         merged = None if prepared is None else merge(prepared.field, Memory.of(problem, prepared.labels))
         if prepared is None or merged is None:
@@ -83,6 +93,123 @@ def exact(prepared: Prepared, merged: Merged, budget: Budget) -> None:
     _Search(prepared, merged, budget).run()
 
 
+def _run_akin(problem: Problem, frame: Frame, budget: Budget) -> None:
+    """As `Auto.run` on a problem without limits that is one of many."""
+    if not frame.is_permitted:
+        budget.raise_bound(math.inf)
+        return
+    core = frame.core(problem)
+
+    def offer(labels: Sequence[int], bound: float) -> None:
+        budget.raise_bound(bound, EXACT)
+        budget.offer(frame.strategies(core, labels))
+
+    found = _Minimiser(budget).of_flat(core.flat, frame.order(core), budget.upper, offer)
+    if found is not None:
+        offer(*found)
+
+
+class _Minimiser:
+    """Minimises fields without limits."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    def of(
+        self,
+        field: Field,
+        *,
+        rounded: bool = False,
+        enough: float = math.inf,
+        tell: Callable[[list[int], float], None] | None = None,
+    ) -> tuple[list[int], float] | None:
+        """Return a minimiser of a field and a bound on its minimum; None if the budget ran out.
+
+        Args:
+            field: The field.
+            rounded: Whether the choice may be a fractional one rounded, and forbidden.
+            enough: A bound from which on the choice may be any.
+            tell: If the field is wide, it is given a choice and a bound before what takes long.
+        """
+        reduced = eliminate(field)
+        order = order_of(reduced.field, MAX_ENTRIES, MAX_WORK)
+        if order is not None:
+            found = self._by_elimination(reduced.field, order)
+        else:
+            closing = close_in(reduced.field, self._budget, enough)
+            if tell is not None and not closing.closed:
+                tell(reduced.invert(closing.labels), closing.bound)
+            found = self._finished(reduced.field, closing, rounded=rounded)
+        return None if found is None else (reduced.invert(found[0]), found[1])
+
+    def of_flat(
+        self, flat: Flat, order: Sequence[int] | None, enough: float, tell: Callable[[list[int], float], None]
+    ) -> tuple[list[int], float] | None:
+        """As `of`, of a field in arrays whose nodes have more than two neighbours each.
+
+        Args:
+            flat: The field.
+            order: An order to eliminate its nodes in; None if tables get too large.
+            enough: As of `of`.
+            tell: The same.
+        """
+        if order is not None:
+            return self._by_elimination(flat.field, order)
+        closing = close_in_flat(flat, self._budget, enough)
+        if closing.closed:
+            return closing.labels, closing.bound
+        tell(closing.labels, closing.bound)
+        return self._finished(flat.field, closing, rounded=False)
+
+    def _finished(self, field: Field, closing: Closing, *, rounded: bool) -> tuple[list[int], float] | None:
+        """As `of`, given what messages and trees have found."""
+        if closing.closed:
+            return closing.labels, closing.bound
+        if self._budget.spent():
+            return None
+        part = field.restrict(closing.kept)
+        if not part.propagate():
+            self._budget.raise_bound(math.inf)
+            return None
+        alive = [np.flatnonzero(np.isfinite(u)) for u in part.unary]
+        part = part.restrict(alive)
+        if sum(map(len, alive)) <= (1 - LEAST_DROPPED) * sum(map(len, field.unary)):
+            found = self.of(part, rounded=rounded)
+        else:
+            found = self._by_program(part, rounded=rounded)
+        if found is None:
+            return None
+        kept = [own[left] for own, left in zip(closing.kept, alive, strict=True)]
+        labels = [int(own[label]) if len(own) else 0 for own, label in zip(kept, found[0], strict=True)]
+        return labels, max(found[1], closing.bound)
+
+    def _by_elimination(self, field: Field, order: Sequence[int]) -> tuple[list[int], float] | None:
+        """As `of`, by elimination of all nodes."""
+        eliminated = eliminate_all(field, order, self._budget)
+        return None if eliminated is None else (eliminated.choice(), eliminated.optimum)
+
+    def _by_program(self, field: Field, *, rounded: bool) -> tuple[list[int], float] | None:
+        """As `of`, by elimination if that has become possible, else by a linear program."""
+        reduced = eliminate(field)
+        core = reduced.field
+        order = order_of(core, MAX_ENTRIES, MAX_WORK)
+        if order is not None:
+            found = self._by_elimination(core, order)
+            return None if found is None else (reduced.invert(found[0]), found[1])
+        if rounded:
+            program = linear_program(core, scale_of(core))
+            outcome = highs.run(program, False, self._budget)
+            if outcome.solution is None:
+                return None
+            return reduced.invert(program.labels(outcome.solution)[0]), outcome.bound
+        bounds = [-math.inf]
+        unlimited = Memory.unlimited()
+        labels = lazy.minimise(core, unlimited, self._budget, highs.run, lambda _: True, report=bounds.append)
+        if labels is None:
+            return None
+        return reduced.invert(labels), max(bounds)
+
+
 class _Search:
     """One run on one problem."""
 
@@ -92,6 +219,7 @@ class _Search:
         self._field = merged.field
         self._memory = merged.memory
         self._budget = budget
+        self._minimiser = _Minimiser(budget)
         self._broken: set[int] = set()
 
     def run(self) -> None:
@@ -100,7 +228,7 @@ class _Search:
             self._budget.raise_bound(math.inf)
             return
         self._budget.raise_bound(self._field.lowest_cost(), EXACT)
-        relaxed = self._minimise(self._field, enough=self._budget.upper, tell=self._open)
+        relaxed = self._minimiser.of(self._field, enough=self._budget.upper, tell=self._open)
         if relaxed is None:
             return
         labels, bound = relaxed
@@ -135,72 +263,11 @@ class _Search:
             descend(state, self._budget)
             self._offer(state.labels)
 
-    def _minimise(
-        self,
-        field: Field,
-        *,
-        rounded: bool = False,
-        enough: float = math.inf,
-        tell: Callable[[list[int], float], None] | None = None,
-    ) -> tuple[list[int], float] | None:
-        """Return a minimiser of `field` without limits and a bound on its minimum; None if the budget ran out.
-
-        If `rounded`, the choice may be a fractional one rounded, and forbidden. If the bound reaches `enough`, it may
-        be any. If the field is wide, `tell` is given a choice and a bound before what takes long.
-        """
-        reduced = eliminate(field)
-        if order_of(reduced.field, MAX_ENTRIES, MAX_WORK) is not None:
-            return self._minimise_core(reduced, rounded=rounded)
-        closing = close_in(reduced.field, self._budget, enough)
-        if closing.closed:
-            return reduced.invert(closing.labels), closing.bound
-        if tell is not None:
-            tell(reduced.invert(closing.labels), closing.bound)
-        if self._budget.spent():
-            return None
-        part = reduced.field.restrict(closing.kept)
-        if not part.propagate():
-            self._budget.raise_bound(math.inf)
-            return None
-        alive = [np.flatnonzero(np.isfinite(u)) for u in part.unary]
-        part = part.restrict(alive)
-        if sum(map(len, alive)) <= (1 - LEAST_DROPPED) * sum(map(len, reduced.field.unary)):
-            found = self._minimise(part, rounded=rounded)
-        else:
-            found = self._minimise_core(eliminate(part), rounded=rounded)
-        if found is None:
-            return None
-        kept = [own[left] for own, left in zip(closing.kept, alive, strict=True)]
-        labels = [int(own[label]) if len(own) else 0 for own, label in zip(kept, found[0], strict=True)]
-        return reduced.invert(labels), max(found[1], closing.bound)
-
-    def _minimise_core(self, reduced: Reduced, *, rounded: bool) -> tuple[list[int], float] | None:
-        """As `_minimise`, by elimination of all nodes if their tables stay small, else by a linear program."""
-        core = reduced.field
-        order = order_of(core, MAX_ENTRIES, MAX_WORK)
-        if order is not None:
-            eliminated = eliminate_all(core, order, self._budget)
-            if eliminated is None:
-                return None
-            return reduced.invert(eliminated.choice()), eliminated.optimum
-        if rounded:
-            program = linear_program(core, scale_of(core))
-            outcome = highs.run(program, False, self._budget)
-            if outcome.solution is None:
-                return None
-            return reduced.invert(program.labels(outcome.solution)[0]), outcome.bound
-        bounds = [-math.inf]
-        unlimited = Memory.unlimited()
-        labels = lazy.minimise(core, unlimited, self._budget, highs.run, lambda _: True, report=bounds.append)
-        if labels is None:
-            return None
-        return reduced.invert(labels), max(bounds)
-
     def _price(self, field: Field) -> Known | None:
         """Price the limits, and return by how much labels of `field` raise the bound at the best prices."""
 
         def oracle(prices: Floats) -> tuple[list[int], float, float] | None:
-            answer = self._minimise(self._priced(prices))
+            answer = self._minimiser.of(self._priced(prices))
             if answer is None:
                 return None
             found, total = answer
@@ -225,7 +292,7 @@ class _Search:
         prices = np.zeros(self._memory.num_rows)
         prices[list(program.limits)] = program.prices(duals) / self._memory.scales[list(program.limits)]
         for factor in DEARER:
-            answer = self._minimise(self._priced(factor * prices), rounded=True)
+            answer = self._minimiser.of(self._priced(factor * prices), rounded=True)
             if answer is None:
                 return None
             self._improve(answer[0])

@@ -12,8 +12,10 @@ import numpy as np
 
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.base import Budget
-from autopar.solvers.dominance import undominated
-from autopar.solvers.field import Field, Ints, labels_of
+from autopar.solvers.compiled import compiled
+from autopar.solvers.dominance import Flags, undominated, undominated_of
+from autopar.solvers.entries import separate
+from autopar.solvers.field import Field, Floats, Ints, labels_of, penalty
 from autopar.solvers.flat import Flat, FlatMemory
 from autopar.solvers.memory import Memory
 from autopar.solvers.polish import Polisher
@@ -59,8 +61,32 @@ def close_in(field: Field, budget: Budget, enough: float = math.inf) -> Closing:
     better = undominated(_filled(field), Memory.unlimited())
     kept = [own[: len(unary)] for own, unary in zip(better, field.unary, strict=True)]
     smaller = _filled(field.restrict(kept))
-    highest = smaller.highest_cost()
-    flat = Flat.of(smaller.softened())
+    return _closed(Flat.of(smaller.softened()), kept, smaller.highest_cost(), budget, enough)
+
+
+def close_in_flat(flat: Flat, budget: Budget, enough: float = math.inf) -> Closing:
+    """Return the same for a field in arrays, with one table per edge."""
+    flags = undominated_of(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
+    sizes, unary, edges, tables, lowest, highest = _narrowed(
+        flat.offsets, flat.unary, flat.edges, flat.tables, flat.at, flags
+    )
+    lowest, highest = lowest + flat.constant, highest + flat.constant
+    soft = penalty(lowest, highest)
+    unary[np.isinf(unary)], tables[np.isinf(tables)] = soft, soft
+    smaller = Flat.of_tables(sizes, unary, edges, tables, flat.constant)
+    return _closed(smaller, labels_of(flags, flat.offsets), highest, budget, enough)
+
+
+def _closed(flat: Flat, kept: list[Ints], highest: float, budget: Budget, enough: float) -> Closing:
+    """Return the same for what is left of a field.
+
+    Args:
+        flat: The field, softened.
+        kept: Which labels of the field these are.
+        highest: What no permitted choice exceeds.
+        budget: Time.
+        enough: A bound that is enough.
+    """
     relaxation = Relaxation(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
     polisher = Polisher(flat, relaxation.memory, budget.seed)
     bound = -math.inf
@@ -97,3 +123,60 @@ def _filled(field: Field) -> Field:
     nothing = np.zeros(1)
     unary = [own if len(own) else nothing for own in field.unary]
     return Field(unary, field.tables, field.adjacent, field.constant)
+
+
+@compiled
+def _narrowed(
+    offsets: Ints, unary: Floats, edges: Ints, tables: Floats, at: Ints, kept: Flags
+) -> tuple[Ints, Floats, Ints, Floats, float, float]:
+    """Return a field with the labels that are kept, without tables that are a cost per row plus a cost per column.
+
+    Returns:
+        The labels of each node, their costs, the edges and their tables, one after the other; and the sums of all least
+        and of all greatest permitted costs.
+    """
+    count = len(offsets) - 1
+    sizes, begins = np.zeros(count, np.int64), np.zeros(count + 1, np.int64)
+    for node in range(count):
+        for label in range(offsets[node], offsets[node + 1]):
+            sizes[node] += kept[label]
+        begins[node + 1] = begins[node] + sizes[node]
+    labels, costs = np.flatnonzero(kept), unary[kept]
+    length, found, place, number = 0, np.zeros_like(edges), 0, 0
+    for edge in range(len(edges)):
+        length += sizes[edges[edge, 0]] * sizes[edges[edge, 1]]
+    joined = np.empty(length)
+    lowest = highest = 0.0
+    for edge in range(len(edges)):
+        one, two = edges[edge, 0], edges[edge, 1]
+        width = offsets[two + 1] - offsets[two]
+        part = joined[place : place + sizes[one] * sizes[two]].reshape((sizes[one], sizes[two]))
+        for x in range(sizes[one]):
+            row = at[edge] + (labels[begins[one] + x] - offsets[one]) * width
+            for y in range(sizes[two]):
+                part[x, y] = tables[row + labels[begins[two] + y] - offsets[two]]
+        of_rows, of_columns = np.empty(sizes[one]), np.empty(sizes[two])
+        if separate(part, of_rows, of_columns):
+            costs[begins[one] : begins[one + 1]] += of_rows
+            costs[begins[two] : begins[two + 1]] += of_columns
+            continue
+        found[number] = edges[edge]
+        number += 1
+        least, most = _extremes(joined[place : place + part.size])
+        lowest, highest = lowest + least, highest + (most if most > -np.inf else 0.0)
+        place += part.size
+    for node in range(count):
+        least, most = _extremes(costs[begins[node] : begins[node + 1]])
+        lowest, highest = lowest + least, highest + (most if most > -np.inf else 0.0)
+    return sizes, costs, found[:number].copy(), joined[:place].copy(), lowest, highest
+
+
+@compiled
+def _extremes(costs: Floats) -> tuple[float, float]:
+    """Return the least cost and the greatest one that is permitted; minus infinity if none is."""
+    least, most = np.inf, -np.inf
+    for cost in costs:
+        least = min(least, cost)
+        if cost < np.inf:
+            most = max(most, cost)
+    return least, most

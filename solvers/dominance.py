@@ -29,13 +29,17 @@ def undominated(field: Field, memory: Memory) -> list[Ints]:
     is sound.
     """
     flat = Flat.of(field)
-    uses = FlatMemory.of(memory, flat.offsets)
+    return labels_of(undominated_of(flat, FlatMemory.of(memory, flat.offsets)), flat.offsets)
+
+
+def undominated_of(flat: Flat, uses: FlatMemory) -> Flags:
+    """Return the same of a field in arrays: of every label, whether to keep it."""
     # fmt: off
     kept = _undominated(flat.offsets, flat.unary, flat.edges, flat.tables, flat.turned, flat.at,
                         flat.later, flat.later_at, flat.earlier, flat.earlier_at,
                         uses.node_at, uses.amount_at, uses.amounts)
     # fmt: on
-    return labels_of(kept, flat.offsets)
+    return np.asarray(kept)
 
 
 @compiled

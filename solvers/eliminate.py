@@ -14,6 +14,11 @@ from autopar.solvers.base import Budget
 from autopar.solvers.entries import through
 from autopar.solvers.field import Field, Floats
 
+MAX_ENTRIES = 2_000_000
+"""Largest table of an exact elimination (16 MB)."""
+MAX_WORK = 40_000_000
+"""Entries of all tables of an exact elimination, times how often each is added up; about half a second."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Removed:

@@ -177,13 +177,12 @@ class Field:
 
     def softened(self) -> "Field":
         """Return the field with a very high cost for infinity, for searches that pass through forbidden choices."""
-        lowest, highest = self._extremes()
-        penalty = 2.0 * (abs(highest) + abs(lowest)) + 1.0
+        dear = penalty(*self._extremes())
         cache: dict[int, Floats] = {}
 
         def soft(costs: Floats) -> Floats:
             if id(costs) not in cache:
-                cache[id(costs)] = costs if is_finite(costs) else np.where(np.isinf(costs), penalty, costs)
+                cache[id(costs)] = costs if is_finite(costs) else np.where(np.isinf(costs), dear, costs)
             return cache[id(costs)]
 
         return Field(
@@ -323,6 +322,11 @@ def labels_of(flags: NDArray[np.bool_], offsets: Ints) -> list[Ints]:
     ends = np.searchsorted(chosen, offsets)
     labels = chosen - np.repeat(offsets[:-1], np.diff(ends))
     return [labels[first:last] for first, last in pairwise(ends.tolist())]
+
+
+def penalty(lowest: float, highest: float) -> float:
+    """Return a cost that stands for infinity where no permitted choice costs less, or more, than these."""
+    return 2.0 * (abs(highest) + abs(lowest)) + 1.0
 
 
 def is_finite(costs: Floats) -> bool:

@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.solvers.compiled import compiled
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.memory import Memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flat:
-    """A field in arrays. Every node has labels, every cost is finite, every edge joins a smaller node to a larger one.
+    """A field in arrays. Every node has labels, every edge joins a smaller node to a larger one.
+
+    Every cost is finite where bounds and choices are looked for.
 
     Attributes:
         offsets: Where each node's labels begin, shape (num_nodes + 1,).
@@ -48,7 +52,7 @@ class Flat:
 
     @classmethod
     def of(cls, field: Field) -> "Flat":
-        """Return `field`, whose forbidden costs must have been softened, in arrays."""
+        """Return `field` in arrays."""
         sizes = np.array([len(u) for u in field.unary], np.int64)
         offsets = _starts(sizes)
         pairs = sorted(field.tables)
@@ -64,11 +68,36 @@ class Flat:
                 distinct.append(table)
                 position += table.size
             at[e] = known[id(table)]
-        count = len(sizes)
         entries = np.concatenate([np.zeros(0), *(t.ravel() for t in distinct), *(t.T.ravel() for t in distinct)])
+        return cls._laid_out(
+            offsets, np.concatenate([np.zeros(0), *field.unary]), edges, entries, position, at, field.constant
+        )
+
+    @classmethod
+    def of_tables(cls, sizes: Ints, unary: Floats, edges: Ints, tables: Floats, constant: float) -> "Flat":
+        """Return the form of a field in arrays, with one table per edge, in the order of the edges, which are sorted.
+
+        Args:
+            sizes: Labels of each node.
+            unary: Cost of each label.
+            edges: Nodes of each edge.
+            tables: Entries of the table of each, the labels of the smaller node first.
+            constant: Added to every cost.
+        """
+        rows, columns = sizes[edges[:, 0]], sizes[edges[:, 1]]
+        at = _starts(rows * columns)
+        entries = np.concatenate([tables, _turned(tables, at, rows, columns)])
+        return cls._laid_out(_starts(sizes), unary, edges, entries, len(tables), at[:-1], constant)
+
+    @classmethod
+    def _laid_out(
+        cls, offsets: Ints, unary: Floats, edges: Ints, entries: Floats, position: int, at: Ints, constant: float
+    ) -> "Flat":
+        """Return the form of these arrays, `position` being where turned tables begin among all entries."""
+        sizes, count = np.diff(offsets), len(offsets) - 1
         return cls(
             offsets,
-            np.concatenate([np.zeros(0), *field.unary]),
+            unary,
             edges,
             entries,
             entries[:position],
@@ -80,8 +109,22 @@ class Flat:
             _starts(np.bincount(edges[:, 0], minlength=count)),
             np.argsort(edges[:, 1], kind="stable"),
             _starts(np.bincount(edges[:, 1], minlength=count)),
-            field.constant,
+            constant,
         )
+
+    @property
+    def field(self) -> Field:
+        """The field."""
+        sizes = np.diff(self.offsets)
+        shapes = sizes[self.edges].tolist()
+        tables = {
+            (first, second): self.tables[start : start + rows * columns].reshape(rows, columns)
+            for (first, second), start, (rows, columns) in zip(
+                self.edges.tolist(), self.at.tolist(), shapes, strict=True
+            )
+        }
+        unary = [self.unary[first:last] for first, last in pairwise(self.offsets.tolist())]
+        return Field(unary, tables, constant=self.constant)
 
     @property
     def num_nodes(self) -> int:
@@ -167,3 +210,14 @@ def indicator(offsets: Ints, labels: Sequence[int] | NDArray[np.int64]) -> Float
 def _starts(sizes: Ints) -> Ints:
     """Return where consecutive runs of `sizes` begin, and where the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
+@compiled
+def _turned(tables: Floats, at: Ints, rows: Ints, columns: Ints) -> Floats:
+    """Return tables, one after the other, transposed."""
+    result = np.empty(len(tables))
+    for edge in range(len(rows)):
+        for x in range(rows[edge]):
+            for y in range(columns[edge]):
+                result[at[edge] + y * rows[edge] + x] = tables[at[edge] + x * columns[edge] + y]
+    return result

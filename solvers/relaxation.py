@@ -68,7 +68,7 @@ class Relaxation:
         """Sweep once and move the prices; return the excess of `labels` in each segment, in its scale."""
         value = self._messages.sweep(self.flat, self._unary) - float(self.prices @ self.memory.limits)
         self.rounds += 1
-        excess = self.excess(self.labels)
+        excess = self.excess(self.labels) if len(self.prices) else self.prices
         self._average = MEMORY * self._average + (1 - MEMORY) * excess
         if self.rounds % WINDOW == 0:
             self._judge(value)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.problem import Kinship
+
 if TYPE_CHECKING:  # they are laid out by this
     from autopar.formulate.tables import Slot, Tables
 
@@ -52,6 +54,7 @@ class FlatTables:
         item_labels: Per strategy of each item, one item after another, its place among all strategies.
         item_amounts: The bytes.
         item_at: Where items begin in those, (items + 1,).
+        kinships: Of placement problems of these tables, by the nodes that pay for something in pairs besides.
         nbytes: Bytes of memory of the prices of pairs, here and in the tables.
     """
 
@@ -59,6 +62,7 @@ class FlatTables:
         self, tables: "Tables", num_slots: int, again: Mapping["Slot", "Slot"], outside: Mapping["Slot", "Slot"]
     ) -> None:
         nodes, edges = tables.nodes, tables.edges
+        self.kinships: dict[tuple[tuple[int, int], ...], Kinship] = {}
         self.node_kinds = _ints(node.kind for node in nodes)
         self.node_slots = _ints(node.slot for node in nodes)
         self.node_shares = np.array([node.share for node in nodes])

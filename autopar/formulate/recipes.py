@@ -267,4 +267,4 @@ def restrict(problem: Problem, recipe: Recipe) -> Problem:
         forbidden = np.full_like(cost, np.inf)
         forbidden[list(allowed)] = cost[list(allowed)]
         costs.append(forbidden)
-    return replace(problem, node_costs=tuple(costs))
+    return replace(problem, node_costs=tuple(costs), kinship=None)

@@ -16,7 +16,7 @@ from autopar.formulate.flat import FlatTables
 from autopar.formulate.memory import KEPT, RESIDENT, FloatArray
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Memory, Slot, Tables
-from autopar.problem import Limit, Problem, Usage
+from autopar.problem import Kinship, Limit, Problem, Usage
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 
@@ -235,6 +235,7 @@ def problem(
         tuple(limits),
         flat.names,
         name=name,
+        kinship=None if mixes else flat.kinships.setdefault(tuple(pair[:2] for pair in pairs), Kinship()),
     )
 
 
