@@ -113,6 +113,7 @@ class Budget:
         choice: Best choice so far.
         cost: Its cost.
         bound: Best proven lower bound so far.
+        gap: Cost and bound that agree to this, relative to the cost, are enough.
         interrupted: Whether `should_stop` has said so.
         threads: Threads that may be used.
         seed: Of whatever is drawn at random.
@@ -135,7 +136,7 @@ class Budget:
         self._problem = problem
         self._end = time.monotonic() + time_limit
         self._cutoff = cutoff
-        self._gap = gap
+        self.gap = gap
         self._should_stop = should_stop
         self._watch = watch
         self.start = start
@@ -169,7 +170,7 @@ class Budget:
         """Return a budget for another problem, of a share of what is left, that ends when the caller wants an end."""
         work = Work(share * self.work.left, self.work)
         limit = share * self.remaining
-        return Budget(problem, limit, start, math.inf, self._gap, self.stopped, self.threads, self.seed, watch, work)
+        return Budget(problem, limit, start, math.inf, self.gap, self.stopped, self.threads, self.seed, watch, work)
 
     def adopt(self, part: "Budget") -> None:
         """Take what was found under a part of this budget."""
@@ -191,7 +192,7 @@ class Budget:
     def done(self) -> bool:
         """Return whether cost and bound meet the caller's targets."""
         return self.bound >= self._cutoff or (
-            self.choice is not None and relative_gap(self.cost, self.bound) <= self._gap
+            self.choice is not None and relative_gap(self.cost, self.bound) <= self.gap
         )
 
     def offer(self, choice: Sequence[int]) -> bool:

@@ -65,7 +65,7 @@ def close_in(field: Field, budget: Budget, enough: float = math.inf) -> Closing:
 
 
 def close_in_flat(flat: Flat, budget: Budget, enough: float = math.inf) -> Closing:
-    """Return the same for a field in arrays, with one table per edge."""
+    """Return the same for a field in arrays, with one table per edge, as near as the budget asks for."""
     flags = undominated_of(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
     sizes, unary, edges, tables, lowest, highest = _narrowed(
         flat.offsets, flat.unary, flat.edges, flat.tables, flat.at, flags
@@ -74,10 +74,13 @@ def close_in_flat(flat: Flat, budget: Budget, enough: float = math.inf) -> Closi
     soft = penalty(lowest, highest)
     unary[np.isinf(unary)], tables[np.isinf(tables)] = soft, soft
     smaller = Flat.of_tables(sizes, unary, edges, tables, flat.constant)
-    return _closed(smaller, labels_of(flags, flat.offsets), highest, budget, enough)
+    close = budget.gap / 2 if budget.gap > OPTIMALITY_TOLERANCE else CLOSED
+    return _closed(smaller, labels_of(flags, flat.offsets), highest, budget, enough, close)
 
 
-def _closed(flat: Flat, kept: list[Ints], highest: float, budget: Budget, enough: float) -> Closing:
+def _closed(
+    flat: Flat, kept: list[Ints], highest: float, budget: Budget, enough: float, close: float = CLOSED
+) -> Closing:
     """Return the same for what is left of a field.
 
     Args:
@@ -86,24 +89,24 @@ def _closed(flat: Flat, kept: list[Ints], highest: float, budget: Budget, enough
         highest: What no permitted choice exceeds.
         budget: Time.
         enough: A bound that is enough.
+        close: Relative gap that is.
     """
     relaxation = Relaxation(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
     polisher = Polisher(flat, relaxation.memory, budget.seed)
     bound = -math.inf
-    for number in range(1, ROUNDS + 1):
-        relaxation.round()
-        budget.work.spend(SWEEP * flat.tables.size)
+    for number in range(WINDOW, ROUNDS + 1, WINDOW):
+        relaxation.window()
+        budget.work.spend(SWEEP * WINDOW * flat.tables.size)
         if number % LOOKS == WINDOW:
             polisher.look(relaxation.labels.copy(), relaxation.prices, budget.spent)
-        if number % WINDOW == 0:
-            bound = relaxation.bound
-            if relaxation.finished or bound >= min(enough, _less(polisher.cost, CLOSED)) or budget.spent():
-                break
+        bound = relaxation.bound
+        if relaxation.finished or bound >= min(enough, _less(polisher.cost, close)) or budget.spent():
+            break
     labels = relaxation.labels if polisher.labels is None else polisher.labels
     whole = [int(own[label]) if len(own) else 0 for own, label in zip(kept, labels.tolist(), strict=True)]
     if polisher.cost > highest + CLOSED * abs(highest):  # no more than a way through what is forbidden
         return Closing(whole, bound, bound >= enough, kept)
-    if bound >= min(enough, _less(polisher.cost, OPTIMALITY_TOLERANCE / 4)):
+    if bound >= min(enough, _less(polisher.cost, max(close, OPTIMALITY_TOLERANCE / 4))):
         return Closing(whole, bound, True, kept)
     known, rises = relaxation.rises()
     slack = CLOSED * abs(polisher.cost) + 1e-12 * float(np.abs(flat.tables).max(initial=0.0))

@@ -46,25 +46,19 @@ class Messages:
         """Return messages that can be changed without changing these."""
         return Messages(self.to_first.copy(), self.to_second.copy(), self.rises.copy(), self.labels.copy())
 
-    def sweep(self, flat: Flat, unary: Floats) -> float:
+    def sweep(self, flat: Flat, unary: Floats, times: int = 1) -> float:
         """Pass forwards and backwards; return the bound, true but for rounding.
 
         Args:
             flat: The field.
             unary: Costs of labels, in place of the field's.
+            times: How often.
         """
-        width = int(np.diff(flat.offsets).max(initial=1))
-        moved, decided = np.zeros(width), np.zeros(width)
-        offsets, edges = flat.offsets, flat.edges
-        first, second, to_first, to_second = flat.first_at, flat.second_at, self.to_first, self.to_second
-        later, later_at, earlier, earlier_at = flat.later, flat.later_at, flat.earlier, flat.earlier_at
-        rises, labels = self.rises, self.labels
-        # fmt: off
-        _pass(offsets, unary, edges, flat.tables, flat.at, to_first, to_second, first, second,
-              earlier, earlier_at, later, later_at, rises, labels, moved, decided, False)
-        bound = _pass(offsets, unary, edges, flat.turned, flat.at, to_second, to_first, second, first,
-                      later, later_at, earlier, earlier_at, rises, labels, moved, decided, True)
-        # fmt: on
+        bound = _sweep(
+            flat.offsets, unary, flat.edges, flat.tables, flat.turned, flat.at, self.to_first, self.to_second,
+            flat.first_at, flat.second_at, flat.later, flat.later_at, flat.earlier, flat.earlier_at,
+            self.rises, self.labels, times,
+        )  # fmt: skip
         return float(bound) + flat.constant
 
     def bound(self, flat: Flat, unary: Floats) -> float:
@@ -82,6 +76,42 @@ class Messages:
         )
         # The error of a sum is below half a unit in the last place of each partial sum; `sizes` adds those up.
         return math.fsum([flat.constant, *terms.tolist()]) - 2.0**-52 * float(sizes.sum())
+
+
+@compiled
+def _sweep(
+    offsets: Ints,
+    unary: Floats,
+    edges: Ints,
+    tables: Floats,
+    turned: Floats,
+    at: Ints,
+    to_first: Floats,
+    to_second: Floats,
+    first_at: Ints,
+    second_at: Ints,
+    later: Ints,
+    later_at: Ints,
+    earlier: Ints,
+    earlier_at: Ints,
+    rises: Floats,
+    labels: Ints,
+    times: int,
+) -> float:
+    """Pass forwards and backwards so many times, and return the last bound."""
+    width = 1
+    for node in range(len(offsets) - 1):
+        width = max(width, offsets[node + 1] - offsets[node])
+    moved, decided = np.zeros(width), np.zeros(width)
+    bound = 0.0
+    for _ in range(times):
+        # fmt: off
+        _pass(offsets, unary, edges, tables, at, to_first, to_second, first_at, second_at,
+              earlier, earlier_at, later, later_at, rises, labels, moved, decided, False)
+        bound = _pass(offsets, unary, edges, turned, at, to_second, to_first, second_at, first_at,
+                      later, later_at, earlier, earlier_at, rises, labels, moved, decided, True)
+        # fmt: on
+    return bound
 
 
 @compiled

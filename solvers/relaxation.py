@@ -68,13 +68,20 @@ class Relaxation:
         """Sweep once and move the prices; return the excess of `labels` in each segment, in its scale."""
         value = self._messages.sweep(self.flat, self._unary) - float(self.prices @ self.memory.limits)
         self.rounds += 1
-        excess = self.excess(self.labels) if len(self.prices) else self.prices
+        excess = self.excess(self.labels)
         self._average = MEMORY * self._average + (1 - MEMORY) * excess
         if self.rounds % WINDOW == 0:
             self._judge(value)
         if self.rounds >= UNPRICED_ROUNDS:
             self._move(abs(value - self.flat.constant))
         return excess
+
+    def window(self) -> None:
+        """Do as many rounds as `WINDOW` at once; for fields without limits, whose prices are none."""
+        assert not len(self.prices), "prices move after every round"
+        value = self._messages.sweep(self.flat, self._unary, WINDOW)
+        self.rounds += WINDOW
+        self._judge(value)
 
     def excess(self, labels: Ints) -> Floats:
         """Return use less limit in each segment, in its scale."""

@@ -76,6 +76,9 @@ PRICED_SHARE = 5e6
 """Units of work per second of a limit of time that a placement problem with prices may take: a part in two hundred of
 it. Its bound is one of many, and most take a hundredth of that."""
 
+PRICED_GAP = 5e-5
+"""Nor need those with prices, half as close as bounds of them are raised at all (`autopar.search.hull.CLOSE`)."""
+
 RISES = 2e-3
 """By how much, relative, cuts of blocks raise a bound so that no more is done for now."""
 
@@ -311,7 +314,8 @@ class Attempt:
         return min(cutoff, self.best.objective * (1 - NEAR)) if self.best is not None else cutoff
 
     def _priced(self, instance: Problem, cutoff: float) -> Solution:
-        return self._run(self._with_recipes(instance), None, cutoff, most=PRICED_SHARE * self.search.time_limit)
+        most = PRICED_SHARE * self.search.time_limit
+        return self._run(self._with_recipes(instance), None, cutoff, PRICED_GAP, most)
 
     def _undivided(self) -> float:
         """Return the bound that sees that blocks are not divided between stages: each kind at its own least time."""
