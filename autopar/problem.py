@@ -12,6 +12,7 @@ A solver knows nothing else of neural nets.
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -249,18 +250,20 @@ class Problem:
             ProblemError: If the choice is not one strategy per node.
         """
         _check_choice(self, choice)
-        terms = [c[s] for c, s in zip(self.node_costs, choice, strict=True)]
-        for (a, b), index in zip(self.edge_nodes.tolist(), self.edge_table_ids.tolist(), strict=True):
-            terms.append(self.edge_tables[index][choice[a], choice[b]])
-        weights = [1] * self.num_nodes + self.edge_weights.tolist()
+        terms = [c.item(s) for c, s in zip(self.node_costs, choice, strict=True)]
+        pairs = [
+            self.edge_tables[index].item(choice[a], choice[b])
+            for (a, b), index in zip(self.edge_nodes.tolist(), self.edge_table_ids.tolist(), strict=True)
+        ]
+        weights = self.edge_weights.tolist()
         if self.is_whole:
-            if any(t >= FORBIDDEN for t in terms):
+            if any(t >= FORBIDDEN for t in (*terms, *pairs)):
                 return math.inf
-            total: int = sum(w * int(t) for w, t in zip(weights, terms, strict=True))
+            total: int = sum(terms) + sum(map(operator.mul, weights, pairs))
             return total
-        if any(math.isinf(t) for t in terms):
+        if math.inf in terms or math.inf in pairs:
             return math.inf
-        return math.fsum(w * float(t) for w, t in zip(weights, terms, strict=True))
+        return math.fsum((*terms, *map(operator.mul, weights, pairs)))
 
     def usage(self, choice: Sequence[int]) -> tuple[tuple[int, float], ...]:
         """Return the summed use over time as (time, use from that time on) where it changes, in order of time.

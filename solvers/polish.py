@@ -43,8 +43,7 @@ class Polisher:
         self.trees = Trees(flat, memory)
         self._chunk = max(CHUNK, int(CHUNK_SHARE * flat.num_nodes))
         self._random = np.random.default_rng(seed)
-        costs = np.abs(np.concatenate([flat.unary, flat.tables]))
-        self._usual = float(np.median(costs[costs > 0])) if costs.any() else 1.0  # a choice may cost nothing
+        self._usual_cost: float | None = None
         self._owners = np.repeat(np.arange(flat.num_nodes), np.diff(flat.offsets))
 
     def thrifty(self) -> Ints:
@@ -137,8 +136,10 @@ class Polisher:
 
     def _repair(self, labels: Ints, prices: Floats, stop: Callable[[], bool]) -> bool:
         """Make the limits that are broken dearer until none is; return whether that came about."""
+        if not len(prices):
+            return True  # there are no limits
         prices = prices.copy()
-        rise = FIRST_RISE * (abs(self._flat.cost(labels) - self._flat.constant) + self._usual)
+        rise = FIRST_RISE * (abs(self._flat.cost(labels) - self._flat.constant) + self._usual())
         for _ in range(RISES):
             if stop():
                 return False
@@ -153,6 +154,13 @@ class Polisher:
             opened[self._users(broken)] = LOOKS
             self._descend(unary, labels, opened, stop)
         return self._fits(labels)
+
+    def _usual(self) -> float:
+        """Return what a label or a pair usually costs, above 0."""
+        if self._usual_cost is None:
+            costs = np.abs(np.concatenate([self._flat.unary, self._flat.tables]))
+            self._usual_cost = float(np.median(costs[costs > 0])) if costs.any() else 1.0  # a choice may cost nothing
+        return self._usual_cost
 
     def _users(self, segments: Ints) -> Ints:
         """Return the nodes with a usage in some of the segments."""

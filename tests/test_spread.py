@@ -30,7 +30,7 @@ from autopar.schedule.spread import Order, Rest, Spread, Take
 from autopar.search.blocks import assemble_blocks
 from autopar.search.floor import floor
 from autopar.search.hull import Hull
-from autopar.search.spreader import LEVELS, Spreader, _levels
+from autopar.search.spreader import FEW, LEVELS, Spreader, levels_of
 from autopar.sharding import Mesh
 from autopar.simulate.ranges import chain_bytes
 from autopar.solvers import load
@@ -153,7 +153,7 @@ def _raised(spreader: Spreader, order: Order, rest: Rest, steps: int = 6) -> tup
     """Return the bound after some rounds, and what the choices known allow."""
     value, basis = np.inf, None
     first = spreader.bound(order, rest)
-    spreader.price_memory(order, rest)
+    spreader.price_memory(order, rest, levels_of(order))
     known = spreader.bound(order, rest, known=first)
     bound = max(first.seconds, known.seconds)
     for _ in range(steps):
@@ -323,22 +323,36 @@ def test_prices_of_memory_ask_nothing_for_what_nothing_waits_for() -> None:
     spreader = _spreader(found, pipeline, 1e9, _choices(3))
     spreader.bound(order, rest)
     known = spreader.num_cuts
-    spreader.price_memory(order, rest)
+    spreader.price_memory(order, rest, levels_of(order))
 
     prices = np.array([own for own, _ in spreader._cuts[known:]])
     assert not prices[:, [Take.GRADIENT, Take.ONCE]].any()
     assert (prices[:, [Take.KEPT, Take.RESIDENT, Take.LINK, Take.UPDATE]] > 0).all()
 
 
-def test_levels_are_of_stages_that_hold_few_microbatches_and_many() -> None:
-    """One where all groups hold as many, and the least and the most of several are apart."""
-    assert _levels(Order(SCHEDULES["gpipe"], 4, 8, 1)) == [8.0]
+def test_levels_are_of_stages_that_hold_many_microbatches_and_few() -> None:
+    """One where all groups hold as many, the most and the least of several, and last next to nothing."""
+    assert levels_of(Order(SCHEDULES["gpipe"], 4, 8, 1)) == [8.0, FEW]
     for schedule, chunks in OTHERS:
-        levels = _levels(Order(SCHEDULES[schedule], 8, 16, chunks))
-        assert levels == sorted(set(levels))
+        *levels, few = levels_of(Order(SCHEDULES[schedule], 8, 16, chunks))
+        assert levels == sorted(set(levels), reverse=True)
         assert 1 <= len(levels) <= LEVELS
-    few, *_, many = _levels(Order(SCHEDULES["1f1b"], 16, 32, 1))  # two groups to a part
-    assert (few, many) == (1.5, 15.5)
+        assert few == FEW
+    many, *_, last, _ = levels_of(Order(SCHEDULES["1f1b"], 16, 32, 1))  # two groups to a part
+    assert (many, last) == (15.5, 1.5)
+
+
+def test_memory_is_cheaper_the_longer_a_step_is() -> None:
+    """Of more microbatches through as many groups the same room saves a smaller part of what they take."""
+    found = _deep("plain")
+    dearest = []
+    for count in (4, 16):
+        pipeline = Pipeline(4, count, "interleaved", num_chunks=2)
+        order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
+        spreader = _spreader(found, pipeline, 1e9, _choices(3))
+        spreader.price_memory(order, rest, (2.0,))
+        dearest.append(max(own[Take.RESIDENT] / own[Take.FORWARD] for own, _ in spreader._cuts if own[Take.FORWARD]))
+    assert dearest[1] < 0.5 * dearest[0]
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)

@@ -481,6 +481,25 @@ def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, smal
     return ends
 
 
+def _priced_apart(inside: Floats, outside: Floats, own: float, more: float) -> Floats:
+    """Return what pairs cost whose collectives have a price of their own between nodes; infinity stays.
+
+    Args:
+        inside: Seconds of pairs.
+        outside: What of them is between nodes.
+        own: How much the first count.
+        more: How much more, or less, the second.
+    """
+    result = np.empty(inside.shape)
+    for x in range(inside.shape[0]):
+        for y in range(inside.shape[1]):
+            if np.isinf(inside[x, y]):
+                result[x, y] = np.inf
+            else:
+                result[x, y] = max(0.0, own * inside[x, y] + more * outside[x, y])
+    return result
+
+
 _compiled: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
 
 frontiers: Callable[..., tuple[Floats, Ints, Ints, Ints]] = _compiled(_frontiers)
@@ -490,3 +509,4 @@ slowest: Callable[..., float] = _compiled(_slowest)
 earliest_end: Callable[..., tuple[float, Ints, Ints]] = _compiled(_earliest_end)
 evenest: Callable[..., float] = _compiled(_evenest)
 even_waves: Callable[..., Ints] = _compiled(_even_waves)
+priced_apart: Callable[..., Floats] = _compiled(_priced_apart)

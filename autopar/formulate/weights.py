@@ -249,6 +249,8 @@ def _outside(flat: FlatTables, factors: FloatArray, weight: FloatArray) -> Itera
         factors: (kinds, slots) how much each counts.
         weight: (edges,) how much edges count.
     """
+    from autopar.formulate.kernel import priced_apart  # compiling is loaded when it is needed only
+
     kinds = flat.edge_kinds[flat.outside]
     counted = factors[kinds, flat.outside_slots]
     if factors[:, Slot.SELECTIVE_OUTSIDE].any():
@@ -260,11 +262,7 @@ def _outside(flat: FlatTables, factors: FloatArray, weight: FloatArray) -> Itera
         key = int(flat.table_of[edge]), int(flat.outside_of[index]), float(weight[edge]), float(counted[index])
         alike.setdefault(key, []).append(edge)
     for (of, there, own, more), edges in alike.items():
-        inside, extra = flat.tables[of], more * flat.outside_tables[there]
-        if own:
-            table = np.maximum(0.0, own * inside + extra)
-        else:
-            table = np.where(np.isfinite(inside), np.maximum(0.0, extra), np.inf)
+        table = priced_apart(flat.tables[of], flat.outside_tables[there], own, more)
         table.flags.writeable = False
         yield edges, table
 

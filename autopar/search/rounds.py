@@ -1,9 +1,9 @@
 """The order in which pipelines of one mesh and one size of microbatches are bounded by spreading blocks.
 
 The first one, which has most stages per group, is bounded by cuts at prices of no memory, and, where that is not
-enough, all are by some at usual prices of it. Then more is found out of the one with the least bound, until that rises
-no more, by its own cuts or by those of others; of others it is still looked up what the choices known allow, for they
-may have the best plan.
+enough, by some at usual prices of it, which all others have from the start. Large programs have these at once. Then
+more is found out of the one with the least bound, until that rises no more, by its own cuts or by those of others; of
+others it is still looked up what the choices known allow, for they may have the best plan.
 """
 
 import math
@@ -12,13 +12,17 @@ from collections.abc import Callable, Sequence
 from autopar.schedule.program import Basis
 from autopar.schedule.spread import Order, Rest
 from autopar.search.space import Configuration
-from autopar.search.spreader import Bounded, Spreaded, Spreader
+from autopar.search.spreader import Bounded, Spreaded, Spreader, levels_of
 
 NEAR = 2e-3
 """A bound as near to what the choices known allow, relative, is not raised further."""
 
 RISE, IDLE = 1e-3, 2
 """Nor is one that, like what these allow, has moved by no more than a share of itself so many times in a row."""
+
+SOON = 32
+"""Stages of a pipeline whose program is solved sooner than the placement problems of two prices: with no more, it is
+looked at after each level of memory prices whether others are needed."""
 
 TaskOf = Callable[[Configuration], tuple[Order, Rest]]
 """Returns the order of the tasks of a pipeline, and what there is besides blocks."""
@@ -54,7 +58,7 @@ class Rounds:
         self._starts: dict[Configuration, Basis | None] = dict.fromkeys(ordered)
         self._values = dict.fromkeys(ordered, math.inf)
         self._idle = 0
-        self._prices_memory = False
+        self._levels: list[float] | None = None
         self.next(task_of, enough, should_stop)
 
     @property
@@ -66,7 +70,7 @@ class Rounds:
         """Return the pipeline to find out more of; None if nothing more helps.
 
         Cuts that were found for one pipeline may raise the bounds of others: those are looked at again where they are
-        the least ones. The first ones after those of no memory are at usual prices of it.
+        the least ones.
 
         Args:
             task_of: Returns the order of the tasks of a pipeline, and what there is besides blocks.
@@ -75,16 +79,18 @@ class Rounds:
         """
         while not should_stop() and self.bound < enough:
             least = min(self._bounds, key=self._bounds.__getitem__)
+            order, rest = task_of(least)
+            if self._levels is None and order.num_stages > SOON:
+                self._price_memory(order, rest)  # a program without them takes as long as they do
             says_all = least in self._known and self._known[least].seen == self.spreader.num_cuts
-            if says_all and self._prices_memory:
+            if says_all and self._levels == []:
                 break
             if not says_all:
                 known = self._bounds[least]
                 self._raise(least, task_of, enough)
                 self._idle = 0 if self._bounds[least] > known * (1 + RISE) else self._idle
-            if not self._prices_memory and self._bounds[least] < enough:
-                self.spreader.price_memory(*task_of(least))
-                self._prices_memory = True
+            if self._levels != [] and self._bounds[least] < enough:
+                self._price_memory(order, rest)
         if self.bound >= enough:
             return None
         if self._idle < IDLE:
@@ -113,6 +119,13 @@ class Rounds:
         if self._idle < IDLE:
             self._idle = IDLE if is_done else 0 if rises else self._idle + 1
         return found
+
+    def _price_memory(self, order: Order, rest: Rest) -> None:
+        """Add cuts at usual prices of memory: at those of one level where a program takes less time than these."""
+        self._levels = levels_of(order) if self._levels is None else self._levels
+        count = 1 if order.num_stages <= SOON else len(self._levels)
+        self.spreader.price_memory(order, rest, self._levels[:count])
+        self._levels = self._levels[count:]
 
     def _raise(self, own: Configuration, task_of: TaskOf, enough: float) -> None:
         """Raise the bound of a pipeline by all cuts there are."""

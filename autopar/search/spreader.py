@@ -27,8 +27,12 @@ LEVELS = 8
 PARTS = 8
 """Of the stages of a pipeline, which have prices in common later: like those that are furthest apart."""
 
-USUAL = (0.5, 0.25)
-"""What a device costs where memory has a price first, in what its blocks take for a microbatch."""
+USUAL = (0.7, 0.35)
+"""What a device costs where memory has a price first, in what its blocks take for as many microbatches as there are
+groups: the longer the step, the less of it is won by more room."""
+
+FEW = 1.0
+"""Microbatches that a stage counts as holding besides: where others are at their fullest, it may hold but these."""
 
 WAITS = 0.05
 """What a second of a link costs then, in seconds of passes: most of it is hidden. What follows the last passes costs
@@ -219,18 +223,23 @@ class Spreader:
         _, self._plain = self._cuts[-1]
         self._cut(_usual(order))
 
-    def price_memory(self, order: Order, rest: Rest) -> None:
-        """Add cuts at usual prices of memory: of much and some where stages hold many microbatches, and few.
+    def price_memory(self, order: Order, rest: Rest, levels: Sequence[float]) -> None:
+        """Add cuts at usual prices of memory: of much and some.
 
-        The highest prices come first: what is cheap there says what to pay for parts of passes at the next ones.
+        Args:
+            order: The order of tasks.
+            rest: What there is besides, in seconds.
+            levels: Microbatches that a stage holds, which say what those cost that it keeps.
         """
+        if not self._cuts:
+            self._begin(order)
         points, _ = self._points()
-        blocks = _block(points) * rest.blocks / order.num_groups
+        whole = _block(points) * rest.blocks / order.num_microbatches
         prices = _usual(order)
         prices[Take.LINK], prices[Take.ONCE] = WAITS, 0.0
-        for held in reversed(_levels(order)):
+        for held in levels:
             for share in USUAL:
-                prices[Take.RESIDENT] = share * blocks
+                prices[Take.RESIDENT] = share * whole
                 prices[Take.KEPT] = held * prices[Take.RESIDENT]
                 prices[Take.BESIDE] = prices[Take.RESIDENT] * order.num_groups / rest.blocks
                 self._cut(prices)
@@ -302,8 +311,11 @@ def _block(points: FloatArray) -> float:
     return float(points[:, : Take.KEPT].sum(axis=1).min())
 
 
-def _levels(order: Order) -> list[float]:
-    """Return how many microbatches stages hold where their group is fullest: means of parts, without near ones."""
+def levels_of(order: Order) -> list[float]:
+    """Return how many microbatches stages hold where their group is fullest: means of parts without near ones, and few.
+
+    The most come first: what is cheap where memory is dearest says what to pay for parts of passes elsewhere.
+    """
     held = np.concatenate(
         [order.fullest(group)[:, : order.num_chunks].max(axis=0) for group in range(order.num_groups)]
     )
@@ -312,4 +324,4 @@ def _levels(order: Order) -> list[float]:
         mean = float(part.mean())
         if not found or mean > found[-1] * (1 + APART):
             found.append(mean)
-    return found
+    return [*reversed(found), FEW]
