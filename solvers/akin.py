@@ -12,11 +12,11 @@ import numpy as np
 
 from autopar.problem import Problem
 from autopar.solvers.compiled import compiled
-from autopar.solvers.entries import separate
 from autopar.solvers.eliminate import MAX_ENTRIES, MAX_WORK, order_of
+from autopar.solvers.entries import separate
 from autopar.solvers.field import Floats, Ints, prepare
 from autopar.solvers.flat import Flat
-from autopar.solvers.memory import Memory
+from autopar.solvers.memory import Flags, Memory
 from autopar.solvers.merge import merge
 
 
@@ -86,7 +86,7 @@ class Frame:
         edges, pair_at, pairs, removed, best, left, constant = _reduced(
             self._sizes, unary, unary_at, self._pairs, pairs, pair_at
         )
-        nodes, place = np.flatnonzero(left), np.cumsum(left) - 1
+        nodes, place = np.flatnonzero(left), np.cumsum(left, dtype=np.int64) - 1
         order = np.lexsort((edges[:, 1], edges[:, 0]))
         edges, pair_at, sizes = edges[order], pair_at[order], self._sizes[nodes]
         lengths = self._sizes[edges].prod(axis=1)
@@ -186,7 +186,7 @@ def _assembled(
 @compiled
 def _reduced(
     sizes: Ints, unary: Floats, unary_at: Ints, joined: Ints, pairs: Floats, pair_at: Ints
-) -> tuple[Ints, Ints, Floats, Ints, Ints, Floats, float]:
+) -> tuple[Ints, Ints, Floats, Ints, Ints, Flags, float]:
     """Remove all nodes with at most two neighbours; `unary` is changed.
 
     Returns:
@@ -354,5 +354,3 @@ def _invert(removed: Ints, best: Ints, sizes: Ints, chosen: Ints) -> None:
         if two >= 0:
             place = place * sizes[two] + chosen[two]
         chosen[removed[step, 0]] = best[removed[step, 3] + place]
-
-

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.problem import Problem
-from autopar.solvers.auto import MAX_ENTRIES, MAX_WORK
 from autopar.solvers.base import Budget
 from autopar.solvers.closing import ROUNDS, SWEEP
-from autopar.solvers.eliminate import eliminate_all, order_of
+from autopar.solvers.eliminate import MAX_ENTRIES, MAX_WORK, eliminate_all, order_of
 from autopar.solvers.field import Field, Ints, Prepared, prepare
 from autopar.solvers.flat import Flat, FlatMemory
 from autopar.solvers.memory import Memory
