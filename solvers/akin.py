@@ -20,6 +20,10 @@ from autopar.solvers.memory import Flags, Memory
 from autopar.solvers.merge import merge
 
 
+MOST_NEW = 1 << 14
+"""Entries of tables that elimination makes, for which there is room at first."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Core:
     """What is left of a problem without nodes that have at most two neighbours.
@@ -83,9 +87,7 @@ class Frame:
             self._maps, self._map_at, problem.edge_nodes, problem.edge_table_ids, problem.edge_weights,
             entries, _starts(shapes.prod(axis=1)), shapes[:, 1].copy(), self._pairs, self._pair_of,
         )  # fmt: skip
-        edges, pair_at, pairs, removed, best, left, constant = _reduced(
-            self._sizes, unary, unary_at, self._pairs, pairs, pair_at
-        )
+        edges, pair_at, pairs, removed, best, left, constant = self._reduced(unary, unary_at, pairs, pair_at)
         nodes, place = np.flatnonzero(left), np.cumsum(left, dtype=np.int64) - 1
         order = np.lexsort((edges[:, 1], edges[:, 0]))
         edges, pair_at, sizes = edges[order], pair_at[order], self._sizes[nodes]
@@ -94,6 +96,37 @@ class Frame:
         chosen = np.repeat(left, self._sizes)
         flat = Flat.of_tables(sizes, unary[chosen], place[edges].reshape(-1, 2), pairs[whole], constant)
         return Core(flat, nodes, removed, best)
+
+    def _reduced(
+        self, unary: Floats, unary_at: Ints, pairs: Floats, pair_at: Ints
+    ) -> tuple[Ints, Ints, Floats, Ints, Ints, Flags, float]:
+        """Remove all nodes with at most two neighbours; `unary` is changed.
+
+        Returns:
+            The pairs that are left, where their tables begin, and these; the nodes that were removed and their best
+            labels (`Core`); which nodes are left; and what the removed ones cost for certain.
+        """
+        count, known = len(self._sizes), len(self._pairs)
+        room = known + count  # one more edge for each node that is removed at most
+        edges, at = np.zeros((room, 2), np.int64), np.zeros(room, np.int64)
+        edges[:known], at[:known] = self._pairs, pair_at[:-1]
+        list_at = _starts(np.bincount(self._pairs.ravel(), minlength=count))
+        length, costs = max(MOST_NEW, len(pairs)), unary.copy()
+        while True:
+            tables, best = np.empty(len(pairs) + length), np.empty(length, np.int64)
+            tables[: len(pairs)] = pairs
+            stands, left = np.zeros(room, bool), np.ones(count, bool)
+            removed = np.full((count, 4), -1, np.int64)
+            sums = np.zeros(1)
+            reached = _reduce(
+                self._sizes, unary, unary_at, edges, at, stands, np.zeros(int(list_at[-1]), np.int64), list_at,
+                np.zeros(count, np.int64), tables, len(pairs), removed, best, left, sums, known,
+            )  # fmt: skip
+            if reached >= 0:
+                break
+            unary[:], length = costs, 2 * length
+        kept = np.flatnonzero(stands)
+        return edges[kept], at[kept], tables, removed[:reached], best, left, float(sums[0])
 
     def order(self, core: Core) -> list[int] | None:
         """Return an order to eliminate what is left in; None if tables get too large. Others have the same."""
@@ -184,145 +217,173 @@ def _assembled(
 
 
 @compiled
-def _reduced(
-    sizes: Ints, unary: Floats, unary_at: Ints, joined: Ints, pairs: Floats, pair_at: Ints
-) -> tuple[Ints, Ints, Floats, Ints, Ints, Flags, float]:
-    """Remove all nodes with at most two neighbours; `unary` is changed.
+def _reduce(
+    sizes: Ints,
+    unary: Floats,
+    unary_at: Ints,
+    edges: Ints,
+    at: Ints,
+    stands: Flags,
+    links: Ints,
+    list_at: Ints,
+    degree: Ints,
+    tables: Floats,
+    num_entries: int,
+    removed: Ints,
+    best: Ints,
+    left: Flags,
+    constant: Floats,
+    num_edges: int,
+) -> int:
+    """Remove nodes; return how many, or -1 if there is no room for tables or labels.
 
-    Returns:
-        The pairs that are left, where their tables begin, and these; the nodes that were removed and their best labels
-        (`Core`); which nodes are left; and what the removed ones cost for certain.
+    `links` are the edges of each node, never more than at first, and `degree` how many there are.
     """
-    count, known = len(sizes), len(joined)
-    edges = np.zeros((known + count, 2), np.int64)  # one more for each node that is removed at most
-    edges[:known] = joined
-    at = np.zeros(known + count, np.int64)
-    at[:known] = pair_at[:-1]
-    stands = np.zeros(known + count, np.bool_)
-    degree = np.zeros(count, np.int64)
-    for edge in range(known):
-        degree[edges[edge, 0]] += 1
-        degree[edges[edge, 1]] += 1
-    list_at = np.zeros(count + 1, np.int64)
-    for node in range(count):
-        list_at[node + 1] = list_at[node] + degree[node]
-    links = np.zeros(list_at[-1], np.int64)  # edges of each node: never more than at first
-    degree[:] = 0
-    for edge in range(known):
-        size = sizes[edges[edge, 0]] * sizes[edges[edge, 1]]
-        if _absorbed(edges[edge], pairs[at[edge] : at[edge] + size], sizes, unary, unary_at):
-            continue
-        stands[edge] = True
-        for side in range(2):
-            node = edges[edge, side]
-            links[list_at[node] + degree[node]] = edge
-            degree[node] += 1
-    removed = np.full((count, 4), -1, np.int64)
-    best = np.zeros(1024, np.int64)
-    num_removed, num_best, num_edges, num_entries = 0, 0, known, len(pairs)
-    left = np.ones(count, np.bool_)
-    constant = 0.0
+    for edge in range(num_edges):
+        if not _absorbed(edges, edge, at, tables, sizes, unary, unary_at):
+            stands[edge] = True
+            for side in range(2):
+                node = edges[edge, side]
+                links[list_at[node] + degree[node]] = edge
+                degree[node] += 1
+    count, num_best = 0, 0
     while True:
-        chosen, least = -1, 0.0
-        for node in range(count):
-            if left[node] and degree[node] <= 2:
-                effort = float(sizes[node])
-                for k in range(degree[node]):
-                    edge = links[list_at[node] + k]
-                    effort *= sizes[edges[edge, 0] + edges[edge, 1] - node]
-                if chosen < 0 or effort < least:
-                    chosen, least = node, effort
-        if chosen < 0:
-            break
-        left[chosen] = False
-        own = unary[unary_at[chosen] : unary_at[chosen + 1]]
-        neighbours, through = np.full(2, -1, np.int64), np.full(2, -1, np.int64)
-        for k in range(degree[chosen]):
-            edge = links[list_at[chosen] + k]
-            neighbours[k], through[k] = edges[edge, 0] + edges[edge, 1] - chosen, edge
-            stands[edge] = False
-        if degree[chosen] == 2 and neighbours[0] > neighbours[1]:
-            neighbours, through = neighbours[::-1].copy(), through[::-1].copy()
-        one, two = neighbours[0], neighbours[1]
-        rows = sizes[one] if one >= 0 else 1
-        columns = sizes[two] if two >= 0 else 1
-        while num_best + rows * columns > len(best):
-            best = np.concatenate((best, np.zeros(len(best), np.int64)))
-        removed[num_removed, 0], removed[num_removed, 1], removed[num_removed, 2] = chosen, one, two
-        removed[num_removed, 3] = num_best
-        for k in range(degree[chosen]):
-            _unlink(links, list_at, degree, neighbours[k], through[k])
-        total = np.full(rows * columns, np.inf)
-        label_of = best[num_best : num_best + rows * columns]
-        for label in range(sizes[chosen]):
-            for x in range(rows):
-                cost = own[label]
-                if one >= 0:
-                    cost += _entry(edges, at, pairs, sizes, through[0], chosen, label, x)
-                if cost == np.inf:
-                    continue
-                if two < 0:
-                    if cost < total[x]:
-                        total[x], label_of[x] = cost, label
-                    continue
-                start = at[through[1]]
-                along = 1
-                if edges[through[1], 0] == chosen:
-                    start += label * columns
-                else:
-                    start += label
-                    along = sizes[chosen]
-                for y in range(columns):
-                    whole = cost + pairs[start + y * along]
-                    if whole < total[x * columns + y]:
-                        total[x * columns + y], label_of[x * columns + y] = whole, label
-        num_removed += 1
-        num_best += rows * columns
+        node = _easiest(sizes, edges, links, list_at, degree, left)
+        if node < 0:
+            return count
+        left[node] = False
+        one, two, first, second = -1, -1, -1, -1
+        if degree[node] > 0:
+            first = links[list_at[node]]
+            one = edges[first, 0] + edges[first, 1] - node
+        if degree[node] > 1:
+            second = links[list_at[node] + 1]
+            two = edges[second, 0] + edges[second, 1] - node
+            if one > two:
+                one, two, first, second = two, one, second, first
+        length = (sizes[one] if one >= 0 else 1) * (sizes[two] if two >= 0 else 1)
+        if num_best + length > len(best) or num_entries + length > len(tables):
+            return -1
+        removed[count, 0], removed[count, 1], removed[count, 2], removed[count, 3] = node, one, two, num_best
+        count += 1
+        _through(sizes, unary, unary_at, edges, at, tables, node, first, second, num_entries, best, num_best)
+        num_best += length
         if one < 0:
-            constant += total[0]
-        elif two < 0:
-            for x in range(rows):
-                unary[unary_at[one] + x] += total[x]
-        else:
-            edge = -1
-            for k in range(degree[one]):
-                if edges[links[list_at[one] + k], 1] == two:
-                    edge = links[list_at[one] + k]
-            is_new = edge < 0
-            if is_new:
-                edge = num_edges
-                num_edges += 1
-                edges[edge, 0], edges[edge, 1] = one, two
-                while num_entries + len(total) > len(pairs):
-                    pairs = np.concatenate((pairs, np.zeros(len(pairs) + 1024)))
-                at[edge] = num_entries
-                num_entries += len(total)
-                pairs[at[edge] : at[edge] + len(total)] = total
-                stands[edge] = True
-                for node in (one, two):
-                    links[list_at[node] + degree[node]] = edge
-                    degree[node] += 1
-            else:
-                for entry in range(len(total)):
-                    pairs[at[edge] + entry] += total[entry]
-            if _absorbed(edges[edge], pairs[at[edge] : at[edge] + len(total)], sizes, unary, unary_at):
+            constant[0] += tables[num_entries]
+            continue
+        stands[first] = False
+        _unlink(links, list_at, degree, one, first)
+        if two < 0:
+            for x in range(length):
+                unary[unary_at[one] + x] += tables[num_entries + x]
+            continue
+        stands[second] = False
+        _unlink(links, list_at, degree, two, second)
+        edge = -1
+        for k in range(degree[one]):
+            if edges[links[list_at[one] + k], 1] == two:
+                edge = links[list_at[one] + k]
+        if edge >= 0:
+            for entry in range(length):
+                tables[at[edge] + entry] += tables[num_entries + entry]
+            if _absorbed(edges, edge, at, tables, sizes, unary, unary_at):
                 stands[edge] = False
                 _unlink(links, list_at, degree, one, edge)
                 _unlink(links, list_at, degree, two, edge)
-    kept = np.flatnonzero(stands[:num_edges])
-    return edges[kept], at[kept], pairs, removed[:num_removed], best[:num_best], left, constant
+            continue
+        edges[num_edges, 0], edges[num_edges, 1], at[num_edges] = one, two, num_entries
+        if not _absorbed(edges, num_edges, at, tables, sizes, unary, unary_at):
+            num_entries += length
+            stands[num_edges] = True
+            links[list_at[one] + degree[one]] = num_edges
+            links[list_at[two] + degree[two]] = num_edges
+            degree[one] += 1
+            degree[two] += 1
+            num_edges += 1
 
 
 @compiled
-def _absorbed(edge: Ints, table: Floats, sizes: Ints, unary: Floats, unary_at: Ints) -> bool:
+def _easiest(sizes: Ints, edges: Ints, links: Ints, list_at: Ints, degree: Ints, left: Flags) -> int:
+    """Return the node with at most two neighbours whose removal looks at the fewest entries; -1 if there is none."""
+    chosen, least = -1, 0
+    for node in range(len(sizes)):
+        if left[node] and degree[node] <= 2:
+            effort = sizes[node]
+            for k in range(degree[node]):
+                edge = links[list_at[node] + k]
+                effort *= sizes[edges[edge, 0] + edges[edge, 1] - node]
+            if chosen < 0 or effort < least:
+                chosen, least = node, effort
+    return chosen
+
+
+@compiled
+def _through(
+    sizes: Ints,
+    unary: Floats,
+    unary_at: Ints,
+    edges: Ints,
+    at: Ints,
+    tables: Floats,
+    node: int,
+    first: int,
+    second: int,
+    into: int,
+    best: Ints,
+    best_at: int,
+) -> None:
+    """Write what a node costs at least with the labels of its neighbours, of which there may be none, and which label.
+
+    Args:
+        sizes: Labels of each node.
+        unary: What they cost.
+        unary_at: Where those of each node begin.
+        edges: Nodes of each edge.
+        at: Where its table begins.
+        tables: The tables, where costs are written as well.
+        node: The node.
+        first: Its edge to one neighbour; -1 for none.
+        second: That to another one.
+        into: Where to write costs.
+        best: Where labels are written.
+        best_at: From where on.
+    """
+    rows = sizes[edges[first, 0] + edges[first, 1] - node] if first >= 0 else 1
+    columns = sizes[edges[second, 0] + edges[second, 1] - node] if second >= 0 else 1
+    # steps from one label of the node, and of a neighbour, to the next
+    own, along = (rows, 1) if first >= 0 and edges[first, 0] == node else (1, sizes[node])
+    other, across = (columns, 1) if second >= 0 and edges[second, 0] == node else (1, sizes[node])
+    for entry in range(rows * columns):
+        tables[into + entry] = np.inf
+        best[best_at + entry] = 0
+    for label in range(sizes[node]):
+        for x in range(rows):
+            cost = unary[unary_at[node] + label]
+            if first >= 0:
+                cost += tables[at[first] + label * own + x * along]
+            if cost == np.inf:
+                continue
+            for y in range(columns):
+                whole = cost
+                if second >= 0:
+                    whole += tables[at[second] + label * other + y * across]
+                if whole < tables[into + x * columns + y]:
+                    tables[into + x * columns + y] = whole
+                    best[best_at + x * columns + y] = label
+
+
+@compiled
+def _absorbed(edges: Ints, edge: int, at: Ints, tables: Floats, sizes: Ints, unary: Floats, unary_at: Ints) -> bool:
     """Give a table that is a cost per row plus a cost per column to its nodes, and return whether it is one."""
-    one, two = edge[0], edge[1]
-    of_rows, of_columns = np.empty(sizes[one]), np.empty(sizes[two])
-    if not separate(table.reshape((sizes[one], sizes[two])), of_rows, of_columns):
+    one, two = edges[edge, 0], edges[edge, 1]
+    rows, columns = sizes[one], sizes[two]
+    of_rows, of_columns = np.empty(rows), np.empty(columns)
+    table = tables[at[edge] : at[edge] + rows * columns].reshape((rows, columns))
+    if not separate(table, of_rows, of_columns):
         return False
-    for x in range(sizes[one]):
+    for x in range(rows):
         unary[unary_at[one] + x] += of_rows[x]
-    for y in range(sizes[two]):
+    for y in range(columns):
         unary[unary_at[two] + y] += of_columns[y]
     return True
 
@@ -335,14 +396,6 @@ def _unlink(links: Ints, list_at: Ints, degree: Ints, node: int, edge: int) -> N
             degree[node] -= 1
             links[list_at[node] + k] = links[list_at[node] + degree[node]]
             return
-
-
-@compiled
-def _entry(edges: Ints, at: Ints, pairs: Floats, sizes: Ints, edge: int, node: int, label: int, other: int) -> float:
-    """Return what a label of a node costs with a label of the other node of an edge."""
-    if edges[edge, 0] == node:
-        return float(pairs[at[edge] + label * sizes[edges[edge, 1]] + other])
-    return float(pairs[at[edge] + other * sizes[node] + label])
 
 
 @compiled

@@ -67,9 +67,16 @@ def close_in(field: Field, budget: Budget, enough: float = math.inf) -> Closing:
 def close_in_flat(flat: Flat, budget: Budget, enough: float = math.inf) -> Closing:
     """Return the same for a field in arrays, with one table per edge, as near as the budget asks for."""
     flags = undominated_of(flat, FlatMemory.of(Memory.unlimited(), flat.offsets))
-    sizes, unary, edges, tables, lowest, highest = _narrowed(
-        flat.offsets, flat.unary, flat.edges, flat.tables, flat.at, flags
+    kept = np.flatnonzero(flags)
+    begins = np.searchsorted(kept, flat.offsets)
+    sizes, unary = np.diff(begins), flat.unary[kept]
+    tables, stands = np.empty(len(flat.tables)), np.zeros(len(flat.edges), bool)
+    extremes = np.zeros(2)
+    length = _narrowed(
+        flat.offsets, flat.edges, flat.tables, flat.at, kept, begins, unary, tables, stands, extremes
     )
+    edges, tables = flat.edges[stands], tables[:length]
+    lowest, highest = extremes.tolist()
     lowest, highest = lowest + flat.constant, highest + flat.constant
     soft = penalty(lowest, highest)
     unary[np.isinf(unary)], tables[np.isinf(tables)] = soft, soft
@@ -130,56 +137,63 @@ def _filled(field: Field) -> Field:
 
 @compiled
 def _narrowed(
-    offsets: Ints, unary: Floats, edges: Ints, tables: Floats, at: Ints, kept: Flags
-) -> tuple[Ints, Floats, Ints, Floats, float, float]:
-    """Return a field with the labels that are kept, without tables that are a cost per row plus a cost per column.
+    offsets: Ints,
+    edges: Ints,
+    tables: Floats,
+    at: Ints,
+    kept: Ints,
+    begins: Ints,
+    unary: Floats,
+    narrowed: Floats,
+    stands: Flags,
+    extremes: Floats,
+) -> int:
+    """Write the tables of the labels that are kept, one after the other, and return how many entries they have.
 
-    Returns:
-        The labels of each node, their costs, the edges and their tables, one after the other; and the sums of all least
-        and of all greatest permitted costs.
+    Args:
+        offsets: Where the labels of each node begin.
+        edges: Nodes of each edge.
+        tables: Their tables.
+        at: Where each begins.
+        kept: The labels that are kept, counted over all nodes.
+        begins: Where those of each node begin among them.
+        unary: What they cost; added to where a table is a cost per row plus a cost per column, which is then left out.
+        narrowed: Written to.
+        stands: The same: which edges are not left out.
+        extremes: The same: the sums of all least and of all greatest permitted costs.
     """
-    count = len(offsets) - 1
-    sizes, begins = np.zeros(count, np.int64), np.zeros(count + 1, np.int64)
-    for node in range(count):
-        for label in range(offsets[node], offsets[node + 1]):
-            sizes[node] += kept[label]
-        begins[node + 1] = begins[node] + sizes[node]
-    labels, costs = np.flatnonzero(kept), unary[kept]
-    length, found, place, number = 0, np.zeros_like(edges), 0, 0
-    for edge in range(len(edges)):
-        length += sizes[edges[edge, 0]] * sizes[edges[edge, 1]]
-    joined = np.empty(length)
-    lowest = highest = 0.0
+    place = 0
     for edge in range(len(edges)):
         one, two = edges[edge, 0], edges[edge, 1]
+        rows, columns = begins[one + 1] - begins[one], begins[two + 1] - begins[two]
         width = offsets[two + 1] - offsets[two]
-        part = joined[place : place + sizes[one] * sizes[two]].reshape((sizes[one], sizes[two]))
-        for x in range(sizes[one]):
-            row = at[edge] + (labels[begins[one] + x] - offsets[one]) * width
-            for y in range(sizes[two]):
-                part[x, y] = tables[row + labels[begins[two] + y] - offsets[two]]
-        of_rows, of_columns = np.empty(sizes[one]), np.empty(sizes[two])
-        if separate(part, of_rows, of_columns):
-            costs[begins[one] : begins[one + 1]] += of_rows
-            costs[begins[two] : begins[two + 1]] += of_columns
+        for x in range(rows):
+            row = at[edge] + (kept[begins[one] + x] - offsets[one]) * width - offsets[two]
+            for y in range(columns):
+                narrowed[place + x * columns + y] = tables[row + kept[begins[two] + y]]
+        of_rows, of_columns = np.empty(rows), np.empty(columns)
+        if separate(narrowed[place : place + rows * columns].reshape((rows, columns)), of_rows, of_columns):
+            for x in range(rows):
+                unary[begins[one] + x] += of_rows[x]
+            for y in range(columns):
+                unary[begins[two] + y] += of_columns[y]
             continue
-        found[number] = edges[edge]
-        number += 1
-        least, most = _extremes(joined[place : place + part.size])
-        lowest, highest = lowest + least, highest + (most if most > -np.inf else 0.0)
-        place += part.size
-    for node in range(count):
-        least, most = _extremes(costs[begins[node] : begins[node + 1]])
-        lowest, highest = lowest + least, highest + (most if most > -np.inf else 0.0)
-    return sizes, costs, found[:number].copy(), joined[:place].copy(), lowest, highest
+        stands[edge] = True
+        _extremes(narrowed, place, place + rows * columns, extremes)
+        place += rows * columns
+    for node in range(len(begins) - 1):
+        _extremes(unary, begins[node], begins[node + 1], extremes)
+    return place
 
 
 @compiled
-def _extremes(costs: Floats) -> tuple[float, float]:
-    """Return the least cost and the greatest one that is permitted; minus infinity if none is."""
+def _extremes(costs: Floats, first: int, last: int, extremes: Floats) -> None:
+    """Add the least of some costs and the greatest one that is permitted, if any is."""
     least, most = np.inf, -np.inf
-    for cost in costs:
-        least = min(least, cost)
-        if cost < np.inf:
-            most = max(most, cost)
-    return least, most
+    for place in range(first, last):
+        least = min(least, costs[place])
+        if costs[place] < np.inf:
+            most = max(most, costs[place])
+    extremes[0] += least
+    if most > -np.inf:
+        extremes[1] += most

@@ -54,11 +54,19 @@ class Messages:
             unary: Costs of labels, in place of the field's.
             times: How often.
         """
-        bound = _sweep(
-            flat.offsets, unary, flat.edges, flat.tables, flat.turned, flat.at, self.to_first, self.to_second,
-            flat.first_at, flat.second_at, flat.later, flat.later_at, flat.earlier, flat.earlier_at,
-            self.rises, self.labels, times,
-        )  # fmt: skip
+        width = int(np.diff(flat.offsets).max(initial=1))
+        moved, decided = np.zeros(width), np.zeros(width)
+        offsets, edges = flat.offsets, flat.edges
+        first, second, to_first, to_second = flat.first_at, flat.second_at, self.to_first, self.to_second
+        later, later_at, earlier, earlier_at = flat.later, flat.later_at, flat.earlier, flat.earlier_at
+        rises, labels, bound = self.rises, self.labels, 0.0
+        # fmt: off
+        for _ in range(times):
+            _pass(offsets, unary, edges, flat.tables, flat.at, to_first, to_second, first, second,
+                  earlier, earlier_at, later, later_at, rises, labels, moved, decided, False)
+            bound = _pass(offsets, unary, edges, flat.turned, flat.at, to_second, to_first, second, first,
+                          later, later_at, earlier, earlier_at, rises, labels, moved, decided, True)
+        # fmt: on
         return float(bound) + flat.constant
 
     def bound(self, flat: Flat, unary: Floats) -> float:
@@ -76,42 +84,6 @@ class Messages:
         )
         # The error of a sum is below half a unit in the last place of each partial sum; `sizes` adds those up.
         return math.fsum([flat.constant, *terms.tolist()]) - 2.0**-52 * float(sizes.sum())
-
-
-@compiled
-def _sweep(
-    offsets: Ints,
-    unary: Floats,
-    edges: Ints,
-    tables: Floats,
-    turned: Floats,
-    at: Ints,
-    to_first: Floats,
-    to_second: Floats,
-    first_at: Ints,
-    second_at: Ints,
-    later: Ints,
-    later_at: Ints,
-    earlier: Ints,
-    earlier_at: Ints,
-    rises: Floats,
-    labels: Ints,
-    times: int,
-) -> float:
-    """Pass forwards and backwards so many times, and return the last bound."""
-    width = 1
-    for node in range(len(offsets) - 1):
-        width = max(width, offsets[node + 1] - offsets[node])
-    moved, decided = np.zeros(width), np.zeros(width)
-    bound = 0.0
-    for _ in range(times):
-        # fmt: off
-        _pass(offsets, unary, edges, tables, at, to_first, to_second, first_at, second_at,
-              earlier, earlier_at, later, later_at, rises, labels, moved, decided, False)
-        bound = _pass(offsets, unary, edges, turned, at, to_second, to_first, second_at, first_at,
-                      later, later_at, earlier, earlier_at, rises, labels, moved, decided, True)
-        # fmt: on
-    return bound
 
 
 @compiled
