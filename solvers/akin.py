@@ -19,7 +19,6 @@ from autopar.solvers.flat import Flat
 from autopar.solvers.memory import Flags, Memory
 from autopar.solvers.merge import merge
 
-
 MOST_NEW = 1 << 14
 """Entries of tables that elimination makes, for which there is room at first."""
 

@@ -72,9 +72,7 @@ def close_in_flat(flat: Flat, budget: Budget, enough: float = math.inf) -> Closi
     sizes, unary = np.diff(begins), flat.unary[kept]
     tables, stands = np.empty(len(flat.tables)), np.zeros(len(flat.edges), bool)
     extremes = np.zeros(2)
-    length = _narrowed(
-        flat.offsets, flat.edges, flat.tables, flat.at, kept, begins, unary, tables, stands, extremes
-    )
+    length = _narrowed(flat.offsets, flat.edges, flat.tables, flat.at, kept, begins, unary, tables, stands, extremes)
     edges, tables = flat.edges[stands], tables[:length]
     lowest, highest = extremes.tolist()
     lowest, highest = lowest + flat.constant, highest + flat.constant
