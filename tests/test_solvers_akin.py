@@ -76,6 +76,28 @@ def test_a_wide_core_is_closed_in_the_same_way(family: list[Problem]) -> None:
             assert found.bound == pytest.approx(expected.bound)
 
 
+def test_more_room_is_made_for_what_elimination_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A star of nodes with many labels around two with few: its tables are small, those of what is removed are not."""
+    random = np.random.default_rng(0)
+    costs = [random.random(size) for size in (12, 12, 2, 2, 2)]
+    edges = [(end, node, random.random((12, 2)), 1.0) for node in (2, 3, 4) for end in (0, 1)]
+    problem = replace(Problem.build(costs, edges), kinship=Kinship())
+    expected, tried = Auto().solve(replace(problem, kinship=None)), []
+    reduce = akin._reduce
+
+    def counted(*args: Any) -> int:
+        tried.append(int(reduce(*args)))
+        return tried[-1]
+
+    monkeypatch.setattr(akin, "MOST_NEW", 1)
+    monkeypatch.setattr(akin, "_reduce", counted)
+    found = Auto().solve(problem)
+    assert tried[0] == -1
+    assert tried[-1] == 5
+    assert found.cost == pytest.approx(expected.cost)
+    assert found.bound == pytest.approx(expected.bound)
+
+
 @given(families())
 @settings(max_examples=60, deadline=None)
 def test_a_core_costs_what_the_problem_does(family: list[Problem]) -> None:
