@@ -99,6 +99,7 @@ def _run_akin(problem: Problem, frame: Frame, budget: Budget) -> None:
         budget.raise_bound(math.inf)
         return
     core = frame.core(problem)
+    budget.raise_bound(core.flat.lowest_cost(), EXACT)
 
     def offer(labels: Sequence[int], bound: float) -> None:
         budget.raise_bound(bound, EXACT)

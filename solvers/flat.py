@@ -131,6 +131,13 @@ class Flat:
         """Number of nodes."""
         return len(self.offsets) - 1
 
+    def lowest_cost(self) -> float:
+        """Return the sum of all least costs, which no choice undercuts; every edge has a table of its own."""
+        least = self.constant
+        for costs, starts in ((self.unary, self.offsets[:-1]), (self.tables, self.at)):
+            least += float(np.minimum.reduceat(costs, starts).sum()) if len(starts) else 0.0
+        return least
+
     def cost(self, labels: Ints) -> float:
         """Return the cost of one label per node."""
         first, second = self.edges[:, 0], self.edges[:, 1]

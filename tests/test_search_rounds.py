@@ -34,7 +34,10 @@ class _Script:
         seconds = own.pop(0) if len(own) > 1 else own[0]
         return Bounded(seconds, Case(round(10 * seconds), is_most=True), None, (), self.num_cuts)
 
-    def price_memory(self, order: Order, rest: Rest) -> None:
+    def levels(self, order: Order) -> list[float]:
+        return [1.0]
+
+    def price_memory(self, order: Order, rest: Rest, levels: Sequence[float]) -> None:
         self.priced.append(cast(Configuration, order))
         self.num_cuts += self.memory_cuts
 

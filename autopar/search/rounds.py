@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from autopar.schedule.program import Basis
 from autopar.schedule.spread import Order, Rest
 from autopar.search.space import Configuration
-from autopar.search.spreader import Bounded, Spreaded, Spreader, levels_of
+from autopar.search.spreader import Bounded, Spreaded, Spreader
 
 NEAR = 2e-3
 """A bound as near to what the choices known allow, relative, is not raised further."""
@@ -122,7 +122,7 @@ class Rounds:
 
     def _price_memory(self, order: Order, rest: Rest) -> None:
         """Add cuts at usual prices of memory: at those of one level where a program takes less time than these."""
-        self._levels = levels_of(order) if self._levels is None else self._levels
+        self._levels = self.spreader.levels(order) if self._levels is None else self._levels
         count = 1 if order.num_stages <= SOON else len(self._levels)
         self.spreader.price_memory(order, rest, self._levels[:count])
         self._levels = self._levels[count:]

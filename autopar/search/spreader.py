@@ -27,7 +27,7 @@ LEVELS = 8
 PARTS = 8
 """Of the stages of a pipeline, which have prices in common later: like those that are furthest apart."""
 
-USUAL = (0.7, 0.35)
+USUAL = (1.0, 0.35)
 """What a device costs where memory has a price first, in what its blocks take for as many microbatches as there are
 groups: the longer the step, the less of it is won by more room."""
 
@@ -222,6 +222,10 @@ class Spreader:
         self._cut(prices)
         _, self._plain = self._cuts[-1]
         self._cut(_usual(order))
+
+    def levels(self, order: Order) -> list[float]:
+        """Return how many microbatches stages hold that have usual prices of memory."""
+        return levels_of(order)
 
     def price_memory(self, order: Order, rest: Rest, levels: Sequence[float]) -> None:
         """Add cuts at usual prices of memory: of much and some.
