@@ -77,7 +77,7 @@ def test_a_wide_core_is_closed_in_the_same_way(family: list[Problem]) -> None:
 
 
 def test_more_room_is_made_for_what_elimination_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A star of nodes with many labels around two with few: its tables are small, those of what is removed are not."""
+    """Nodes with few labels between two with many: their tables are small, the one that removing them makes is not."""
     random = np.random.default_rng(0)
     costs = [random.random(size) for size in (12, 12, 2, 2, 2)]
     edges = [(end, node, random.random((12, 2)), 1.0) for node in (2, 3, 4) for end in (0, 1)]

@@ -77,7 +77,7 @@ PRICED_SHARE = 5e6
 it. Its bound is one of many, and most take a hundredth of that."""
 
 PRICED_GAP = 5e-5
-"""Nor need those with prices, half as close as bounds of them are raised at all (`autopar.search.hull.CLOSE`)."""
+"""They need not be solved closer than half of how near to its value a bound is raised (`autopar.search.hull.CLOSE`)."""
 
 RISES = 2e-3
 """By how much, relative, cuts of blocks raise a bound so that no more is done for now."""
