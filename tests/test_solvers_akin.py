@@ -156,6 +156,15 @@ def test_a_restricted_problem_is_no_longer_akin() -> None:
     assert Auto().solve(narrowed).choice == (2, 2, 2, 2)
 
 
+def test_what_is_forbidden_stays_so_at_no_price() -> None:
+    """The cheapest pair is forbidden by an edge that costs nothing."""
+    table = np.array([[np.inf, 0.0], [0.0, 0.0]])
+    problem = replace(
+        Problem.build([np.array([0.0, 3.0]), np.array([0.0, 1.0])], [(0, 1, table, 0.0)]), kinship=Kinship()
+    )
+    assert Auto().solve(problem).choice == (0, 1)
+
+
 def test_where_nothing_is_permitted_there_is_no_choice() -> None:
     table = np.full((2, 2), np.inf)
     problem = replace(Problem.build([np.zeros(2)] * 2, [(0, 1, table)]), kinship=Kinship())
