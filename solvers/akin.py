@@ -12,7 +12,7 @@ import numpy as np
 
 from autopar.problem import Problem
 from autopar.solvers.compiled import compiled
-from autopar.solvers.eliminate import MAX_ENTRIES, MAX_WORK, order_of
+from autopar.solvers.eliminate import MAX_ENTRIES, order_of
 from autopar.solvers.entries import separate
 from autopar.solvers.field import Floats, Ints, prepare
 from autopar.solvers.flat import Flat
@@ -21,6 +21,9 @@ from autopar.solvers.merge import merge
 
 MOST_NEW = 1 << 14
 """Entries of tables that elimination makes, for which there is room at first."""
+
+QUICK_WORK = 2_000_000
+"""Operations of an elimination that takes no longer than messages do, which are mostly enough."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,10 +131,10 @@ class Frame:
         return edges[kept], at[kept], tables, removed[:reached], best, left, float(sums[0])
 
     def order(self, core: Core) -> list[int] | None:
-        """Return an order to eliminate what is left in; None if tables get too large. Others have the same."""
+        """Return an order to eliminate what is left in; None if that takes long. Others have the same."""
         key = core.nodes.tobytes(), core.flat.edges.tobytes()
         if key not in self._orders:
-            self._orders[key] = order_of(core.flat.field, MAX_ENTRIES, MAX_WORK)
+            self._orders[key] = order_of(core.flat.field, MAX_ENTRIES, QUICK_WORK)
         return self._orders[key]
 
     def strategies(self, core: Core, labels: Sequence[int]) -> tuple[int, ...]:
