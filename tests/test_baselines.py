@@ -120,7 +120,7 @@ def test_the_grid_leaves_out_nothing_that_could_win(limit: float | None) -> None
     assert len(quick.prices) < len(whole.prices)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mixtral-8x7b"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)])
 def test_floors_are_below_every_plan(name: str) -> None:
     """In seconds, and in bytes with full recompute and without."""
     race = _race(_task(name))

@@ -18,6 +18,7 @@ from autopar.search.unequal_space import MOST_COUNTS
 from autopar.sharding import Shard, parse_placements
 from autopar.task import Effort, Task, pinned, prepare
 from tests.formulations import DIMS
+from tests.shares import one_in
 
 CLOSE = 3e-6
 """Relative: placement problems are proven optimal to 1e-6 each, and a plan is compared with another one."""
@@ -203,7 +204,7 @@ FOLLOWED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("content", FOLLOWED, ids=str)
+@pytest.mark.parametrize("content", one_in(2, FOLLOWED), ids=str)
 def test_a_pinned_plan_keeps_to_its_pins(content: dict[str, Any]) -> None:
     """Read off the plan; it is never better than the bound of the whole space, nor than its own."""
     plan, task = _solve(content)
@@ -251,7 +252,15 @@ def test_tensor_parallelism_splits_all_blocks_where_none_repeats() -> None:
     assert [(own.axis.name, own.role) for own in roles_of_axes(plan.mesh, plan.blocks, folded)] == [("tp", "tp")]
 
 
-@pytest.mark.parametrize(("key", "value"), [("stages", 1), ("mesh", "4x2"), ("microbatches", 1), ("schedule", "1f1b")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("stages", 1),
+        pytest.param("mesh", "4x2", marks=pytest.mark.slow),
+        pytest.param("microbatches", 1, marks=pytest.mark.slow),
+        ("schedule", "1f1b"),
+    ],
+)
 def test_what_is_pinned_and_what_is_forbidden_make_the_whole(key: str, value: object) -> None:
     """The least objective is in one of the two parts; placements under a limit are not solved to the last digit."""
     whole = _task().space

@@ -26,6 +26,7 @@ from tests.executions import (
     random_plan,
     solved_plan,
 )
+from tests.shares import some
 
 SPACE = (
     Configuration(1, Mesh.of(outer=2, inner=2), 2, "1f1b"),
@@ -40,7 +41,7 @@ SPACE = (
 """1 to 4 stages, 4 to 8 devices, one axis and two, 1 to 4 microbatches."""
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", some(TINY, lambda name: name != "unet-sd1"))
 def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
     """Loss, gradients and updated states, for random placements of everything, stage boundaries and recompute."""
     rules = model_rules(name, cache_dir)

@@ -191,7 +191,7 @@ def test_no_cut_of_any_choice_is_faster_than_the_bound(schedule: str, chunks: in
             assert max(bound, alone) <= seconds * (1 + TOLERANCE)
 
 
-@pytest.mark.parametrize(("stack", "least"), [("plain", -0.2), ("slow", 0.2)])
+@pytest.mark.parametrize(("stack", "least"), [pytest.param("plain", -0.2, marks=pytest.mark.slow), ("slow", 0.2)])
 @pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
 def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, stack: str, least: float) -> None:
     """At limits from what the loosest plan needs down to what none fits.
