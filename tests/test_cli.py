@@ -113,6 +113,13 @@ def test_grid_search_is_asked_for_unless_it_gets_no_time(api: Api, options: str,
     assert (api.calls[0]["rival"] is not None) == asks
 
 
+@pytest.mark.parametrize("text", ["40", "40GB", "40 gb"])
+def test_memory_may_say_what_it_is_of(api: Api, text: str) -> None:
+    assert main(["solve", "zoo:gpt2", "--gpus", "8", "--memory-limit", text]) == 0
+
+    assert api.calls[0]["memory_limit"] == 40e9
+
+
 def test_solve_prints_the_report_on_standard_output(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
     """And nothing else there."""
     main(["solve", "zoo:gpt2", "--gpus", "8"])
@@ -202,7 +209,10 @@ def test_file_that_is_a_folder_is_refused_before_the_work(
             "solve zoo:gpt2 --gpus 8 --memory-limit nan",
             "Invalid value for '--memory-limit': nan is not a finite number above 0",
         ),
-        ("solve zoo:gpt2 --gpus 8 --memory-limit 80GB", "Invalid value for '--memory-limit': '80GB' is not a number"),
+        (
+            "solve zoo:gpt2 --gpus 8 --memory-limit 80TB",
+            "Invalid value for '--memory-limit': '80TB' is not a number of GB, such as 80",
+        ),
         (
             "solve zoo:gpt2 --gpus 8 --time-limit -1",
             "Invalid value for '--time-limit': -1 is not a finite number above 0",

@@ -8,7 +8,15 @@ import click
 
 from autopar.cli.completion import complete_cluster, complete_model, complete_stack
 from autopar.cli.files import prepare_folder
-from autopar.cli.values import dim_binding, file_path, not_negative, positive_number, positive_whole, solver_name
+from autopar.cli.values import (
+    dim_binding,
+    file_path,
+    gigabytes,
+    not_negative,
+    positive_number,
+    positive_whole,
+    solver_name,
+)
 
 CACHE_VARIABLE = "AUTOPAR_CACHE_DIR"
 
@@ -102,7 +110,7 @@ precision_option = click.option(
 )
 memory_limit_option = click.option(
     "--memory-limit",
-    type=positive_number,
+    type=gigabytes,
     callback=_in_bytes,
     metavar="GB",
     help="Memory a plan may use per device, in 1e9 bytes; default: what the device has, less a reserve.",

@@ -1,6 +1,7 @@
 """Types of arguments: what is typed, as the value a command works with. All of it is checked before any work starts."""
 
 import math
+import re
 from pathlib import Path
 
 import click
@@ -19,6 +20,20 @@ def positive_number(text: str) -> float:
     if not (math.isfinite(number) and number > 0):
         raise click.BadParameter(f"{text} is not a finite number above 0")
     return number
+
+
+def gigabytes(text: str) -> float:
+    """Return a finite number of GB above 0, which may say what it is of: `80` or `80GB`.
+
+    Raises:
+        click.BadParameter: If the text is none.
+    """
+    number = re.sub(r"\s*GB$", "", str(text), flags=re.IGNORECASE)
+    try:
+        float(number)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number of GB, such as 80") from None
+    return positive_number(number)
 
 
 def dim_binding(text: str) -> tuple[str, int]:
