@@ -19,6 +19,7 @@ from autopar.errors import JobError
 from autopar.progress import never, silent
 from autopar.task import Effort, Task, prepare
 from tests import formulations
+from tests.shares import one_in, some
 
 DIMS = {"num_layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
 
@@ -33,9 +34,7 @@ def _race(task: Task) -> Race:
     return Race(task, "test", math.inf, silent, never)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("grid", "megatron") else pytest.param(name, marks=pytest.mark.slow) for name in BASELINES]
-)
+@pytest.mark.parametrize("name", some(BASELINES, lambda name: name in ("grid", "megatron")))
 def test_every_baseline_ends_in_a_verified_plan(name: str) -> None:
     """Its figures are the simulator's, its history only gets better, and twice the same is found."""
     task = _task("gpt2", 2)
@@ -120,7 +119,7 @@ def test_the_grid_leaves_out_nothing_that_could_win(limit: float | None) -> None
     assert len(quick.prices) < len(whole.prices)
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("mixtral-8x7b", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", one_in(2, ["gpt2", "mixtral-8x7b"]))
 def test_floors_are_below_every_plan(name: str) -> None:
     """In seconds, and in bytes with full recompute and without."""
     race = _race(_task(name))

@@ -13,13 +13,12 @@ from autopar.runtime import run_step
 from autopar.search.space import Configuration
 from autopar.sharding import Mesh, Partial
 from tests.executions import EXECUTOR, TINY, TOLERANCE, Execution, model_rules, random_plan
+from tests.shares import some
 
 CONFIGURATION = Configuration(2, Mesh.of(outer=2, inner=2), 2, "1f1b")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
-)
+@pytest.mark.parametrize("name", some(TINY, lambda name: name == "gpt2"))
 def test_every_value_of_a_program_is_the_models(name: str, cache_dir: Path) -> None:
     """Of forward, backward, sums and updates, in all microbatches."""
     execution = Execution.of(name, 4, 2)

@@ -14,6 +14,7 @@ from autopar.search.space import Configuration
 from autopar.sharding import Mesh
 from tests.executions import TINY, Execution, interleave, model_graph, model_rules, random_plan, solved_plan
 from tests.named_plans import Data, Expert, Free, Megatron, Task, Vocabulary, check_kind, named_plan
+from tests.shares import some
 
 SAMPLES, STEPS = 4, 3
 ONE, TWO = Mesh.of(inner=2), Mesh.of(outer=2, inner=2)
@@ -161,9 +162,7 @@ def test_hybrids_on_8_devices_train_like_the_model(model: str, configuration: Co
         execution.check(solved_plan(execution.folded, rules, configuration, SAMPLES))
 
 
-@pytest.mark.parametrize(
-    "model", [name if name in ("llama3-8b", "mlp-xs") else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
-)
+@pytest.mark.parametrize("model", some(TINY, lambda name: name in ("llama3-8b", "mlp-xs")))
 def test_float32_keeps_the_law_up_to_its_rounding(model: str, cache_dir: Path) -> None:
     """Rules do not depend on the precision, nor do plans."""
     configuration = HYBRIDS[0]

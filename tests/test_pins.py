@@ -256,9 +256,9 @@ def test_tensor_parallelism_splits_all_blocks_where_none_repeats() -> None:
     ("key", "value"),
     [
         ("stages", 1),
+        ("schedule", "1f1b"),
         pytest.param("mesh", "4x2", marks=pytest.mark.slow),
         pytest.param("microbatches", 1, marks=pytest.mark.slow),
-        ("schedule", "1f1b"),
     ],
 )
 def test_what_is_pinned_and_what_is_forbidden_make_the_whole(key: str, value: object) -> None:

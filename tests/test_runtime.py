@@ -51,13 +51,7 @@ def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
         execution.check(random_plan(execution.folded, rules, configuration, 4, seed))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("gpt2", "mlp-xs", "mixtral-8x7b") else pytest.param(name, marks=pytest.mark.slow)
-        for name in TINY
-    ],
-)
+@pytest.mark.parametrize("name", some(TINY, lambda name: name in ("gpt2", "mlp-xs", "mixtral-8x7b")))
 def test_random_plans_with_a_split_backward_train_like_the_model(name: str, cache_dir: Path) -> None:
     """As above: gradients of inputs in one pass, those of weights in another one, later."""
     rules = model_rules(name, cache_dir)
@@ -88,9 +82,7 @@ def test_random_plans_infer_like_the_model(name: str, cache_dir: Path) -> None:
         execution.check(random_plan(execution.folded, rules, configuration, 4, seed, train=False))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name != "resnet50" else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
-)
+@pytest.mark.parametrize("name", some(TINY, lambda name: name != "resnet50"))
 def test_solved_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
     """The best plan of a cluster on which splitting pays."""
     execution = Execution.of(name, 4, 2)

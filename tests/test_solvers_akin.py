@@ -15,6 +15,7 @@ from autopar.solvers.akin import Frame, frame_of
 from autopar.solvers.auto import Auto
 from autopar.solvers.brute_force import BruteForce
 from autopar.solvers.closing import close_in_flat
+from autopar.solvers.eliminate import MAX_ENTRIES, MAX_WORK, order_of
 
 TIED, SUMS, FREE = "tied", "sums", "free"
 """What an edge is: each label has one partner, a cost per row plus one per column, or anything."""
@@ -74,6 +75,23 @@ def test_a_wide_core_is_closed_in_the_same_way(family: list[Problem]) -> None:
             check(problem, found)
             assert found.cost == pytest.approx(expected.cost)
             assert found.bound == pytest.approx(expected.bound)
+
+
+def test_what_takes_long_to_eliminate_is_left_to_messages() -> None:
+    """Five nodes with fourteen labels, all of them neighbours: tables are small enough, but many."""
+    random = np.random.default_rng(0)
+    nodes = range(5)
+    edges = [(one, two, random.random((14, 14)), 1.0) for one in nodes for two in nodes if one < two]
+    problem = replace(Problem.build([random.random(14) for _ in nodes], edges), kinship=Kinship())
+    frame = frame_of(problem)
+    assert frame is not None
+    core = frame.core(problem)
+
+    assert order_of(core.flat.field, MAX_ENTRIES, MAX_WORK) is not None
+    assert frame.order(core) is None
+    found, expected = Auto().solve(problem), Auto().solve(replace(problem, kinship=None))
+    assert found.cost == pytest.approx(expected.cost)
+    assert found.bound == pytest.approx(expected.bound)
 
 
 def test_more_room_is_made_for_what_elimination_makes(monkeypatch: pytest.MonkeyPatch) -> None:
