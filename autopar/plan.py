@@ -319,7 +319,10 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Wall time of one phase of the search, and the process's peak memory at its end."""
+    """Wall time of one phase of the search, and the process's peak memory at its end.
+
+    With workers it has what each of them took at most besides; pages that several share count for each.
+    """
 
     name: str
     seconds: float

@@ -1,7 +1,6 @@
 """A planning task: the request checked, the model imported, its rules discovered, the outer space laid out."""
 
 import math
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from autopar.errors import JobError
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims, batch_dims
+from autopar.machine import peak_bytes
 from autopar.pins import Frame, Pins, constrain, load_pins, unequal_left
 from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
@@ -400,5 +400,4 @@ class PhaseClock:
         self._progress(Progress(name))
         start = time.perf_counter()
         yield
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-        self._times.append(PhaseTime(name, time.perf_counter() - start, float(peak)))
+        self._times.append(PhaseTime(name, time.perf_counter() - start, peak_bytes()))

@@ -172,6 +172,11 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
     )
 
 
+def _with_workers(phase: PhaseTime, outcome: Outcome) -> PhaseTime:
+    """Return a phase with the memory of those that searched."""
+    return replace(phase, peak_bytes=phase.peak_bytes + outcome.workers_bytes) if phase.name == "search" else phase
+
+
 def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:
     proven = outcome.bound >= objective * (1 - OPTIMALITY_TOLERANCE)
     opened = replace(task.constraints, hosted=outcome.hosted)
@@ -192,7 +197,7 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
         configurations=len(space) + (len(outcome.unequal.opened) if outcome.unequal else 0),
         solved=outcome.solved,
         pruned=outcome.pruned,
-        phases=times,
+        phases=tuple(_with_workers(phase, outcome) for phase in times),
         history=outcome.history.points,
         complete=outcome.complete if math.isfinite(outcome.complete) else 0.0,
         cut=outcome.cut,

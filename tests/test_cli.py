@@ -25,6 +25,7 @@ from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError
 from autopar.plan import Plan
 from autopar.program.records import Category
 from autopar.progress import Progress
+from autopar.search import engine
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
 from tests.plans import two_stage_plan
 from tests.views import view_of
@@ -111,6 +112,27 @@ def test_grid_search_is_asked_for_unless_it_gets_no_time(api: Api, options: str,
     main(["solve", "zoo:gpt2", "--gpus", "8", *options.split()])
 
     assert (api.calls[0]["rival"] is not None) == asks
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (64, 8)])
+def test_all_cores_search_that_have_something_to_do(
+    api: Api, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
+) -> None:
+    monkeypatch.setattr(engine, "usable_cores", lambda: cores)
+
+    assert main(["solve", "zoo:gpt2", "--gpus", "8"]) == 0
+
+    assert api.calls[0]["workers"] == workers
+
+
+@pytest.mark.parametrize("options", ["--engine ray", "--dump-problem {folder}/problem.json"])
+def test_who_searches_is_left_open_where_this_machine_or_one_process_does_not(
+    api: Api, tmp_path: Path, options: str
+) -> None:
+    """Ray knows the CPUs of its cluster, and only a search in the process itself can write its problem down."""
+    assert main(["solve", "zoo:gpt2", "--gpus", "8", *options.format(folder=tmp_path).split()]) == 0
+
+    assert api.calls[0]["workers"] is None
 
 
 @pytest.mark.parametrize("text", ["40", "40GB", "40 gb"])

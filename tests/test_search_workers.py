@@ -148,6 +148,19 @@ def test_plans_of_several_processes_are_those_of_one() -> None:
     together = autopar.solve("zoo:gpt2", workers=3, **GPT)
 
     assert _timeless(together) == _timeless(alone)
+    assert _beside(alone) == 0
+    assert _beside(together) > 3 * INTERPRETER_BYTES
+
+
+INTERPRETER_BYTES = 50e6
+"""What a process takes at least that has imported this package."""
+
+
+def _beside(plan: Plan) -> float:
+    """Return what the search had of memory besides this process, which may have had more since."""
+    assert plan.search is not None
+    peaks = {phase.name: phase.peak_bytes for phase in plan.search.phases}
+    return max(0.0, peaks["search"] - peaks["simulate"])
 
 
 def _timeless(plan: Plan) -> Plan:

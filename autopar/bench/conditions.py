@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import autopar
+from autopar.machine import usable_cores
 
 PACKAGES = ("numpy", "onnx", "ortools", "highspy")
 """Packages whose versions decide what is found, and how fast."""
@@ -48,8 +49,7 @@ def conditions(command: str) -> Conditions:
     """
     versions = {"autopar": autopar.__version__, "python": platform.python_version()}
     versions |= {name: _version(name) for name in PACKAGES}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Conditions(date.today(), command, _cpu(), cores, _memory(), platform.system(), versions)
+    return Conditions(date.today(), command, _cpu(), usable_cores(), _memory(), platform.system(), versions)
 
 
 def _version(package: str) -> str:

@@ -12,6 +12,7 @@ import click
 
 from autopar import __version__
 from autopar.cli.options import cache_options, echo_json, json_option, resolve_cache_dir
+from autopar.machine import usable_cores
 from autopar.units import format_bytes
 
 if TYPE_CHECKING:
@@ -100,14 +101,15 @@ def check_up(cache: Path | None) -> Checkup:
     problems = [f"package {name} is missing: pip install {name}" for name, version in packages.items() if not version]
     problems += [f"solver {name}: {state}" for name, state in solvers.items() if state != "works"]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
     held = None
     if cache is not None:
         sizes = [path.stat().st_size for pattern in _KEPT for path in cache.glob(pattern)]
         held = Cache(str(cache), len(sizes), sum(sizes))
     version = platform.python_version()
-    return Checkup(__version__, version, system, cores, memory, packages, extras, solvers, held, tuple(problems))
+    return Checkup(
+        __version__, version, system, usable_cores(), memory, packages, extras, solvers, held, tuple(problems)
+    )
 
 
 def _version(package: str) -> str:

@@ -152,7 +152,7 @@ engine_options = together(
         "--workers",
         type=positive_whole(),
         metavar="N",
-        help="Processes that search; default: this one, with Ray as many as the cluster has CPUs.",
+        help="Processes that search; default: one per core, up to 8, or with Ray per CPU of the cluster.",
     ),
     click.option(
         "--engine",

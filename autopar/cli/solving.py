@@ -83,7 +83,10 @@ def solve(
         return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
     from autopar import api
     from autopar.report import format_report
+    from autopar.search.engine import usual_workers
 
+    if request["workers"] is None and request["engine"] == "local" and dump_problem is None:
+        request["workers"] = usual_workers()
     with Interruption() as interruption, show_progress() as progress, infeasible_as_json(as_json):
         plan = api.solve(
             model,

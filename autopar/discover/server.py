@@ -20,6 +20,7 @@ from typing import Any
 
 from autopar.discover.guard import Death, Guard, Searching, Task, new_board, perform, read_board
 from autopar.execute import Executor
+from autopar.machine import usable_cores
 
 _MAX_BYTES = 4 << 30
 """Memory of a worker; a kernel that wants more must not be the reason why other processes are ended."""
@@ -30,11 +31,6 @@ _MAX_STUCK = 3
 _NO_MEMORY = 109
 """Exit code of a worker that has none left."""
 _IDLE_SECONDS = 60.0
-
-
-def _num_cores() -> int:
-    """Return how many cores this process may use, as far as the system says."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class Isolation:
         executor: Makes the executor of a worker; pickled, and imported there.
     """
 
-    num_workers: int = field(default_factory=lambda: min(_num_cores(), 4))
+    num_workers: int = field(default_factory=lambda: min(usable_cores(), 4))
     max_seconds: float = 10.0
     max_hangs: int = 10
     max_repeats: int = 20_000

@@ -34,6 +34,11 @@ class Crew(ABC):
     def is_free(self) -> bool:
         """Whether a worker has nothing to do."""
 
+    @property
+    def peak_bytes(self) -> float:
+        """What workers had of memory at most, each by itself, as far as they have told, besides this process."""
+        return 0.0
+
     def suits(self, piece: Piece) -> bool:
         """Whether a piece should rather be done now than one that suits another worker."""
         return True
@@ -126,11 +131,17 @@ class Team(Crew):
         self._orders: dict[int, Order] = {}
         self._owners: dict[Cell, int] = {}
         self._states: dict[Cell, bytes] = {}
+        self._peaks: dict[int, float] = {}
 
     @property
     def is_free(self) -> bool:
         """See `Crew.is_free`."""
         return bool(self._free)
+
+    @property
+    def peak_bytes(self) -> float:
+        """See `Crew.peak_bytes`."""
+        return sum(self._peaks.values())
 
     def suits(self, piece: Piece) -> bool:
         """See `Crew.suits`: who worked on its configuration has it at hand."""
@@ -154,6 +165,7 @@ class Team(Crew):
     def _taken(self, worker: int, finding: Finding) -> tuple[int, Finding]:
         """Take what a worker has found; it is free again."""
         order = self._orders.pop(worker)
+        self._peaks[worker] = max(self._peaks.get(worker, 0.0), finding.peak_bytes)
         self._free.append(worker)
         self._free.sort()
         if finding.is_final:

@@ -5,12 +5,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from autopar.errors import JobError, WorkerError
+from autopar.machine import usable_cores
 from autopar.search.crew import Alone, Crew
+from autopar.search.sweep import LAG
 
 if TYPE_CHECKING:  # it knows this module
     from autopar.search.planner import Search
 
 ENGINES = ("local", "ray")
+
+MOST_WORKERS = LAG + 1
+"""Processes that have something to do at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,11 @@ class Engine:
         from autopar.search.processes import Processes
 
         return Processes(search, self.workers or 1)
+
+
+def usual_workers() -> int:
+    """Return how many processes search where nobody says: one per core, but no more than have something to do."""
+    return min(MOST_WORKERS, usable_cores())
 
 
 HERE = Engine()

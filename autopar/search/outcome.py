@@ -173,6 +173,7 @@ class Outcome:
         reserve: What could have lain there besides, and was not opened: it is not part of the space.
         reserve_floor: No plan that has any of that there has a lower objective.
         unequal: What became of the stages with meshes of their own; None if the job has none.
+        workers_bytes: What the workers had of memory at most, together, besides this process.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -194,6 +195,7 @@ class Outcome:
     pieces: int = 0
     standings: dict[Family, Standing] = field(default_factory=dict)
     unequal: "UnequalSpace | None" = None
+    workers_bytes: float = 0.0
 
     @property
     def best(self) -> float:

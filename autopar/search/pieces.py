@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 from autopar.collector import seldom_collected, uncollected
 from autopar.formulate.tables import Tables
+from autopar.machine import peak_bytes
 from autopar.problem import Choice
 from autopar.progress import StopCallback
 from autopar.search.attempt import Attempt
@@ -132,6 +133,7 @@ class Finding:
         split_pace: That with split backwards, if both were looked for.
         unlimited: Lower bound on every plan, whatever memory it takes; 0 if unknown.
         choices: Placements that are good at some prices, the best one without limits first.
+        peak_bytes: Memory that the worker it comes of has had at most; 0 if this process did it.
     """
 
     bound: float
@@ -146,6 +148,7 @@ class Finding:
     unlimited: float = 0.0
     choices: tuple[Choice, ...] = ()
     work: float = 0.0
+    peak_bytes: float = 0.0
 
     @property
     def plans(self) -> tuple[Candidate, ...]:
@@ -187,6 +190,10 @@ class Workbench:
             seconds: Seconds left for it.
             state: What was done before on its configuration, if that was elsewhere.
         """
+        finding = self._done(piece, seconds, state)
+        return replace(finding, peak_bytes=peak_bytes()) if self._portable else finding
+
+    def _done(self, piece: Piece, seconds: float, state: bytes | None) -> Finding:
         end = time.monotonic() + seconds
         if piece.work is Work.PACE:
             first = piece.configuration[0]

@@ -282,6 +282,7 @@ class Search:
                     stuck = min(unequal.bound, outcome.closed_floor)
                     lowest, aside = self._go_on(crew, outcome, clock, lowest, aside, patience=PATIENCE, stuck=stuck)
                 third_axis(NEAR_ENOUGH, math.inf, ends=True)
+            outcome.workers_bytes = crew.peak_bytes
         outcome.left = sum(len(each.family) for each in aside) + unequal.left
         lowest, others = _with(lowest, aside), min(unequal.bound, outcome.closed_floor)
         lowest, outcome.complete = min(lowest, others), min(complete, others)
