@@ -121,18 +121,20 @@ def draft_of(candidate: Candidate) -> Draft:
 class Stage(StrEnum):
     """How far the work on a configuration is: `NEW` if a bound is all that is known, `OPEN` if there is more to do.
 
-    If it is `DONE`, nothing raises its bound further, and no better plan is found.
+    If it is `SETTLED`, nothing but a proof of its best plan is left; if it is `DONE`, nothing raises its bound further,
+    and no better plan is found.
     """
 
     NEW = "new"
     OPEN = "open"
+    SETTLED = "settled"
     DONE = "done"
 
 
 def stage_of(finding: "Finding", *, is_new: bool) -> Stage:
     """Return how far the work is after a piece, given whether it only was to bound the configuration."""
     if not finding.is_final:
-        return Stage.OPEN
+        return Stage.SETTLED if finding.is_settled else Stage.OPEN
     return Stage.NEW if is_new else Stage.DONE
 
 

@@ -63,9 +63,9 @@ class _Left:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing better will be found in it."""
+        """Whether nothing better will be found in it, but for what a proof may come upon: runners-up need none."""
         near = self.best is not None and self.best.objective <= self.bound * (1 + OPTIMALITY_TOLERANCE)
-        return self.stage is Stage.DONE or near
+        return self.stage in (Stage.SETTLED, Stage.DONE) or near
 
     def holds(self, other: "_Left") -> bool:
         """Whether all plans of another cell are plans of this one."""
@@ -147,7 +147,7 @@ class RunnersUp(Series):
             default=None,
         )
         if not finding.is_final:
-            left.stage = Stage.OPEN
+            left.stage = Stage.SETTLED if finding.is_settled else Stage.OPEN
         elif not was_new or math.isinf(finding.bound):
             left.stage = Stage.DONE
         self._outcome.take(finding, self._search.keep)

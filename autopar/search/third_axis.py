@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.schedule import SCHEDULES
 from autopar.search.carried import Carried
-from autopar.search.outcome import Outcome, Stage
+from autopar.search.outcome import Outcome, stage_of
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Configuration, Family, alike
 from autopar.search.sweep import Series
@@ -139,7 +139,7 @@ class ThirdAxis(Series):
             self._carried.learn(family, finding)
         self._outcome.take(finding, self._search.keep)
         is_done = finding.is_final and number in self._worked
-        stage = Stage.DONE if is_done else Stage.NEW if finding.is_final else Stage.OPEN
+        stage = stage_of(finding, is_new=number not in self._worked)
         for own in self._parts[number]:
             self._outcome.note(own, bound, stage)
         if is_done:
