@@ -22,7 +22,7 @@ from autopar.search.course import (
     Clock,
     Settling,
 )
-from autopar.search.outcome import Candidate, Outcome, Stage
+from autopar.search.outcome import Candidate, Outcome, Stage, stage_of
 from autopar.search.pace import NO_HINT, UNKNOWN, Pace
 from autopar.search.pieces import Finding, Work
 from autopar.search.planner import Search
@@ -311,6 +311,23 @@ def test_runners_up_are_not_looked_for_long_where_nothing_was_found(
 
     assert found == pieces
     assert others.complete == complete
+
+
+@pytest.mark.parametrize("known", [None, Finding(1.5, None, 0, is_final=False, is_settled=True)], ids=["now", "before"])
+def test_runners_up_are_not_proven(known: Finding | None) -> None:
+    """What only lacks a proof, be it since before, is not gone on with: its bound is where another plan may be."""
+    outcome, family = Outcome(), FAMILIES[0]
+    outcome.candidates = [_candidate(5.0), _candidate(6.0, 2)]
+    if known is not None:
+        outcome.note(family, known.bound, stage_of(known, is_new=False))
+    others = RunnersUp(_search(keep=2), outcome, FAMILIES[:1], 1.0)
+    for index, settled in enumerate((False, False, True) if known is None else ()):
+        assert not others.ends(index)
+        assert others.piece(index) is not None
+        others.take(index, Finding(1.5, None, 0, is_final=False, is_settled=settled))
+
+    assert others.ends(3)
+    assert others.complete == 1.5
 
 
 def _worked_through(bounding: Bounding, found: Sequence[tuple[Work, int, Finding]]) -> list[float]:

@@ -186,3 +186,70 @@ def _held_most(place: Ints, chunk: Ints, num_chunks: int, last: int) -> tuple[In
 
 
 held_most: Callable[..., tuple[Ints, int]] = numba.njit(cache=True, nogil=True)(_held_most)
+
+
+def _least_cut(
+    stage: Ints,
+    kind: Ints,
+    group: Ints,
+    source: Ints,
+    group_of: Ints,
+    num_groups: int,
+    num_microbatches: int,
+    sums: Floats,
+    overlap: bool,
+) -> float:
+    """Return the least seconds of a step over all cuts of a chain into stages, as of `chains.least_of_cuts`.
+
+    Args:
+        stage: Stage of each task; tasks come after those they wait for, and in the order of their group.
+        kind: 0, 1, 2 for forwards, backwards and weight passes.
+        group: Group of each task.
+        source: The task whose result each waits for besides; -1 if none.
+        group_of: (stages,) group of each stage.
+        num_groups: Number of groups.
+        num_microbatches: Microbatches per step.
+        sums: (blocks + 1, 4) seconds of the passes of all blocks before each, and of all passes together, which may
+            be more.
+        overlap: Whether a step takes what the slowest group takes from its first task to its last one.
+    """
+    num_stages, num_blocks, best = len(group_of), len(sums) - 1, np.inf
+    stops = np.arange(1, num_stages + 1)
+    stops[-1] = num_blocks
+    seconds, loads = np.empty((num_stages, 3)), np.empty(num_groups)
+    ends, clock = np.empty(len(stage)), np.empty(num_groups)
+    while True:
+        loads[:] = 0.0
+        for own in range(num_stages):
+            before = stops[own - 1] if own > 0 else 0
+            for what in range(3):
+                seconds[own, what] = sums[stops[own], what] - sums[before, what]
+            loads[group_of[own]] += num_microbatches * (sums[stops[own], 3] - sums[before, 3])
+        if loads.max() < best:
+            longest = loads.max()
+            for first in range(num_groups if overlap else 1):
+                clock[:] = -np.inf if overlap else 0.0
+                clock[first] = 0.0
+                for task in range(len(stage)):
+                    own = group[task]
+                    start = clock[own]
+                    if source[task] >= 0:
+                        start = max(start, ends[source[task]])
+                    if not overlap and clock[own] == 0.0:
+                        longest = max(longest, start + loads[own])  # nothing was done there before
+                    ends[task] = clock[own] = start + seconds[stage[task], kind[task]]
+                longest = max(longest, clock[first] if overlap else clock.max())
+                if longest >= best:
+                    break
+            best = min(best, longest)
+        last = num_stages - 2  # the next cut: the last stop that can move does, and those behind it follow
+        while last >= 0 and stops[last] == num_blocks - num_stages + last + 1:
+            last -= 1
+        if last < 0:
+            return best
+        stops[last] += 1
+        for own in range(last + 1, num_stages - 1):
+            stops[own] = stops[own - 1] + 1
+
+
+least_cut: Callable[..., float] = numba.njit(cache=True, nogil=True)(_least_cut)

@@ -477,8 +477,11 @@ class Attempt:
 
         instance, constant = self.hull.priced()
         near = Neighbourhood(self.tables, instance)
-        for choice in descend(self.best.choice, near, constant, seconds, self._stopped):
-            self._consider(choice)
+        path = list(descend(self.best.choice, near, constant, seconds, self._stopped))
+        known = self.best
+        while path and self.best is known:  # the last one is the fastest; if it does not fit, some before it may
+            self._consider(path[-1])
+            path = path[: len(path) // 2]
 
     def _fit(self, bound: float, cutoff: float) -> None:
         """Solve the placement problem under the memory of every stage, by flavour of recompute."""

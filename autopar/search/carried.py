@@ -44,7 +44,7 @@ MOST_CHOICES = 12
 HEADS = 6
 """Of how many of the least bounds it is looked for at a time what raises them."""
 
-ALL, ROOM = 4, 2
+ALL, ROOM = 5, 2
 """How often more is looked for of what follows for a configuration, and how often where only memory is looked at."""
 
 
@@ -217,10 +217,10 @@ class Carried:
             family: The configurations.
             known: What others say of the seconds of the step.
             pace: What they say of a microbatch.
-            upto: How much is looked for: nothing but paces, room, what runs again, order, or the longest path.
+            upto: How much is looked for: nothing but paces, room, what runs again, cuts, order, or the longest path.
             cutoff: A bound that is enough to exclude them; 0 if none is.
         """
-        raises = (self._crowded, self._again, self._ordered, self._path)
+        raises = (self._crowded, self._again, self._cut, self._ordered, self._path)
         last = min(upto, len(raises) if family[0].num_stages > 1 else 2)
         # Of equal bounds the last one is first: of many stages there is nothing to find out, and no other helps then.
         waiting = [(self._step(own, pace), 0, -number) for number, own in enumerate(family)]
@@ -276,6 +276,9 @@ class Carried:
 
     def _again(self, configuration: Configuration, pace: Pace) -> float:
         return self._step(configuration, self._with_again(configuration, pace))
+
+    def _cut(self, configuration: Configuration, pace: Pace) -> float:
+        return self._floor.cut_seconds(configuration, self._batch, configuration.pipeline(self._stack), pace.blocks)
 
     def _ordered(self, configuration: Configuration, pace: Pace) -> float:
         return 0.0 if self._room is None else self._room.ordered(configuration, pace)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost import ALONE, DEFAULT, CostModel, DtypePolicy, is_view, op_bytes
-from autopar.formulate.facts import element_bytes, fused_ops, moved_bytes
+from autopar.formulate.facts import element_bytes, fused_ops, host_seconds, moved_bytes
 from autopar.formulate.fold import Folded
 from autopar.formulate.keeping import most_shards
 from autopar.formulate.options import whole_shapes
@@ -30,6 +30,7 @@ from autopar.formulate.split import weight_ops
 from autopar.formulate.step import Pipeline
 from autopar.ir.graph import Phase, Role
 from autopar.schedule import SCHEDULES, Pass
+from autopar.schedule.chains import least_of_cuts
 from autopar.schedule.excerpt import is_cut_short
 from autopar.schedule.least import PARTS, LeastPath, is_looked_at, least_path
 from autopar.search.space import Configuration
@@ -65,6 +66,9 @@ class Floor:
         samples: The two microbatch sizes it is made from.
         alike: Which ops are of the most frequent kind of blocks.
         passes: Number of the pass of each op where the backward is split, (ops,).
+        kinds: The kind of the block of each op, (ops,).
+        host: Seconds in which the host launches a forward and a backward of a block of each kind, (kinds, 2).
+        chain: The kind of every block; () if the two sizes do not agree in this.
     """
 
     names: tuple[str, ...]
@@ -79,6 +83,9 @@ class Floor:
     samples: tuple[int, int]
     alike: Mask
     passes: IntArray
+    kinds: IntArray
+    host: FloatArray
+    chain: tuple[int, ...]
 
     def is_usual(self, samples: int) -> bool:
         """Whether microbatches of so many samples are imported as any others.
@@ -150,6 +157,31 @@ class Floor:
         besides = max(0.0, pace - forward - sum(backward))
         seconds = path.step(forward, sum(backward)) + min(path.forward, path.backward) * besides
         return float(pipeline.with_turns * seconds + pipeline.fixed)
+
+    def cut_seconds(
+        self, configuration: Configuration, global_batch: int, pipeline: Pipeline, blocks: tuple[float, ...]
+    ) -> float:
+        """Return the least seconds of a step wherever the chain is cut; 0 if there are too many cuts to look at.
+
+        Schedules with a closed form need none.
+
+        Args:
+            configuration: The configuration.
+            global_batch: Samples per step.
+            pipeline: How its step is cut in time.
+            blocks: What one microbatch takes at least in each block of the chain; () if unknown.
+        """
+        if pipeline.fills or not SCHEDULES[configuration.schedule].trains or not self.chain:
+            return 0.0
+        seconds = _cut_seconds(
+            self,
+            configuration.schedule,
+            (configuration.num_stages, configuration.num_microbatches, configuration.num_chunks),
+            configuration.mesh.shape,
+            global_batch / configuration.num_microbatches,
+            blocks,
+        )
+        return float(pipeline.with_turns * seconds + pipeline.fixed) if seconds else 0.0
 
     def passes_seconds(self, mesh: Mesh, samples: float) -> FloatArray:
         """Return the least that each pass of a microbatch takes in all blocks that are alike, and in all others.
@@ -224,6 +256,26 @@ def _op_seconds(floor: Floor, mesh: tuple[int, ...], samples: float) -> FloatArr
 
 
 @lru_cache(maxsize=4096)
+def _cut_seconds(
+    floor: Floor,
+    schedule: str,
+    size: tuple[int, int, int],
+    mesh: tuple[int, ...],
+    samples: float,
+    blocks: tuple[float, ...],
+) -> float:
+    """Return what `least_of_cuts` makes of the floor of every block."""
+    count, chain = len(floor.host), np.asarray(floor.chain)
+    places = floor.kinds * len(_PASSES) + floor.passes
+    each = np.bincount(places, _op_seconds(floor, mesh, samples), count * len(_PASSES)).reshape(count, -1)
+    each[:, 0] = np.maximum(each[:, 0], floor.host[:, 0])
+    whole = (each[:, 0] + np.maximum(each[:, 1:].sum(axis=1), floor.host[:, 1]))[chain]
+    if blocks:
+        whole = np.maximum(whole, blocks)
+    return least_of_cuts(SCHEDULES[schedule], *size, each[chain], whole)
+
+
+@lru_cache(maxsize=4096)
 def _even_units(
     schedule: str, num_groups: int, num_microbatches: int, num_chunks: int, passes: tuple[int, ...]
 ) -> float:
@@ -240,7 +292,7 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     # An op that only one size has (an Expand that is none for one sample) adds nothing to a floor.
     common = [name for name, (count, *_) in work.items() if name in work_large and work_large[name][0] == count]
     counts, launches, *times = np.array([work[name] for name in common], dtype=np.float64).reshape(-1, 4).T
-    alike, passes = _places(small, common)
+    alike, passes, kinds = _places(small, common)
     _, _, *times_large = np.array([work_large[name] for name in common], dtype=np.float64).reshape(-1, 4).T
     step = max(1, samples[1] - samples[0])
     slopes = [(many - few) / step for few, many in zip(times, times_large, strict=True)]
@@ -251,12 +303,26 @@ def floor(small: Folded, large: Folded, samples: tuple[int, int], costs: CostMod
     states, moments = _states(small.pattern, costs.policy)
     beside = _beside(small.pattern, costs.policy)
     return Floor(
-        tuple(common), counts, launches, compute, memory, dims, states, moments, beside, samples, alike, passes
+        tuple(common),
+        counts,
+        launches,
+        compute,
+        memory,
+        dims,
+        states,
+        moments,
+        beside,
+        samples,
+        alike,
+        passes,
+        kinds,
+        host_seconds(small, costs),
+        small.chain if small.chain == large.chain else (),
     )
 
 
-def _places(folded: Folded, names: Sequence[str]) -> tuple[Mask, IntArray]:
-    """Return which ops are of the most frequent kind, and the number of the pass of each."""
+def _places(folded: Folded, names: Sequence[str]) -> tuple[Mask, IntArray, IntArray]:
+    """Return which ops are of the most frequent kind, and the numbers of the pass and of the kind of each."""
     most = max((kind.count for kind in folded.kinds), default=0)
     main = next((kind.id for kind in folded.kinds if kind.count == most), None)
     kinds = {op.name: kind.id for kind in folded.kinds for op in kind.ops}
@@ -266,7 +332,8 @@ def _places(folded: Folded, names: Sequence[str]) -> tuple[Mask, IntArray]:
         _PASSES.index(Pass.WEIGHT if name in late else Pass.BACKWARD if name in backward else Pass.FORWARD)
         for name in names
     ]
-    return np.array([kinds[name] == main for name in names], dtype=bool), np.array(passes, dtype=np.int64)
+    places = np.array([kinds[name] for name in names], dtype=np.int64)
+    return np.array([kinds[name] == main for name in names], dtype=bool), np.array(passes, dtype=np.int64), places
 
 
 def scales(small: Folded, large: Folded, samples: tuple[int, int]) -> bool:

@@ -22,6 +22,10 @@ ROUNDS = 2
 CHANGES = 5000
 """How many changes are looked at: of models that repeat one block twice as many as there are, a few seconds' worth."""
 
+SHARE, WORTH = 1000, 1e-4
+"""Of so many changes in a row some have to save as much, relative, or no more are looked at: a model whose blocks all
+differ has thousands of decisions that hardly count."""
+
 BETTER = 1e-9
 """Better by less, relative, is rounding."""
 
@@ -54,17 +58,17 @@ class Neighbourhood:
         """Yield the choices in which one decision is another; None for those whose price is not below a limit."""
         for strategy in range(self._nodes[index].count):
             if strategy != choice[index]:
-                found = self._moved(choice, index, strategy)
-                yield found if found is not None and self._cost(choice, found) < limit else None
+                found, touched = self._moved(choice, index, strategy)
+                yield found if found is not None and self._cost(choice, found, touched) < limit else None
 
-    def _cost(self, choice: Choice, other: Choice) -> float:
-        """Return what a choice costs of which few decisions differ from one that is asked for again and again."""
+    def _cost(self, choice: Choice, other: Choice, touched: Sequence[int]) -> float:
+        """Return what a choice costs that differs in some decisions from one that is asked for again and again."""
         if self._priced[0] is not choice:
             self._priced = choice, self._instance.cost(choice)
         total = self._priced[1]
         if math.isinf(total):
             return self._instance.cost(other)
-        changed = {node for node, (old, new) in enumerate(zip(choice, other, strict=True)) if old != new}
+        changed = {node for node in touched if choice[node] != other[node]}
         for node in changed:
             total += float(self._costs[node][other[node]] - self._costs[node][choice[node]])
             for end, table, weight in self._around[node]:
@@ -73,7 +77,8 @@ class Neighbourhood:
                     total += weight * float(after - before)
         return total
 
-    def _moved(self, choice: Choice, index: int, strategy: int) -> Choice | None:
+    def _moved(self, choice: Choice, index: int, strategy: int) -> tuple[Choice | None, Sequence[int]]:
+        """Return a choice with another strategy, None if there is none, and the decisions that were taken anew."""
         new = list(choice)
         new[index] = strategy
         near = [other for other, *_ in self._around[index]]
@@ -82,8 +87,9 @@ class Neighbourhood:
         for _ in range(ROUNDS):
             for node in follow:
                 new[node] = int(self._prices(new, node).argmin())
-        possible = all(np.isfinite(self._prices(new, node)[new[node]]) for node in (index, *follow))
-        return tuple(new) if possible else None
+        touched = (index, *follow)
+        possible = all(np.isfinite(self._prices(new, node)[new[node]]) for node in touched)
+        return tuple(new) if possible else None, touched
 
     def _prices(self, choice: Sequence[int], node: int) -> FloatArray:
         """Return what each strategy of a node costs beside the others of a choice."""
@@ -113,11 +119,16 @@ def descend(
         stops: Whether to stop.
     """
     choice, best, unchanged, left = start, seconds(start), 0, CHANGES
+    before = best
     for index in cycle(near.order):
         for other in near.changed(choice, index, best * (1 - BETTER) - constant):
             left -= 1
             if not left or stops():
                 return
+            if left % SHARE == 0:
+                if best > before * (1 - WORTH):
+                    return
+                before = best
             found = math.inf if other is None else seconds(other)
             if other is not None and found < best * (1 - BETTER):
                 choice, best, unchanged = other, found, 0
