@@ -22,10 +22,7 @@ def _least(name: str, groups: int, microbatches: int, chunks: int, passes: np.nd
     found = math.inf
     for inner in combinations(range(1, count), stages - 1):
         edges = (0, *inner, count)
-        work = [
-            StageWork(*passes[start:stop].sum(axis=0).tolist())
-            for start, stop in pairwise(edges)
-        ]
+        work = [StageWork(*passes[start:stop].sum(axis=0).tolist()) for start, stop in pairwise(edges)]
         found = min(found, scheduled_step(name, groups, microbatches, work))
     return found
 

@@ -623,8 +623,8 @@ def test_what_was_begun_with_is_settled_first() -> None:
 class _Proving(Attempt):
     """Proves again and again; each time the best plan is of the next objective."""
 
-    def __init__(self, objectives: Sequence[float], *, left: bool) -> None:
-        self.best, self.exhausted = None, False
+    def __init__(self, objectives: Sequence[float], *, left: bool, is_cut: bool = False) -> None:
+        self.best, self.exhausted, self._is_cut = None, False, is_cut
         self._found, self._left, self.nearby = [_candidate(each) for each in objectives], left, 0
 
     def _prove(self, bound: float, cutoff: float) -> float:
@@ -636,6 +636,9 @@ class _Proving(Attempt):
 
     def _ceiling(self, bound: float, cutoff: float) -> float:
         return 1.0 if self._left else 0.0
+
+    def _stopped(self) -> bool:
+        return self._is_cut
 
 
 def test_proofs_are_repeated_as_long_as_they_find_better_plans() -> None:
@@ -649,6 +652,13 @@ def test_proofs_are_repeated_as_long_as_they_find_better_plans() -> None:
     assert proving.nearby == 2
     proven = _Proving([5.0], left=False)
     assert (proven._prove_again(1.0, 9.0), proven.exhausted) == (2.0, True), "nothing is left to prove"
+
+
+def test_a_proof_that_time_has_cut_is_not_over() -> None:
+    """So that a search that ends with it says that its limit ended it."""
+    proving = _Proving([], left=True, is_cut=True)
+
+    assert (proving._prove_again(1.0, 9.0), proving.exhausted) == (2.0, False)
 
 
 def test_scouts_are_most_like_what_is_set_up_by_hand() -> None:

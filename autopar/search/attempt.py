@@ -437,7 +437,7 @@ class Attempt:
         bound = self._prove(bound, cutoff)
         if self.best is not known:
             self._look_nearby()
-        self.exhausted = self.best is known or not self._ceiling(bound, cutoff)
+        self.exhausted = not self._stopped() and (self.best is known or not self._ceiling(bound, cutoff))
         return bound
 
     def _ceiling(self, bound: float, cutoff: float) -> float:
