@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.cost import Stack
 from autopar.formulate.memory import FloatArray
 from autopar.formulate.scheduled import (
     LinkJobs,
@@ -210,8 +211,13 @@ def test_links_carry_what_is_ready_first(size: tuple[str, int, int, int], data: 
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama3-8b"])
-def test_seconds_of_passes_are_those_of_the_program(model: str, cache_dir: Path) -> None:
-    """Of the best plan of a cluster with slow devices, for every kind of block, with the backward split and whole."""
+@pytest.mark.parametrize("host", [0.0, 50e-6])
+def test_seconds_of_passes_are_those_of_the_program(model: str, host: float, cache_dir: Path) -> None:
+    """Of the best plan of a cluster with slow devices, for every kind of block, with the backward split and whole.
+
+    With a host that takes no time, and with one that takes most of it.
+    """
+    costs = replace(COSTS, stack=Stack("slow host", scalars=(("host_launch", host),)))
     execution, rules = Execution.of(model, 4, 2), model_rules(model, cache_dir)
     configuration = Configuration(1, Mesh.of(outer=2, inner=2), 2, "1f1b")
     candidate = solved_candidate(execution.folded, rules, configuration, 4)
@@ -219,13 +225,14 @@ def test_seconds_of_passes_are_those_of_the_program(model: str, cache_dir: Path)
 
     for name in ("1f1b", "zb-h1"):
         program = lower(replace(plan, schedule=name), execution.folded, COSTS)
-        found = pass_seconds(candidate.tables, candidate.choice, splits=SCHEDULES[name].splits)
+        tables = replace(candidate.tables, costs=costs)
+        found = pass_seconds(tables, candidate.choice, splits=SCHEDULES[name].splits)
 
         table = program.table()
         for kind in range(len(found)):
             for column, phase in enumerate((SegmentPhase.FORWARD, SegmentPhase.BACKWARD, SegmentPhase.WEIGHT)):
                 segment = table.get((kind, phase))
-                expected = 0.0 if segment is None else lay_out(segment, COSTS).seconds
+                expected = 0.0 if segment is None else lay_out(segment, costs).seconds
                 assert found[kind, column] == pytest.approx(expected, rel=1e-9), (kind, phase)
 
 

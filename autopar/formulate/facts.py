@@ -134,28 +134,31 @@ def fused_ops(folded: Folded, costs: CostModel) -> dict[str, Fused]:
 
 
 @lru_cache(maxsize=32)
+def op_host_seconds(folded: Folded, costs: CostModel) -> Mapping[str, float]:
+    """Return by name the seconds in which the host launches the kernels of each op of a forward or a backward."""
+    values, fused, seconds = folded.graph.values, fused_ops(folded, costs), {}
+    for op in (op for kind in folded.kinds for op in kind.ops if op.phase is not Phase.UPDATE):
+        rank = next((len(values[name].shape) for name in op.inputs if name), 0)
+        seconds[op.name] = costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+    return seconds
+
+
+@lru_cache(maxsize=32)
 def host_seconds(folded: Folded, costs: CostModel) -> FloatArray:
     """Return the seconds in which the host launches a forward and a backward of one instance, (kinds, 2)."""
-    values, fused = folded.graph.values, fused_ops(folded, costs)
-    seconds = np.zeros((len(folded.kinds), 2))
+    each, seconds = op_host_seconds(folded, costs), np.zeros((len(folded.kinds), 2))
     for kind in folded.kinds:
         for op in kind.ops:
-            if op.phase is not Phase.UPDATE:
-                rank = next((len(values[name].shape) for name in op.inputs if name), 0)
-                column = int(op.phase is Phase.BACKWARD)
-                seconds[kind.id, column] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+            seconds[kind.id, int(op.phase is Phase.BACKWARD)] += each.get(op.name, 0.0)
     return seconds
 
 
 @lru_cache(maxsize=32)
 def host_seconds_again(folded: Folded, costs: CostModel, selective: tuple[frozenset[int], ...]) -> FloatArray:
     """Return the seconds in which the host launches the kernels of some forward ops of each kind, (kinds,)."""
-    values, fused = folded.graph.values, fused_ops(folded, costs)
-    seconds = np.zeros(len(folded.kinds))
+    each, seconds = op_host_seconds(folded, costs), np.zeros(len(folded.kinds))
     for kind, positions in zip(folded.kinds, selective, strict=True):
-        for op in (kind.ops[position] for position in positions):
-            rank = next((len(values[name].shape) for name in op.inputs if name), 0)
-            seconds[kind.id] += costs.host_seconds(op, rank, fused.get(op.name, ALONE))
+        seconds[kind.id] = sum(each[kind.ops[position].name] for position in positions)
     return seconds
 
 

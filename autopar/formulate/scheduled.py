@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.overlap import Overlap, launched
+from autopar.formulate.facts import op_host_seconds
 from autopar.formulate.links import (
     NUM_LINKS,
     again_links,
@@ -190,7 +191,7 @@ def pass_seconds(tables: Tables, choice: Sequence[int], *, splits: bool) -> Floa
         for column, half in ((1, halves.backward), (2, halves.weight)):
             # what would cover the collectives of a backward is put off: they are waited for
             seconds = overlap.backward(half.kernels, np.zeros(len(found)), half.waits, half.gathers)
-            found[:, column] = launched(seconds, half.launches * tables.costs.stack["host_launch"])
+            found[:, column] = launched(seconds, half.host)
     return found
 
 
@@ -278,10 +279,10 @@ def _rows(moments: FloatArray, seconds: FloatArray) -> FloatArray:
 
 
 class _Half:
-    """A part of the backward of one instance of each kind: seconds by what they are for, and kernels launched."""
+    """A part of the backward of one instance of each kind: seconds by what they are for, and of the host."""
 
     def __init__(self, num_kinds: int) -> None:
-        self.kernels, self.waits, self.gathers, self.launches = np.zeros((4, num_kinds))
+        self.kernels, self.waits, self.gathers, self.host = np.zeros((4, num_kinds))
 
 
 class _Halves:
@@ -289,14 +290,14 @@ class _Halves:
 
     def __init__(self, tables: Tables, choice: Sequence[int]) -> None:
         self._tables, self._choice = tables, choice
-        kinds = tables.folded.kinds
+        kinds, host = tables.folded.kinds, op_host_seconds(tables.folded, tables.costs)
         self._late = [weight_ops(tables.folded, kind) for kind in kinds]
         self.backward, self.weight = _Half(len(kinds)), _Half(len(kinds))
         for index, (node, strategy) in enumerate(zip(tables.nodes, choice, strict=True)):
             if node.slot in (Slot.BACKWARD, Slot.BACKWARD_WEIGHT):
                 half = self._half(index)
                 half.kernels[node.kind] += node.share * node.seconds[strategy]
-                half.launches[node.kind] += node.decision is Decision.OP and node.seconds.max() > 0
+                half.host[node.kind] += host.get(node.name, 0.0) if node.decision is Decision.OP else 0.0
         for edge in tables.edges:
             if edge.slot in (Slot.BACKWARD_WAIT, Slot.BACKWARD_GATHER):
                 half = self._half(edge.second)
