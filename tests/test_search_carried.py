@@ -307,3 +307,17 @@ def test_a_path_is_left_out_only_where_it_excludes_nothing() -> None:
         assert carried.least(family, least) == least
         assert carried.least(family, 2 * min(evenly)) == 0.0
         assert least <= min(evenly) * (1 + CLOSE)
+
+
+def test_cuts_say_nothing_of_graphs_with_other_blocks() -> None:
+    """As few samples may have, whose graph is simplified."""
+    task = _task()
+    search = task.search(Effort())
+    (own, *_) = (each for each in task.space if each.schedule == "zb-h1" and each.num_stages == 2)
+    known, other = (
+        Carried(search.folded, under, task.costs.stack, task.job.global_batch)
+        for under in (search.floor, replace(search.floor, chain=(*search.floor.chain, 0)))
+    )
+
+    assert known._cut(own, UNKNOWN) > 0
+    assert other._cut(own, UNKNOWN) == 0.0

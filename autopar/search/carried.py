@@ -278,6 +278,8 @@ class Carried:
         return self._step(configuration, self._with_again(configuration, pace))
 
     def _cut(self, configuration: Configuration, pace: Pace) -> float:
+        if self._folded(self._samples(configuration)).chain != self._floor.chain:
+            return 0.0  # few samples may be imported as other blocks
         return self._floor.cut_seconds(configuration, self._batch, configuration.pipeline(self._stack), pace.blocks)
 
     def _ordered(self, configuration: Configuration, pace: Pace) -> float:
