@@ -654,6 +654,38 @@ def test_proofs_are_repeated_as_long_as_they_find_better_plans() -> None:
     assert (proven._prove_again(1.0, 9.0), proven.exhausted) == (2.0, True), "nothing is left to prove"
 
 
+class _Near(Attempt):
+    """Finds better plans of the first few choices near the best one only."""
+
+    def __init__(self, fitting: int) -> None:
+        self.best, self.considered, self._fitting = _best(0), list[int](), fitting
+        self.hull = SimpleNamespace(priced=lambda: (None, 0.0))  # type: ignore[assignment]
+        self.pipeline = SimpleNamespace(num_stages=1)  # type: ignore[assignment]
+        self.tables = SimpleNamespace(folded=SimpleNamespace(chain=()))  # type: ignore[assignment]
+
+    def _consider(self, choice: object) -> None:
+        assert isinstance(choice, int)
+        self.considered.append(choice)
+        self.best = _best(choice) if choice <= self._fitting else self.best
+
+
+def _best(choice: int) -> Candidate:
+    return SimpleNamespace(choice=choice, split=None)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("fitting", "considered"), [(8, [8]), (7, [8, 4]), (2, [8, 4, 2]), (0, [8, 4, 2, 1])])
+def test_where_changes_end_is_looked_at_and_half_as_far_if_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, fitting: int, considered: list[int]
+) -> None:
+    monkeypatch.setattr("autopar.search.attempt.Neighbourhood", lambda *_: None)
+    monkeypatch.setattr("autopar.search.attempt.descend", lambda *_: iter(range(1, 9)))
+    near = _Near(fitting)
+
+    near._look_nearby()
+
+    assert near.considered == considered
+
+
 def test_a_proof_that_time_has_cut_is_not_over() -> None:
     """So that a search that ends with it says that its limit ended it."""
     proving = _Proving([], left=True, is_cut=True)

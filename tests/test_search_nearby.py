@@ -56,6 +56,28 @@ def test_prices_that_are_too_high_are_not_timed() -> None:
     assert timed == [start]
 
 
+@pytest.mark.parametrize(("saved", "ends"), [(2e-3, False), (5e-4, True)])
+def test_changes_end_that_save_next_to_nothing(monkeypatch: pytest.MonkeyPatch, saved: float, ends: bool) -> None:
+    """Ten in a row have to save a hundredth; each that is timed saves as much, until all changes are looked at."""
+    monkeypatch.setattr("autopar.search.nearby.SHARE", 10)
+    monkeypatch.setattr("autopar.search.nearby.WORTH", 1e-2)
+    monkeypatch.setattr("autopar.search.nearby.CHANGES", 100)
+    found = tables("mlp-xs")
+    instance = problem(found, weights(found, PIPELINE, recompute=Recompute.NONE, hidden=0.0, bounding=True))
+    timed = 0
+
+    def seconds(choice: Choice) -> float:
+        nonlocal timed
+        timed += 1
+        return 1e9 * (1 - saved) ** timed
+
+    start = good_choice("mlp-xs", "train")
+    steps = list(descend(start, Neighbourhood(found, instance), 0.0, seconds, lambda: False))
+
+    assert steps
+    assert (len(steps) <= 10) == ends
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_a_change_costs_is_told_from_what_it_changes(seed: int) -> None:
     """A change is yielded if the limit is just above its cost, as the problem has it, and not if it is just below."""
