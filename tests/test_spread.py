@@ -220,6 +220,38 @@ def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, 
     assert more >= least
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pass_needs_no_less_besides_than_is_known_of_it(seed: int) -> None:
+    """Whatever runs again, at its fullest moment a block holds what one op of its backward makes, and all it keeps."""
+    found, limit = _deep("plain"), 1e9
+    pipeline, main = Pipeline(4, 4, "interleaved", num_chunks=2), main_kind(found.folded).id
+    known = list[float]()
+    for choice in _choices(seed):
+        spreader = _spreader(found, pipeline, limit, [choice])
+        points, each = spreader._points()
+        known += points[:, Take.RUNNING].tolist()
+        lowered = lower_blocks(assemble_blocks(found, choice), found.folded, found.resharder, splits=False)
+        walk = chain_bytes(lowered, found.folded, trains=True).walk
+        for point, (_, flavour) in zip(points, each, strict=True):
+            held, _ = walk.advance(main, ON_DEVICE[flavour], walk.enter(main))
+            needed = max(held.forward, held.backward) - held.kept
+            assert point[Take.RUNNING] * (limit - found.folded.buffer_bytes) <= needed * (1 + TOLERANCE)
+    assert max(known) > 0
+
+
+def test_stages_have_one_choice_of_placements_each_block_of_them() -> None:
+    """Where each has one block, none has more of what placements decide than another, whatever it would be good for."""
+    order, amounts = Order(SCHEDULES["interleaved"], 2, 4, 2), np.array([0.02, 0.6])
+    points = np.concatenate([_point(resident=own, gradient=6.2 - 10 * own, link=6.2 - 10 * own) for own in amounts])
+    spread = Spread(order, _plain(4), 2, is_most=True)
+    found = spread.of_points(points)
+    taken = found.shares @ points
+
+    assert 0.1 * 4 < taken[:, Take.RESIDENT].sum() < 0.55 * 4
+    assert np.allclose(taken[:, Take.RESIDENT], taken[0, Take.RESIDENT], atol=1e-6)
+    assert np.allclose(taken[:, Take.GRADIENT], taken[0, Take.GRADIENT], atol=1e-6)
+
+
 def _point(**amounts: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return what a block takes: a forward of 1, a backward of 2, and what is given besides."""
     point = np.zeros((1, len(Take)))

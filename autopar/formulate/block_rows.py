@@ -15,7 +15,8 @@ from autopar.formulate.offload import HostRates
 from autopar.formulate.pass_rows import PassRows
 from autopar.formulate.rows import SHARES, Counting, IntArray, Name, Rows, StepProgram
 from autopar.formulate.step import Pipeline
-from autopar.formulate.tables import Slot, Tables
+from autopar.formulate.tables import Memory, Slot, Tables
+from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.schedule.spread import Take
 
@@ -95,8 +96,35 @@ def block_program(
     for use in (BufferUse.FORWARD, BufferUse.BACKWARD):
         held = [float(own.use in (use, BufferUse.REDUCING)) / room for own in rows.buffers]
         rows.add({_name(Take.BESIDE): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(held))
+    running = np.zeros_like(kept)
+    running[:, _fullest(tables, main)] = 1 / room
+    rows.add({_name(Take.RUNNING): 1.0}, amounts=running)
     program = rows.program({}, 0.0)
     return BlockProgram(program, np.array([rows.names[_name(take)] for take in Take]))
+
+
+def _fullest(tables: Tables, kind: int) -> list[int]:
+    """Return items that are there at one moment of a backward of a kind beside all that it keeps: what one op makes.
+
+    It is the largest before the second op that reads what the forward has kept. Until then nothing of that is gone.
+    """
+    ops = tables.folded.kinds[kind].ops
+    made = {name for op in ops if op.phase in (Phase.FORWARD, Phase.LOSS) for name in op.outputs}
+    made.update(arrival.value for arrival in tables.folded.kinds[kind].arrivals if arrival.saved)
+    found: dict[int, list[int]] = {}
+    for index, item in enumerate(tables.bytes):
+        if item.kind == kind and item.memory is Memory.TRANSIENT:
+            found.setdefault(item.start, []).append(index)
+    best: tuple[float, list[int]] = 0.0, []
+    for position, op in enumerate(ops):
+        if op.phase is not Phase.BACKWARD:
+            continue
+        own = found.get(position, [])
+        largest = sum(float(tables.bytes[index].amounts.max()) for index in own)
+        best = max(best, (largest, own))
+        if made.intersection(op.inputs):
+            break
+    return best[1]
 
 
 def _name(take: Take) -> str:

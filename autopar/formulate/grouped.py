@@ -167,24 +167,33 @@ class Groups:
         )
         self._here, self._there = may_lie(self._windows, constraints)
         self._stages: dict[int, _Stage] = {}
-        self._chosen: dict[tuple[int, ...], list[_Chosen] | None] = {}
+        self._chosen: dict[tuple[int, ...], tuple[list[_Chosen], ...]] = {}
         self._works: dict[tuple[int, _Chosen], StageWork] = {}
 
     def _filled(self, ranges: Ranges, cutoff: float) -> tuple[Split, StepTime] | None:
         """Return the split of a cut, with what its groups choose, and its step time.
 
-        None if one does not fit, or is at work for so long: early groups, which hold most, mostly tell.
+        None if one does not fit, or is at work for so long. Groups choose in two ways, each of which may be faster: who
+        waits for whom depends on whether groups run again the same stages.
         """
         each = [int(self._windows.at[start, stop - start - 1]) for start, stop in ranges]
+        best = self._filled_by(0, ranges, each, cutoff)
+        other = self._filled_by(1, ranges, each, cutoff)
+        if best is None or other is None or best[0] == other[0]:
+            return best or other
+        return min(best, other, key=lambda found: found[1].seconds)
+
+    def _filled_by(self, way: int, ranges: Ranges, each: Sequence[int], cutoff: float) -> tuple[Split, StepTime] | None:
+        """Return the same where groups choose in one way: early groups, which hold most, mostly tell."""
         count, fixed = self._pipeline.num_microbatches, self._pipeline.fixed
         found: dict[int, tuple[_Chosen, StageWork]] = {}
         for group, chunks in enumerate(self._chunks):
             key = (group, *(each[stage] for stage in chunks))
             if key not in self._chosen:
                 self._chosen[key] = self._choose(group, key[1:])
-            chosen = self._chosen[key]
-            if chosen is None:
+            if not self._chosen[key]:
                 return None
+            chosen = self._chosen[key][way]
             busy = 0.0
             for stage, what in zip(chunks, chosen, strict=True):
                 work = self._work(each[stage], ranges[stage], what)
@@ -212,8 +221,8 @@ class Groups:
             self._works[window, what] = work
         return self._works[window, what]
 
-    def _choose(self, group: int, each: tuple[int, ...]) -> list[_Chosen] | None:
-        """Return what the stages of a group keep, given their windows; None if nothing fits."""
+    def _choose(self, group: int, each: tuple[int, ...]) -> tuple[list[_Chosen], ...]:
+        """Return what the stages of a group keep, given their windows, chosen in two ways; nothing if nothing fits."""
         pipeline = self._pipeline
         rows = moments(self._schedule, group, pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks)
         own = [self._stage(window) for window in each]
@@ -222,22 +231,21 @@ class Groups:
             tuple(bool(self._there[window]) for window in each),
             self._shared(each),
         )
-        best: tuple[float, list[int], tuple[bool, ...]] | None = None
+        best: dict[int, tuple[float, list[int], tuple[bool, ...]]] = {}
         for hosted in dict.fromkeys(ways):
-            taken = _fastest(own, rows, self._limit, self._memory.host_room, hosted)
-            if taken is None:
-                continue
-            again = sum(float(stage.again[mixture]) for stage, mixture in zip(own, taken, strict=True))
             copies = sum(stage.copying for stage, away in zip(own, hosted, strict=True) if away)
-            added = pipeline.num_microbatches * again + copies
-            if best is None or added < best[0]:
-                best = added, taken, hosted
-        if best is None:
-            return None
-        return [
-            _Chosen(self._mixed.flavours(stage.window, int(stage.numbers[mixture])), away)
-            for stage, mixture, away in zip(own, *best[1:], strict=True)
-        ]
+            for number, taken in enumerate(_fastest(own, rows, self._limit, self._memory.host_room, hosted)):
+                again = sum(float(stage.again[mixture]) for stage, mixture in zip(own, taken, strict=True))
+                added = pipeline.num_microbatches * again + copies
+                if number not in best or added < best[number][0]:
+                    best[number] = added, taken, hosted
+        return tuple(
+            [
+                _Chosen(self._mixed.flavours(stage.window, int(stage.numbers[mixture])), away)
+                for stage, mixture, away in zip(own, taken, hosted, strict=True)
+            ]
+            for _, taken, hosted in best.values()
+        )
 
     def _shared(self, each: tuple[int, ...]) -> tuple[bool, ...]:
         """Return of which stages the optimizer's state lies in host memory if that has no room for that of all."""
@@ -330,8 +338,8 @@ class _Stage:
 
 def _fastest(
     stages: Sequence[_Stage], rows: FloatArray, limit: float, host_room: float, offload: Sequence[bool]
-) -> list[int] | None:
-    """Return the mixtures of the stages of a group that are fastest together, nearly; None if none fit.
+) -> tuple[list[int], ...]:
+    """Return the mixtures of a group's stages that are fastest together, nearly, in two ways; none if none fit.
 
     Args:
         stages: The stages of the group.
@@ -343,7 +351,7 @@ def _fastest(
     from autopar.formulate.grouped_kernel import fastest_together  # compiling is loaded when it is needed only
 
     if not all(len(stage.numbers) for stage in stages):
-        return None
+        return ()
     counts = rows.reshape(len(rows), len(stages), 5)
     states = [stage.state if away else 0.0 for stage, away in zip(stages, offload, strict=True)]
     fixed = sum(stage.resident for stage in stages) - sum(states)
@@ -352,7 +360,7 @@ def _fastest(
     update = max(stage.update + float(state_buffers(state)) for stage, state in zip(stages, states, strict=True))
     held = np.maximum(counts[..., 0].max(axis=0), 1.0)
     if fixed + update > limit:
-        return None
+        return ()
     most = max(len(stage.numbers) for stage in stages)
     sizes = np.zeros((len(stages), most, 5))
     again, priced, transit, away = np.zeros((4, len(stages), most))
@@ -365,7 +373,7 @@ def _fastest(
         order[own, :number] = np.argsort(stage.again, kind="stable")
     number_of = np.array([len(stage.numbers) for stage in stages])
     bytes_of = sizes, again, priced, transit, away, order
-    found, taken = fastest_together(
+    found, *taken = fastest_together(
         counts, number_of, *bytes_of, limit - fixed - beside, host_room - sum(states), PRICES, ROUNDING
     )
-    return list(map(int, taken)) if found else None
+    return tuple(list(map(int, own)) for own in taken) if found else ()

@@ -12,7 +12,7 @@ and the rest follows from the order of tasks:
                         T >= m sum_s link_s + sum_s update_s                      of the stages of a group
                         T >= start_i + gradients and reductions from task i on + sum_s update_s
                         others_g + beside + sum_s (resident_s + x_js kept_s + y_js late n_s) <= 1 + short   at moments j
-                        beside = sum_s beside_s / blocks
+                        beside = sum_s (beside_s + running_s) / blocks
                         sum n = blocks,   sum rest >= rest,   sum rest + sum_s plain_s >= whole,   sum others = others
 
 Blocks are whole, which a linear program knows of two cases: the group that has most has w >= ceil(blocks / groups), and
@@ -76,6 +76,9 @@ class Take(IntEnum):
     """What is there beside where such blocks run, a share of a device; it is the same of all that are alike."""
     PLAIN = 9
     """Seconds of a forward and a backward without what runs again; it is the same of all, too."""
+    RUNNING = 10
+    """What is there at least while a pass of it runs, besides all that it keeps, a share of a device, where backwards
+    are not split; the same of all, too."""
 
 
 COMMON = (Take.FORWARD, Take.RESIDENT, Take.UPDATE, Take.GRADIENT, Take.ONCE, Take.PLAIN)
@@ -204,8 +207,8 @@ class Spread:
         self._width = 1 + len(Take) + self._halves + self._passes
         self._others = self._first + stages * self._width
         self._step = self._others + order.num_groups
-        self._short, self._beside = self._step + 1, self._step + 2
-        self._means = self._beside + 1
+        self._short, self._beside, self._running = self._step + 1, self._step + 2, self._step + 3
+        self._means = self._running + 1
         self._fixed = self._means + len(COMMON)  # further variables are of points
         self._program = LeastProgram()
         self._write(found)
@@ -295,8 +298,9 @@ class Spread:
             program.add({**dict.fromkeys(each, 1.0), self._of(stage, Take.BACKWARD): -1.0}, least=0.0)
             for number, least in zip(each, rest.halves, strict=True):
                 program.add({number: 1.0, self._blocks(stage): -least}, least=0.0)
-        beside = {self._of(stage, Take.BESIDE): -1.0 / rest.blocks for stage in stages}
-        program.add({self._beside: 1.0, **beside}, least=0.0)
+        for number, take in ((self._beside, Take.BESIDE), (self._running, Take.RUNNING)):
+            every = {self._of(stage, take): -1.0 / rest.blocks for stage in stages}
+            program.add({number: 1.0, **every}, least=0.0)
         self._write_whole()
         self._write_alike()
         for stage, passes, all_passes in zip((0, order.num_stages - 1), rest.ends, rest.edges, strict=True):
@@ -324,7 +328,10 @@ class Spread:
             program.add({**passes, self._of(stage, Take.PLAIN): -1.0}, least=0.0)
 
     def _write_alike(self) -> None:
-        """Write that blocks have one choice: what a group takes is as often that of a mean one as it has blocks."""
+        """Write that blocks have one choice: what a group takes is as often that of a mean one as it has blocks.
+
+        A choice that is a mean of several for all stages could else be one for some stages and another for others.
+        """
         order, rest, program = self._order, self._rest, self._program
         count, first, last = order.num_stages, *rest.outer
         for number, take in enumerate(COMMON, self._means):
@@ -340,6 +347,19 @@ class Spread:
                     program.add({**taken, number: -float(self._most)}, most=0.0)
             gradients = {self._of(stage, Take.GRADIENT): -1.0 for stage in own}
             program.add({**{self._of(stage, Take.LINK): 1.0 for stage in own}, **gradients}, least=0.0)
+            if len(own) > 1:
+                self._write_stages_alike([stage for stage in own if first <= stage < count - last], own)
+
+    def _write_stages_alike(self, inner: Sequence[int], own: Sequence[int]) -> None:
+        """Write the same of each stage of a group: those inside have a block at least, and leave one to each other."""
+        for stage in own:
+            fewest = int(stage in inner)
+            for number, take in enumerate(COMMON, self._means):
+                if fewest:
+                    self._program.add({self._of(stage, take): 1.0, number: -1.0}, least=0.0)
+                if self._is_most:
+                    most = float(self._most - len(inner) + fewest)
+                    self._program.add({self._of(stage, take): 1.0, number: -most}, most=0.0)
 
     def _lasting(self, stage: int) -> list[Row]:
         """Return what each pass of a stage takes."""
@@ -382,11 +402,13 @@ class Spread:
         """Write that a group holds no more than there is room for, but for what is short."""
         count, (first, last), end = len(stages), self._rest.outer, self._order.num_stages - 1
         inner = [stage for stage in stages if first <= stage <= end - last]
-        has_blocks = bool(inner)
+        beside = {self._beside: 1.0} if inner else {}
+        if len(inner) == count and not self._order.schedule.splits:  # whichever stage runs, it has such a block
+            beside[self._running] = 1.0
         arriving, returning = self._rest.received
         received = arriving * sum(stage > 0 for stage in inner) + returning * sum(stage < end for stage in inner)
         for held in self._order.fullest(group).tolist():
-            row = {self._others + group: 1.0, self._short: -1.0, **({self._beside: 1.0} if has_blocks else {})}
+            row = {self._others + group: 1.0, self._short: -1.0, **beside}
             for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
                 row[self._of(stage, Take.RESIDENT)] = 1.0
                 row[self._of(stage, Take.KEPT)] = flying

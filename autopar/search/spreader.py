@@ -246,6 +246,7 @@ class Spreader:
                 prices[Take.RESIDENT] = share * whole
                 prices[Take.KEPT] = held * prices[Take.RESIDENT]
                 prices[Take.BESIDE] = prices[Take.RESIDENT] * order.num_groups / rest.blocks
+                prices[Take.RUNNING] = 0.0 if order.schedule.splits else prices[Take.BESIDE]
                 self._cut(prices)
 
     def _cut(self, prices: FloatArray) -> bool:
