@@ -3,9 +3,10 @@
 The chain is cut so that the slowest stage is as fast as can be, and so that the slowest stages of all chunks together
 are (`waves.py`), whatever they hold. Then every group of devices chooses what the blocks of its stages recompute: with
 a price on bytes every stage takes the mixture of least seconds and price, and the least price at which the group fits
-is found by bisection. Where that is faster, the optimizer's state of all its stages goes to host memory. The seconds of
-the step are those of the longest path through its tasks (`scheduled.py`), the bytes of a group those of the fullest
-moment of its order. The fastest cut is taken, and may be made faster by moving blocks from stage to stage.
+is found by bisection; on from there, and from what just does not fit, it is told stage by stage. Where that is faster,
+the optimizer's state of all its stages goes to host memory. The seconds of the step are those of the longest path
+through its tasks (`scheduled.py`), the bytes of a group those of the fullest moment of its order. The fastest cut is
+taken, and may be made faster by moving blocks from stage to stage.
 """
 
 import math
