@@ -126,3 +126,13 @@ def test_of_two_ways_one_runs_again_as_little_as_can_be(seed: int) -> None:
     best = min(sum(again[own] for own in taken) for taken in every if bytes_of(taken) <= limit)
     assert all(bytes_of(tuple(taken)) <= limit for taken in ways)
     assert min(sum(again[own] for own in taken) for taken in ways) <= best + 0.02 * 6
+
+
+def test_what_makes_room_at_one_moment_and_takes_it_at_another_is_not_changed_for_ever() -> None:
+    """Two mixtures take no longer than one another, and each is too much at a moment of its own; a third one fits."""
+    sizes = np.array([[5.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 5.0, 5.0, 0.0], [1.0, 0.0, 1.0, 1.0, 0.0]])
+    again, nothing = np.array([0.0, 0.0, 1.0]), np.zeros(3)
+    stage = _Stage(0, np.arange(3), sizes, again, nothing, nothing, *[0.0] * 7)
+    rows = np.array([[2.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
+
+    assert _fastest([stage], rows, 4.0, 0.0, (False,)) == ([2], [2])
