@@ -239,6 +239,24 @@ def test_a_pass_needs_no_less_besides_than_is_known_of_it(seed: int) -> None:
     assert max(known) > 0
 
 
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+@pytest.mark.parametrize("outer", [(0, 0), (1, 1)])
+def test_what_runs_takes_memory_where_every_stage_has_such_a_block(
+    schedule: str, chunks: int, outer: tuple[int, int]
+) -> None:
+    """Of interleaved stages; weight passes hold something else, and stages of other blocks may be what runs."""
+    order = Order(SCHEDULES[schedule], 2, 4, chunks)
+    blocks = 2 * chunks
+    resident = 0.6 / chunks
+
+    def seconds(running: float) -> float:
+        return Spread(order, _plain(blocks, outer=outer)).of_points(_point(resident=resident, running=running)).seconds
+
+    matters = not order.schedule.splits and outer == (0, 0)
+    assert (seconds(0.6) > seconds(0.0) * 1.1) == matters
+    assert seconds(0.3) == pytest.approx(seconds(0.0))
+
+
 def test_stages_have_one_choice_of_placements_each_block_of_them() -> None:
     """Where each has one block, none has more of what placements decide than another, whatever it would be good for."""
     order, amounts = Order(SCHEDULES["interleaved"], 2, 4, 2), np.array([0.02, 0.6])
