@@ -179,8 +179,8 @@ class Groups:
         """
         each = [int(self._windows.at[start, stop - start - 1]) for start, stop in ranges]
         best = self._filled_by(0, ranges, each, cutoff)
-        other = self._filled_by(1, ranges, each, cutoff)
-        if best is None or other is None or best[0] == other[0]:
+        other = self._filled_by(1, ranges, each, cutoff if best is None else min(cutoff, best[1].seconds))
+        if best is None or other is None:
             return best or other
         return min(best, other, key=lambda found: found[1].seconds)
 
