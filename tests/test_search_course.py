@@ -143,6 +143,13 @@ def _order(series: Bounding | ThirdAxis, bounds: Mapping[int, list[float]], outc
     return found
 
 
+def _planned(objective: float, count: int) -> Candidate:
+    """Return a plan of a family by its microbatches."""
+    plan = _candidate(objective, count)
+    object.__setattr__(plan, "configuration", next(own[0] for own in FAMILIES if own[0].num_microbatches == count))
+    return plan
+
+
 def _candidate(objective: float, stages: int = 1) -> Candidate:
     plan = SimpleNamespace(objective=objective, signature=Signature((), stages, "", 1, "none"), configuration=None)
     plan.drafted = lambda: plan
@@ -260,6 +267,25 @@ def test_families_of_three_axes_whose_blocks_take_as_much_are_worked_on_together
     third.take(found.index((*each[1], *each[2])), Finding(5.0, None, 0))
     assert [outcome.standings[own].bound for own in each[1:3]] == [5.0, 5.0]
     assert each[0] not in outcome.standings
+
+
+def test_the_best_plan_of_three_axes_is_gone_on_with_as_long_as_it_becomes_better() -> None:
+    """One in four pieces is for it, whatever its bound; others have no turn of their own, nor has one that is far."""
+    outcome = Outcome()
+    outcome.candidates = [_planned(10.0, 8), _planned(10.9, 4)]
+    third = ThirdAxis(_search(), outcome, FAMILIES, _Known({}), math.inf)
+    plans, found = {8: [10.0, 9.0, 9.0, 9.0]}, list[int]()
+    for number in range(16):
+        assert not third.ends(number)
+        piece = third.piece(number)
+        assert piece is not None
+        count = piece.configuration[0].num_microbatches
+        found.append(count)
+        best = _planned(plans[count].pop(0), count) if count in plans else None
+        third.take(number, Finding(piece.bound + 0.01, best, 0, is_final=False))
+
+    assert found[3::4] == [8, 8, 8, 1], "a bound, a better plan, and none better"
+    assert set(found) == {1, 8}
 
 
 def test_three_axes_are_left_when_they_are_near_enough_or_it_is_time() -> None:

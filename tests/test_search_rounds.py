@@ -37,7 +37,7 @@ class _Script:
     def levels(self, order: Order) -> list[float]:
         return [1.0]
 
-    def price_memory(self, order: Order, rest: Rest, levels: Sequence[float]) -> None:
+    def price_memory(self, order: Order, rest: Rest, levels: Sequence[float], enough: float) -> None:
         self.priced.append(cast(Configuration, order))
         self.num_cuts += self.memory_cuts
 

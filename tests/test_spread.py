@@ -149,19 +149,21 @@ def _spreader(found: Tables, pipeline: Pipeline, limit: float, choices: Sequence
     return Spreader(found, program, choices, _solve)
 
 
-def _raised(spreader: Spreader, order: Order, rest: Rest, steps: int = 6) -> tuple[float, float]:
+def _raised(
+    spreader: Spreader, order: Order, rest: Rest, steps: int = 6, enough: float = math.inf
+) -> tuple[float, float]:
     """Return the bound after some rounds, and what the choices known allow."""
     value, basis = np.inf, None
-    first = spreader.bound(order, rest)
-    spreader.price_memory(order, rest, levels_of(order))
-    known = spreader.bound(order, rest, known=first)
+    first = spreader.bound(order, rest, enough)
+    spreader.price_memory(order, rest, levels_of(order), enough)
+    known = spreader.bound(order, rest, enough, known=first)
     bound = max(first.seconds, known.seconds)
     for _ in range(steps):
         found = spreader.spread(order, rest, known.case, basis)
         value, basis = found.value, found.basis
         if not found.cuts:
             break
-        known = spreader.bound(order, rest, known=known)
+        known = spreader.bound(order, rest, enough, known=known)
         bound = max(bound, known.seconds)
     return bound, value
 
@@ -214,6 +216,8 @@ def test_no_plan_that_fits_is_faster_than_the_bound(schedule: str, chunks: int, 
             bound, _ = _raised(_spreader(found, pipeline, limit, [choice]), order, rest)
             mean = Hull(found, step_program(found, pipeline, limit)).alone(choice)
             assert max(bound, alone) <= plan[1].seconds * (1 + TOLERANCE)
+            near = _raised(_spreader(found, pipeline, limit, [choice]), order, rest, 2, enough=1.01 * plan[1].seconds)
+            assert near[0] <= plan[1].seconds * (1 + TOLERANCE)
             fitting, more = fitting + 1, max(more, alone / mean - 1)
             limit *= 0.3
     assert fitting > 4
@@ -255,6 +259,89 @@ def test_what_runs_takes_memory_where_every_stage_has_such_a_block(
     matters = not order.schedule.splits and outer == (0, 0)
     assert (seconds(0.6) > seconds(0.0) * 1.1) == matters
     assert seconds(0.3) == pytest.approx(seconds(0.0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_hold_no_more_beside_their_passes_than_is_known_of_them(seed: int) -> None:
+    """What is gathered for two of them in a row, what is reduced, and what a stage of them receives."""
+    found, limit = _deep("plain"), 1e9
+    pipeline, main = Pipeline(4, 4, "interleaved", num_chunks=2), main_kind(found.folded).id
+    room, sharded = limit - found.folded.buffer_bytes, 0
+    for choice in _choices(seed):
+        points, _ = _spreader(found, pipeline, limit, [choice])._points()
+        lowered = lower_blocks(assemble_blocks(found, choice), found.folded, found.resharder, splits=False)
+        held = chain_bytes(lowered, found.folded, trains=True)
+        received = float(held.arriving[main] + held.returning[main])
+        for point in points * room:
+            beside = 2 * held.gathered[main] + held.reducing[main]
+            assert point[Take.BESIDE] + point[Take.NEXT] <= beside * (1 + TOLERANCE)
+            assert point[Take.NEXT] <= held.gathered[main] * (1 + TOLERANCE)
+            assert point[Take.RECEIVED] == pytest.approx(received)
+            sharded += point[Take.NEXT] > 0
+        assert received > 0
+    assert sharded
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+@pytest.mark.parametrize("outer", [(0, 0), (1, 1)])
+def test_stages_inside_receive_from_both_sides(schedule: str, chunks: int, outer: tuple[int, int]) -> None:
+    """The first and the last stage do not, nor do those that may have other blocks alone."""
+    order = Order(SCHEDULES[schedule], 2, 4, chunks)
+    blocks, inside = 4 * chunks, order.num_stages - 2 * max(1, outer[0])
+    rest = _plain(blocks, outer=outer)
+
+    def seconds(received: float) -> float:
+        point = _point(resident=0.25 / chunks, received=received)  # half of a group that has its share
+        return Spread(order, rest, 2 * chunks, is_most=True).of_points(point).seconds
+
+    room = 0.5 / max(1, max(sum(0 < stage < order.num_stages - 1 for stage in own) for own in order.stages_of))
+    assert seconds(room * 0.98) == pytest.approx(seconds(0.0))
+    assert (seconds(room * 1.5) > seconds(0.0) * 1.1) == (inside > 0)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_blocks_in_a_row_hold_more_where_a_group_has_more_of_them_than_stages(schedule: str, chunks: int) -> None:
+    """With as many as stages none has another one next to it; in between only some groups may have."""
+    order = Order(SCHEDULES[schedule], 2, 4, chunks)
+
+    def seconds(blocks: int, follows: float) -> float:
+        share = order.share(blocks)
+        point = _point(resident=0.5 / share, next=follows)
+        return Spread(order, _plain(blocks), share, is_most=True).of_points(point).seconds
+
+    assert seconds(2 * chunks, 0.9) == pytest.approx(seconds(2 * chunks, 0.0))
+    for blocks in (4 * chunks, 4 * chunks + 1):
+        assert seconds(blocks, 0.48) == pytest.approx(seconds(blocks, 0.0))
+        assert seconds(blocks, 0.7) > seconds(blocks, 0.0) * 1.1
+    assert seconds(2 * chunks + 1, 1.4) > seconds(2 * chunks + 1, 0.0) * 1.1, "one group has a block more"
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4])
+@pytest.mark.parametrize(("schedule", "chunks"), OTHERS)
+def test_the_fullest_group_waits_for_those_before_it(schedule: str, chunks: int, groups: int) -> None:
+    """With one block less than all groups could have, one of the last two has its share; whoever it is, cuts take more.
+
+    Updates come after the passes, and are waited for in any case.
+    """
+    order, rng = Order(SCHEDULES[schedule], groups, 2 * groups, chunks), np.random.default_rng(5)
+    count = 2 * order.num_stages - 1
+    share, point = order.share(count), _point(update=7.0)
+    assert share * groups - count == 1
+    least = Spread(order, _plain(count), share, is_most=True).of_points(point).seconds
+    backward, weight = (1.0, 1.0) if order.schedule.splits else (2.0, 0.0)
+    before = 0.0 if order.schedule.steps_overlap or groups == 2 else 3.0 * (groups - 2)
+    alone = order.num_microbatches * 3 * share
+    assert least >= (alone + 7.0 * share) * (1 - TOLERANCE)
+    plain = Spread(order, _plain(count), share, is_most=True).of_points(_point()).seconds
+    assert plain >= (alone + before) * (1 - TOLERANCE)
+    found = 0
+    for _ in range(200):
+        each = rng.multinomial(count - order.num_stages, np.full(order.num_stages, 1 / order.num_stages)) + 1
+        if max(sum(int(each[stage]) for stage in own) for own in order.stages_of) == share:
+            works = [StageWork(own, backward * own, weight * own, update=7.0 * own) for own in map(float, each)]
+            assert least <= scheduled_step(schedule, groups, order.num_microbatches, works) * (1 + TOLERANCE)
+            found += 1
+    assert found > 3
 
 
 def test_stages_have_one_choice_of_placements_each_block_of_them() -> None:

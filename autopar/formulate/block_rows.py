@@ -96,9 +96,13 @@ def block_program(
     for use in (BufferUse.FORWARD, BufferUse.BACKWARD):
         held = [float(own.use in (use, BufferUse.REDUCING)) / room for own in rows.buffers]
         rows.add({_name(Take.BESIDE): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(held))
+        more = [float(own.use is use) / room for own in rows.buffers]
+        rows.add({_name(Take.NEXT): 1.0}, amounts=np.zeros_like(kept), pairs=np.array(more))
     running = np.zeros_like(kept)
     running[:, _fullest(tables, main)] = 1 / room
     rows.add({_name(Take.RUNNING): 1.0}, amounts=running)
+    comes = [(item.kind == main and item.memory is Memory.RECEIVED) / room for item in tables.bytes]
+    rows.add({_name(Take.RECEIVED): 1.0}, amounts=np.broadcast_to(np.array(comes), kept.shape))
     program = rows.program({}, 0.0)
     return BlockProgram(program, np.array([rows.names[_name(take)] for take in Take]))
 

@@ -273,6 +273,10 @@ class _Builder:
                     sizes = local_sizes(value.shape, self.nodes[node].outputs(0), self.mesh)
                     memory = Memory.HANDED if self._is_saved(arrival) else Memory.ARRIVED
                     self.bytes.append(Bytes(node, kind_id, memory, sizes * self.resident[value.name]))
+                if not is_far(self.folded, kind_id, arrival.value):
+                    sizes = local_sizes(value.shape, self.nodes[node].outputs(0), self.mesh)
+                    least = min(self.resident[value.name], self.wire[value.name])
+                    self.bytes.append(Bytes(node, kind_id, Memory.RECEIVED, sizes * least))
                 by_slot: dict[Slot, list[tuple[Consumer, float]]] = {}
                 for consumer in arrival.uses:
                     slot = _slot(self.folded.kinds[kind_id].ops[consumer.position])

@@ -17,7 +17,14 @@ from autopar.schedule.spread import Take
 Mask = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 
-SHARES = {Take.KEPT: "kept", Take.RESIDENT: "resident", Take.BESIDE: "beside", Take.RUNNING: "running"}
+SHARES = {
+    Take.KEPT: "kept",
+    Take.RESIDENT: "resident",
+    Take.BESIDE: "beside",
+    Take.RUNNING: "running",
+    Take.NEXT: "next",
+    Take.RECEIVED: "received",
+}
 """What single blocks hold; shares of the limit, too."""
 
 COPIED, AWAY = "copied", "away"

@@ -89,7 +89,8 @@ class Memory(StrEnum):
 
     `SAVED`, `DROPPED`, `ARRIVED` and `HANDED` exist once per microbatch in flight: `DROPPED` without recompute only,
     `SAVED` with selective recompute too, `ARRIVED` always, `HANDED` with full recompute only (else the block before has
-    it). `TRANSIENT` is there while the neighbours of its op run.
+    it). `TRANSIENT` is there while the neighbours of its op run. `RECEIVED` comes from a neighbouring block, and is
+    there besides where that is on another stage.
     """
 
     PARAMETERS = "parameters"
@@ -100,6 +101,7 @@ class Memory(StrEnum):
     ARRIVED = "arrived"
     HANDED = "handed"
     TRANSIENT = "transient"
+    RECEIVED = "received"
 
 
 NODE_BYTES = 2000

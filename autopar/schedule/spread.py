@@ -12,13 +12,14 @@ and the rest follows from the order of tasks:
                         T >= m sum_s link_s + sum_s update_s                      of the stages of a group
                         T >= start_i + gradients and reductions from task i on + sum_s update_s
                         others_g + beside + sum_s (resident_s + x_js kept_s + y_js late n_s) <= 1 + short   at moments j
-                        beside = sum_s (beside_s + running_s) / blocks
+                        beside >= sum_s (beside_s + running_s + stages_g received_s) / blocks + next_g
+                        next_g >= sum_s next_s / blocks             of groups that have more blocks than stages
                         sum n = blocks,   sum rest >= rest,   sum rest + sum_s plain_s >= whole,   sum others = others
 
 Blocks are whole, which a linear program knows of two cases: the group that has most has w >= ceil(blocks / groups), and
 no group has more, or some group has w + 1:
 
-                        T >= m w sum_s plain_s / blocks,   sum_s n_s <= w                 of the stages of a group
+                        T >= m w sum_s plain_s / blocks + waits,   sum_s n_s <= w         of the stages of a group
                         n_s >= 1                                            of stages that have no other blocks alone
 
 Prices of Y_s in the first program say what points are missing. What a block takes at least at these prices is a cut.
@@ -79,10 +80,18 @@ class Take(IntEnum):
     RUNNING = 10
     """What is there at least while a pass of it runs, besides all that it keeps, a share of a device, where backwards
     are not split; the same of all, too."""
+    NEXT = 11
+    """What is there besides where a stage has two of them in a row, a share of a device; the same of all, too."""
+    RECEIVED = 12
+    """What a stage of such blocks receives meanwhile from both of its neighbours, the same."""
 
 
 COMMON = (Take.FORWARD, Take.RESIDENT, Take.UPDATE, Take.GRADIENT, Take.ONCE, Take.PLAIN)
 """What blocks that are alike take whatever runs again: as much each, for they have one choice of placements."""
+
+
+MEANS = (Take.BESIDE, Take.RUNNING, Take.NEXT, Take.RECEIVED)
+"""What is there as often as it is for one block, not for each: of the mean one, for they have one choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +204,15 @@ class Spread:
         rest: What is known besides.
         most: Blocks that some group has; its share if not given.
         is_most: Whether no group has more.
+        cap: Blocks that no group has more of, if that is known besides.
     """
 
-    def __init__(self, order: Order, rest: Rest, most: int | None = None, *, is_most: bool = False) -> None:
+    def __init__(
+        self, order: Order, rest: Rest, most: int | None = None, *, is_most: bool = False, cap: int | None = None
+    ) -> None:
         self._order, self._rest = order, rest
         self._most, self._is_most = order.share(rest.blocks) if most is None else most, is_most
+        self._cap = self._most if is_most else rest.blocks if cap is None else max(cap, self._most)
         found, stages = order.excerpt, order.num_stages
         self._first = len(found.stage) + len(found.middles)
         self._passes = len(order.schedule.passes)
@@ -207,8 +220,10 @@ class Spread:
         self._width = 1 + len(Take) + self._halves + self._passes
         self._others = self._first + stages * self._width
         self._step = self._others + order.num_groups
-        self._short, self._beside, self._running = self._step + 1, self._step + 2, self._step + 3
-        self._means = self._running + 1
+        self._short = self._step + 1
+        self._mean_of = {take: self._short + 1 + number for number, take in enumerate(MEANS)}
+        self._next = self._short + 1 + len(MEANS)
+        self._means = self._next + order.num_groups
         self._fixed = self._means + len(COMMON)  # further variables are of points
         self._program = LeastProgram()
         self._write(found)
@@ -298,9 +313,10 @@ class Spread:
             program.add({**dict.fromkeys(each, 1.0), self._of(stage, Take.BACKWARD): -1.0}, least=0.0)
             for number, least in zip(each, rest.halves, strict=True):
                 program.add({number: 1.0, self._blocks(stage): -least}, least=0.0)
-        for number, take in ((self._beside, Take.BESIDE), (self._running, Take.RUNNING)):
+        for take, number in self._mean_of.items():
             every = {self._of(stage, take): -1.0 / rest.blocks for stage in stages}
-            program.add({number: 1.0, **every}, least=0.0)
+            program.add({number: 1.0, **every}, least=0.0, most=0.0)
+        program.add({self._mean_of[Take.RECEIVED]: 1.0}, least=sum(rest.received))
         self._write_whole()
         self._write_alike()
         for stage, passes, all_passes in zip((0, order.num_stages - 1), rest.ends, rest.edges, strict=True):
@@ -317,15 +333,32 @@ class Spread:
         """Write that blocks are whole: how many some group has, and that stages have one."""
         order, rest, program = self._order, self._rest, self._program
         stages, (first, last) = range(order.num_stages), rest.outer
-        whole = rest.turns * order.num_microbatches * self._most / rest.blocks
-        program.add({self._step: 1.0, **{self._of(stage, Take.PLAIN): -whole for stage in stages}}, least=0.0)
+        self._write_most()
         for own in order.stages_of:  # in each case, so that one has as many rows as another
-            program.add({self._blocks(stage): 1.0 for stage in own}, most=self._most if self._is_most else math.inf)
+            program.add({self._blocks(stage): 1.0 for stage in own}, most=self._cap)
         for stage in stages[first : len(stages) - last]:
             program.add({self._blocks(stage): 1.0}, least=1.0)
         for stage in stages:
             passes = {self._of(stage, Take.FORWARD): 1.0, self._of(stage, Take.BACKWARD): 1.0}
             program.add({**passes, self._of(stage, Take.PLAIN): -1.0}, least=0.0)
+
+    def _write_most(self) -> None:
+        """Write how long the group with most blocks takes: before it others run forwards, and after it backwards.
+
+        If no group has more, all but a few have as many: one of the last of those that may have, at least.
+        """
+        order, rest = self._order, self._rest
+        stages, begins = range(order.num_stages), sorted(own[0] for own in order.stages_of)
+        fewer = self._most * order.num_groups - rest.blocks
+        is_apart = self._is_most and not order.schedule.steps_overlap
+        before = range(begins[max(0, order.num_groups - 1 - fewer)] if is_apart else 0)
+        whole = rest.turns * order.num_microbatches * self._most / rest.blocks
+        work = {self._of(stage, Take.PLAIN): -whole for stage in stages}
+        update = {self._of(stage, Take.UPDATE): -self._most / rest.blocks for stage in stages}
+        lasting = [self._lasting(stage)[: self._passes if not self._halves else 1] for stage in before]
+        for passes, after in ((1, update), (len(order.schedule.passes), {})):
+            waits = {each: -once for own in lasting for row in own[:passes] for each, once in row.items()}
+            self._program.add({self._step: 1.0, **work, **waits, **after}, least=0.0)
 
     def _write_alike(self) -> None:
         """Write that blocks have one choice: what a group takes is as often that of a mean one as it has blocks.
@@ -337,14 +370,13 @@ class Spread:
         for number, take in enumerate(COMMON, self._means):
             every = {self._of(stage, take): -1.0 for stage in range(count)}
             program.add({number: float(rest.blocks), **every}, least=0.0, most=0.0)
-        others = rest.blocks - self._most * (order.num_groups - 1) if self._is_most else 0
         for own in order.stages_of:
-            fewest = max(others, sum(first <= stage < count - last for stage in own))
+            fewest, most = self._numbers(own)
             for number, take in enumerate(COMMON, self._means):
                 taken = {self._of(stage, take): 1.0 for stage in own}
                 program.add({**taken, number: -float(fewest)}, least=0.0)
-                if self._is_most:
-                    program.add({**taken, number: -float(self._most)}, most=0.0)
+                if most < rest.blocks:
+                    program.add({**taken, number: -float(most)}, most=0.0)
             gradients = {self._of(stage, Take.GRADIENT): -1.0 for stage in own}
             program.add({**{self._of(stage, Take.LINK): 1.0 for stage in own}, **gradients}, least=0.0)
             if len(own) > 1:
@@ -402,11 +434,16 @@ class Spread:
         """Write that a group holds no more than there is room for, but for what is short."""
         count, (first, last), end = len(stages), self._rest.outer, self._order.num_stages - 1
         inner = [stage for stage in stages if first <= stage <= end - last]
-        beside = {self._beside: 1.0} if inner else {}
+        between = [stage for stage in inner if 0 < stage < end]
+        beside: dict[int, float] = {}
+        if inner:
+            self._follow(group, stages)
+            beside = {self._mean_of[Take.BESIDE]: 1.0, self._next + group: 1.0}
+            beside[self._mean_of[Take.RECEIVED]] = float(len(between))
         if len(inner) == count and not self._order.schedule.splits:  # whichever stage runs, it has such a block
-            beside[self._running] = 1.0
+            beside[self._mean_of[Take.RUNNING]] = 1.0
         arriving, returning = self._rest.received
-        received = arriving * sum(stage > 0 for stage in inner) + returning * sum(stage < end for stage in inner)
+        received = arriving * (end in inner and end > 0) + returning * (0 in inner and end > 0)
         for held in self._order.fullest(group).tolist():
             row = {self._others + group: 1.0, self._short: -1.0, **beside}
             for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
@@ -414,3 +451,25 @@ class Spread:
                 row[self._of(stage, Take.KEPT)] = flying
                 row[self._blocks(stage)] = late * self._rest.late
             self._program.add(row, most=1.0 - received)
+
+    def _follow(self, group: int, stages: Sequence[int]) -> None:
+        """Write what a group holds where a block follows another one: with more blocks than stages, one does.
+
+        How many it has is not said: between as many as it has stages and the most it may have, a share is there.
+        """
+        count, fewest, most = len(stages), *self._numbers(stages)
+        number, mean = self._next + group, self._mean_of[Take.NEXT]
+        if fewest > count:
+            self._program.add({number: 1.0, mean: -1.0}, least=0.0)
+        else:
+            share = 1.0 / max(1, most - count)
+            every = {self._of(stage, Take.NEXT): -share for stage in stages}
+            self._program.add({number: 1.0, mean: count * share, **every}, least=0.0)
+
+    def _numbers(self, stages: Sequence[int]) -> tuple[int, int]:
+        """Return how many blocks a group of these stages has at least and at most."""
+        order, rest = self._order, self._rest
+        first, last = rest.outer
+        inner = [stage for stage in range(order.num_stages) if first <= stage < order.num_stages - last]
+        fewest, most = len(set(inner).intersection(stages)), rest.blocks - len(set(inner).difference(stages))
+        return max(fewest, rest.blocks - self._cap * (order.num_groups - 1)), min(most, self._cap)

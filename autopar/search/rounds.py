@@ -81,7 +81,7 @@ class Rounds:
             least = min(self._bounds, key=self._bounds.__getitem__)
             order, rest = task_of(least)
             if self._levels is None and order.num_stages > SOON:
-                self._price_memory(order, rest)  # a program without them takes as long as they do
+                self._price_memory(order, rest, enough)  # a program without them takes as long as they do
             says_all = least in self._known and self._known[least].seen == self.spreader.num_cuts
             if says_all and self._levels == []:
                 break
@@ -90,7 +90,7 @@ class Rounds:
                 self._raise(least, task_of, enough)
                 self._idle = 0 if self._bounds[least] > known * (1 + RISE) else self._idle
             if self._levels != [] and self._bounds[least] < enough:
-                self._price_memory(order, rest)
+                self._price_memory(order, rest, enough)
         if self.bound >= enough:
             return None
         if self._idle < IDLE:
@@ -120,11 +120,11 @@ class Rounds:
             self._idle = IDLE if is_done else 0 if rises else self._idle + 1
         return found
 
-    def _price_memory(self, order: Order, rest: Rest) -> None:
+    def _price_memory(self, order: Order, rest: Rest, enough: float) -> None:
         """Add cuts at usual prices of memory: at those of one level where a program takes less time than these."""
         self._levels = self.spreader.levels(order) if self._levels is None else self._levels
         count = 1 if order.num_stages <= SOON else len(self._levels)
-        self.spreader.price_memory(order, rest, self._levels[:count])
+        self.spreader.price_memory(order, rest, self._levels[:count], enough)
         self._levels = self._levels[count:]
 
     def _raise(self, own: Configuration, task_of: TaskOf, enough: float) -> None:

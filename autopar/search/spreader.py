@@ -61,10 +61,11 @@ _SHARES = np.array([take in SHARES for take in Take])
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How many blocks some group has, and whether none has more."""
+    """How many blocks some group has, whether none has more, and how many none has more of in any case, if known."""
 
     most: int
     is_most: bool
+    cap: int | None = None
 
 
 class Bounded(NamedTuple):
@@ -160,25 +161,36 @@ class Spreader:
         seen = len(self._cuts)
         cuts = list(range(seen)) if known is None else [*known.cuts, *range(known.seen, seen)]
         start = known.basis if known is not None else None
+        cap = self._cap(order, scaled, enough / self._unit)
+        most = math.inf if cap is None else self._alone(order, scaled, cap + 1)  # and more take no less
         if share > MOST_WHOLE:
-            either = Case(share, is_most=False)
+            either = Case(share, is_most=False, cap=cap)
             least, basis, holding = self._least(order, scaled, block, either, cuts, start)
-            return Bounded(least * self._unit, either, basis, holding, seen)
-        even, more = Case(share, is_most=True), Case(share + 1, is_most=False)
+            return Bounded(min(least, most) * self._unit, either, basis, holding, seen)
+        even, more = Case(share, is_most=True), Case(share + 1, is_most=False, cap=cap)
         least, basis, holding = self._least(order, scaled, block, even, cuts, start)
-        uneven = scaled.turns * order.num_microbatches * more.most * self._plain + scaled.fixed
+        uneven = self._alone(order, scaled, more.most)
         if uneven < min(least, enough / self._unit):
             found, other, others = self._least(order, scaled, block, more, cuts, basis)
-            uneven = max(uneven, found)
+            uneven = min(max(uneven, found), most)
             basis = basis if least <= uneven else other
             holding = tuple(sorted({*holding, *others}))
         return Bounded(min(least, uneven) * self._unit, even if least <= uneven else more, basis, holding, seen)
+
+    def _cap(self, order: Order, rest: Rest, enough: float) -> int | None:
+        """Return how many blocks no group has more of in a step that takes less, in units; None if that is unknown."""
+        each = self._alone(order, rest, 1) - rest.fixed
+        return math.floor((enough - rest.fixed) / each) if each and enough < math.inf else None
+
+    def _alone(self, order: Order, rest: Rest, blocks: int) -> float:
+        """Return what no step is shorter than in which a group has so many blocks, in units."""
+        return rest.turns * order.num_microbatches * blocks * self._plain + rest.fixed
 
     def _least(
         self, order: Order, rest: Rest, block: float, case: Case, cuts: Sequence[int], start: Basis | None
     ) -> tuple[float, Basis | None, tuple[int, ...]]:
         """Return the same of a case, in units, where to go on, and the cuts that say so; all that it goes on with."""
-        spread = Spread(order, rest, case.most, is_most=case.is_most)
+        spread = Spread(order, rest, case.most, is_most=case.is_most, cap=case.cap)
         self._work += ROW_WORK * (spread.num_rows + len(cuts) * order.num_stages)
         found = spread.of_cuts([self._cuts[number] for number in cuts], block, start)
         holding = cuts if found.basis is not None else np.array(cuts)[found.holding].tolist()
@@ -195,7 +207,7 @@ class Spreader:
         """
         points, known = self._points()
         case = Case(order.share(rest.blocks), is_most=False) if case is None else case
-        spread = Spread(order, self._scaled(rest), case.most, is_most=case.is_most)
+        spread = Spread(order, self._scaled(rest), case.most, is_most=case.is_most, cap=case.cap)
         self._work += ROW_WORK * (spread.num_rows + len(Take) * order.num_stages)
         found = spread.of_points(points, start)
         rises = False
@@ -227,13 +239,17 @@ class Spreader:
         """Return how many microbatches stages hold that have usual prices of memory."""
         return levels_of(order)
 
-    def price_memory(self, order: Order, rest: Rest, levels: Sequence[float]) -> None:
+    def price_memory(self, order: Order, rest: Rest, levels: Sequence[float], enough: float = math.inf) -> None:
         """Add cuts at usual prices of memory: of much and some.
+
+        What is there besides where blocks follow each other has one where they do in every group: cuts are worth
+        little where that may be missing.
 
         Args:
             order: The order of tasks.
             rest: What there is besides, in seconds.
             levels: Microbatches that a stage holds, which say what those cost that it keeps.
+            enough: A bound that need not be raised further.
         """
         if not self._cuts:
             self._begin(order)
@@ -241,12 +257,16 @@ class Spreader:
         whole = _block(points) * rest.blocks / order.num_microbatches
         prices = _usual(order)
         prices[Take.LINK], prices[Take.ONCE] = WAITS, 0.0
+        even = order.share(rest.blocks)
+        most = self._cap(order, self._scaled(rest), enough / self._unit) if even > MOST_WHOLE else even
+        fewest = 0 if most is None else rest.blocks - most * (order.num_groups - 1)
         for held in levels:
             for share in USUAL:
                 prices[Take.RESIDENT] = share * whole
                 prices[Take.KEPT] = held * prices[Take.RESIDENT]
                 prices[Take.BESIDE] = prices[Take.RESIDENT] * order.num_groups / rest.blocks
                 prices[Take.RUNNING] = 0.0 if order.schedule.splits else prices[Take.BESIDE]
+                prices[Take.NEXT] = prices[Take.BESIDE] * (fewest > order.num_chunks)
                 self._cut(prices)
 
     def _cut(self, prices: FloatArray) -> bool:

@@ -2,7 +2,8 @@
 
 They are twice as many as all others and seldom better by much, so that they get a share of the work that the others
 took. All schedules are looked at together: the configuration with the least bound is next, be it a floor, what follows
-from others on its mesh (`carried.py`), or its own. So the least bound, which is what is proven, rises soonest.
+from others on its mesh (`carried.py`), or its own. So the least bound, which is what is proven, rises soonest. In
+between, the one with the best plan is gone on with as long as that becomes better: it excludes more of the others.
 """
 
 import heapq
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.schedule import SCHEDULES
 from autopar.search.carried import Carried
+from autopar.search.course import EVERY
 from autopar.search.outcome import Outcome, stage_of
 from autopar.search.pieces import Finding, Piece, Work
 from autopar.search.space import Configuration, Family, alike
@@ -25,6 +27,9 @@ if TYPE_CHECKING:  # it knows this module
 MOST_SCOUTS, SCOUT_PIECES = 6, 2
 """Configurations that are worked on before others of more than one stage, where plans may be much better there, and how
 many pieces of work there are for each."""
+
+NEARBY = 0.03
+"""A plan is made better where it is slower than the best one by no more, relative."""
 
 
 def scouts(space: Sequence[Family], global_batch: int, bound: Callable[[Family], float]) -> list[Family]:
@@ -97,6 +102,11 @@ class ThirdAxis(Series):
         self._busy: dict[int, tuple[float, int]] = {}
         self._seen: set[int] = set()
         self._worked: set[int] = set()
+        plans = {plan.configuration: plan.objective for plan in reversed(outcome.candidates)}
+        found = {number: [plans[own] for own in family if own in plans] for number, family in enumerate(self._space)}
+        self._plans = {number: min(each) for number, each in found.items() if each}
+        """Of those whose last piece of work made them better."""
+        self._last = self._plans.copy()
 
     @property
     def own(self) -> float:
@@ -119,7 +129,7 @@ class ThirdAxis(Series):
         """See `Series.piece`: there is nothing to do while others are at what could be done."""
         if not self._open or not self._is_far(self._open[0][0]):
             return None
-        bound, number = self._busy[index] = heapq.heappop(self._open)
+        bound, number = self._busy[index] = self._next(index)
         family, cutoff = self._space[number], self._outcome.best
         urgent = not self._outcome.candidates
         if number in self._seen:
@@ -128,6 +138,17 @@ class ThirdAxis(Series):
         self._seen.add(number)
         hint, first = self._carried.hint(family), self._spreads_first
         return Piece(Work.BOUND, family, bound, cutoff, urgent=urgent, hint=hint, spreads_first=first)
+
+    def _next(self, index: int) -> tuple[float, int]:
+        """Return bound and number of the next one: that with the least bound, or, in between, a plan to make better."""
+        if index % EVERY == EVERY - 1:
+            better = [(self._plans[head[1]], head) for head in self._open if head[1] in self._plans]
+            plan, head = min(better, default=(math.inf, self._open[0]))
+            if plan < self._outcome.best * (1 + NEARBY) and self._is_far(head[0]):
+                self._open.remove(head)
+                heapq.heapify(self._open)
+                return head
+        return heapq.heappop(self._open)
 
     def take(self, index: int, finding: Finding | None) -> None:
         """See `Series.take`."""
@@ -138,6 +159,11 @@ class ThirdAxis(Series):
         if number not in self._worked:
             self._carried.learn(family, finding)
         self._outcome.take(finding, self._search.keep)
+        if number in self._worked:
+            plan, last = math.inf if finding.best is None else finding.best.objective, self._last.get(number, math.inf)
+            self._plans.pop(number, None)
+            if plan < last * (1 - OPTIMALITY_TOLERANCE):
+                self._plans[number] = self._last[number] = plan
         is_done = finding.is_final and number in self._worked
         stage = stage_of(finding, is_new=number not in self._worked)
         for own in self._parts[number]:
