@@ -313,9 +313,9 @@ class Spread:
             program.add({**dict.fromkeys(each, 1.0), self._of(stage, Take.BACKWARD): -1.0}, least=0.0)
             for number, least in zip(each, rest.halves, strict=True):
                 program.add({number: 1.0, self._blocks(stage): -least}, least=0.0)
-        for take, number in self._mean_of.items():
+        for take, number in self._mean_of.items():  # more than the mean would leave less for those who hold two
             every = {self._of(stage, take): -1.0 / rest.blocks for stage in stages}
-            program.add({number: 1.0, **every}, least=0.0, most=0.0)
+            program.add({number: 1.0, **every}, least=0.0, most=0.0 if take is Take.NEXT else math.inf)
         program.add({self._mean_of[Take.RECEIVED]: 1.0}, least=sum(rest.received))
         self._write_whole()
         self._write_alike()
