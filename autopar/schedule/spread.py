@@ -469,7 +469,7 @@ class Spread:
     def _numbers(self, stages: Sequence[int]) -> tuple[int, int]:
         """Return how many blocks a group of these stages has at least and at most."""
         order, rest = self._order, self._rest
-        first, last = rest.outer
-        inner = [stage for stage in range(order.num_stages) if first <= stage < order.num_stages - last]
-        fewest, most = len(set(inner).intersection(stages)), rest.blocks - len(set(inner).difference(stages))
-        return max(fewest, rest.blocks - self._cap * (order.num_groups - 1)), min(most, self._cap)
+        first, last, end = *rest.outer, order.num_stages
+        own = sum(first <= stage < end - last for stage in stages)  # which have one each, as those of the others do
+        others = max(0, end - first - last) - own
+        return max(own, rest.blocks - self._cap * (order.num_groups - 1)), min(rest.blocks - others, self._cap)
