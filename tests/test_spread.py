@@ -261,6 +261,23 @@ def test_what_runs_takes_memory_where_every_stage_has_such_a_block(
     assert seconds(0.3) == pytest.approx(seconds(0.0))
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.7, 4.0])
+def test_no_group_has_more_blocks_than_what_is_enough_has_time_for(factor: float) -> None:
+    """Passes of one block more take longer than that, for each microbatch, and those of no block less do."""
+    found, pipeline = _deep("plain"), Pipeline(4, 4, "interleaved", num_chunks=2)
+    order, rest = _order(pipeline), _rest(found, pipeline, 1e9)
+    spreader = _spreader(found, pipeline, 1e9, _choices(3))
+    enough = factor * spreader.bound(order, rest).seconds
+    each = 4 * rest.turns * _alone(found, main_kind(found.folded).id)
+
+    cap = spreader._cap(order, spreader._scaled(rest), enough / spreader._unit)
+
+    assert cap is not None
+    assert cap * each + rest.fixed <= enough * (1 + 1e-3)
+    assert (cap + 1) * each + rest.fixed >= enough * (1 - 1e-3)
+    assert spreader.bound(order, rest, enough).seconds <= max(enough, (cap + 1) * each + rest.fixed) * (1 + 1e-3)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_hold_no_more_beside_their_passes_than_is_known_of_them(seed: int) -> None:
     """What is gathered for two of them in a row, what is reduced, and what a stage of them receives."""
