@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from autopar.discover import discover
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
-from autopar.formulate.grouped import Groups, _cuts, grouped_time
+from autopar.formulate.grouped import RUNS, Groups, _cuts, _runs, grouped_time
 from autopar.formulate.memory import ChainBytes
 from autopar.formulate.recipes import recipes, restrict
-from autopar.formulate.scheduled import pass_seconds
+from autopar.formulate.scheduled import StageWork, pass_seconds, scheduled_step
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import FloatArray, Tables
-from autopar.formulate.waves import BEND, Ranges, cuts_in_waves
+from autopar.formulate.waves import BEND, Ranges, cuts_in_runs, cuts_in_waves
 from autopar.formulate.weights import problem, weights
 from autopar.program.lower import lower_blocks
 from autopar.recompute import Recompute
@@ -84,6 +84,76 @@ def test_waves_of_unequal_blocks_are_nearly_as_fast_as_any() -> None:
         least = min(_cost(_slowest(blocks, ranges, 2), blocks, 2) for ranges in every)
         first, *_ = cuts_in_waves(blocks, 2, 2, range(11))
         assert _cost(_slowest(blocks, first, 2), blocks, 2) <= 1.1 * least
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 30), st.integers(1, 12), st.data())
+def test_runs_have_all_blocks_in_stages_between_edges(stages: int, more: int, most: int, data: st.DataObject) -> None:
+    count = stages + more
+    blocks = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0]), min_size=count, max_size=count)))
+    blocks[0] += 0.5
+    within = data.draw(st.lists(st.integers(1, count - 1), unique=True, min_size=stages - 1)) if count > 1 else []
+    edges = sorted({0, *within, count})
+    found = list(cuts_in_runs(blocks, stages, edges, most))
+
+    assert len(found) == len(set(found)) <= most
+    for ranges in found:
+        assert len(ranges) == stages
+        assert (ranges[0][0], ranges[-1][1]) == (0, count)
+        assert all(stop == start for (_, stop), (start, _) in pairwise(ranges))
+        assert all(start < stop and {start, stop} <= set(edges) for start, stop in ranges)
+
+
+@pytest.mark.parametrize(("stages", "count"), [(4, 7), (6, 21), (8, 17), (5, 24)])
+def test_larger_stages_follow_each_other_and_all_blocks_are_there(stages: int, count: int) -> None:
+    """Of equal blocks, with small ones at both ends that count as none; one stage has what is left over."""
+    blocks = np.array([0.01, *np.ones(count), 0.05])
+    found = list(cuts_in_runs(blocks, stages, range(count + 3), 100))
+    assert len(found) == stages - count % stages + 1, "they begin at any stage that leaves enough of them"
+    for ranges in found:
+        sizes = [round(blocks[start:stop].sum()) for start, stop in ranges]
+        assert sum(sizes) == count
+        assert set(sizes) == {count // stages, count // stages + 1}
+        larger = [stage for stage, size in enumerate(sizes) if size == max(sizes)]
+        assert larger == [*range(larger[0], larger[-1] + 1)]
+
+
+def test_blocks_that_all_stages_have_evenly_are_cut_so() -> None:
+    (found,) = cuts_in_runs(np.ones(12), 4, range(13), 5)
+    assert found == ((0, 3), (3, 6), (6, 9), (9, 12))
+
+
+def _step(name: str, blocks: FloatArray, ranges: Ranges, groups: int, microbatches: int) -> float:
+    works = [StageWork(*blocks[start:stop].sum(axis=0)) for start, stop in ranges]
+    return scheduled_step(name, groups, microbatches, works)
+
+
+@pytest.mark.parametrize(("chunks", "least"), [(2, 0.015), (4, 0.03), (8, 0.007)])
+def test_larger_stages_that_follow_each_other_wait_less(chunks: int, least: float) -> None:
+    """128 blocks on 12 groups, where waves leave all that groups may have less to the first or the last ones."""
+    chain = (0, *[1] * 128, 2)
+    passes = ((0.0, 1.0, 0.0), (22.0, 42.0, 0.0), (4.0, 8.0, 0.0))
+    blocks = np.array(passes)[list(chain)]
+    found = _runs(passes, chain, "interleaved", 12, 48, chunks, tuple(range(131)))
+    assert len(found) == RUNS
+    each = [_step("interleaved", blocks, ranges, 12, 48) for ranges in found]
+    waves = _cuts(tuple(blocks.sum(axis=1)[[0, 1, -1]].tolist()), chain, 12, chunks, tuple(range(131)))
+
+    assert each == sorted(each)
+    assert each[0] < (1 - least) * min(_step("interleaved", blocks, ranges, 12, 48) for ranges in waves)
+
+
+@pytest.mark.parametrize(("name", "chunks"), IN_TURN)
+def test_of_all_cuts_few_are_faster_than_those_that_are_tried(name: str, chunks: int) -> None:
+    """Against every cut of a few equal blocks, of which some groups have one more."""
+    for count in range(2 * chunks + 1, 2 * chunks + 6):
+        passes, chain = ((1.0, 1.0, 1.0 if SCHEDULES[name].splits else 0.0),), (0,) * count
+        blocks, edges = np.array(passes)[list(chain)], tuple(range(count + 1))
+        every = [tuple(pairwise((0, *cut, count))) for cut in combinations(range(1, count), 2 * chunks - 1)]
+        steps = sorted(_step(name, blocks, ranges, 2, 4) for ranges in every)
+        tried = {*_cuts((1.0,), chain, 2, chunks, edges), *_runs(passes, chain, name, 2, 4, chunks, edges)}
+        best = min(_step(name, blocks, ranges, 2, 4) for ranges in tried)
+        assert best <= 1.06 * steps[0]
 
 
 @cache

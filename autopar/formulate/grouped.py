@@ -26,17 +26,24 @@ from autopar.formulate.mixtures import Mixtures, mixtures
 from autopar.formulate.scheduled import StageWork, scheduled_step, works_of
 from autopar.formulate.step import Pipeline, Split, StepTime
 from autopar.formulate.tables import Slot
-from autopar.formulate.waves import Ranges, cut_evenly, cuts_in_waves
+from autopar.formulate.waves import Ranges, cut_evenly, cuts_in_runs, cuts_in_waves
 from autopar.formulate.windows import IntArray, windows
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
 from autopar.schedule.holding import moments
+from autopar.schedule.timing import time_tasks
 
 PRICES = 24
 """Steps of the bisection for the price of a byte; it halves the logarithm of the range each time."""
 
 STEPS = 64
 """In how many steps the seconds of blocks are told apart where a chain is cut."""
+
+RUNS = 3
+"""Of the cuts whose larger stages follow each other, how many of the fastest are filled."""
+
+FEWEST_RUNS, MOST_RUNS, RUN_TASKS = 8, 48, 1_000_000
+"""Places of larger stages that are compared at least and at most, and tasks of all these steps together."""
 
 MOST_SHIFTS, PATIENCE = 400, 80
 """Cuts that are looked at to make one faster, and how many in a row that are not."""
@@ -110,6 +117,11 @@ class Groups:
         cuts = _cuts(tuple(steps.tolist()), chain, pipeline.num_groups, pipeline.num_chunks, tuple(self._edges))
         if not cuts:
             return None
+        each = self._passes[: max(chain) + 1]
+        each = np.ceil(each / seconds.max() * STEPS) if seconds.max() > 0 else np.ones_like(each)
+        size = pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks
+        runs = _runs(tuple(map(tuple, each.tolist())), chain, pipeline.schedule, *size, tuple(self._edges))
+        cuts = tuple(dict.fromkeys((*cuts, *runs)))
         self._reach(max(stop - start for ranges in cuts for start, stop in ranges))
         best = None
         for ranges in cuts:
@@ -291,6 +303,31 @@ def _cuts(
     blocks = np.array(seconds)[np.asarray(chain)]
     waves = cuts_in_waves(blocks, num_groups, num_chunks, edges)
     return tuple(dict.fromkeys((cut_evenly(blocks, stages, edges), *waves)))
+
+
+@lru_cache(maxsize=1024)
+def _runs(
+    passes: tuple[tuple[float, ...], ...],
+    chain: tuple[int, ...],
+    schedule: str,
+    num_groups: int,
+    num_microbatches: int,
+    num_chunks: int,
+    edges: tuple[int, ...],
+) -> tuple[Ranges, ...]:
+    """Return the fastest cuts whose larger stages follow each other if all of them fit, given passes of each kind."""
+    blocks = np.array(passes)[np.asarray(chain)]
+    tasks = len(blocks[0]) * num_groups * num_chunks * num_microbatches
+    most = min(MOST_RUNS, max(FEWEST_RUNS, RUN_TASKS // tasks))
+    sums, none = np.concatenate([np.zeros((1, len(blocks[0]))), np.cumsum(blocks, axis=0)]), np.zeros(1)
+    found = []
+    for ranges in cuts_in_runs(blocks.sum(axis=1), num_groups * num_chunks, edges, most):
+        each = np.diff(sums[[0, *(stop for _, stop in ranges)]], axis=0)
+        hop = np.broadcast_to(none, len(ranges))
+        timing = time_tasks(SCHEDULES[schedule], num_groups, num_microbatches, each, hop, hop)
+        length = timing.ends - timing.begins if SCHEDULES[schedule].steps_overlap else timing.ends
+        found.append((float(length.max()), ranges))
+    return tuple(ranges for _, ranges in sorted(found)[:RUNS])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -427,6 +427,37 @@ def _stage_end(sums: Floats, start: int, cap: float, after: int) -> int:
 _reaching = numba.njit(cache=True, nogil=True)(_stage_end)
 
 
+def _runs(sums: Floats, num_stages: int, firsts: Ints, large: float, small: float) -> Ints:
+    """Return where the stages of cuts end in which as few as can be are larger, one after the other.
+
+    Args:
+        sums: (parts + 1,) running sum of the seconds of what is not cut.
+        num_stages: Stages.
+        firsts: (cuts,) the first larger stage of each cut.
+        large: Seconds that a larger stage may take.
+        small: Seconds that another one may take, where a part is not more.
+
+    Returns:
+        (cuts, stages) parts up to the end of each stage; all 0 if there is no such cut.
+    """
+    parts = len(sums) - 1
+    found = np.zeros((len(firsts), num_stages), dtype=np.int64)
+    ends = np.zeros(num_stages, dtype=np.int64)
+    for number in range(len(firsts)):
+        low, high = 0, num_stages - firsts[number]  # more of them leave no more parts over
+        while low <= high:
+            count, at = (low + high) // 2, 0
+            for stage in range(num_stages):
+                cap = large if firsts[number] <= stage < firsts[number] + count else small
+                at = max(at + 1, _reaching(sums, at, cap, num_stages - 1 - stage))
+                ends[stage] = at
+            if at == parts:
+                found[number], high = ends, count - 1
+            else:
+                low = count + 1
+    return found
+
+
 def _even_waves(sums: Floats, caps: Floats, bends: Floats, num_groups: int, small_first: bool) -> Ints:
     """Return where the stages of a cut end whose slowest stages T_c, one of each chunk, have the least T_c + q_c T_c^2.
 
@@ -509,4 +540,5 @@ slowest: Callable[..., float] = _compiled(_slowest)
 earliest_end: Callable[..., tuple[float, Ints, Ints]] = _compiled(_earliest_end)
 evenest: Callable[..., float] = _compiled(_evenest)
 even_waves: Callable[..., Ints] = _compiled(_even_waves)
+runs: Callable[..., Ints] = _compiled(_runs)
 priced_apart: Callable[..., Floats] = _compiled(_priced_apart)

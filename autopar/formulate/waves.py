@@ -5,6 +5,7 @@ others of its chunk holds the wave up, so that what counts is the slowest stage 
 equal blocks all stages of a chunk have as many, and no group has more than another but for what is left over.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -24,6 +25,9 @@ DECIMALS = 9
 
 BEND = 0.05
 """What a chunk counts more, as a share of its seconds, per even share that it takes: as even as nothing is lost by."""
+
+OVER = 1 / 16
+"""Of a usual block: what a stage may take more, so that small blocks at the ends are beside as many as elsewhere."""
 
 
 def cuts_in_waves(blocks: FloatArray, num_groups: int, num_chunks: int, edges: Sequence[int]) -> Iterator[Ranges]:
@@ -46,6 +50,38 @@ def cuts_in_waves(blocks: FloatArray, num_groups: int, num_chunks: int, edges: S
     caps, bends = _caps(sums, stages), np.full(num_chunks, BEND * stages / sums[-1])
     for backwards in (False, True):
         yield _cut(sums, ends, caps, bends, num_groups, backwards=backwards)
+
+
+def cuts_in_runs(blocks: FloatArray, num_stages: int, edges: Sequence[int], most: int) -> Iterator[Ranges]:
+    """Yield cuts whose larger stages follow each other, from the beginning of the chain to its end.
+
+    Of blocks that no stages have evenly, some stages have one more. Tasks wait wherever larger stages and smaller ones
+    follow each other, which is twice at least; where that is best depends on the order of tasks.
+
+    Args:
+        blocks: (blocks,) seconds of a block.
+        num_stages: Stages.
+        edges: Where a stage may begin or end, ascending, from 0 to the number of blocks; more of them than stages.
+        most: How many cuts at most, of places that are equally far apart.
+
+    >>> list(cuts_in_runs(np.ones(5), 3, range(6), 2))
+    [((0, 2), (2, 4), (4, 5)), ((0, 1), (1, 3), (3, 5))]
+    """
+    from autopar.formulate.kernel import evenest, runs  # compiling is loaded when it is needed only
+
+    ends = np.asarray(edges)
+    sums = np.concatenate([[0.0], np.cumsum(blocks)])[ends]
+    large, usual = float(evenest(sums, num_stages)), float(np.median(np.diff(sums)))
+    caps = large + OVER * usual, large - usual + OVER * usual
+
+    def is_late(first: int) -> bool:
+        """Whether larger stages from one on leave parts over."""
+        return not runs(sums, num_stages, np.array([first]), *caps).any()
+
+    count = bisect_left(range(num_stages), 1, key=is_late)
+    firsts = np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
+    for stops in dict.fromkeys(map(tuple, runs(sums, num_stages, firsts, *caps).tolist())):
+        yield tuple(pairwise(ends[[0, *stops]].tolist()))
 
 
 def cut_evenly(blocks: FloatArray, num_stages: int, edges: Sequence[int]) -> Ranges:
