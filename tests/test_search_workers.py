@@ -22,7 +22,7 @@ from autopar.errors import JobError, WorkerError
 from autopar.plan import Plan
 from autopar.search import pieces
 from autopar.search.attempt import Attempt
-from autopar.search.crew import Alone, Crew
+from autopar.search.crew import Alone, Crew, Order, Team
 from autopar.search.engine import Engine
 from autopar.search.outcome import Outcome
 from autopar.search.pieces import Finding, Piece, Work
@@ -181,7 +181,7 @@ class _Mortal(Processes):
         self.given += 1
         if self.given == 3:
             self.deaths += 1
-            worker = next(worker for worker, order in self._orders.items() if order.number == number)
+            worker = next(own for own, orders in self._orders.items() if number in {each.number for each in orders})
             os.kill(self.pids[worker], signal.SIGKILL)
 
 
@@ -198,6 +198,85 @@ def test_what_a_killed_worker_did_is_done_again() -> None:
 
     assert crews[0].deaths == 1
     assert _answer(outcome) == _answer(_run(task))
+
+
+class _Ahead(Team):
+    """Workers that do nothing, and have two pieces at a time."""
+
+    ahead = 2
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.sent: list[tuple[int, Order, bytes | None]] = []
+
+    def _send(self, worker: int, order: Order, state: bytes | None) -> None:
+        self.sent.append((worker, order, state))
+
+    def found(self, worker: int, finding: Finding) -> int:
+        """Take what a worker has found, and return of which piece that is."""
+        return self._taken(worker, finding)[0]
+
+    def die(self, worker: int) -> None:
+        """Replace a worker."""
+        self.sent.clear()
+        self._dead(worker, "killed")
+
+    def wait(self, seconds: float) -> list[tuple[int, Finding]]:
+        """Nothing is ever done."""
+        return []
+
+    def stop(self) -> None:
+        """Nothing is being done."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _of(number: int) -> Piece:
+    """Return a piece on a configuration of its own."""
+    return Piece(Work.BOUND, (_task().space[number],), 0.0, float("inf"))
+
+
+def test_workers_have_a_second_piece_once_all_have_one() -> None:
+    crew = _Ahead(2)
+    for number in range(4):
+        assert crew.is_free
+        crew.start(number, _of(number), FAR)
+    assert not crew.is_free
+    assert [(worker, order.number) for worker, order, _ in crew.sent] == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert crew.found(0, Finding(1.0, None, 0)) == 0, "pieces are done in the order they were given"
+    assert crew.is_free
+    assert crew.suits(_of(2)), "its owner has fewest to do"
+    assert not crew.suits(_of(1)), "its owner has more to do than the other one"
+    crew.start(4, _of(1), FAR)
+    assert crew.sent[-1][0] == 0
+
+
+def test_what_a_dead_worker_was_to_do_then_is_done_by_its_successor_too() -> None:
+    """In the same order, from what was found before; only what it was doing counts as a death."""
+    crew = _Ahead(1)
+    crew.start(0, _of(5), FAR)
+    crew.found(0, Finding(1.0, None, 0, state=b"known", is_final=False))
+    crew.start(1, _of(6), FAR)
+    crew.start(2, _of(5), FAR)
+    crew.die(0)
+
+    assert [(order.number, order.deaths, state) for _, order, state in crew.sent] == [(1, 1, None), (2, 0, b"known")]
+    assert [crew.found(0, Finding(1.0, None, 0)) for _ in range(2)] == [1, 2]
+
+
+def test_a_process_has_a_second_piece_to_go_on_with() -> None:
+    """It begins that before anybody takes what it found of the first one."""
+    with Processes(_task().search(Effort()), 1) as crew:
+        for number in range(2):
+            crew.start(number, _of(number), FAR)
+        assert not crew.is_free
+        found: list[int] = []
+        limit = time.monotonic() + 60
+        while len(found) < 2 and time.monotonic() < limit:
+            found += [number for number, _ in crew.wait(1.0)]
+        assert found == [0, 1]
+        assert crew.is_free
 
 
 class _Doomed(Processes):
@@ -395,7 +474,7 @@ def test_ray_finds_what_one_process_finds() -> None:
             super().start(number, piece, end)
             self.given += 1
             if self.given == 3:
-                worker = next(worker for worker, order in self._orders.items() if order.number == number)
+                worker = next(own for own, orders in self._orders.items() if number in {each.number for each in orders})
                 ray.kill(self.actors[worker], no_restart=False)
 
     task = _task()

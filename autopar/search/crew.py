@@ -1,13 +1,14 @@
 """Who does the pieces of a search: this process, or others.
 
-A crew is handed as many pieces at a time as it has workers, and hands back what came of them in any order. A
-worker that dies is replaced, and what it was doing is done again.
+A crew is handed as many pieces at a time as it has workers, or twice as many, and hands back what came of them in any
+order. A worker that dies is replaced, and what it was doing is done again.
 """
 
 import math
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from autopar.errors import WorkerError
@@ -32,7 +33,7 @@ class Crew(ABC):
     @property
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether a worker has nothing to do."""
+        """Whether a worker can take a piece."""
 
     @property
     def peak_bytes(self) -> float:
@@ -45,7 +46,7 @@ class Crew(ABC):
 
     @abstractmethod
     def start(self, number: int, piece: Piece, end: float) -> None:
-        """Have a free worker do a piece.
+        """Have a worker that can take one do a piece.
 
         Args:
             number: Of the piece.
@@ -124,11 +125,16 @@ class Team(Crew):
     """Workers that are numbered, each in a process of its own; who worked on a configuration goes on, if it is free.
 
     What was done on a configuration is kept here, so that any worker can go on.
+
+    Attributes:
+        ahead: Pieces that a worker may have at a time, which it does in this order: with a second one it goes on while
+            nobody looks at what it has found, or prepares the next one.
     """
 
+    ahead = 1
+
     def __init__(self, size: int) -> None:
-        self._free = list(range(size))
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, deque[Order]] = {worker: deque() for worker in range(size)}
         self._owners: dict[Cell, int] = {}
         self._states: dict[Cell, bytes] = {}
         self._peaks: dict[int, float] = {}
@@ -136,7 +142,7 @@ class Team(Crew):
     @property
     def is_free(self) -> bool:
         """See `Crew.is_free`."""
-        return bool(self._free)
+        return self._fewest < self.ahead
 
     @property
     def peak_bytes(self) -> float:
@@ -146,28 +152,30 @@ class Team(Crew):
     def suits(self, piece: Piece) -> bool:
         """See `Crew.suits`: who worked on its configuration has it at hand."""
         owner = self._owners.get(piece.on)
-        return owner is None or owner in self._free
+        return owner is None or len(self._orders[owner]) == self._fewest
 
     def start(self, number: int, piece: Piece, end: float) -> None:
         """See `Crew.start`."""
-        owner = self._owners.get(piece.on)
-        worker = owner if owner is not None and owner in self._free else self._free[0]
-        self._free.remove(worker)
-        self._give(worker, Order(number, piece, end))
+        owner, fewest = self._owners.get(piece.on), self._fewest
+        free = [worker for worker, orders in self._orders.items() if len(orders) == fewest]
+        self._give(owner if owner is not None and owner in free else free[0], Order(number, piece, end))
+
+    @property
+    def _fewest(self) -> int:
+        """How many pieces the workers have that have fewest."""
+        return min(map(len, self._orders.values()))
 
     def _give(self, worker: int, order: Order) -> None:
-        self._orders[worker] = order
+        self._orders[worker].append(order)
         cell = order.piece.on
         is_known = self._owners.get(cell) == worker
         self._owners[cell] = worker
         self._send(worker, order, None if is_known else self._states.get(cell))
 
     def _taken(self, worker: int, finding: Finding) -> tuple[int, Finding]:
-        """Take what a worker has found; it is free again."""
-        order = self._orders.pop(worker)
+        """Take what a worker has found of the first of its pieces."""
+        order = self._orders[worker].popleft()
         self._peaks[worker] = max(self._peaks.get(worker, 0.0), finding.peak_bytes)
-        self._free.append(worker)
-        self._free.sort()
         if finding.is_final:
             self._states.pop(order.piece.on, None)
         elif finding.state is not None:
@@ -175,12 +183,12 @@ class Team(Crew):
         return order.number, finding
 
     def _dead(self, worker: int, why: str) -> None:
-        """Have the successor of a worker do what it was doing.
+        """Have the successor of a worker do what it was doing, and what it was to do then.
 
         Raises:
             WorkerError: If it is not the first that died of it.
         """
-        order = self._orders[worker]
+        order, *others = self._orders[worker]
         if order.deaths + 1 >= MAX_DEATHS:
             raise WorkerError(
                 f"{MAX_DEATHS} processes of the search ended before their time at "
@@ -188,7 +196,9 @@ class Team(Crew):
                 hint="there may be too little memory for so many: use fewer --workers",
             )
         self._owners = {known: owner for known, owner in self._owners.items() if owner != worker}
-        self._give(worker, Order(order.number, order.piece, order.end, order.deaths + 1))
+        self._orders[worker].clear()
+        for each in (replace(order, deaths=order.deaths + 1), *others):
+            self._give(worker, each)
 
     @abstractmethod
     def _send(self, worker: int, order: Order, state: bytes | None) -> None:

@@ -10,11 +10,13 @@ import pickle
 import signal
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import wait as wait_for
 from types import ModuleType
@@ -38,11 +40,11 @@ _bench: Workbench | None = None
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A pool of one process, so that one that dies takes nobody along."""
+    """A pool of one process, so that one that dies takes nobody along, and what it does and is to do then."""
 
     pool: ProcessPoolExecutor
     pid: int
-    future: Future[Finding] | None = None
+    futures: deque[Future[Finding]] = field(default_factory=deque)
 
 
 class Processes(Team):
@@ -52,6 +54,8 @@ class Processes(Team):
         search: What is searched.
         size: Number of processes.
     """
+
+    ahead = 2
 
     def __init__(self, search: "Search", size: int) -> None:
         super().__init__(size)
@@ -70,11 +74,11 @@ class Processes(Team):
 
     def wait(self, seconds: float) -> list[tuple[int, Finding]]:
         """See `Crew.wait`."""
-        futures = {worker.future: number for number, worker in enumerate(self._workers) if worker.future is not None}
+        futures = {worker.futures[0]: number for number, worker in enumerate(self._workers) if worker.futures}
         found = []
         for future in wait(futures, seconds, FIRST_COMPLETED).done:
             number = futures[future]
-            self._workers[number].future = None
+            self._workers[number].futures.popleft()
             try:
                 finding = future.result()
             except BrokenProcessPool as error:
@@ -93,7 +97,7 @@ class Processes(Team):
     def close(self) -> None:
         """See `Crew.close`."""
         for worker in self._workers:
-            if worker.future is not None:
+            if worker.futures:
                 with suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
         for worker in self._workers:
@@ -102,10 +106,10 @@ class Processes(Team):
     def _send(self, worker: int, order: Order, state: bytes | None) -> None:
         hired = self._workers[worker]
         try:
-            hired.future = hired.pool.submit(_do, order.piece, order.left, state)
+            hired.futures.append(hired.pool.submit(_do, order.piece, order.end, state))
         except BrokenProcessPool as error:  # it died while it had nothing to do
-            hired.future = Future()
-            hired.future.set_exception(error)
+            hired.futures.append(Future())
+            hired.futures[-1].set_exception(error)
 
     def _hire(self) -> "tuple[ProcessPoolExecutor, Future[int]]":
         """Return a new worker, and its process number once it is ready."""
@@ -154,7 +158,7 @@ def _follow_parent() -> None:
     os._exit(1)
 
 
-def _do(piece: Piece, seconds: float, state: bytes | None) -> Finding:
-    """Do a piece, in a worker."""
+def _do(piece: Piece, end: float, state: bytes | None) -> Finding:
+    """Do a piece, in a worker; processes of a machine have one monotonic clock."""
     assert _bench is not None, "a worker is prepared before its first piece"
-    return _bench.do(piece, seconds, state)
+    return _bench.do(piece, end - time.monotonic(), state)

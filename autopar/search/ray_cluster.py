@@ -77,7 +77,7 @@ class RayCluster(Team):
             try:
                 finding = ray.get(reference)
             except ray.exceptions.RayActorError as error:
-                where = self._orders[worker].piece.configuration
+                where = self._orders[worker][0].piece.configuration
                 raise WorkerError(
                     f"{MAX_DEATHS} processes of the search ended before their time at {where}: {error}",
                     hint="see the logs of the Ray cluster, or use fewer --workers",
