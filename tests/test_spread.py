@@ -423,6 +423,20 @@ def test_no_cut_of_whole_blocks_is_faster_than_its_case(schedule: str, chunks: i
     assert seen == {True, False}
 
 
+@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved", 4), ("zb-h1", 1), ("zb-v", 2)])
+def test_cases_have_the_same_rows(schedule: str, chunks: int) -> None:
+    """A program goes on from the optimum of another case: row by row, whether it says something or not."""
+    order, rest = Order(SCHEDULES[schedule], 3, 6, chunks), _plain(14)
+    share = order.share(14)
+    cases = [(share, True, None), (share + 1, False, None), (share + 1, False, share + 1), (share, False, share + 2)]
+    programs = [Spread(order, rest, most, is_most=is_most, cap=cap)._program for most, is_most, cap in cases]
+    rows = [[tuple(sorted(row)) for row in program._index] for program in programs]
+    apart = [number for number, each in enumerate(zip(*rows, strict=True)) if len(set(each)) > 1]
+    # but for how long the fullest group takes, which waits for others if none has more, and what groups hold that have
+    # more blocks than stages for certain
+    assert len(apart) <= 2 + order.num_groups
+
+
 def test_whole_blocks_say_where_shares_of_them_fit() -> None:
     """Three groups of two blocks, of which one could hold less than two: then some group has three."""
     order = Order(SCHEDULES["1f1b"], 3, 6, 1)

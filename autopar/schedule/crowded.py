@@ -210,20 +210,25 @@ def _held(schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks
     return tuple(np.array([[float(least_held(schedule, group, *size)), 0.0]]) for group in range(num_groups))
 
 
-def _neighbours(held: Sequence[FloatArray]) -> list[tuple[int, FloatArray]]:
+@lru_cache(maxsize=512)
+def _neighbours(
+    schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int
+) -> tuple[tuple[int, FloatArray], ...]:
     """Return groups that count as one where there are many: how many they are, and what each of them holds at least.
 
-    >>> found = _neighbours([np.array([[float(group), 0.0]]) for group in range(MOST_GROUPS + 1)])
+    >>> from autopar.schedule import SCHEDULES
+    >>> found = _neighbours(SCHEDULES["1f1b"], MOST_GROUPS + 1, 128, 1)
     >>> [(count, rows.tolist()) for count, rows in found[:2]], found[-1][0]
-    ([(2, [[0.0, 0.0]]), (2, [[2.0, 0.0]])], 1)
+    ([(2, [[64.0, 0.0]]), (2, [[62.0, 0.0]])], 1)
     """
+    held = _held(schedule, num_groups, num_microbatches, num_chunks)
     size, found = -(-len(held) // MOST_GROUPS), []
     for start in range(0, len(held), size):
         own = held[start : start + size]
         count = min(MOST_MOMENTS, max(map(len, own)))
         chosen = [rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)] for rows in own]
         found.append((len(own), np.min(chosen, axis=0)))
-    return found
+    return tuple(found)
 
 
 @lru_cache(maxsize=16384)
@@ -231,7 +236,7 @@ def _least(
     schedule: Schedule, num_groups: int, num_microbatches: int, num_chunks: int, load: Load, fills: bool
 ) -> float:
     """Solve the linear program; the last variable is z."""
-    held = _neighbours(_held(schedule, num_groups, num_microbatches, num_chunks))
+    held = _neighbours(schedule, num_groups, num_microbatches, num_chunks)
     chunks = held[0][1].shape[1] // 2
     stages = _Stages(load, 0, len(held) * chunks, len(held), passes=(1.0,))
     program, pace = LeastProgram(), stages.stop
@@ -295,6 +300,7 @@ class _Stages:
     def __init__(self, load: Load, first: int, num_stages: int, num_groups: int, passes: Sequence[float]) -> None:
         self._load, self._first, self._passes = load, first, passes
         self._ways = load.ways
+        self._resident, _, _, self._kept = np.array(self._ways).T
         self._rest = first + num_stages * len(self._ways)
         self._others = self._rest + num_stages * len(passes)
         self.stop = self._others + num_groups
@@ -315,15 +321,12 @@ class _Stages:
 
     def fit(self, program: LeastProgram, group: int, stages: Sequence[int], moments: FloatArray, room: float) -> None:
         """Add that a group has room for what its stages hold, (moments, 2 stages)."""
-        load, count = self._load, len(stages)
-        for held in moments.tolist():
-            row = {self._others + group: 1.0}
-            for stage, flying, late in zip(stages, held[:count], held[count:], strict=True):
-                row.update(
-                    (number, resident + late * load.late + flying * kept)
-                    for number, (resident, _, _, kept) in zip(self._blocks(stage), self._ways, strict=True)
-                )
-            program.add(row, most=room)
+        count = len(stages)
+        flying, late = moments[:, :count, None], moments[:, count:, None]
+        each = self._resident + late * self._load.late + flying * self._kept
+        numbers = [number for stage in stages for number in self._blocks(stage)]
+        for row in each.reshape(len(moments), -1).tolist():
+            program.add({self._others + group: 1.0, **dict(zip(numbers, row, strict=True))}, most=room)
 
     def carry(self, program: LeastProgram, stages: Sequence[int], pace: Row) -> None:
         """Add that a microbatch takes no less than the link of a group carries; `pace` are its seconds."""

@@ -298,7 +298,7 @@ class Spread:
         return self._first + (stage + 1) * self._width - self._passes + number
 
     def _write(self, found: Excerpt) -> None:
-        """Write all that does not depend on blocks."""
+        """Write all that does not depend on blocks: the same rows in each case, so that one goes on from another."""
         order, rest, program = self._order, self._rest, self._program
         stages = range(order.num_stages)
         durations = durations_of(found, [self._lasting(stage) for stage in stages])
@@ -334,7 +334,7 @@ class Spread:
         order, rest, program = self._order, self._rest, self._program
         stages, (first, last) = range(order.num_stages), rest.outer
         self._write_most()
-        for own in order.stages_of:  # in each case, so that one has as many rows as another
+        for own in order.stages_of:
             program.add({self._blocks(stage): 1.0 for stage in own}, most=self._cap)
         for stage in stages[first : len(stages) - last]:
             program.add({self._blocks(stage): 1.0}, least=1.0)
@@ -375,8 +375,7 @@ class Spread:
             for number, take in enumerate(COMMON, self._means):
                 taken = {self._of(stage, take): 1.0 for stage in own}
                 program.add({**taken, number: -float(fewest)}, least=0.0)
-                if most < rest.blocks:
-                    program.add({**taken, number: -float(most)}, most=0.0)
+                program.add({**taken, number: -float(most)}, most=0.0 if most < rest.blocks else math.inf)
             gradients = {self._of(stage, Take.GRADIENT): -1.0 for stage in own}
             program.add({**{self._of(stage, Take.LINK): 1.0 for stage in own}, **gradients}, least=0.0)
             if len(own) > 1:
@@ -389,9 +388,9 @@ class Spread:
             for number, take in enumerate(COMMON, self._means):
                 if fewest:
                     self._program.add({self._of(stage, take): 1.0, number: -1.0}, least=0.0)
-                if self._is_most:
-                    most = float(self._most - len(inner) + fewest)
-                    self._program.add({self._of(stage, take): 1.0, number: -most}, most=0.0)
+                most = float(self._most - len(inner) + fewest)
+                row = {self._of(stage, take): 1.0, number: -most}
+                self._program.add(row, most=0.0 if self._is_most else math.inf)
 
     def _lasting(self, stage: int) -> list[Row]:
         """Return what each pass of a stage takes."""
