@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -269,13 +270,12 @@ def test_a_process_has_a_second_piece_to_go_on_with() -> None:
     """It begins that before anybody takes what it found of the first one."""
     with Processes(_task().search(Effort()), 1) as crew:
         for number in range(2):
+            assert crew.is_free
             crew.start(number, _of(number), FAR)
         assert not crew.is_free
-        found: list[int] = []
-        limit = time.monotonic() + 60
-        while len(found) < 2 and time.monotonic() < limit:
-            found += [number for number, _ in crew.wait(1.0)]
-        assert found == [0, 1]
+        done = wait([*crew._workers[0].futures], 60).done
+        assert len(done) == 2
+        assert [number for _ in range(2) for number, _ in crew.wait(1.0)] == [0, 1], "in order, one at a time"
         assert crew.is_free
 
 

@@ -1,9 +1,10 @@
 """Cuts for the schedules that have no closed form: stages in turn on groups of devices, and backwards in two passes.
 
-The chain is cut so that the slowest stage is as fast as can be, and so that the slowest stages of all chunks together
-are (`waves.py`), whatever they hold. Then every group of devices chooses what the blocks of its stages recompute: with
-a price on bytes every stage takes the mixture of least seconds and price, and the least price at which the group fits
-is found by bisection; on from there, and from what just does not fit, it is told stage by stage. Where that is faster,
+The chain is cut so that the slowest stage is as fast as can be, so that the slowest stages of all chunks together are,
+and, where blocks are not shared out evenly, so that larger stages follow each other (`waves.py`), whatever they hold.
+Then every group of devices chooses what the blocks of its stages recompute: with a price on bytes every stage takes the
+mixture of least seconds and price, and the least price at which the group fits is found by bisection; on from there,
+and from what just does not fit, it is told stage by stage. Where that is faster,
 the optimizer's state of all its stages goes to host memory. The seconds of the step are those of the longest path
 through its tasks (`scheduled.py`), the bytes of a group those of the fullest moment of its order. The fastest cut is
 taken, and may be made faster by moving blocks from stage to stage.
@@ -31,7 +32,6 @@ from autopar.formulate.windows import IntArray, windows
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
 from autopar.schedule.holding import moments
-from autopar.schedule.timing import time_tasks
 
 PRICES = 24
 """Steps of the bisection for the price of a byte; it halves the logarithm of the range each time."""
@@ -117,10 +117,10 @@ class Groups:
         cuts = _cuts(tuple(steps.tolist()), chain, pipeline.num_groups, pipeline.num_chunks, tuple(self._edges))
         if not cuts:
             return None
-        each = self._passes[: max(chain) + 1]
-        each = np.ceil(each / seconds.max() * STEPS) if seconds.max() > 0 else np.ones_like(each)
+        passes = self._passes[: max(chain) + 1]
+        passes = np.ceil(passes / seconds.max() * STEPS) if seconds.max() > 0 else np.ones_like(passes)
         size = pipeline.num_groups, pipeline.num_microbatches, pipeline.num_chunks
-        runs = _runs(tuple(map(tuple, each.tolist())), chain, pipeline.schedule, *size, tuple(self._edges))
+        runs = _runs(tuple(map(tuple, passes.tolist())), chain, pipeline.schedule, *size, tuple(self._edges))
         cuts = tuple(dict.fromkeys((*cuts, *runs)))
         self._reach(max(stop - start for ranges in cuts for start, stop in ranges))
         best = None
@@ -319,14 +319,10 @@ def _runs(
     blocks = np.array(passes)[np.asarray(chain)]
     tasks = len(blocks[0]) * num_groups * num_chunks * num_microbatches
     most = min(MOST_RUNS, max(FEWEST_RUNS, RUN_TASKS // tasks))
-    sums, none = np.concatenate([np.zeros((1, len(blocks[0]))), np.cumsum(blocks, axis=0)]), np.zeros(1)
-    found = []
+    sums, found = np.concatenate([np.zeros((1, len(blocks[0]))), np.cumsum(blocks, axis=0)]), []
     for ranges in cuts_in_runs(blocks.sum(axis=1), num_groups * num_chunks, edges, most):
-        each = np.diff(sums[[0, *(stop for _, stop in ranges)]], axis=0)
-        hop = np.broadcast_to(none, len(ranges))
-        timing = time_tasks(SCHEDULES[schedule], num_groups, num_microbatches, each, hop, hop)
-        length = timing.ends - timing.begins if SCHEDULES[schedule].steps_overlap else timing.ends
-        found.append((float(length.max()), ranges))
+        works = [StageWork(*each) for each in np.diff(sums[[0, *(stop for _, stop in ranges)]], axis=0).tolist()]
+        found.append((scheduled_step(schedule, num_groups, num_microbatches, works), ranges))
     return tuple(ranges for _, ranges in sorted(found)[:RUNS])
 
 

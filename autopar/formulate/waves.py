@@ -3,6 +3,9 @@
 Microbatches pass through one chunk of all groups after the other, a *wave* each. A stage that takes longer than the
 others of its chunk holds the wave up, so that what counts is the slowest stage of every chunk, summed over chunks: of
 equal blocks all stages of a chunk have as many, and no group has more than another but for what is left over.
+
+Where blocks are not shared out evenly, some stages are larger. Tasks wait at both ends of a *run* of them, so that they
+follow each other.
 """
 
 from bisect import bisect_left
