@@ -9,7 +9,6 @@
 """
 
 import math
-import operator
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.formulate.block_rows import BlockProgram, block_program
-from autopar.formulate.cuts import best_split, least_flow
-from autopar.formulate.grouped import Groups, grouped_time
+from autopar.formulate.cuts import best_split
 from autopar.formulate.hull import MOST_APART, step_program
 from autopar.formulate.mean import least_bytes
 from autopar.formulate.memory import RESIDENT, UNHOSTED, ChainBytes
@@ -34,6 +32,7 @@ from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES
 from autopar.schedule.least import LeastPath
 from autopar.schedule.spread import Order, Rest
+from autopar.search.cutting import Cutting
 from autopar.search.hull import Hull
 from autopar.search.limits import PLACEMENT_WORK, solve_limited
 from autopar.search.nearby import Neighbourhood, descend
@@ -65,9 +64,6 @@ NEAR = 1e-4
 
 CORRECTIONS = 3
 """Times a placement problem under memory limits is solved, each time with room for what the last one did not see."""
-
-SHIFTED = 0.02
-"""How much slower than the best plan one may be, relative, to have its blocks shifted from stage to stage."""
 
 MEMORY_GAP = 0.005
 """Placement problems under memory limits need not be solved closer than this: their bounds are not used."""
@@ -157,6 +153,8 @@ class Attempt:
             search.host_room,
             bool(constraints.hosted),
         )
+        own = zip(self.family, pipelines, strict=True)
+        self._cutting = Cutting(search, tuple(own), tables, self.weighing)
 
     def relaxed(self, cutoff: float) -> float:
         """Solve without memory limits and return a lower bound on every plan of the configuration."""
@@ -639,45 +637,19 @@ class Attempt:
 
     def _consider(self, choice: Choice) -> None:
         """Split the chain for a choice and keep the plan if it is the best of the configuration."""
-        totals, chain = self.tables.block_seconds(choice), self.tables.folded.chain
-        if choice in self._considered or not np.isfinite(totals).all():
+        if choice in self._considered:
             return
         self._considered.add(choice)
-        limit, hop, alone = self.search.memory_limit, None, None
-        known: dict[bool, FloatArray] = {}
-        too_many: list[list[int]] = []  # microbatches that stages cannot hold
-        for configuration in self.family:
-            pipeline = configuration.pipeline(self.search.costs.stack)
-            splits = SCHEDULES[pipeline.schedule].splits
-            if splits not in known:
-                known[splits] = pass_seconds(self.tables, choice, splits=splits)
-            passes = known[splits]
-            best = min(self.cutoff, self.best.objective if self.best is not None else math.inf)
-            if least_flow(passes.sum(axis=1), chain, pipeline) + pipeline.fixed >= best:
-                continue
-            if self.hull is not None and configuration in self.bounded and best < math.inf:
-                alone = self.hull.alone(choice) if alone is None else alone
-                if alone >= best:
-                    continue
-            holds = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)] if pipeline.fills else []
-            if any(all(map(operator.ge, holds, fewer)) for fewer in too_many if holds):
-                continue
-            hop = self.weighing.hop(choice) if hop is None else hop
-            rest = self.weighing.bytes(choice, splits=splits), pipeline, limit, hop, self.search.constraints
-            seconds = self.weighing.copied(choice, totals, passes, splits=splits)
-            if pipeline.fills:
-                found = best_split(seconds, *rest)
-                if found is None:
-                    too_many.append(holds)
-                elif pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
-                    found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
-            else:
-                groups = Groups(passes, seconds, *rest)
-                found = groups.best(best * (1 + SHIFTED))
-                if found is not None and found[1].seconds < best * (1 + SHIFTED):
-                    found = groups.shifted(found, self._stopped)
-            if found is not None and (self.best is None or found[1].seconds < self.best.objective):
-                self.best = Candidate(configuration, self.tables, choice, found[0], found[1])
+        alone: list[float] = []
+
+        def least(configuration: Configuration) -> float:
+            if self.hull is None or configuration not in self.bounded:
+                return 0.0
+            if not alone:
+                alone.append(self.hull.alone(choice))
+            return alone[0]
+
+        self.best = self._cutting.better(choice, self.best, self.cutoff, least, self._stopped)
 
     def weighed(self, choice: Choice) -> tuple[ChainBytes, FloatArray]:
         """Return what every range of blocks holds for a choice, and the seconds of blocks, (kinds, slots)."""
