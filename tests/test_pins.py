@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from autopar.api import plan_task
 from autopar.errors import PinError
 from autopar.formulate.tables import Decision
-from autopar.pins import Pins, broken, load_pins, pins_from, pins_of
+from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of
 from autopar.plan import Plan, SearchReport
 from autopar.search.attempt import MEMORY_GAP
 from autopar.search.roles import roles_of_axes
@@ -49,6 +50,7 @@ FILES: list[dict[str, Any]] = [
     {"pin": {"stages": [2, 4], "microbatches": 8, "schedule": "1f1b"}, "forbid": {"recompute": "full"}},
     {"pin": {"mesh": "2x2", "zero": [0, 1]}},
     {"pin": {"mesh": {"dp": 2, "tp": 2}, "within_node": "tp"}},
+    {"pin": {"tp": 4, "sequence_parallel": True}, "forbid": {"dp": [1, 2], "sequence_parallel": False}},
     {"pin": {"dp": 4, "tp": [1, 2], "recompute": {"0-1": "full", "2-5": ["none", "selective"]}}},
     {"pin": {"microbatch_size": [1, 2], "boundaries": [2, 4]}, "forbid": {"mesh": ["2x2", "4x1"], "zero": 3}},
     {"pin": {"tactics": [{"shard": {"inputs": {"*.weight": 0}, "axis": "inner"}}, {"replicate": {"pattern": "*.b"}}]}},
@@ -113,7 +115,9 @@ def test_a_schedule_of_tactics_is_pinned_whole() -> None:
         ("pin: {recompute: {3-1: full}}", "'3-1' are no blocks", "first and last"),
         ("pin: {mesh: 8xx}", "'8xx' is no mesh", "8x8"),
         ("pin: {mesh: {outer: two}}", "is no mesh", "8x8"),
-        ("forbid: {tp: 2}", "tp can be pinned only", "pin tp: 1"),
+        ("pin: {mesh: 2x2x2x1}", "'2x2x2x1' has more than 3 axes", "dp, ep, cp, tp"),
+        ("pin: {sequence_parallel: yes please}", "'yes please' is neither true nor false", "write true"),
+        ("pin: {stages: 2, stages: 4}", "line 1: stages is given twice", "example"),
         ("forbid: {tactics: [{megatron: {axis: m}}]}", "only shard and replicate can be forbidden", "zero"),
         ("pin: {tactics: [{megatrom: {axis: m}}]}", "there is no tactic 'megatrom'", "megatron"),
         ("pin: {tactics: megatron}", "'megatron' is no list of tactics", "explain --tactics"),
@@ -155,6 +159,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"boundaries": 99}, "no stage can begin at block 99", "1 to "),
         ({"recompute": {"0-99": "full"}}, "there is no block 99", "0 to "),
         ({"zero": 4}, "there is no level 4", "0, 1, 2 and 3"),
+        ({"ep": 2}, "the model has no experts", "leave it out"),
+        ({"mesh": {"dp": 2, "ep": 4}}, "the model has no experts", "leave it out"),
+        ({"sequence_parallel": True}, "no axis is named tp", "tp: [2, 4, 8]"),
         ({"mesh": "2x2", "dp": 2}, "mesh and degrees are both given", "{dp: 4, tp: 2}"),
         ({"mesh": "2x2", "stages": 4}, "keeps to 'pin stages: 4' and 'pin mesh: 2x2'", "drop or change"),
         ({"mesh": "2x2", "within_node": "tp"}, "there is no mesh axis 'tp'", "inner, outer"),
@@ -170,6 +177,36 @@ def test_values_that_cannot_occur_are_refused(pins: dict[str, Any], message: str
 
     assert message in caught.value.args[0]
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        ({"forbid": {"mesh": {"tp": 8}}}, "forbid mesh: there is no mesh axis 'tp'", "mesh: 8, or a degree"),
+        (
+            {"pin": {"tp": 2}, "forbid": {"tp": [2, 4]}},
+            "keeps to 'pin tp: 2' and 'forbid tp: [2, 4]'",
+            "drop or change",
+        ),
+        ({"forbid": {"dp": [1, 2, 4, 8], "stages": 2}}, "keeps to 'forbid dp: [1, 2, 4, 8]'", "drop or change it"),
+        ({"forbid": {"tp": 2}, "pin": {"mesh": "2x2"}}, "mesh and degrees are both given", "{dp: 4, tp: 2}"),
+        ({"forbid": {"sequence_parallel": [True, False]}}, "neither true nor false is left", "drop one"),
+    ],
+)
+def test_what_is_forbidden_is_held_against_the_job(content: dict[str, Any], message: str, hint: str) -> None:
+    """Forbidding what there is not, or all there is, is no request that a plan could keep to."""
+    with pytest.raises(PinError) as caught:
+        pinned(_task(), pins_from(content))
+
+    assert message in caught.value.args[0]
+    assert hint in caught.value.hint
+
+
+def test_a_record_takes_tuples_only() -> None:
+    with pytest.raises(PinError, match="stages=2 is no tuple") as caught:
+        Choices(stages=2)  # type: ignore[arg-type]
+
+    assert "stages=(2,)" in caught.value.hint
 
 
 def test_inference_has_no_update_to_pin() -> None:
@@ -188,6 +225,15 @@ FOLLOWED: list[dict[str, Any]] = [
     {"pin": {"tp": 1}},
     {"pin": {"dp": 1, "tp": 8, "stages": 1}},
     {"pin": {"cp": 2, "dp": 4}},
+    {"pin": {"dp": 2, "tp": 1, "cp": 1, "stages": 1}},
+    {"pin": {"mesh": {"dp": 4, "tp": 2}}, "forbid": {"mesh": {"tp": 2, "dp": 4}}},
+    {"pin": {"tp": 4, "sequence_parallel": True}},
+    {"pin": {"tp": 4, "sequence_parallel": False}},
+    {"forbid": {"sequence_parallel": True, "dp": 8}},
+    {"forbid": {"dp": [4, 8], "cp": [2, 4, 8]}},
+    {"forbid": {"tp": [2, 4, 8], "mesh": "8"}},
+    {"pin": {"stages": 2, "schedule": "interleaved", "chunks": 2}},
+    {"pin": {"mesh": {"dp": 2, "tp": 4}, "within_node": ["tp", "dp"]}},
     {"pin": {"microbatches": 16}},
     {"pin": {"microbatch_size": 8, "stages": [1, 2]}},
     {"pin": {"recompute": "full"}},
@@ -229,6 +275,9 @@ def test_a_pinned_plan_keeps_to_its_pins(content: dict[str, Any]) -> None:
         {"pin": {"recompute": "full"}},
         {"pin": {"zero": 3, "dp": 8}},
         {"pin": {"tp": 8}},
+        {"forbid": {"dp": 8}},
+        {"forbid": {"mesh": {"dp": 8}}},
+        {"forbid": {"mesh": "8"}},
     ],
     ids=str,
 )
@@ -237,6 +286,49 @@ def test_the_check_sees_plans_that_do_not_keep_to_them(content: dict[str, Any]) 
     plan, task = _solve({"pin": {"stages": 1, "microbatches": 2, "dp": 8, "recompute": "none", "zero": 0}})
 
     assert broken(plan, pins_from(content), task.workload.folded(plan.microbatch)) != ()
+
+
+def test_the_check_tells_what_splits_the_sequence() -> None:
+    """Context parallelism beside what is pinned, and sequence parallelism where it is forbidden."""
+    cp, _ = _solve({"pin": {"stages": 1, "mesh": {"dp": 4, "cp": 2}}})
+    renamed = replace(cp, mesh=(cp.mesh[0], replace(cp.mesh[1], name="inner")))
+    tp, task = _solve({"pin": {"stages": 1, "mesh": {"dp": 4, "tp": 2}, "sequence_parallel": True}})
+
+    def said(plan: Plan, content: dict[str, Any]) -> tuple[str, ...]:
+        return broken(plan, pins_from(content), task.workload.folded(plan.microbatch))
+
+    assert said(renamed, {"pin": {"cp": 1}}) == ("cp is 1, and axis inner is cp too",)
+    assert said(renamed, {"forbid": {"cp": 2}}) == ("cp is 2",)
+    assert said(tp, {"pin": {"sequence_parallel": True}}) == ()
+    assert said(tp, {"pin": {"sequence_parallel": False}}) == ("axis tp splits the sequence between blocks",)
+    assert said(tp, {"forbid": {"sequence_parallel": True}}) == ("axis tp splits the sequence between blocks",)
+    whole, _ = _solve({"pin": {"stages": 1, "mesh": {"dp": 4, "tp": 2}, "sequence_parallel": False}})
+    assert said(whole, {"pin": {"sequence_parallel": True}}) == ("axis tp does not split the sequence between blocks",)
+
+
+@pytest.mark.parametrize(("content", "degree"), [({"pin": {"ep": 2}}, 2), ({"pin": {"ep": 1}}, 1)], ids=str)
+def test_experts_are_split_as_pinned(content: dict[str, Any], degree: int) -> None:
+    plan, task = _solve(content, "mixtral-8x7b", 4)
+    folded = task.workload.folded(plan.microbatch)
+
+    assert broken(plan, task.pins, folded) == ()
+    assert prod(own.axis.size for own in roles_of_axes(plan.mesh, plan.blocks, folded) if own.experts) == degree
+    assert broken(plan, pins_from({"forbid": {"ep": degree}}), folded) == (f"ep is {degree}",)
+
+
+def test_axes_lie_within_nodes_where_pinned() -> None:
+    """On 16 GPUs in nodes of 8 the major one of two axes does not, unless a stage has no more than a node."""
+    task = prepare("zoo:gpt2", gpus=16, global_batch=16, dims=DIMS["gpt2"])
+
+    def meshes(content: dict[str, Any]) -> set[tuple[int, ...]]:
+        return {own.mesh.shape for own in pinned(task, pins_from(content)).space}
+
+    wanted = {"mesh": ["2x8", "2x4"]}
+
+    assert meshes({"pin": wanted}) == {(2, 8), (2, 4)}
+    assert meshes({"pin": {**wanted, "within_node": "outer"}}) == {(2, 4)}
+    assert meshes({"pin": {**wanted, "within_node": "inner"}}) == {(2, 8), (2, 4)}
+    assert meshes({"pin": wanted, "forbid": {"within_node": "outer"}}) == {(2, 8)}
 
 
 def test_tensor_parallelism_splits_all_blocks_where_none_repeats() -> None:

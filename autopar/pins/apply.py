@@ -9,7 +9,7 @@ from autopar.formulate.fold import Folded
 from autopar.formulate.zero import LEVELS
 from autopar.pins.hosting import hosting
 from autopar.pins.records import ROLES, Choices, Pins
-from autopar.pins.restrict import PlacementPins, check_tactics
+from autopar.pins.restrict import EXPERT_RANK, PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
 from autopar.recompute import Hosted
 from autopar.search.space import Configuration
@@ -48,8 +48,10 @@ def constrain(
             if getattr(choices, key) and not trains:
                 raise PinError(f"{section} {key}: inference has neither update nor backward pass", hint="leave it out")
     found = pinned_space(space, pins, frame)
+    _check_sequence(pins, found)
     counts = [each.num_microbatches for each in found] or list(frame.unequal.microbatches if frame.unequal else ())
     graph = folded(frame.global_batch // counts[0])
+    _check_experts(pins, graph)
     axes = [axis.name for configuration in found for axis in configuration.mesh.axes]
     for name in (*pins.pin.within_node, *pins.forbid.within_node):
         if name not in axes:
@@ -72,6 +74,27 @@ def constrain(
     return found, own
 
 
+def _check_sequence(pins: Pins, space: Sequence[Configuration]) -> None:
+    """Raise an error if what is said of sequence parallelism leaves nothing, or no axis can follow it."""
+    if not pins.sequence_parallel:
+        raise PinError("sequence_parallel: neither true nor false is left", hint="drop one of them")
+    axes = {axis.name for configuration in space for axis in configuration.mesh.axes}
+    if False not in pins.sequence_parallel and "tp" not in axes:
+        raise PinError(
+            "sequence_parallel: no axis is named tp, whose ops it goes with",
+            hint="pin a degree, tp: [2, 4, 8], or name the axes of the mesh: {dp: 4, tp: 2}",
+        )
+
+
+def _check_experts(pins: Pins, folded: Folded) -> None:
+    """Raise an error if experts are to be split where there are none."""
+    named = [*pins.pin.ep, *(size for axes in pins.pin.mesh for name, size in axes if name == "ep")]
+    if any(degree > 1 for degree in named) and not any(
+        len(own.value.shape) == EXPERT_RANK for own in folded.parameters
+    ):
+        raise PinError("ep: the model has no experts", hint="leave it out")
+
+
 def _placements(
     pins: Pins,
     space: Sequence[Configuration],
@@ -80,8 +103,7 @@ def _placements(
     batch: Callable[[Folded], Mapping[str, int]],
 ) -> PlacementPins | None:
     named = any(axis.name in ROLES for configuration in space for axis in configuration.mesh.axes)
-    counted = any(getattr(pins.pin, role) for role in ROLES)
-    if not (named or counted or pins.pin.tactics or pins.forbid.tactics):
+    if not (named or pins.roles or pins.pin.tactics or pins.forbid.tactics or len(pins.sequence_parallel) == 1):
         return None
     meshes = list(dict.fromkeys(configuration.mesh for configuration in space))
     check_tactics(pins, graph, rules(graph), meshes, batch(graph))

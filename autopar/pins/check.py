@@ -1,11 +1,12 @@
 """Whether a plan keeps to pins, read off the plan itself: what the tests and the verdict hold plans against."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 
 from autopar.formulate.fold import Folded
 from autopar.pins.levels import levels_of
 from autopar.pins.records import ROLES, Choices, Pins
-from autopar.pins.space import as_mesh
+from autopar.pins.space import is_mesh
 from autopar.plan import Plan
 from autopar.recompute import Hosted, Recompute
 from autopar.search.roles import AxisRole, roles_of_axes
@@ -40,9 +41,10 @@ def _differs(plan: Plan, pin: Choices, folded: Folded) -> Iterator[str]:
     for key, value in _facts(plan).items():
         if getattr(pin, key) and value not in getattr(pin, key):
             yield f"{key} is {value}"
-    if pin.mesh and not any(as_mesh(own).shape == plan.device_mesh.shape for own in pin.mesh):
+    if pin.mesh and not any(is_mesh(plan.mesh, own) for own in pin.mesh):
         yield f"mesh is {plan.device_mesh}"
     roles = roles_of_axes(plan.mesh, plan.blocks, folded)
+    yield from _along_sequence(roles, pin.sequence_parallel)
     for role in ROLES:
         named = [own for own in roles if own.axis.name == role and own.axis.size > 1]
         for own in named:
@@ -51,8 +53,8 @@ def _differs(plan: Plan, pin: Choices, folded: Folded) -> Iterator[str]:
         degrees = getattr(pin, role)
         if degrees:
             degree = named[0].axis.size if named else 1
-            others = [own for own in roles if own.axis.name not in ROLES and own.axis.size > 1 and own.role == role]
-            if degree not in degrees or (others and role != "ep"):
+            others = [own for own in roles if own.axis.name not in ROLES and own.axis.size > 1 and _plays(own, role)]
+            if degree not in degrees or others:
                 yield f"{role} is {degree}" + (f", and axis {others[0].axis.name} is {role} too" if others else "")
     begins = {stage.blocks[0] for stage in plan.stages[1:]}
     if pin.boundaries and not begins <= set(pin.boundaries):
@@ -89,6 +91,16 @@ def _not_hosted(plan: Plan, pin: Choices, own_layers: set[int]) -> Iterator[str]
                     yield f"the optimizer of block {block} lies {'in host memory' if lies else 'on the device'}"
 
 
+def _along_sequence(roles: Sequence[AxisRole], pinned: Sequence[bool]) -> Iterator[str]:
+    """Yield which axes split values between blocks along the sequence, or do not, other than pinned."""
+    for own in roles if len(pinned) == 1 else ():
+        if own.axis.size > 1 and own.sequence_parallel != pinned[0]:
+            if pinned[0] and own.axis.name == "tp":
+                yield "axis tp does not split the sequence between blocks"
+            if not pinned[0] and own.axis.name != "cp":
+                yield f"axis {own.axis.name} splits the sequence between blocks"
+
+
 def _plays(own: AxisRole, role: str) -> bool:
     if role == "ep":
         return own.experts
@@ -99,8 +111,14 @@ def _has(plan: Plan, forbid: Choices, folded: Folded) -> Iterator[str]:
     for key, value in _facts(plan).items():
         if value in getattr(forbid, key):
             yield f"{key} is {value}"
-    if any(as_mesh(own).shape == plan.device_mesh.shape for own in forbid.mesh):
+    if forbid.mesh and any(is_mesh(plan.mesh, own) for own in forbid.mesh):
         yield f"mesh is {plan.device_mesh}"
+    roles = roles_of_axes(plan.mesh, plan.blocks, folded)
+    yield from _along_sequence(roles, [not own for own in forbid.sequence_parallel])
+    for role in ROLES:
+        degree = prod(own.axis.size for own in roles if _plays(own, role))
+        if degree in getattr(forbid, role):
+            yield f"{role} is {degree}"
     begins = {stage.blocks[0] for stage in plan.stages[1:]}
     for block in sorted(begins & set(forbid.boundaries)):
         yield f"a stage begins at block {block}"

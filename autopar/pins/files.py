@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from autopar.errors import PinError, TacticError
-from autopar.pins.records import ROLES, Axes, BlockOffload, BlockRecompute, Choices, Pins
+from autopar.pins.records import MOST_FREE, ROLES, Axes, BlockOffload, BlockRecompute, Choices, Pins
 from autopar.recompute import BY_SECONDS, Hosted, parse_recompute
 from autopar.schedule import SCHEDULES
 from autopar.tactics import Offload as OffloadTactic
@@ -72,8 +72,6 @@ def _choices(given: object, section: str, where: str) -> Choices:
     for key, value in given.items():
         if key not in _KEYS:
             raise PinError(f"{where}: there is no decision {key!r}", hint=_nearest(str(key), _KEYS))
-        if section == "forbid" and key in ROLES:
-            raise PinError(f"{where}: {key} can be pinned only", hint=f"pin {key}: 1 has none of it at all")
         found[key] = _READERS[key](value, f"{where}: {key}")
         if not found[key]:
             raise PinError(f"{where}: {key} has no value", hint="give one value, or a list of them")
@@ -203,6 +201,14 @@ def _among(known: Sequence[str]) -> Callable[[object, str], tuple[str, ...]]:
     return read
 
 
+def _flags(value: object, where: str) -> tuple[bool, ...]:
+    flags = _listed(value)
+    for flag in flags:
+        if not isinstance(flag, bool):
+            raise PinError(f"{where}: {flag!r} is neither true nor false", hint="write true or false")
+    return tuple(dict.fromkeys(flags))
+
+
 def _names(value: object, where: str) -> tuple[str, ...]:
     names = _listed(value)
     if not all(isinstance(name, str) for name in names):
@@ -224,6 +230,11 @@ def _mesh(value: object, where: str) -> Axes:
         axes = ()
     if not axes or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for _, size in axes):
         raise PinError(f"{where}: {value!r} is no mesh", hint="write sizes, 8x8, or {outer: 8, inner: 8}")
+    if sum(name not in ROLES for name, _ in axes) > MOST_FREE:
+        raise PinError(
+            f"{where}: {value!r} has more than {MOST_FREE} axes that may do anything",
+            hint=f"give at most {MOST_FREE}, or name axes for what they do: {', '.join(ROLES)}",
+        )
     return axes
 
 
@@ -271,6 +282,7 @@ _READERS: Mapping[str, Callable[[object, str], tuple[Any, ...]]] = {
     "ep": _whole(1),
     "cp": _whole(1),
     "tp": _whole(1),
+    "sequence_parallel": _flags,
     "within_node": _names,
     "microbatches": _whole(1),
     "microbatch_size": _whole(1),

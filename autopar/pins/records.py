@@ -1,15 +1,20 @@
 """Pins as plain records: what a plan may only be, and what it must not be."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import yaml
 
+from autopar.errors import PinError
+from autopar.search.space import divisors
 from autopar.tactics import Tactic, schedule_to
 
 ROLES = ("dp", "ep", "cp", "tp")
 """Degrees that can be pinned, in the order of the axes of a mesh: the last ones are neighbours."""
+
+MOST_FREE = 3
+"""Axes of a mesh that are named for no role: ops have a strategy for each combination of what they do on each."""
 
 Axes = tuple[tuple[str, int], ...]
 """A mesh: sizes by name, the axis whose devices are neighbours last; names may be empty if only sizes matter."""
@@ -56,6 +61,8 @@ class Choices:
         ep: Expert-parallel degrees; the axis splits experts.
         cp: Context-parallel degrees; the axis splits the sequence.
         tp: Tensor-parallel degrees; the axis splits matrices where they are used.
+        sequence_parallel: Whether values between blocks are split along the sequence on the axis that is named tp;
+            False has them so on no axis but one that is named cp.
         within_node: Names of mesh axes whose groups lie within one node.
         microbatches: Microbatches per step.
         microbatch_size: Samples of a microbatch, over all devices of a stage.
@@ -74,6 +81,7 @@ class Choices:
     ep: tuple[int, ...] = ()
     cp: tuple[int, ...] = ()
     tp: tuple[int, ...] = ()
+    sequence_parallel: tuple[bool, ...] = ()
     within_node: tuple[str, ...] = ()
     microbatches: tuple[int, ...] = ()
     microbatch_size: tuple[int, ...] = ()
@@ -84,6 +92,16 @@ class Choices:
     offload: tuple[BlockOffload, ...] = ()
     zero: tuple[int, ...] = ()
     tactics: tuple[Tactic, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no tuple.
+
+        Raises:
+            PinError: Which a single value is not.
+        """
+        for name, value in ((own.name, getattr(self, own.name)) for own in fields(self)):
+            if not isinstance(value, tuple):
+                raise PinError(f"{name}={value!r} is no tuple of values", hint=f"write {name}=({value!r},)")
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -138,6 +156,29 @@ class Pins:
                 ]  # fmt: skip
                 found += [Item(section, key, index, as_text(key, part)) for index, part in parts]
         return tuple(found)
+
+    def degrees(self, role: str, sizes: Iterable[int]) -> tuple[int, ...] | None:
+        """Return what is left of the degrees of a role; None if nothing is said of it.
+
+        Args:
+            role: One of `ROLES`.
+            sizes: Devices of a stage, each number that occurs: degrees divide it.
+        """
+        pinned, forbidden = getattr(self.pin, role), getattr(self.forbid, role)
+        if not (pinned or forbidden):
+            return None
+        known = pinned or sorted({degree for size in sizes for degree in divisors(size)})
+        return tuple(degree for degree in known if degree not in forbidden)
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The roles of whose degrees something is said."""
+        return frozenset(role for role in ROLES if getattr(self.pin, role) or getattr(self.forbid, role))
+
+    @property
+    def sequence_parallel(self) -> frozenset[bool]:
+        """What is left of whether values between blocks are split along the sequence."""
+        return frozenset(self.pin.sequence_parallel or (True, False)) - frozenset(self.forbid.sequence_parallel)
 
     def without(self, *items: Item) -> "Pins":
         """Return the pins but for some of them."""

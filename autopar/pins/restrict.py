@@ -28,7 +28,10 @@ from autopar.tactics.state import State, Topology
 
 Mask = NDArray[np.bool_]
 
-_EXPERT_RANK = 3
+_SEQUENCE_RANK = 3
+"""Rank of activations that have samples, positions and channels."""
+
+EXPERT_RANK = 3
 """Rank of parameters that hold one matrix per expert."""
 
 
@@ -59,8 +62,9 @@ class PlacementPins:
         """
         pin, batch = self.pins.pin, self.batch(folded)
         named = {role for role in ROLES for axis in mesh.axes if axis.name == role}
-        counted = {role for role in ROLES if getattr(pin, role)}
-        found = Pinned(folded, mesh, Facts.of(folded, batch), frozenset(named), frozenset(counted))
+        along = self.pins.sequence_parallel
+        split = None if len(along) > 1 else True in along
+        found = Pinned(folded, mesh, Facts.of(folded, batch), frozenset(named), self.pins.roles, split)
         if pin.tactics:
             found.undecided = applied(pin.tactics, folded, rules, mesh, batch)
         for tactic in self.pins.forbid.tactics:
@@ -123,7 +127,8 @@ class Pinned:
         mesh: The devices of a stage.
         facts: What roles need to know of the graph.
         named: Roles that axes are named for.
-        counted: Roles whose degree is pinned: axes that are not named for them do nothing of the kind.
+        counted: Roles of whose degree something is said: axes that are not named for them do nothing of the kind.
+        along: Whether values between blocks are split along the sequence, as of `Choices`; None if that is open.
         undecided: What pinned tactics leave.
         forbidden: Digits of placements that an axis must not have, by value and axis.
         followed: Whether every decision met so far has something left.
@@ -134,6 +139,7 @@ class Pinned:
     facts: Facts
     named: frozenset[str]
     counted: frozenset[str]
+    along: bool | None = None
     undecided: Undecided | None = None
     forbidden: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     followed: bool = True
@@ -199,9 +205,9 @@ class Pinned:
         self.followed &= bool(mask.any())
         name = self.mesh.axes[axis].name
         wishes = [self._does(name, decision, kind, op, placed)] if name in self.named else []
-        wishes += [
-            self._does_not(role, decision, op, placed) for role in sorted(self.counted) if role != name and placed
-        ]
+        wishes += [self._does_not(role, op, placed) for role in sorted(self.counted) if role != name and placed]
+        if self.along is False and name != "cp" and decision is Decision.BOUNDARY:
+            wishes.append(self._whole_sequence(placed))
         for wish in wishes:
             if (mask & wish).any():
                 mask = mask & wish
@@ -213,7 +219,7 @@ class Pinned:
             case "dp":
                 return wanted(self.facts, Data(zero=None), decision, kind, op, placed)
             case "tp":
-                return wanted(self.facts, Tensor(sequence=None), decision, kind, op, placed)
+                return wanted(self.facts, Tensor(sequence=self.along), decision, kind, op, placed)
             case "cp":
                 return self._splits_sequence(decision, placed)
             case _:
@@ -231,28 +237,39 @@ class Pinned:
                 mask &= digits == 0
         return mask
 
+    def _whole_sequence(self, placed: Placed) -> Mask:
+        mask = np.ones(len(placed[0][1]), dtype=bool)
+        for name, digits, _ in placed:
+            dim = self.facts.batch.get(name)
+            if dim is not None:
+                mask &= digits != 3 + dim
+        return mask
+
     def _splits_experts(self, op: Op | None, placed: Placed) -> Mask:
         mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
         if op is not None and op.phase is Phase.FORWARD:
             for name, digits, is_output in placed:
-                if not is_output and self._rank(name) == _EXPERT_RANK and name in self.facts.parameters:
+                if not is_output and self._rank(name) == EXPERT_RANK and name in self.facts.parameters:
                     mask &= digits == 2
         return mask
 
-    def _does_not(self, role: str, decision: Decision, op: Op | None, placed: Placed) -> Mask:
+    def _does_not(self, role: str, op: Op | None, placed: Placed) -> Mask:
         """Return what of a decision does nothing of what a role is about."""
         mask = np.ones(len(placed[0][1]), dtype=bool)
+        forward = op is not None and op.phase is Phase.FORWARD
+        matrix = forward and any(self._rank(name) > 1 for name, *_ in placed if name in self.facts.parameters)
         for name, digits, is_output in placed:
             dim = self.facts.batch.get(name)
-            used = op is not None and op.phase is Phase.FORWARD and not is_output and name in self.facts.parameters
+            used = forward and not is_output and name in self.facts.parameters
             match role:
                 case "dp" if dim is not None:
                     mask &= digits != 2 + dim
-                case "cp" if dim is not None and decision is Decision.BOUNDARY:
+                case "cp" if dim is not None and matrix and self._rank(name) == _SEQUENCE_RANK:
+                    # Norms and what lies between blocks may be split so: that is Megatron's sequence parallelism.
                     mask &= digits != 3 + dim
                 case "tp" if used and self._rank(name) == 2:
                     mask &= digits == 0
-                case "ep" if used and self._rank(name) == _EXPERT_RANK:
+                case "ep" if used and self._rank(name) == EXPERT_RANK:
                     mask &= digits != 2
         return mask
 

@@ -8,10 +8,10 @@ from math import prod
 from autopar.cluster import Cluster
 from autopar.cost import widest_tier
 from autopar.errors import PinError
-from autopar.pins.records import RANGED, ROLES, Axes, Choices, Item, Pins
+from autopar.pins.records import MOST_FREE, RANGED, ROLES, Axes, Choices, Item, Pins
 from autopar.search.space import Configuration, meshes
 from autopar.search.submeshes import Unequal
-from autopar.sharding import Mesh
+from autopar.sharding import Axis, Mesh
 
 AXIS_NAMES = {1: ("inner",), 2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
 """Names of the axes of a mesh of which only the sizes are pinned."""
@@ -71,7 +71,7 @@ def conflicting(pins: Pins, fails: Callable[[Pins], bool]) -> tuple[Item, ...]:
 
 
 def _filtered(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
-    listed = dict.fromkeys(_with_meshes(space, pins.pin, frame))
+    listed = dict.fromkeys(_with_meshes(space, pins, frame))
     return [
         configuration
         for configuration in listed
@@ -80,12 +80,17 @@ def _filtered(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[
     ]
 
 
-def _with_meshes(space: Sequence[Configuration], pin: Choices, frame: Frame) -> Iterator[Configuration]:
-    """Yield the configurations on the meshes that are pinned, or on all of the space if none is."""
-    roles = {role: getattr(pin, role) for role in ROLES if getattr(pin, role)}
+def _with_meshes(space: Sequence[Configuration], pins: Pins, frame: Frame) -> Iterator[Configuration]:
+    """Yield the configurations on the meshes that are pinned, or on all of the space if none is.
+
+    Where a degree is pinned or forbidden an axis of its own has what is left of it.
+    """
+    sizes = {configuration.mesh.size for configuration in space}
+    known = {role: pins.degrees(role, sizes) for role in ROLES}
+    roles = {role: degrees for role, degrees in known.items() if degrees is not None}
     for configuration in space:
-        if pin.mesh:
-            for axes in pin.mesh:
+        if pins.pin.mesh:
+            for axes in pins.pin.mesh:
                 if prod(size for _, size in axes) == configuration.mesh.size:
                     yield replace(configuration, mesh=as_mesh(axes))
         elif roles:
@@ -121,6 +126,8 @@ def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_no
             yield Mesh.of(**pinned)
             continue
         for mesh in meshes(rest, max(1, devices_per_node // taken)):
+            if len(mesh.axes) > max(1, MOST_FREE - len(pinned)):
+                continue
             free = {axis.name: axis.size for axis in mesh.axes}
             yield Mesh.of(**free, **pinned)
             if rest > 1 and len(free) == 1 and pinned:
@@ -130,13 +137,12 @@ def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_no
 def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, forbidden: bool) -> bool:
     """Whether a configuration has the values of all decisions that choices speak of; of any of them if forbidden."""
     mesh = configuration.mesh
-    axes = tuple((axis.name, axis.size) for axis in mesh.axes)
     samples = frame.global_batch // configuration.num_microbatches
     checks = []
     if choices.stages:
         checks.append(configuration.num_stages in choices.stages)
     if choices.mesh:
-        checks.append(any(_alike(axes, own) for own in choices.mesh))
+        checks.append(any(is_mesh(mesh.axes, own) for own in choices.mesh))
     if choices.microbatches:
         checks.append(configuration.num_microbatches in choices.microbatches)
     if choices.microbatch_size:
@@ -160,11 +166,11 @@ def _starts(boundaries: Sequence[int], num_blocks: int, *, forbidden: bool) -> s
     return set(range(1, num_blocks)) - inside if forbidden else inside
 
 
-def _alike(axes: Axes, pinned: Axes) -> bool:
+def is_mesh(axes: Sequence[Axis], pinned: Axes) -> bool:
     """Whether a mesh is a pinned one; of one without names only the sizes are compared."""
     if all(name for name, _ in pinned):
-        return axes == pinned
-    return [size for _, size in axes] == [size for _, size in pinned]
+        return tuple((axis.name, axis.size) for axis in axes) == pinned
+    return [axis.size for axis in axes] == [size for _, size in pinned]
 
 
 def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> None:
@@ -199,9 +205,9 @@ def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> N
                     f"pin {role}: {degree} divides no stage of {frame.gpus} GPUs",
                     hint=f"a stage has {', '.join(map(str, sizes))}",
                 )
-    named = [key for key in ("mesh",) if pin.mesh and any(getattr(pin, role) for role in ROLES)]
-    if named:
+    if pin.mesh and pins.roles:
         raise PinError("pin mesh and degrees are both given", hint="name the axes of the mesh: mesh: {dp: 4, tp: 2}")
+    _check_forbidden(space, pins, frame)
     for section, choices in (("pin", pins.pin), ("forbid", pins.forbid)):
         for block in choices.boundaries:
             if not 0 < block < frame.num_blocks:
@@ -219,6 +225,19 @@ def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> N
         for level in choices.zero:
             if level > 3:
                 raise PinError(f"{section} zero: there is no level {level}", hint="levels are 0, 1, 2 and 3")
+
+
+def _check_forbidden(space: Sequence[Configuration], pins: Pins, frame: Frame) -> None:
+    """Raise an error for a forbidden mesh whose axes have names that no mesh has, so that it would forbid nothing."""
+    names = {axis.name for configuration in _with_meshes(space, pins, frame) for axis in configuration.mesh.axes}
+    for axes in pins.forbid.mesh:
+        unknown = [name for name, _ in axes if name and name not in names]
+        if unknown:
+            sizes = "x".join(str(size) for _, size in axes)
+            raise PinError(
+                f"forbid mesh: there is no mesh axis {unknown[0]!r}",
+                hint=f"forbid the sizes, mesh: {sizes}, or a degree, tp: 8; axes are {', '.join(sorted(names))}",
+            )
 
 
 def _check(key: str, values: Sequence[object], possible: Sequence[object], why: str) -> None:

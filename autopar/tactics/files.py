@@ -64,6 +64,20 @@ def load_schedule(path: str | Path) -> tuple[Tactic, ...]:
     return schedule_from(content, str(path))
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses keys that are given twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """See `yaml.SafeLoader`."""
+        known: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                known.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: str | Path, error: type[AutoparError], example: str) -> object:
     """Return what a YAML file holds.
 
@@ -76,7 +90,7 @@ def read_yaml(path: str | Path, error: type[AutoparError], example: str) -> obje
         AutoparError: An `error` that says where in the file.
     """
     try:
-        content: object = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content: object = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as failure:
         raise error(f"cannot read {str(path)!r}: {failure.strerror}", hint="check the path") from None
     except UnicodeDecodeError:
