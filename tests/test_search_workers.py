@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -458,8 +459,11 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra
 
 @needs_ray
 @pytest.mark.slow
-def test_ray_finds_what_one_process_finds() -> None:
-    """On a cluster started here; one of its actors is killed on the way and what it did is done again."""
+def test_ray_finds_what_one_process_finds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster started here; one of its actors is killed on the way and what it did is done again.
+
+    Ray has its say about that where results are printed, and an address of another cluster in the environment.
+    """
     import ray
 
     from autopar.search.ray_cluster import RayCluster
@@ -478,11 +482,56 @@ def test_ray_finds_what_one_process_finds() -> None:
                 ray.kill(self.actors[worker], no_restart=False)
 
     task = _task()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
 
     outcome = _run(task, lambda search: Mortal(search, 2, None))
 
     assert _answer(outcome) == _answer(_run(task))
     assert not ray.is_initialized()
+    assert capsys.readouterr().out == ""
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_ray_cluster_that_cannot_help_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has something else to do, and one whose nodes have another version of this package or none."""
+    import ray
+
+    from autopar.search.ray_cluster import RayCluster
+
+    search = _task().search(Effort())
+    monkeypatch.setattr("autopar.search.ray_cluster.FREE_SECONDS", 1.0)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        busy = ray.remote(num_cpus=1)(threading.Event).remote()
+        ray.get(busy.is_set.remote())
+        while ray.available_resources().get("CPU", 0) > 1:  # which a cluster says a moment later
+            time.sleep(0.1)
+        with pytest.raises(WorkerError, match="1 of the 2 CPUs of the Ray cluster are free") as caught:
+            RayCluster(search, 2, None)
+        assert caught.value.hint == "--workers 1"
+        for there, message in (("0.0.0", "has autopar 0.0.0"), (None, "has no autopar")):
+            monkeypatch.setattr("autopar.search.ray_cluster.version", _version(there))
+            with pytest.raises(WorkerError, match=message) as caught:
+                RayCluster(search, 1, None)
+            assert "on every node" in caught.value.hint
+        assert ray.is_initialized(), "it was not ours to end"
+    finally:
+        ray.shutdown()
+
+
+def _version(there: str | None) -> Callable[[str], str]:
+    """Return what tells another version of a package elsewhere than here; None if there is none."""
+    here = os.getpid()
+
+    def told(name: str) -> str:
+        if os.getpid() == here:
+            return "1.0.0"
+        if there is None:
+            raise PackageNotFoundError(name)
+        return there
+
+    return told
 
 
 @needs_ray

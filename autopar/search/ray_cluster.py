@@ -1,14 +1,20 @@
 """A crew of Ray actors, on this machine or on a cluster.
 
 Ray starts an actor that died again, on another node if need be, and does what it was doing again; what was done on a
-configuration before goes along with its next piece. Every node needs this package, in the same version.
+configuration before goes along with its next piece. Every node needs this package, in the same version, which is asked
+for first: else pieces would fail one by one, wherever they happen to be done.
 """
 
 import pickle
 import socket
+import sys
+import time
+from contextlib import redirect_stdout
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autopar.collector import uncollected
 from autopar.errors import WorkerError
@@ -20,6 +26,15 @@ if TYPE_CHECKING:  # it knows this module
 
 KNOCK_SECONDS = 5.0
 """How long a cluster may take to accept a connection."""
+
+ANSWER_SECONDS = 60.0
+"""How long its nodes may take to say what they have."""
+
+FREE_SECONDS = 10.0
+"""How long its CPUs may be somebody else's: those of a search that has just ended are free a moment later."""
+
+LOOK_SECONDS = 0.2
+"""How often it is asked whether they are."""
 
 
 class Bench:
@@ -47,18 +62,23 @@ class RayCluster(Team):
         address: Of a running cluster; None for one on this machine, of so many CPUs.
 
     Raises:
-        WorkerError: If the cluster cannot be reached.
+        WorkerError: If the cluster cannot be reached, has too few CPUs, or a node lacks this package.
     """
 
     def __init__(self, search: "Search", size: int | None, address: str | None) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(size, address)
-        num_cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        size = size or num_cpus
-        if size > num_cpus:
-            raise WorkerError(f"{size} workers on a cluster of {num_cpus} CPUs", hint=f"--workers {num_cpus}")
+        try:
+            size = _workers(size)
+            _check_nodes()
+        except WorkerError:
+            self._leave()
+            raise
         super().__init__(size)
+        # Ray says on standard output that something is tried again, and results of the search belong there.
+        self._quiet = redirect_stdout(sys.stderr)
+        self._quiet.__enter__()
         with uncollected():
             packed = pickle.dumps(search.portable())
         self._search = ray.put(packed)  # held: an actor that is started again asks for it
@@ -77,7 +97,7 @@ class RayCluster(Team):
             try:
                 finding = ray.get(reference)
             except ray.exceptions.RayActorError as error:
-                where = self._orders[worker][0].piece.configuration
+                where = self._orders[worker][0].piece.configuration[0]
                 raise WorkerError(
                     f"{MAX_DEATHS} processes of the search ended before their time at {where}: {error}",
                     hint="see the logs of the Ray cluster, or use fewer --workers",
@@ -94,6 +114,10 @@ class RayCluster(Team):
         """See `Crew.close`."""
         for actor in self.actors:
             ray.kill(actor)
+        self._quiet.__exit__(None, None, None)
+        self._leave()
+
+    def _leave(self) -> None:
         if self._ours:
             ray.shutdown()
 
@@ -114,12 +138,63 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), KNOCK_SECONDS).close()
 
 
+def _workers(size: int | None) -> int:
+    """Return how many actors there will be: as many as asked for, or as there are CPUs that are free.
+
+    Raises:
+        WorkerError: If there are fewer.
+    """
+    num_cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    if size is not None and size > num_cpus:
+        raise WorkerError(f"{size} workers on a cluster of {num_cpus} CPUs", hint=f"--workers {num_cpus}")
+    end = time.monotonic() + FREE_SECONDS
+    while (free := int(ray.available_resources().get("CPU", 0))) < (size or num_cpus) and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
+    if free < (size or 1):
+        raise WorkerError(
+            f"{free} of the {num_cpus} CPUs of the Ray cluster are free, of {size or 1} that workers need",
+            hint=f"--workers {free}" if free else "wait for what runs there, or leave --engine ray out",
+        )
+    return size or free
+
+
+def _check_nodes() -> None:
+    """Find out whether every node has this package, in the version that is here.
+
+    Raises:
+        WorkerError: If one has not, or does not answer.
+    """
+    here = version("autopar")
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    asked = []
+    for node in nodes:
+        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asked.append(ray.remote(num_cpus=0, scheduling_strategy=where)(version).remote("autopar"))
+    for node, answer in zip(nodes, asked, strict=True):
+        name = node["NodeManagerAddress"]
+        try:
+            there = ray.get(answer, timeout=ANSWER_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise WorkerError(f"node {name} of the Ray cluster does not answer", hint="see its logs") from None
+        except (PackageNotFoundError, ray.exceptions.RayError) as error:
+            is_absent = isinstance(error, PackageNotFoundError)
+            raise WorkerError(
+                f"node {name} of the Ray cluster {'has no autopar' if is_absent else f'cannot run anything: {error}'}",
+                hint=f"install autopar {here} on every node, for the Python that runs Ray there",
+            ) from None
+        if there != here:
+            raise WorkerError(
+                f"node {name} of the Ray cluster has autopar {there}, here it is {here}",
+                hint="install the same version on every node",
+            )
+
+
 def _connect(size: int | None, address: str | None) -> None:
     """Connect to a cluster, or start one."""
     try:
         _knock(address)
-        if address is None:
-            ray.init(num_cpus=size, include_dashboard=False, log_to_driver=False, logging_level="error")
+        if address is None:  # whatever RAY_ADDRESS says, which is what "auto" is for
+            ray.init("local", num_cpus=size, include_dashboard=False, log_to_driver=False, logging_level="error")
         else:
             ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError) as error:
