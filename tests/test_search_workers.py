@@ -454,6 +454,24 @@ def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert "autopar[ray]" in caught.value.hint
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_ctrl_c_does_not_reach_what_is_starting() -> None:
+    """The server that workers are forked from and what it needs itself: both would say where they were interrupted."""
+    script = """
+from pathlib import Path
+from autopar.search.processes import open_server
+open_server()
+for pid in Path("/proc/self/task").glob("*/children"):
+    for child in pid.read_text().split():
+        print(next(line for line in Path("/proc", child, "status").read_text().splitlines() if "SigBlk" in line))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    blocked = [int(line.split()[1], 16) for line in done.stdout.splitlines()]
+    assert len(blocked) == 2
+    assert all(mask & 1 << signal.SIGINT - 1 for mask in blocked)
+
+
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
 
 

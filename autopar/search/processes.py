@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait as wait_for
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -133,6 +133,7 @@ def _nameless() -> Iterator[None]:
     those that are still starting, too; who called decides what it means.
     """
     main = sys.modules["__main__"]
+    resource_tracker.ensure_running()  # which any of them starts, and which lets signals through when it has started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
     sys.modules["__main__"] = ModuleType("__main__")
     try:
