@@ -306,6 +306,26 @@ def test_the_check_tells_what_splits_the_sequence() -> None:
     assert said(whole, {"pin": {"sequence_parallel": True}}) == ("axis tp does not split the sequence between blocks",)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [{"pin": {"cp": 1}}, {"pin": {"sequence_parallel": False}}, {"forbid": {"cp": [2, 4]}}],
+    ids=str,
+)
+def test_the_sequence_is_whole_where_it_would_be_split(content: dict[str, Any]) -> None:
+    """Of layers large enough that doing all on each device is slower."""
+    task = prepare("zoo:gpt2", gpus=4, global_batch=8, dims={"num_layers": 2})
+    base = {"stages": 1, "dp": 1, "tp": 1}
+    split = plan_task(pinned(task, pins_from({"pin": base})), Effort(top_k=1))
+    assert any(own.role == "sp" for own in roles_of_axes(split.mesh, split.blocks, task.workload.folded(8)))
+
+    own = pinned(task, pins_from({**content, "pin": {**content.get("pin", {}), **base}}))
+    plan = plan_task(own, Effort(top_k=1))
+
+    assert broken(split, own.pins, own.workload.folded(split.microbatch)) != ()
+    assert broken(plan, own.pins, own.workload.folded(plan.microbatch)) == ()
+    assert _searched(plan).least == plan.objective, "no better one was put aside"
+
+
 @pytest.mark.parametrize(("content", "degree"), [({"pin": {"ep": 2}}, 2), ({"pin": {"ep": 1}}, 1)], ids=str)
 def test_experts_are_split_as_pinned(content: dict[str, Any], degree: int) -> None:
     plan, task = _solve(content, "mixtral-8x7b", 4)

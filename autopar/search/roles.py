@@ -167,7 +167,8 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
     for state in block.states:
         add("stored", state.value, state.placement)
     for departure in block.departures:
-        add("boundaries", departure.value, departure.placement)
+        if departure.value in activations:  # gradients of shared parameters leave blocks, too
+            add("boundaries", departure.value, departure.placement)
     for op, placed in zip(ops, block.ops, strict=True):
         for name, text in zip(op.outputs, placed.outputs, strict=True):
             if not name or not text:
