@@ -83,9 +83,10 @@ def solve(
         should_stop: Polled; once true the best plan so far is returned with `termination` "interrupted".
         dump_problem: File that receives the placement problem of the best plan's configuration as IOPDDL JSON; the
             search is then made even if its answer is known.
-        seed: Of whatever a solver draws at random; the same seed gives the same plan.
-        workers: Processes that search; None for this one alone, with Ray for as many as the cluster has CPUs. The plan
-            is the same, however many there are.
+        seed: Of whatever a solver draws at random. Without a `time_limit` the same seed gives the same plan,
+            unless the search is interrupted; with one it depends on the clock what is looked for and found.
+        workers: Processes that search; None for this one alone, with Ray for as many as the cluster has CPUs. How many
+            there are changes the plan no more than another run with the same seed does.
         engine: "local", or "ray" for processes of a Ray cluster.
         ray_address: Of a running cluster; None for one that is started on this machine.
         pins: What the plan has to keep to: a YAML file, or a record.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_stack
-from autopar.errors import JobError
+from autopar.errors import JobError, PlanError
 from autopar.pins import Pins, pins_of
 from autopar.plan import Job, Plan
 from autopar.program.lower import lower
@@ -153,6 +153,13 @@ def read_tactics(plan: Plan, *, model: str | Path | None = None, cache_dir: Path
 
 def read_pins(plan: Plan, *, model: str | Path | None = None, cache_dir: Path | None = None) -> Pins:
     """Return pins that leave a plan and nothing else; arguments and errors as of `read_tactics`."""
+    if plan.variants:
+        begins = [stage.blocks[0] for stage in plan.stages[1:]]
+        raise PlanError(
+            f"stages have {len(plan.variants) + 1} variants of mesh and placements; pins split all stages alike",
+            hint=f"pin what else it has: stages: {len(plan.stages)}, boundaries: {begins}, "
+            f"microbatches: {plan.num_microbatches}",
+        )
     workload = open_plan(plan, model)
     folded = workload.folded(plan.microbatch)
     rules = rules_for(folded, workload.rules(cache_dir=cache_dir))

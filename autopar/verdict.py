@@ -180,14 +180,14 @@ def _with_workers(phase: PhaseTime, outcome: Outcome) -> PhaseTime:
 def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:
     proven = outcome.bound >= objective * (1 - OPTIMALITY_TOLERANCE)
     opened = replace(task.constraints, hosted=outcome.hosted)
-    space = task.space
+    space, nodes = task.space, -(-task.job.gpus // task.costs.cluster.devices_per_node)
     return SearchReport(
         solver=solver,
         termination=outcome.stopped or ("optimal" if proven else "exhausted"),
         objective=objective,
         bound=min(outcome.bound, objective),
         space=(
-            *describe(space, opened.flavours(), hosts_optimizer=opened.hosts_optimizer),
+            *describe(space, opened.flavours(), hosts_optimizer=opened.hosts_optimizer, num_nodes=nodes),
             *closed_words(outcome.closed, outcome.closed_floor),
             *left_words(outcome.left),
             *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_floor),

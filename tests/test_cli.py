@@ -27,7 +27,7 @@ from autopar.program.records import Category
 from autopar.progress import Progress
 from autopar.search import engine
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
-from tests.plans import two_stage_plan
+from tests.plans import two_stage_plan, two_variant_plan
 from tests.views import view_of
 
 Calls = list[dict[str, Any]]
@@ -487,6 +487,19 @@ def test_explain_prints_the_explanation(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert code == 0
     assert capsys.readouterr().out == report.format_explain(two_stage_plan())
+
+
+def test_a_plan_whose_stages_differ_has_no_pins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What of it can be pinned is said instead, before the model is looked for."""
+    two_variant_plan().save(tmp_path / "plan.json")
+
+    code = main(["explain", str(tmp_path / "plan.json"), "--pins"])
+
+    assert code == 2
+    assert capsys.readouterr().err == (
+        "error: stages have 2 variants of mesh and placements; pins split all stages alike\n"
+        "hint: pin what else it has: stages: 2, boundaries: [2], microbatches: 4\n"
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b'{"version": 1}', b"\xff\xfe"])

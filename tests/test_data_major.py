@@ -70,6 +70,16 @@ def test_the_declared_space_names_them() -> None:
     assert "three axes" not in "; ".join(describe(_space(4)))
 
 
+def test_the_declared_space_says_which_devices_it_is_of() -> None:
+    """Where there are nodes to tell apart, and more of them than the free axes may span."""
+    one, two, eight = ("; ".join(describe(_space(gpus), num_nodes=nodes)) for gpus, nodes in ((8, 1), (16, 2), (64, 8)))
+
+    assert "pipeline stages 1, 2, 4, cut at any block" in one
+    assert "pipeline stages 1, 2, 4 of consecutive devices, cut at any block" in two
+    assert "on the other two, which span 4 nodes at most" in eight
+    assert "nodes at most" not in one + two
+
+
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
 def test_the_major_axis_splits_the_batch_and_what_is_kept(name: str) -> None:
     """Wherever an op of the passes has a batch it is split; parameters, sums and updates have all there is."""

@@ -16,11 +16,12 @@ from autopar.problem import Choice, Problem
 from autopar.recompute import Recompute
 from autopar.search.attempt import Attempt
 from autopar.search.blocks import assemble_blocks
-from autopar.search.branches import Branch, Keeping, Levels, apply, branches_of
-from autopar.search.outcome import Outcome
+from autopar.search.branches import Branch, Keeping, Levels, With, Without, apply, branches_of
+from autopar.search.outcome import Candidate, Outcome
+from autopar.search.planner import Search
 from autopar.search.roles import roles_of_axes
 from autopar.search.signature import Signature, distinct, signature
-from autopar.search.space import families
+from autopar.search.space import Family, families
 from autopar.task import Effort, Task, prepare
 from tests.formulations import DIMS, lowered_bytes, optimum, splits, stage_peak, tables
 
@@ -154,7 +155,8 @@ def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> No
         own = search.attempt(family, np.inf)
         assert own is not None
         cells: list[tuple[Branch, ...]] = [()]
-        cells += [(branch,) for plan in plans for branch in branches_of(plan, family).branches if _fits(branch, own)]
+        folded = own.tables.folded
+        cells += [(each,) for plan in plans for each in branches_of(plan, family, folded).branches if _fits(each, own)]
         for cell in cells:
             left = apply(cell, own.tables, search.constraints)
             if left is None:
@@ -173,6 +175,40 @@ def test_no_other_plan_is_faster_than_what_is_proven(memory: float | None) -> No
             assert attempt.best.objective >= outcome.complete * (1 - CLOSE)
 
     assert tried >= 8
+
+
+def test_plans_that_deal_out_experts_otherwise_are_on_branches() -> None:
+    """From a data parallel plan with one matrix for all there is one that deals out experts, and the way back."""
+    task = prepare("zoo:mixtral-8x7b", gpus=2, global_batch=8, mode="infer", dims=DIMS["mixtral-8x7b"])
+    search = task.search(Effort())
+    family = next(own for own in families(task.space) if own[0].mesh.size == 2 and own[0].num_microbatches == 1)
+
+    copied = _best(search, family, (Without(0, "ep"), With(0, "dp")))
+    (dealing,) = _of_experts(copied, family, task)
+    dealt = _best(search, family, (dealing, With(0, "dp")))
+    (copying,) = _of_experts(dealt, family, task)
+
+    assert (copied.signature.experts, dealt.signature.experts) == (1, 2)
+    assert copied.signature.degrees == dealt.signature.degrees == (("dp", 0, 2),)
+    assert (dealing, copying) == (With(0, "ep"), Without(0, "ep"))
+
+
+def _best(search: Search, family: Family, branches: tuple[Branch, ...]) -> Candidate:
+    """Return the plan on some branches that takes least time by the placement problem."""
+    own = search.attempt(family, np.inf)
+    assert own is not None
+    left = apply(branches, own.tables, search.constraints)
+    assert left is not None
+    attempt = Attempt(replace(search, constraints=left[1]), family, left[0], np.inf)
+    weighting = weights(attempt.tables, attempt.pipeline, recompute=Recompute.NONE, hidden=0.0, bounding=False)
+    attempt._consider(optimum(problem(attempt.tables, weighting))[1])
+    assert attempt.best is not None
+    return attempt.best
+
+
+def _of_experts(candidate: Candidate, family: Family, task: Task) -> list[Branch]:
+    found = branches_of(candidate, family, task.workload.folded(task.job.global_batch)).branches
+    return [branch for branch in found if isinstance(branch, With | Without) and branch.role == "ep"]
 
 
 def _fits(branch: Branch, own: Attempt) -> bool:

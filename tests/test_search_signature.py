@@ -16,8 +16,8 @@ BLOCKS = two_stage_plan().blocks
 STAGES = (StagePlan((0, 4), (0, 4), "none"),)
 
 
-def _role(name: str, size: int, role: str, zero: int = 0) -> AxisRole:
-    return AxisRole(Axis(name, size, 1), role, zero, in_part=False, sequence_parallel=False, experts=False)
+def _role(name: str, size: int, role: str, zero: int = 0, *, experts: bool = False) -> AxisRole:
+    return AxisRole(Axis(name, size, 1), role, zero, in_part=False, sequence_parallel=False, experts=experts)
 
 
 def _signature(
@@ -90,6 +90,22 @@ def test_sequence_parallelism_is_another_plan() -> None:
     mesh, role = Mesh.of(inner=4), _role("inner", 4, "tp")
 
     assert _signature(mesh, role) != _signature(mesh, replace(role, sequence_parallel=True))
+
+
+def test_where_experts_are_dealt_out_is_another_plan() -> None:
+    """Over how many devices counts, not over which axes; of stages with meshes of their own the most."""
+    mesh = Mesh.of(outer=2, inner=2)
+    made = [
+        _signature(mesh, _role("outer", 2, "dp", experts=a), _role("inner", 2, "dp", experts=b))
+        for a, b in ((False, False), (True, False), (False, True), (True, True))
+    ]
+    one, other = _role("inner", 4, "dp"), _role("inner", 4, "dp", experts=True)
+    unequal = signature(Configuration(1, mesh, 4, "1f1b"), STAGES, BLOCKS, (one,), ((other,),))
+
+    assert [own.experts for own in (*made, unequal)] == [1, 2, 2, 4, 4]
+    assert made[1] == made[2]
+    assert not made[0].is_akin_to(made[1])
+    assert not made[3].is_akin_to(made[1])
 
 
 def _plan(objective: float, step: float, **parts: tuple[float, float]) -> Plan:

@@ -6,8 +6,13 @@ import pytest
 
 import autopar
 from autopar.degrees import Degrees
-from autopar.search.roles import AxisTallies
-from autopar.sharding import Partial, Placement, Replicate, Shard
+from autopar.models.builder import Builder
+from autopar.search.roles import AxisRole, AxisTallies, experts_of
+from autopar.search.summary import summarise_roles
+from autopar.sharding import Axis, Partial, Placement, Replicate, Shard
+from autopar.workload import open_workload
+from tests.formulations import folded
+from tests.plans import two_stage_plan
 
 
 def tallies(**fields: tuple[Placement, float]) -> AxisTallies:
@@ -60,8 +65,12 @@ def test_an_axis_that_shares_all_work_is_not_idle(halves: tuple[Placement, Place
 @pytest.mark.parametrize(
     ("degrees", "words"),
     [
-        (Degrees(dp=4, ep=2, zero=1, global_batch=16), "dp=4 (zero-1) × pp=1"),
-        (Degrees(dp=4, ep=2, tp=2, sequence_parallel=True, global_batch=16), "dp=4 × tp=2 (sequence parallel) × pp=1"),
+        (Degrees(dp=4, ep=2, zero=1, global_batch=16), "dp=4 (zero-1, ep=2) × pp=1"),
+        (Degrees(dp=4, zero=1, global_batch=16), "dp=4 (zero-1) × pp=1"),
+        (
+            Degrees(dp=4, ep=2, tp=2, sequence_parallel=True, global_batch=16),
+            "dp=4 (ep=2) × tp=2 (sequence parallel) × pp=1",
+        ),
     ],
 )
 def test_expert_groups_are_data_parallel(degrees: Degrees, words: str, cache_dir: Path) -> None:
@@ -69,3 +78,43 @@ def test_expert_groups_are_data_parallel(degrees: Degrees, words: str, cache_dir
     plan = autopar.predict("zoo:mixtral-8x7b", degrees, dims={"num_layers": 2}, cache_dir=cache_dir).plan
 
     assert plan.summary.startswith(words)
+
+
+def _role(name: str, size: int, role: str, *, experts: bool) -> AxisRole:
+    return AxisRole(Axis(name, size, 1), role, 1, in_part=False, sequence_parallel=True, experts=experts)
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        ([_role("a", 4, "dp", experts=True), _role("b", 2, "dp", experts=True)], "dp=8 (zero-1, ep=8) × pp=2"),
+        ([_role("a", 4, "dp", experts=False), _role("b", 2, "dp", experts=True)], "dp=8 (zero-1, ep=2) × pp=2"),
+        (
+            [_role("a", 4, "dp", experts=True), _role("b", 2, "tp", experts=True)],
+            "dp=4 (zero-1, ep=4) × tp=2 (sequence parallel, ep=2) × pp=2",
+        ),
+        ([_role("a", 4, "sp", experts=True)], "dp=1 × sp=4 (zero-1, ep=4) × pp=2"),
+        ([_role("a", 4, "ep", experts=True)], "dp=1 × ep=4 × pp=2"),
+    ],
+)
+def test_axes_of_any_role_may_deal_out_experts(roles: list[AxisRole], words: str) -> None:
+    """Of each role the axes that do count; those that do nothing else have the word for themselves."""
+    assert summarise_roles(two_stage_plan(), roles).summary.startswith(f"{words}, ")
+
+
+def test_what_holds_a_matrix_per_expert_is_told_from_other_parameters_of_rank_three(tmp_path: Path) -> None:
+    """Neither the kernel of a convolution over time nor an embedding of positions, one matrix for all samples."""
+    g = Builder("speech")
+    x = g.input("x", ("batch", 4, 8))
+    x = g.op("Conv", x, g.parameter("conv.weight", (6, 4, 3)), name="conv")
+    x = g.op("Add", x, g.parameter("positions.weight", (1, 6, 6)), name="add")
+    x = g.op("MatMul", x, g.parameter("experts.weight", (6, 6, 2)), name="experts")
+    path = tmp_path / "speech.onnx"
+    path.write_bytes(g.model({x: ("batch", 6, 6, 2)}).SerializeToString())
+
+    found = experts_of(open_workload(path, mode="infer").folded(6))
+
+    assert found == {"experts.weight"}
+    assert experts_of(folded("mixtral-8x7b")) == {
+        f"layers.{layer}.moe.{name}.weight" for layer in (0, 1) for name in ("gate", "up", "down")
+    }

@@ -163,3 +163,13 @@ def test_the_limit_of_a_job_counts_from_when_it_is_asked_for(monkeypatch: pytest
 
     assert left[0] is not None
     assert 1000 - (time.monotonic() - start) <= left[0] <= 1000 - spent[0]
+
+
+def test_the_printed_space_knows_the_nodes_of_the_job() -> None:
+    """Two nodes of eight: which devices a stage has matters there, and not within one."""
+    jobs = [prepare("zoo:mlp-xs", gpus=gpus, global_batch=16, dims=DIMS["mlp-xs"]) for gpus in (8, 16)]
+
+    one, two = (verdict._report(Outcome(), task, 1.0, "auto", ()).space[0] for task in jobs)
+
+    assert "of consecutive devices" in two
+    assert "of consecutive devices" not in one

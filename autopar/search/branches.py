@@ -25,7 +25,7 @@ from autopar.ir.graph import Phase, Role
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
 from autopar.search.outcome import Candidate, draft_of
-from autopar.search.roles import AxisRole, activations_of
+from autopar.search.roles import AxisRole, activations_of, experts_of
 from autopar.search.signature import LEVELLED
 from autopar.search.space import Family
 
@@ -88,8 +88,14 @@ class Branches:
     branches: tuple[Branch, ...]
 
 
-def branches_of(candidate: Candidate, family: Family) -> Branches:
-    """Return how plans of a family may differ from one of them, other than those that are akin to it."""
+def branches_of(candidate: Candidate, family: Family, folded: Folded) -> Branches:
+    """Return how plans of a family may differ from one of them, other than those that are akin to it.
+
+    Args:
+        candidate: The plan.
+        family: Configurations that differ from its own in the schedule only.
+        folded: The graph of one of its microbatches.
+    """
     draft = candidate.draft or draft_of(candidate)
     own, mesh = draft.signature, candidate.configuration.mesh
     others = tuple(each for each in family if own.schedule and each.schedule != own.schedule)
@@ -99,9 +105,12 @@ def branches_of(candidate: Candidate, family: Family) -> Branches:
     found += [Sequential(axis, not role.sequence_parallel) for axis, role in axes if role.role == "tp"]
     if trains and Recompute(own.recompute) in ON_DEVICE[:-1]:
         found.append(Keeping(own.recompute))
-    free = [(axis, role.role) for axis, role in axes if axis > 0 or not is_data_major(mesh)]
-    found += [Without(axis, name) for axis, name in free if name != "idle"]
-    found += [With(axis, name) for axis, own_name in free if own_name == "idle" for name in ROLES]
+    free = [(axis, role) for axis, role in axes if axis > 0 or not is_data_major(mesh)]
+    found += [Without(axis, role.role) for axis, role in free if role.role != "idle"]
+    found += [With(axis, name) for axis, role in free if role.role == "idle" for name in ROLES]
+    if experts_of(folded):  # what is dealt out by axes that have another role, too
+        others_too = [(axis, role.experts) for axis, role in free if role.role not in ("ep", "idle")]
+        found += [Without(axis, "ep") if deals else With(axis, "ep") for axis, deals in others_too]
     return Branches(others, tuple(found))
 
 
@@ -206,7 +215,7 @@ def _strategies(
                 mask |= codes > _SECOND
             case "tp" if used and rank > 1:
                 mask |= codes >= _FIRST
-            case "ep" if used and rank == 3:
+            case "ep" if used and name in experts_of(tables.folded):
                 mask |= codes == _FIRST
             case _:
                 pass

@@ -6,11 +6,14 @@ parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that 
 sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
 this but splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
 parallel in part of the model: the head by the vocabulary, say, where the weight it shares with an embedding is copied.
+
+An axis of any role may split experts besides, as frameworks do with data parallel devices.
 """
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from autopar.formulate.facts import states_of
 from autopar.formulate.fold import Folded
@@ -102,7 +105,7 @@ class AxisRole:
         zero: The ZeRO level it amounts to, 0 to 3.
         in_part: Whether it is tensor parallel in less than half of the parameters.
         sequence_parallel: Whether values between blocks are split along dim 1.
-        experts: Whether it splits dim 0 of most rank-3 parameters where they are used.
+        experts: Whether it splits most of what experts have where that is used, expert by expert.
     """
 
     axis: Axis
@@ -111,6 +114,11 @@ class AxisRole:
     in_part: bool
     sequence_parallel: bool
     experts: bool
+
+
+def expert_degree(roles: Iterable[AxisRole]) -> int:
+    """Return over how many devices axes deal out experts."""
+    return prod(found.axis.size for found in roles if found.experts)
 
 
 def roles_of_axes(mesh: Sequence[Axis], blocks: Iterable[BlockPlan], folded: Folded) -> tuple[AxisRole, ...]:
@@ -142,7 +150,7 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
     weight = float(len(block.instances))
     states = states_of(folded)
     ops = folded.kinds[block.kind].ops
-    activations = activations_of(folded, block.kind)
+    activations, experts = activations_of(folded, block.kind), experts_of(folded)
     split_in_use: dict[str, set[int]] = {}
 
     def add(field: str, name: str, text: str, without: Set[int] = frozenset()) -> None:
@@ -159,10 +167,9 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
                 continue
             split = {index for index, placement in enumerate(_parsed(text)) if isinstance(placement, Shard)}
             split_in_use.setdefault(name, set()).update(split)
-            rank = len(graph.values[name].shape)
-            if rank > 1:
+            if len(graph.values[name].shape) > 1:
                 add("used", name, text)
-            if rank == 3:
+            if name in experts:
                 add("experts", name, text)
     for state in block.states:
         add("stored", state.value, state.placement)
@@ -182,6 +189,24 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
                 add("activations", name, text)
 
 
+def experts_of(folded: Folded) -> frozenset[str]:
+    """Return the parameters that hold one matrix per expert: those of rank 3, but for kernels of convolutions."""
+    return _experts(folded.pattern)
+
+
+@lru_cache(maxsize=32)
+def _experts(folded: Folded) -> frozenset[str]:
+    parameters, values = states_of(folded).parameters, folded.graph.values
+    ops = [op for kind in folded.kinds for op in kind.ops if op.phase is Phase.FORWARD]
+    kernels = {name for op in ops if op.kind in ("Conv", "ConvTranspose") for name in op.inputs}
+    # One matrix for all, as embeddings of positions have it, is nothing to deal out.
+    return frozenset(
+        name
+        for name in parameters
+        if len(values[name].shape) == 3 and values[name].shape[0] > 1 and name not in kernels
+    )
+
+
 def activations_of(folded: Folded, kind: int) -> frozenset[str]:
     """Return the values that the forward of a kind of block computes of data, dim 0 of which may be the batch."""
     return _activations(folded.pattern, kind)
@@ -189,10 +214,10 @@ def activations_of(folded: Folded, kind: int) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _activations(folded: Folded, kind: int) -> frozenset[str]:
-    graph, ops, parameters = folded.graph, folded.kinds[kind].ops, states_of(folded).parameters
+    graph, ops = folded.graph, folded.kinds[kind].ops
     derived = _made_of_weights(ops, {state.input for state in graph.states} | graph.constants.keys())
     # Rows of experts lie expert by expert: their dims say nothing of the batch.
-    derived |= _inside_experts(ops, {name for name in parameters if len(graph.values[name].shape) == 3}, derived)
+    derived |= _inside_experts(ops, experts_of(folded), derived)
     made = (name for op in ops if op.phase is Phase.FORWARD for name in op.outputs if name and name not in derived)
     return frozenset(name for name in made if len(graph.values[name].shape) > 1 and graph.values[name].is_float)
 

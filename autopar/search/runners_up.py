@@ -197,7 +197,8 @@ class RunnersUp(Series):
     def _divide(self, left: _Left, best: Candidate) -> None:
         """Go on with the branches of a cell that its best plan and those akin to it are not on."""
         family, branches = left.cell
-        found = branches_of(best, family)
+        folded = self._search.folded(self._search.global_batch // best.configuration.num_microbatches)
+        found = branches_of(best, family, folded)
         starts = (best.choice,)
         if found.others:
             self._add(_Left((found.others, branches), left.bound, Stage.NEW, starts=starts))

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from autopar.plan import BlockPlan, StagePlan
 from autopar.recompute import Recompute
-from autopar.search.roles import AxisRole
+from autopar.search.roles import AxisRole, expert_degree
 from autopar.search.space import Configuration
 
 LEVELLED = frozenset({"dp", "sp", "spatial"})
@@ -37,6 +37,7 @@ class Signature:
         recompute: What the layer that recomputes least does.
         offload: What lies in host memory in some stage.
         others: Degrees of the further meshes that stages have, if they differ in them.
+        experts: Over how many devices experts are dealt out, whatever else these devices share; in no stage over more.
     """
 
     degrees: tuple[tuple[str, int, int], ...]
@@ -46,6 +47,7 @@ class Signature:
     recompute: str
     offload: tuple[str, ...] = ()
     others: tuple[tuple[tuple[str, int, int], ...], ...] = ()
+    experts: int = 1
 
     def is_akin_to(self, faster: "Signature") -> bool:
         """Whether a plan of this signature differs from a faster one in nothing that a user cares about."""
@@ -89,6 +91,7 @@ def signature(
         _least(stages, blocks),
         tuple(sorted({stage.offload for stage in stages if stage.offload})),
         tuple(map(_degrees, others)),
+        max(map(expert_degree, (roles, *others))),
     )
 
 

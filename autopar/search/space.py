@@ -238,7 +238,11 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: in
 
 
 def describe(
-    space: list[Configuration], flavours: Sequence[Recompute] = ON_DEVICE, *, hosts_optimizer: bool = False
+    space: list[Configuration],
+    flavours: Sequence[Recompute] = ON_DEVICE,
+    *,
+    hosts_optimizer: bool = False,
+    num_nodes: int = 1,
 ) -> tuple[str, ...]:
     """Return the space in words, for the report.
 
@@ -246,6 +250,7 @@ def describe(
         space: The configurations.
         flavours: What blocks may keep of their forward.
         hosts_optimizer: Whether the optimizer's state may lie in host memory.
+        num_nodes: Nodes that the devices lie in: of several it matters which devices a stage and an axis have.
     """
     alike = (
         "equal blocks are sharded alike; values keep one placement between blocks",
@@ -257,6 +262,7 @@ def describe(
     counts = sorted({configuration.num_microbatches for configuration in space})
     chunks = sorted({c.num_chunks for c in space if c.schedule == "interleaved"})
     turns = f" (v = {', '.join(map(str, chunks))})"
+    where = " of consecutive devices" if num_nodes > 1 and stages[-1] > 1 else ""
     names = sorted({c.schedule + (turns if c.schedule == "interleaved" else "") for c in space})
     grids, data_major = (
         [
@@ -270,9 +276,9 @@ def describe(
     hosted = "activation offload per block, " if Recompute.OFFLOAD in flavours else ""
     hosted += "optimizer offload per stage, " if hosts_optimizer else ""
     return (
-        f"pipeline stages {', '.join(map(str, stages))}, cut at any block; schedule {', '.join(names)}",
+        f"pipeline stages {', '.join(map(str, stages))}{where}, cut at any block; schedule {', '.join(names)}",
         f"meshes of a stage {', '.join(grids)}; every discovered sharding of every op on every axis",
-        *_data_major_words(data_major),
+        *_data_major_words(data_major, num_nodes),
         f"microbatches {', '.join(map(str, counts))}; recompute {recompute}",
         *((f"{hosted}each device up to its share of its host's memory",) if hosted else ()),
         *alike,
@@ -326,10 +332,11 @@ def _offloads(hosted: Collection[Hosted]) -> str:
     return " and ".join(name for own, name in names.items() if own in hosted)
 
 
-def _data_major_words(grids: Sequence[str]) -> tuple[str, ...]:
+def _data_major_words(grids: Sequence[str], num_nodes: int) -> tuple[str, ...]:
     if not grids:
         return ()
+    span = f", which span {GROUP_NODES} nodes at most" if num_nodes > GROUP_NODES else ""
     return (
         f"meshes of three axes whose major one is data parallel {', '.join(grids)}; every discovered sharding of every "
-        "op on the other two",
+        f"op on the other two{span}",
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from autopar.formulate.fold import Folded
 from autopar.plan import Plan
 from autopar.recompute import Recompute, parse_recompute
-from autopar.search.roles import AxisRole, roles_of_axes
+from autopar.search.roles import AxisRole, expert_degree, roles_of_axes
 
 
 def summarise(plan: Plan, folded: Folded) -> Plan:
@@ -75,6 +75,10 @@ def _axes(roles: Sequence[AxisRole]) -> list[str]:
         if any(zeros):
             # Two axes of one role may differ: ZeRO over the links inside a node only, say.
             notes[role].append("zero-" + "/".join(str(level) for level in sorted(zeros)))
+    for role, own in notes.items():
+        experts = expert_degree(found for found in roles if found.role == role)
+        if experts > 1 and role != "ep":
+            own.append(f"ep={experts}")
     return [
         f"{name}={degree}" + (f" ({', '.join(notes[name])})" if notes[name] else "")
         for name, degree in degrees.items()
