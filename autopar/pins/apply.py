@@ -9,9 +9,10 @@ from autopar.formulate.fold import Folded
 from autopar.formulate.zero import LEVELS
 from autopar.pins.hosting import hosting
 from autopar.pins.records import ROLES, Choices, Pins
-from autopar.pins.restrict import EXPERT_RANK, PlacementPins, check_tactics
+from autopar.pins.restrict import PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
 from autopar.recompute import Hosted
+from autopar.search.roles import experts_of
 from autopar.search.space import Configuration
 
 
@@ -89,9 +90,7 @@ def _check_sequence(pins: Pins, space: Sequence[Configuration]) -> None:
 def _check_experts(pins: Pins, folded: Folded) -> None:
     """Raise an error if experts are to be split where there are none."""
     named = [*pins.pin.ep, *(size for axes in pins.pin.mesh for name, size in axes if name == "ep")]
-    if any(degree > 1 for degree in named) and not any(
-        len(own.value.shape) == EXPERT_RANK for own in folded.parameters
-    ):
+    if any(degree > 1 for degree in named) and not experts_of(folded):
         raise PinError("ep: the model has no experts", hint="leave it out")
 
 

@@ -20,6 +20,7 @@ from autopar.formulate.recipes import Data, Facts, Placed, Tensor, wanted
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Phase, Value
 from autopar.pins.records import ROLES, Pins
+from autopar.search.roles import experts_of
 from autopar.sharding import Mesh
 from autopar.tactics import Replicate, Shard, Tactic
 from autopar.tactics.apply import Applier
@@ -30,9 +31,6 @@ Mask = NDArray[np.bool_]
 
 _SEQUENCE_RANK = 3
 """Rank of activations that have samples, positions and channels."""
-
-EXPERT_RANK = 3
-"""Rank of parameters that hold one matrix per expert."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +247,7 @@ class Pinned:
         mask = np.ones(len(placed[0][1]) if placed else 1, dtype=bool)
         if op is not None and op.phase is Phase.FORWARD:
             for name, digits, is_output in placed:
-                if not is_output and self._rank(name) == EXPERT_RANK and name in self.facts.parameters:
+                if not is_output and name in experts_of(self.folded):
                     mask &= digits == 2
         return mask
 
@@ -269,7 +267,7 @@ class Pinned:
                     mask &= digits != 3 + dim
                 case "tp" if used and self._rank(name) == 2:
                     mask &= digits == 0
-                case "ep" if used and self._rank(name) == EXPERT_RANK:
+                case "ep" if used and name in experts_of(self.folded):
                     mask &= digits != 2
         return mask
 
