@@ -58,6 +58,19 @@ FILES: list[dict[str, Any]] = [
 ]
 
 
+def test_stages_with_meshes_of_their_own_are_left_out_or_alone() -> None:
+    without, alone = (pinned(_task(), pins_from({"pin": {"unequal": each}})) for each in (False, True))
+
+    assert _task().unequal is not None
+    assert (without.unequal, without.space) == (None, _task().space)
+    assert (alone.unequal, alone.space) == (_task().unequal, [])
+    plan = plan_task(alone, Effort(top_k=1))
+    assert plan.variants
+    for content in ({"pin": {"unequal": False}}, {"forbid": {"unequal": True}}):
+        said = broken(plan, pins_from(content), alone.workload.folded(plan.microbatch))
+        assert said == ("stages have meshes of their own",)
+
+
 @pytest.mark.parametrize("content", FILES)
 def test_pins_read_as_they_were_written(content: dict[str, Any]) -> None:
     pins = pins_from(content)
@@ -162,6 +175,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"ep": 2}, "the model has no experts", "leave it out"),
         ({"mesh": {"dp": 2, "ep": 4}}, "the model has no experts", "leave it out"),
         ({"sequence_parallel": True}, "no axis is named tp", "tp: [2, 4, 8]"),
+        ({"unequal": True, "tp": 2}, "'pin tp: 2' is about equal ones", "drop one"),
         ({"mesh": "2x2", "dp": 2}, "mesh and degrees are both given", "{dp: 4, tp: 2}"),
         ({"mesh": "2x2", "stages": 4}, "keeps to 'pin stages: 4' and 'pin mesh: 2x2'", "drop or change"),
         ({"mesh": "2x2", "within_node": "tp"}, "there is no mesh axis 'tp'", "inner, outer"),
@@ -234,6 +248,8 @@ FOLLOWED: list[dict[str, Any]] = [
     {"forbid": {"tp": [2, 4, 8], "mesh": "8"}},
     {"pin": {"stages": 2, "schedule": "interleaved", "chunks": 2}},
     {"pin": {"mesh": {"dp": 2, "tp": 4}, "within_node": ["tp", "dp"]}},
+    {"pin": {"unequal": False, "stages": [2, 4]}},
+    {"forbid": {"unequal": False}},
     {"pin": {"microbatches": 16}},
     {"pin": {"microbatch_size": 8, "stages": [1, 2]}},
     {"pin": {"recompute": "full"}},

@@ -56,6 +56,8 @@ def _differs(plan: Plan, pin: Choices, folded: Folded) -> Iterator[str]:
             others = [own for own in roles if own.axis.name not in ROLES and own.axis.size > 1 and _plays(own, role)]
             if degree not in degrees or others:
                 yield f"{role} is {degree}" + (f", and axis {others[0].axis.name} is {role} too" if others else "")
+    if pin.unequal == (False,) and plan.variants:
+        yield "stages have meshes of their own"
     begins = {stage.blocks[0] for stage in plan.stages[1:]}
     if pin.boundaries and not begins <= set(pin.boundaries):
         yield f"stages begin at blocks {', '.join(map(str, sorted(begins)))}"
@@ -119,6 +121,8 @@ def _has(plan: Plan, forbid: Choices, folded: Folded) -> Iterator[str]:
         degree = prod(own.axis.size for own in roles if _plays(own, role))
         if degree in getattr(forbid, role):
             yield f"{role} is {degree}"
+    if True in forbid.unequal and plan.variants:
+        yield "stages have meshes of their own"
     begins = {stage.blocks[0] for stage in plan.stages[1:]}
     for block in sorted(begins & set(forbid.boundaries)):
         yield f"a stage begins at block {block}"

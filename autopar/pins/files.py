@@ -278,6 +278,7 @@ def _tactics(value: object, where: str) -> tuple[Tactic, ...]:
 _READERS: Mapping[str, Callable[[object, str], tuple[Any, ...]]] = {
     "stages": _whole(1),
     "mesh": _meshes,
+    "unequal": _flags,
     "dp": _whole(1),
     "ep": _whole(1),
     "cp": _whole(1),

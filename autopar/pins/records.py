@@ -57,6 +57,7 @@ class Choices:
     Attributes:
         stages: Pipeline degrees: groups of devices that follow each other.
         mesh: Meshes of a stage.
+        unequal: Whether stages have meshes of their own.
         dp: Data-parallel degrees; the axis of that name splits the batch.
         ep: Expert-parallel degrees; the axis splits experts.
         cp: Context-parallel degrees; the axis splits the sequence.
@@ -77,6 +78,7 @@ class Choices:
 
     stages: tuple[int, ...] = ()
     mesh: tuple[Axes, ...] = ()
+    unequal: tuple[bool, ...] = ()
     dp: tuple[int, ...] = ()
     ep: tuple[int, ...] = ()
     cp: tuple[int, ...] = ()
@@ -179,6 +181,11 @@ class Pins:
     def sequence_parallel(self) -> frozenset[bool]:
         """What is left of whether values between blocks are split along the sequence."""
         return frozenset(self.pin.sequence_parallel or (True, False)) - frozenset(self.forbid.sequence_parallel)
+
+    @property
+    def unequal(self) -> frozenset[bool]:
+        """What is left of whether stages have meshes of their own."""
+        return frozenset(self.pin.unequal or (True, False)) - frozenset(self.forbid.unequal)
 
     def without(self, *items: Item) -> "Pins":
         """Return the pins but for some of them."""

@@ -9,6 +9,7 @@ from autopar.cluster import Cluster
 from autopar.cost import widest_tier
 from autopar.errors import PinError
 from autopar.pins.records import MOST_FREE, RANGED, ROLES, Axes, Choices, Item, Pins
+from autopar.pins.unequal import EQUAL_ONLY
 from autopar.search.space import Configuration, meshes
 from autopar.search.submeshes import Unequal
 from autopar.sharding import Axis, Mesh
@@ -71,7 +72,7 @@ def conflicting(pins: Pins, fails: Callable[[Pins], bool]) -> tuple[Item, ...]:
 
 
 def _filtered(space: Sequence[Configuration], pins: Pins, frame: Frame) -> list[Configuration]:
-    listed = dict.fromkeys(_with_meshes(space, pins, frame))
+    listed = dict.fromkeys(_with_meshes(space, pins, frame)) if False in pins.unequal else {}
     return [
         configuration
         for configuration in listed
@@ -205,6 +206,12 @@ def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> N
                     f"pin {role}: {degree} divides no stage of {frame.gpus} GPUs",
                     hint=f"a stage has {', '.join(map(str, sizes))}",
                 )
+    alike = [item for item in pins.items if item.key in EQUAL_ONLY]
+    if False not in pins.unequal and alike:
+        raise PinError(
+            f"only stages with meshes of their own are left by 'unequal', and {str(alike[0])!r} is about equal ones",
+            hint="drop one of them",
+        )
     if pin.mesh and pins.roles:
         raise PinError("pin mesh and degrees are both given", hint="name the axes of the mesh: mesh: {dp: 4, tp: 2}")
     _check_forbidden(space, pins, frame)

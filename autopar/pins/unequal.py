@@ -18,7 +18,8 @@ def unequal_left(space: Unequal | None, pins: Pins, global_batch: int, num_block
         global_batch: Samples per step.
         num_blocks: Blocks of the model.
     """
-    if space is None or any(getattr(choices, name) for choices in (pins.pin, pins.forbid) for name in EQUAL_ONLY):
+    alike = any(getattr(choices, name) for choices in (pins.pin, pins.forbid) for name in EQUAL_ONLY)
+    if space is None or alike or True not in pins.unequal:
         return None
     pin, forbid = pins.pin, pins.forbid
     if (pin.schedule and space.schedule not in pin.schedule) or space.schedule in forbid.schedule:
