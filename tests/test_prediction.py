@@ -209,7 +209,8 @@ def test_impossible_degrees_are_refused(given: dict[str, object], message: str) 
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
-        (Degrees(pp=16, global_batch=16), "12 layers cannot be cut into 16 stages"),
+        (Degrees(pp=16, global_batch=16), "12 layers and 2 other blocks cannot be cut into 16 stages"),
+        (Degrees(pp=2, global_batch=2, layers=(13, -1)), "a stage of -1 layers"),
         (Degrees(pp=2, global_batch=2, layers=(5, 5)), "layers per stage add up to 10, the model has 12"),
         (Degrees(pp=2, interleave=2, global_batch=3), "3 are no whole number of rounds"),
         (Degrees(dp=12, global_batch=12), "12 GPUs do not fill nodes of 8"),

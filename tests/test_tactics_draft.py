@@ -67,7 +67,7 @@ def _draft(cache_dir: Path, mesh: Mesh = MESH) -> Draft:
         (MESH, Replicate("layers.[01].w1.weight"), "of an equal block"),
         (MESH, ZeRO(4, "b"), "ZeRO has no stage 4"),
         (MESH, ExpertParallel("m"), "no parameter holds one matrix per expert"),
-        (MESH, Pipeline(9), "4 layers cannot be cut into 9 stages"),
+        (MESH, Pipeline(9), "4 layers and 2 other blocks cannot be cut into 9 stages"),
         (MESH, Pipeline(0), "a pipeline without stages"),
         (MESH, Pipeline(()), "a pipeline without stages"),
         (MESH, Pipeline((1, 2)), "stages of 1, 2 blocks do not make the 6 blocks of the model"),
