@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -24,6 +25,7 @@ from autopar.tactics.by_degrees import (
     stages_by_degrees,
 )
 from autopar.tactics.draft import Draft
+from autopar.tactics.state import Topology
 from autopar.workload import open_workload
 from tests.executions import COSTS, QUICK_MEMORY, TINY, Execution, model_graph, model_rules
 
@@ -138,6 +140,19 @@ def test_layers_are_cut_evenly(layers: int, stages: int, expected: list[int]) ->
     lengths[0] -= 1
     lengths[-1] -= 1
     assert lengths == expected
+
+
+def test_zero_stages_go_on_from_the_same_placements(cache_dir: Path) -> None:
+    """What ops can do on a mesh is found once, and plans are those found one by one."""
+    cluster, workload = load_cluster("h100"), open_workload("zoo:gpt2", dims=TINY["gpt2"])
+    stages = [Degrees(dp=4, tp=2, zero=zero, global_batch=8) for zero in (3, 0, 1)]
+    alone = [Predictor(workload, cache_dir).planned(degrees, cluster) for degrees in stages]
+    predictor = Predictor(workload, cache_dir)
+
+    with patch("autopar.tactics.draft.Topology", wraps=Topology) as made:
+        assert [predictor.planned(degrees, cluster) for degrees in stages] == alone
+
+    made.assert_called_once()
 
 
 def test_a_plan_over_memory_is_predicted_and_said_so(cache_dir: Path) -> None:

@@ -8,8 +8,8 @@ Nothing is ever taken back: a decision holds until the end, and a later tactic w
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -168,6 +168,11 @@ class State:
             dict(self.placed),
             self.copies if self.copies is None else dict(self.copies),
         )
+
+    def without(self, ops: Iterable[OpKey], axis: int) -> "State":
+        """Return a state, to be looked at only, in which it is open again what ops do on an axis."""
+        opened = {key: {other: n for other, n in self.chosen[key].items() if other != axis} for key in ops}
+        return replace(self, chosen={**self.chosen, **opened})
 
     def take(self, other: "State") -> None:
         """Become what another state of the same graph is."""
