@@ -2,20 +2,28 @@
 
 import math
 import time
+from collections.abc import Callable
 from functools import cache
 from itertools import islice
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from autopar.api import plan_task
-from autopar.bench.baselines import BASELINES
-from autopar.bench.baselines.degree_space import DECISIONS, chunk_counts
+from autopar.bench.baselines import BASELINES, by_degrees
+from autopar.bench.baselines.annealing import annealing
+from autopar.bench.baselines.beam import beam, greedy
+from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, chunk_counts
 from autopar.bench.baselines.grid import grid
+from autopar.bench.baselines.mcts import mcts
 from autopar.bench.baselines.megatron import megatron
 from autopar.bench.baselines.race import Race
 from autopar.bench.compare import baselines_of
 from autopar.degrees import Degrees
 from autopar.errors import JobError
+from autopar.formulate.building import build_tables
+from autopar.formulate.tables import Tables
 from autopar.progress import never, silent
 from autopar.task import Effort, Task, prepare
 from tests import formulations
@@ -160,6 +168,60 @@ def test_time_is_over_for_a_race() -> None:
 
     assert race.stopped == "time limit"
     assert not race.prices
+
+
+@pytest.mark.parametrize("method", [grid, greedy, beam, annealing, mcts, megatron])
+def test_a_method_is_stopped_between_two_prices(method: Callable[[Race], None]) -> None:
+    """A price may take seconds."""
+    race = Race(_task(), "test", math.inf, silent, lambda: len(race.prices) >= 3)
+
+    method(race)
+
+    assert len(race.prices) == 3
+
+
+def test_grid_search_lists_plans_as_it_asks_for_them() -> None:
+    """Where there are half a million the time limit would be over."""
+    with patch.object(DegreeSpace, "degrees", autospec=True, side_effect=DegreeSpace.degrees) as listed:
+        race = Race(_task(), "test", math.inf, silent, lambda: listed.called)
+
+        grid(race)
+
+    assert 0 < listed.call_count < sum(1 for _ in race.space.leaves()) / 2
+
+
+def test_the_simulator_keeps_to_the_time_limit() -> None:
+    """Once a plan fits: a method that takes all the time there is has one all the same."""
+
+    def late(race: Race) -> None:
+        for leaf in islice(race.space.leaves(), 6):
+            race.price(race.space.degrees(leaf))
+
+    in_time, too_late = (
+        by_degrees(late, _task(), Effort(top_k=3, time_limit=limit), "late", silent, never) for limit in (None, 1e-3)
+    )
+
+    assert (len(in_time.plans), in_time.termination) == (3, "exhausted")
+    assert (len(too_late.plans), too_late.termination) == (1, "time limit")
+
+
+def test_alpa_is_stopped_between_two_axes() -> None:
+    """Tables of a large model take seconds for each."""
+    late: list[bool] = []
+
+    def build(*own: Any) -> Tables:
+        late.append(decided.called)
+        return build_tables(*own)
+
+    with (
+        patch("autopar.bench.baselines.alpa._Axes.decide") as decided,
+        patch("autopar.bench.baselines.alpa.build_tables", build),
+    ):
+        result = BASELINES["alpa"].find(_task(), Effort(), "alpa", silent, lambda: bool(decided.called))
+
+    assert result.termination == "interrupted"
+    assert late
+    assert not any(late)
 
 
 def test_names_of_baselines_are_checked() -> None:

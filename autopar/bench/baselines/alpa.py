@@ -119,10 +119,12 @@ def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     end = time.monotonic() + search.time_limit
     space.sort(key=lambda configuration: search.floor.seconds(configuration, search.global_batch))
     for done, configuration in enumerate(space):
-        if search.should_stop() or time.monotonic() > end:
-            outcome.stopped = "interrupted" if search.should_stop() else "time limit"
-            break
-        outcome.take(Finding(0.0, _best(search, configuration, end), cut=0), search.keep)
+        found = _best(search, configuration, end)
+        if found is None:
+            outcome.stopped = _stopped(search, end)
+            if outcome.stopped:
+                break
+        outcome.take(Finding(0.0, found, cut=0), search.keep)
         outcome.solved += 1
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.history.note(best, 0.0)
@@ -130,11 +132,20 @@ def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     return outcome
 
 
+def _stopped(search: Search, end: float) -> str:
+    """Return why to stop: "interrupted", "time limit", or "" if there is no reason to."""
+    if search.should_stop():
+        return "interrupted"
+    return "time limit" if time.monotonic() > end else ""
+
+
 def _best(search: Search, configuration: Configuration, end: float) -> Candidate | None:
-    """Return the best plan of a configuration, if one fits."""
+    """Return the best plan of a configuration, if one fits; none if it is stopped before the last axis."""
     folded = search.folded(search.global_batch // configuration.num_microbatches)
     axes = _Axes(len(configuration.mesh.axes))
     for last in (axis == axes.num_axes - 1 for axis in range(axes.num_axes)):
+        if _stopped(search, end):
+            return None
         tables = build_tables(folded, search.rules(folded), configuration.mesh, search.costs, axes)
         stage = _Stage(search, [configuration], tables, end)
         choice = stage.choose(bounded=False)
