@@ -14,7 +14,7 @@ from autopar.api import plan_task
 from autopar.bench.baselines import BASELINES, by_degrees
 from autopar.bench.baselines.annealing import annealing
 from autopar.bench.baselines.beam import beam, greedy
-from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, chunk_counts
+from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, chunk_counts, whole
 from autopar.bench.baselines.grid import grid
 from autopar.bench.baselines.mcts import mcts
 from autopar.bench.baselines.megatron import megatron
@@ -33,9 +33,9 @@ DIMS = {"num_layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
 
 
 @cache
-def _task(name: str = "gpt2", gpus: int = 4, limit: float | None = None) -> Task:
+def _task(name: str = "gpt2", gpus: int = 4, limit: float | None = None, batch: int = 8) -> Task:
     dims = DIMS | ({"kv_heads": 2, "ffn": 128, "experts": 4} if name == "mixtral-8x7b" else {})
-    return prepare(f"zoo:{name}", gpus=gpus, cluster="a100", global_batch=8, dims=dims, memory_limit=limit)
+    return prepare(f"zoo:{name}", gpus=gpus, cluster="a100", global_batch=batch, dims=dims, memory_limit=limit)
 
 
 def _race(task: Task) -> Race:
@@ -100,6 +100,22 @@ def test_the_space_holds_every_way_to_state_a_plan(name: str, gpus: int) -> None
     assert {plan.zero for plan in plans} == ({0, 1, 2, 3} if gpus > 1 else {0})
     if gpus > 1:
         assert {plan.schedule for plan in plans} == {"1f1b", "zb-h1", "zb-h2", "zb-v"}
+
+
+@pytest.mark.parametrize(("name", "gpus", "batch"), [("gpt2", 4, 12), ("gpt2", 64, 96), ("mixtral-8x7b", 4, 30)])
+def test_the_space_holds_every_number_of_microbatches_of_the_planner(name: str, gpus: int, batch: int) -> None:
+    """All of them over all plans, and at each data-parallel degree all that leave it whole samples."""
+    task = _task(name, gpus, batch=batch)
+    space = _race(task).space
+    planner = {configuration.num_microbatches for configuration in task.space}
+    found: dict[int, set[int]] = {}
+
+    for leaf in space.leaves(length=DECISIONS.index("microbatch") + 1):
+        dp = space.data(leaf)
+        found.setdefault(dp, set()).add(batch // (dp * whole(leaf, "microbatch")))
+
+    assert set().union(*found.values()) == planner
+    assert found == {dp: {count for count in planner if batch % (dp * count) == 0} for dp in found}
 
 
 def test_decisions_that_lead_nowhere_are_no_options() -> None:

@@ -3,9 +3,10 @@
 Every path from the root to a leaf is a plan that can be stated (`Degrees` accepts it, the model can be cut into its
 stages, its schedule runs its microbatches). Grid search visits all leaves, the other searches some of them. The space
 holds every degree there is: any divisor of the number of devices for pp, tp and cp, what is left for dp, ep within dp,
-every number of microbatches that the planner tries, every schedule with up to one layer per stage, ZeRO 0 to 3,
-sequence parallelism, recompute, and where the job's space has it what lies in host memory. Layers are cut evenly, as
-whoever states a plan by degrees does.
+every number of microbatches of the planner's space that leaves each device whole samples, every schedule but GPipe,
+with up to one block per stage in steps of about 1.5 where stages are interleaved, ZeRO 0 to 3, sequence parallelism,
+recompute, and where the job's space has it what lies in host memory. Layers are cut evenly, as whoever states a plan by
+degrees does.
 """
 
 from collections.abc import Iterator, Mapping
@@ -94,7 +95,7 @@ class DegreeSpace:
         global_batch: Samples per step.
         folded: The model at any microbatch size: its chain of blocks is the same at all.
         model: What of the model can be split.
-        fixed_batch: Samples the model insists on per microbatch; None if it takes any number.
+        counts: The numbers of microbatches of the planner's space, ascending.
         trains: Whether there are backward passes.
         flavours: What layers may keep of their forward if there are.
         hosts_optimizer: Whether the optimizer's state may lie in host memory.
@@ -105,7 +106,7 @@ class DegreeSpace:
     global_batch: int
     folded: Folded
     model: "Splittable"
-    fixed_batch: int | None
+    counts: tuple[int, ...]
     trains: bool
     flavours: tuple[Recompute, ...] = ON_DEVICE
     hosts_optimizer: bool = False
@@ -181,17 +182,11 @@ class DegreeSpace:
         return any(self._batches(dp) for dp in degrees)
 
     def _batches(self, dp: int) -> tuple[int, ...]:
-        """Return the samples of a microbatch on one device: divisors of its share, about one per factor of two."""
+        """Return the samples of a microbatch on one device, ascending: what the numbers of microbatches leave it."""
         if self.global_batch % dp:
             return ()
         share = self.global_batch // dp
-        if self.fixed_batch is not None:
-            return (self.fixed_batch // dp,) if self.fixed_batch % dp == 0 else ()
-        kept: list[int] = []
-        for size in divisors(share):
-            if not kept or size >= 2 * kept[-1] or size == share:
-                kept.append(size)
-        return tuple(kept)
+        return tuple(share // count for count in reversed(self.counts) if share % count == 0)
 
     def _flows(self, pp: int, count: int) -> tuple[Flow, ...]:
         """Return the schedules that run `count` microbatches; GPipe is left out: 1F1B is as fast and holds no more."""
