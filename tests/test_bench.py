@@ -7,6 +7,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -16,12 +17,12 @@ from autopar import bench
 from autopar.bench.conditions import PACKAGES, Conditions, conditions
 from autopar.bench.jobs import BenchJob, load_jobs
 from autopar.bench.records import Comparison, Result, planner
-from autopar.bench.report import format_comparison, format_markdown, verdict, write_pages
+from autopar.bench.report import best_so_far, format_comparison, format_markdown, verdict, write_pages
 from autopar.bench.specs import SPECS, spec
 from autopar.bench.sweep import in_fresh_process, run_sweep, run_tiny, spec_jobs
 from autopar.cli import main
 from autopar.errors import JobError, ModelError
-from autopar.plan import HistoryPoint, Plan
+from autopar.plan import HistoryPoint, PhaseTime, Plan
 from autopar.sizing.explain import Limits, explain_infeasible
 from tests.plans import two_stage_plan
 from tests.shares import some
@@ -152,9 +153,32 @@ def test_page_of_a_benchmark_is_the_golden_one(tmp_path: Path) -> None:
     assert image.relative_to(tmp_path) == Path("planner_2026-01-02", "tiny_on_8_x_h100.svg")
     assert b"best so far" in image.read_bytes()
     assert page.read_text() == (GOLDEN / "benchmark.md").read_text()
+    assert image.read_text() == (GOLDEN / image.relative_to(tmp_path)).read_text()
     record = json.loads(data.read_text())
     assert record["conditions"]["command"] == CONDITIONS.command
     assert msgspec.convert(record["comparisons"][0], Comparison, strict=False) == _comparison()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "across", "up"),
+    [
+        (40.0, 1.25, "included", "seconds per step"),
+        (40.0, 9.0, "included", "seconds per step; above 3 × the least at the edge"),
+        (0.1, 1.25, "included (log)", "seconds per step"),
+    ],
+)
+def test_axes_of_a_plot_say_what_is_done_to_them(seconds: float, step: float, across: str, up: str) -> None:
+    """Time is logarithmic where methods end far apart; what is far too slow is cut off."""
+    comparison = _comparison(step)
+    ours, grid, beam = comparison.results
+    grid = replace(grid, phases=(PhaseTime("search", seconds, 1e9),))
+
+    image = best_so_far(replace(comparison, results=(ours, grid, beam)))
+
+    assert image is not None
+    words = [text.text or "" for text in ElementTree.fromstring(image).findall("{*}text")]
+    assert next(own for own in words if own.startswith("seconds since")).endswith(across)
+    assert up in words
 
 
 def test_a_page_without_comparisons_is_refused() -> None:
