@@ -368,6 +368,9 @@ def test_command_runs_the_list_of_benchmarks(recorder: Recorder, tmp_path: Path)
         ("--all --jobs x.yaml", "--jobs is combined with neither"),
         ("--jobs nowhere.yaml", "nowhere.yaml cannot be read"),
         ("zoo:gpt2 --gpus 8 --solvers beam,nope", "solver 'nope' is unknown"),
+        ("zoo:gpt2 --gpus 8 --baselines=", "'' has an empty name"),
+        ("zoo:gpt2 --gpus 8 --baselines grid,", "'grid,' has an empty name"),
+        ("zoo:gpt2 --gpus 8 --baselines grid,none", "'grid,none' names none among others"),
     ],
 )
 def test_command_refuses_what_makes_no_sense(
