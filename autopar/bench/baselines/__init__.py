@@ -147,6 +147,8 @@ BASELINES: Mapping[str, Baseline] = {
     "annealing": Baseline("simulated annealing over degrees", partial(by_degrees, annealing)),
     "mcts": Baseline("Monte Carlo tree search over degrees", partial(by_degrees, mcts)),
     "recipes": Baseline("hand-made recipes per mesh axis, completed by a solver", partial(by_search, _recipes)),
-    "alpa": Baseline("stages by dynamic programming, an ILP per stage and mesh axis", partial(by_search, _alpa)),
+    "alpa": Baseline(
+        "an ILP per mesh axis over the folded model, stages by dynamic programming", partial(by_search, _alpa)
+    ),
 }
 """Every baseline by name, in the order of the table."""

@@ -1,9 +1,16 @@
-"""In the manner of Alpa: stages by dynamic programming, placements by an ILP for one mesh axis after the other.
+"""In the manner of Alpa: placements by an ILP for one mesh axis after the other, stages by dynamic programming.
 
-For every pipeline degree, mesh and number of microbatches the placements of a stage are found as Alpa's intra-operator
-pass does under XLA's `solve_nd_sharding_iteratively`: on the first axis with the others left alone, then on the next
-with the first as decided, each an ILP over ops, parameters and what passes between blocks; under the memory limit if
-nothing fits without. The chain is then cut into stages by dynamic programming, as its inter-operator pass does.
+For every pipeline degree, mesh and number of microbatches placements are found as Alpa's intra-operator pass does under
+XLA's `solve_nd_sharding_iteratively`: on the first axis with the others left alone, then on the next with the first as
+decided, each an ILP over ops, parameters and what passes between blocks; under the memory limit if nothing fits
+without. The chain is then cut into stages by dynamic programming, as its inter-operator pass does.
+
+Alpa solves such an ILP for every run of layers that could be a stage. Here there is one per axis, over the whole model
+with equal blocks folded into one. On these costs that is what Alpa does at best: all stages have equal meshes, what a
+block takes does not depend on the stage it is in, and what is minimised is a sum over blocks and what passes between
+them, so that the ILP of a run is a part of the whole one. As in the planner's plans on equal meshes, equal blocks are
+placed alike, and what passes between blocks keeps one placement, between stages, too. So equal blocks of different
+stages are not placed differently, as they might be where the first stages hold more microbatches: these recompute more.
 
 What Alpa leaves to the user (microbatches, recompute) is searched here, which is kinder to it: recompute is the
 lightest that fits, per stage. What is not kept of it: stages on submeshes of different sizes.
