@@ -25,6 +25,7 @@ from autopar.errors import JobError
 from autopar.formulate.building import build_tables
 from autopar.formulate.tables import Tables
 from autopar.progress import never, silent
+from autopar.tactics.terms import passes_terms
 from autopar.task import Effort, Task, prepare
 from tests import formulations
 from tests.shares import one_in, some
@@ -194,6 +195,17 @@ def test_a_method_is_stopped_between_two_prices(method: Callable[[Race], None]) 
     method(race)
 
     assert len(race.prices) == 3
+
+
+def test_a_price_does_not_ask_all_ops_what_they_pass_on() -> None:
+    """It would for each product that is tried, and each parameter: what ops add there cannot be terms."""
+    race = _race(_task("mixtral-8x7b"))
+
+    with patch("autopar.tactics.propagate.passes_terms", wraps=passes_terms) as asked:
+        price = race.price(Degrees(dp=2, tp=2, zero=2, global_batch=8))
+
+    assert math.isfinite(price.seconds)
+    assert not asked.called
 
 
 def test_grid_search_lists_plans_as_it_asks_for_them() -> None:

@@ -228,11 +228,19 @@ def _adds_terms(state: State, key: OpKey, axis: int, known: list[_Known], passin
     inputs = [name for name in op.inputs if name and topology.is_placed(op, name)]
     if len(inputs) < 2:
         return False
-    for name in inputs:
-        makers = topology.makers.get(topology.of(name), ())
-        if not makers or not all(leaves_terms(state, maker, slot, axis, passing.ops) for maker, slot in makers):
-            return False
-    return True
+    makers = [topology.makers.get(topology.of(name), ()) for name in inputs]
+    if not all(makers):
+        return False
+    made = [maker for found in makers for maker in found]
+    return all(_may_leave_terms(state, maker, slot, axis) for maker, slot in made) and all(
+        leaves_terms(state, maker, slot, axis, passing.ops) for maker, slot in made
+    )
+
+
+def _may_leave_terms(state: State, key: OpKey, slot: int, axis: int) -> bool:
+    """Whether an op leaves terms as an output, or may pass them on as long as nothing else is decided."""
+    strategy = state.strategy(key, axis)
+    return bool(state.topology.passing(key)) if strategy is None else is_partial(strategy.outputs[slot])
 
 
 def _follows(strategy: Strategy) -> bool:
