@@ -155,18 +155,25 @@ class Predictor:
             stored_stack(stack),
             policy.name,
         )
-        mesh, placing = mesh_by_degrees(degrees), placing_by_degrees(degrees)
-        key = (degrees.samples, mesh, placing, cluster, policy, stack.attention)
-        if key not in self._placed:
-            placed = Draft(
-                folded, rules, mesh, costs,
-                model=self.workload.info(), job=job, batch=self.workload.batch_dims(degrees.samples),
-                num_microbatches=degrees.num_microbatches,
-            )  # fmt: skip
-            for tactic in placing:
-                placed.decide(tactic)
-            self._placed[key] = placed
-        draft = self._placed[key].again(job, degrees.num_microbatches)
+        placing = placing_by_degrees(degrees)
+
+        def placed(number: int) -> Draft:
+            """Return a draft with the first of the tactics applied: those of all ZeRO stages go on from the same."""
+            key = (degrees.samples, mesh_by_degrees(degrees), placing[:number], cluster, policy, stack.attention)
+            if key not in self._placed:
+                if number:
+                    found = placed(number - 1).again(job, degrees.num_microbatches)
+                    found.decide(placing[number - 1])
+                else:
+                    found = Draft(
+                        folded, rules, mesh_by_degrees(degrees), costs,
+                        model=self.workload.info(), job=job, batch=self.workload.batch_dims(degrees.samples),
+                        num_microbatches=degrees.num_microbatches,
+                    )  # fmt: skip
+                self._placed[key] = found
+            return self._placed[key]
+
+        draft = placed(len(placing)).again(job, degrees.num_microbatches)
         for tactic in stages_by_degrees(degrees, folded):
             draft.decide(tactic)
         return summarise(draft.plan(), folded)

@@ -2,21 +2,30 @@
 
 import math
 import time
+from collections.abc import Callable
 from functools import cache
 from itertools import islice
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from autopar.api import plan_task
-from autopar.bench.baselines import BASELINES
-from autopar.bench.baselines.degree_space import DECISIONS, chunk_counts
+from autopar.bench.baselines import BASELINES, by_degrees
+from autopar.bench.baselines.annealing import annealing
+from autopar.bench.baselines.beam import beam, greedy
+from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, chunk_counts, whole
 from autopar.bench.baselines.grid import grid
+from autopar.bench.baselines.mcts import mcts
 from autopar.bench.baselines.megatron import megatron
 from autopar.bench.baselines.race import Race
 from autopar.bench.compare import baselines_of
 from autopar.degrees import Degrees
 from autopar.errors import JobError
+from autopar.formulate.building import build_tables
+from autopar.formulate.tables import Tables
 from autopar.progress import never, silent
+from autopar.tactics.terms import passes_terms
 from autopar.task import Effort, Task, prepare
 from tests import formulations
 from tests.shares import one_in, some
@@ -25,9 +34,9 @@ DIMS = {"num_layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
 
 
 @cache
-def _task(name: str = "gpt2", gpus: int = 4, limit: float | None = None) -> Task:
+def _task(name: str = "gpt2", gpus: int = 4, limit: float | None = None, batch: int = 8) -> Task:
     dims = DIMS | ({"kv_heads": 2, "ffn": 128, "experts": 4} if name == "mixtral-8x7b" else {})
-    return prepare(f"zoo:{name}", gpus=gpus, cluster="a100", global_batch=8, dims=dims, memory_limit=limit)
+    return prepare(f"zoo:{name}", gpus=gpus, cluster="a100", global_batch=batch, dims=dims, memory_limit=limit)
 
 
 def _race(task: Task) -> Race:
@@ -92,6 +101,22 @@ def test_the_space_holds_every_way_to_state_a_plan(name: str, gpus: int) -> None
     assert {plan.zero for plan in plans} == ({0, 1, 2, 3} if gpus > 1 else {0})
     if gpus > 1:
         assert {plan.schedule for plan in plans} == {"1f1b", "zb-h1", "zb-h2", "zb-v"}
+
+
+@pytest.mark.parametrize(("name", "gpus", "batch"), [("gpt2", 4, 12), ("gpt2", 64, 96), ("mixtral-8x7b", 4, 30)])
+def test_the_space_holds_every_number_of_microbatches_of_the_planner(name: str, gpus: int, batch: int) -> None:
+    """All of them over all plans, and at each data-parallel degree all that leave it whole samples."""
+    task = _task(name, gpus, batch=batch)
+    space = _race(task).space
+    planner = {configuration.num_microbatches for configuration in task.space}
+    found: dict[int, set[int]] = {}
+
+    for leaf in space.leaves(length=DECISIONS.index("microbatch") + 1):
+        dp = space.data(leaf)
+        found.setdefault(dp, set()).add(batch // (dp * whole(leaf, "microbatch")))
+
+    assert set().union(*found.values()) == planner
+    assert found == {dp: {count for count in planner if batch % (dp * count) == 0} for dp in found}
 
 
 def test_decisions_that_lead_nowhere_are_no_options() -> None:
@@ -160,6 +185,71 @@ def test_time_is_over_for_a_race() -> None:
 
     assert race.stopped == "time limit"
     assert not race.prices
+
+
+@pytest.mark.parametrize("method", [grid, greedy, beam, annealing, mcts, megatron])
+def test_a_method_is_stopped_between_two_prices(method: Callable[[Race], None]) -> None:
+    """A price may take seconds."""
+    race = Race(_task(), "test", math.inf, silent, lambda: len(race.prices) >= 3)
+
+    method(race)
+
+    assert len(race.prices) == 3
+
+
+def test_a_price_does_not_ask_all_ops_what_they_pass_on() -> None:
+    """It would for each product that is tried, and each parameter: what ops add there cannot be terms."""
+    race = _race(_task("mixtral-8x7b"))
+
+    with patch("autopar.tactics.propagate.passes_terms", wraps=passes_terms) as asked:
+        price = race.price(Degrees(dp=2, tp=2, zero=2, global_batch=8))
+
+    assert math.isfinite(price.seconds)
+    assert not asked.called
+
+
+def test_grid_search_lists_plans_as_it_asks_for_them() -> None:
+    """Where there are half a million the time limit would be over."""
+    with patch.object(DegreeSpace, "degrees", autospec=True, side_effect=DegreeSpace.degrees) as listed:
+        race = Race(_task(), "test", math.inf, silent, lambda: listed.called)
+
+        grid(race)
+
+    assert 0 < listed.call_count < sum(1 for _ in race.space.leaves()) / 2
+
+
+def test_the_simulator_keeps_to_the_time_limit() -> None:
+    """Once a plan fits: a method that takes all the time there is has one all the same."""
+
+    def late(race: Race) -> None:
+        for leaf in islice(race.space.leaves(), 6):
+            race.price(race.space.degrees(leaf))
+
+    in_time, too_late = (
+        by_degrees(late, _task(), Effort(top_k=3, time_limit=limit), "late", silent, never) for limit in (None, 1e-3)
+    )
+
+    assert (len(in_time.plans), in_time.termination) == (3, "exhausted")
+    assert (len(too_late.plans), too_late.termination) == (1, "time limit")
+
+
+def test_alpa_is_stopped_between_two_axes() -> None:
+    """Tables of a large model take seconds for each."""
+    late: list[bool] = []
+
+    def build(*own: Any) -> Tables:
+        late.append(decided.called)
+        return build_tables(*own)
+
+    with (
+        patch("autopar.bench.baselines.alpa._Axes.decide") as decided,
+        patch("autopar.bench.baselines.alpa.build_tables", build),
+    ):
+        result = BASELINES["alpa"].find(_task(), Effort(), "alpa", silent, lambda: bool(decided.called))
+
+    assert result.termination == "interrupted"
+    assert late
+    assert not any(late)
 
 
 def test_names_of_baselines_are_checked() -> None:

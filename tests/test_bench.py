@@ -7,6 +7,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -16,12 +17,12 @@ from autopar import bench
 from autopar.bench.conditions import PACKAGES, Conditions, conditions
 from autopar.bench.jobs import BenchJob, load_jobs
 from autopar.bench.records import Comparison, Result, planner
-from autopar.bench.report import format_comparison, format_markdown, verdict, write_pages
+from autopar.bench.report import best_so_far, format_comparison, format_markdown, verdict, write_pages
 from autopar.bench.specs import SPECS, spec
 from autopar.bench.sweep import in_fresh_process, run_sweep, run_tiny, spec_jobs
 from autopar.cli import main
 from autopar.errors import JobError, ModelError
-from autopar.plan import HistoryPoint, Plan
+from autopar.plan import HistoryPoint, PhaseTime, Plan
 from autopar.sizing.explain import Limits, explain_infeasible
 from tests.plans import two_stage_plan
 from tests.shares import some
@@ -54,7 +55,7 @@ def _comparison(grid_factor: float = 1.25) -> Comparison:
 
 @pytest.mark.parametrize("name", some(SPECS, lambda name: name in ("gpt2", "bert-large", "llama3-8b", "mixtral-8x7b")))
 def test_no_benchmark_is_slower_than_recipes_by_hand(name: str) -> None:
-    """By the formula, for small stand-ins of all published models: the planner's space holds every plan of theirs.
+    """By the formula, for small stand-ins of all models: the planner's space holds every plan of theirs.
 
     The formula is applied to different tables: theirs are of lowered programs.
     """
@@ -152,9 +153,32 @@ def test_page_of_a_benchmark_is_the_golden_one(tmp_path: Path) -> None:
     assert image.relative_to(tmp_path) == Path("planner_2026-01-02", "tiny_on_8_x_h100.svg")
     assert b"best so far" in image.read_bytes()
     assert page.read_text() == (GOLDEN / "benchmark.md").read_text()
+    assert image.read_text() == (GOLDEN / image.relative_to(tmp_path)).read_text()
     record = json.loads(data.read_text())
     assert record["conditions"]["command"] == CONDITIONS.command
     assert msgspec.convert(record["comparisons"][0], Comparison, strict=False) == _comparison()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "across", "up"),
+    [
+        (40.0, 1.25, "included", "seconds per step"),
+        (40.0, 9.0, "included", "seconds per step; above 3 × the least at the edge"),
+        (0.1, 1.25, "included (log)", "seconds per step"),
+    ],
+)
+def test_axes_of_a_plot_say_what_is_done_to_them(seconds: float, step: float, across: str, up: str) -> None:
+    """Time is logarithmic where methods end far apart; what is far too slow is cut off."""
+    comparison = _comparison(step)
+    ours, grid, beam = comparison.results
+    grid = replace(grid, phases=(PhaseTime("search", seconds, 1e9),))
+
+    image = best_so_far(replace(comparison, results=(ours, grid, beam)))
+
+    assert image is not None
+    words = [text.text or "" for text in ElementTree.fromstring(image).findall("{*}text")]
+    assert next(own for own in words if own.startswith("seconds since")).endswith(across)
+    assert up in words
 
 
 def test_a_page_without_comparisons_is_refused() -> None:
@@ -172,7 +196,7 @@ def test_conditions_name_every_package_that_matters() -> None:
     assert found.cores > 0
 
 
-def test_benchmarks_are_the_published_ones() -> None:
+def test_benchmarks_are_small_and_large() -> None:
     """From one node to 3,072 devices; with much and with little memory to spare."""
     cases = {name: [(case.cluster, case.gpus) for case in item.sweep] for name, item in SPECS.items()}
 
@@ -194,6 +218,14 @@ class Recorder:
         """Answer as `compare` does."""
         self.calls.append({"model": model, **request})
         return _comparison()
+
+
+def test_what_is_published_is_a_part_of_the_benchmarks() -> None:
+    """The list of jobs beside the page is of cases that `--all` runs, too."""
+    jobs = load_jobs(Path(__file__).parents[1] / "docs" / "benchmarks" / "planner_jobs.yaml")
+    cases = {(item.model, case.cluster, case.gpus) for item in SPECS.values() for case in item.sweep}
+
+    assert {(job.model, job.cluster, job.gpus) for job in jobs} <= cases
 
 
 def test_a_sweep_runs_every_case() -> None:
@@ -311,7 +343,7 @@ def test_command_prints_json(recorder: Recorder, capsys: pytest.CaptureFixture[s
     assert msgspec.json.decode(capsys.readouterr().out, type=Comparison) == _comparison()
 
 
-def test_command_runs_published_benchmarks(recorder: Recorder, tmp_path: Path) -> None:
+def test_command_runs_the_list_of_benchmarks(recorder: Recorder, tmp_path: Path) -> None:
     """All cases of all of them, or those of one size; on one page."""
     code = main(["benchmark", "--all", "--gpus", "64", "--time-limit", "9", "-o", str(tmp_path)])
 
@@ -336,6 +368,9 @@ def test_command_runs_published_benchmarks(recorder: Recorder, tmp_path: Path) -
         ("--all --jobs x.yaml", "--jobs is combined with neither"),
         ("--jobs nowhere.yaml", "nowhere.yaml cannot be read"),
         ("zoo:gpt2 --gpus 8 --solvers beam,nope", "solver 'nope' is unknown"),
+        ("zoo:gpt2 --gpus 8 --baselines=", "'' has an empty name"),
+        ("zoo:gpt2 --gpus 8 --baselines grid,", "'grid,' has an empty name"),
+        ("zoo:gpt2 --gpus 8 --baselines grid,none", "'grid,none' names none among others"),
     ],
 )
 def test_command_refuses_what_makes_no_sense(

@@ -219,7 +219,7 @@ def test_images_show_what_the_letters_show(tmp_path: Path) -> None:
         assert f"]({image.relative_to(tmp_path)})" in page.read_text()
     assert json.loads(data.read_text())["runs"][0]["nodes"] == 10
     curves = ElementTree.parse(images[0]).getroot().findall("{*}polyline[@stroke-width='2']")
-    assert [len(curve.get("points", "").split()) for curve in curves] == [6, 2, 2, 2, 2]
+    assert [len(curve.get("points", "").split()) for curve in curves] == [7, 2, 3, 2, 2]
     assert "```" not in page.read_text()
 
 
@@ -234,8 +234,24 @@ def test_a_chart_is_where_its_numbers_are() -> None:
     assert [circle.get("fill") for circle in root.findall("{*}circle")] == ["#0072b2", "#0072b2", "white"]
     steps = ElementTree.fromstring(chart("t", [curve], Axis("s", 0, 20), Axis("y", 1, 100, log=True), steps=True))
     assert steps.findall("{*}polyline[@stroke-width='2']")[0].get("points") == (
-        "80,350 202.5,350 202.5,192 325,192 325,34 570,34"
+        "80,350 202.5,350 202.5,192 325,192 325,34"
     )
+    ends = [(own.get("cx"), own.get("cy")) for own in steps.findall("{*}circle")]
+    assert ends == [("325.0", "34.0")]  # where the method ends, not the axis
+
+
+def test_a_bold_curve_lies_under_the_others() -> None:
+    """At the same value both are seen; it keeps its colour and its line of the legend."""
+    points = ((0.0, 1.0), (1.0, 1.0))
+
+    root = ElementTree.fromstring(
+        chart("t", [Curve("a", points), Curve("b", points, bold=True)], Axis("s", 0, 1), Axis("y", 0, 2), steps=True)
+    )
+
+    drawn = [own for own in root.findall("{*}polyline") if own.get("stroke-width") in ("2", "5")]
+    assert [(own.get("stroke-width"), own.get("stroke")) for own in drawn[::2]] == [("5", "#d55e00"), ("2", "#0072b2")]
+    names = {own.text: float(own.get("y", "0")) for own in root.findall("{*}text") if own.text in ("a", "b")}
+    assert names["a"] < names["b"]
 
 
 def test_no_two_of_nine_curves_look_the_same() -> None:

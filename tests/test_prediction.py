@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -24,6 +25,7 @@ from autopar.tactics.by_degrees import (
     stages_by_degrees,
 )
 from autopar.tactics.draft import Draft
+from autopar.tactics.state import Topology
 from autopar.workload import open_workload
 from tests.executions import COSTS, QUICK_MEMORY, TINY, Execution, model_graph, model_rules
 
@@ -140,6 +142,19 @@ def test_layers_are_cut_evenly(layers: int, stages: int, expected: list[int]) ->
     assert lengths == expected
 
 
+def test_zero_stages_go_on_from_the_same_placements(cache_dir: Path) -> None:
+    """What ops can do on a mesh is found once, and plans are those found one by one."""
+    cluster, workload = load_cluster("h100"), open_workload("zoo:gpt2", dims=TINY["gpt2"])
+    stages = [Degrees(dp=4, tp=2, zero=zero, global_batch=8) for zero in (3, 0, 1)]
+    alone = [Predictor(workload, cache_dir).planned(degrees, cluster) for degrees in stages]
+    predictor = Predictor(workload, cache_dir)
+
+    with patch("autopar.tactics.draft.Topology", wraps=Topology) as made:
+        assert [predictor.planned(degrees, cluster) for degrees in stages] == alone
+
+    made.assert_called_once()
+
+
 def test_a_plan_over_memory_is_predicted_and_said_so(cache_dir: Path) -> None:
     """The limit decides whether a plan fits, not whether it is predicted."""
     found = autopar.predict(
@@ -209,7 +224,8 @@ def test_impossible_degrees_are_refused(given: dict[str, object], message: str) 
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
-        (Degrees(pp=16, global_batch=16), "12 layers cannot be cut into 16 stages"),
+        (Degrees(pp=16, global_batch=16), "12 layers and 2 other blocks cannot be cut into 16 stages"),
+        (Degrees(pp=2, global_batch=2, layers=(13, -1)), "a stage of -1 layers"),
         (Degrees(pp=2, global_batch=2, layers=(5, 5)), "layers per stage add up to 10, the model has 12"),
         (Degrees(pp=2, interleave=2, global_batch=3), "3 are no whole number of rounds"),
         (Degrees(dp=12, global_batch=12), "12 GPUs do not fill nodes of 8"),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -32,6 +33,7 @@ from autopar.tactics import (
 )
 from autopar.tactics.draft import Draft
 from autopar.tactics.state import PINNED, Decided
+from autopar.tactics.terms import passes_terms
 from autopar.workload import Workload
 from tests.tactic_models import chain, decoder, draft
 
@@ -67,7 +69,7 @@ def _draft(cache_dir: Path, mesh: Mesh = MESH) -> Draft:
         (MESH, Replicate("layers.[01].w1.weight"), "of an equal block"),
         (MESH, ZeRO(4, "b"), "ZeRO has no stage 4"),
         (MESH, ExpertParallel("m"), "no parameter holds one matrix per expert"),
-        (MESH, Pipeline(9), "4 layers cannot be cut into 9 stages"),
+        (MESH, Pipeline(9), "4 layers and 2 other blocks cannot be cut into 9 stages"),
         (MESH, Pipeline(0), "a pipeline without stages"),
         (MESH, Pipeline(()), "a pipeline without stages"),
         (MESH, Pipeline((1, 2)), "stages of 1, 2 blocks do not make the 6 blocks of the model"),
@@ -318,3 +320,14 @@ def test_the_tree_search_finds_something_better_and_the_same_every_time(cache_di
 
     assert seconds[1] < seconds[0]
     assert plans[0] == plans[1]
+
+
+def test_sharding_parameters_does_not_ask_all_ops_each_time(cache_dir: Path) -> None:
+    """What ops pass on would be found once for each of five parameters."""
+    found = _draft(cache_dir)
+    found.decide(DataParallel("b"))
+
+    with patch("autopar.tactics.propagate.passes_terms", wraps=passes_terms) as asked:
+        found.decide(ZeRO(3, "b"))
+
+    assert asked.call_count <= 1

@@ -122,6 +122,8 @@ def best_so_far(run: ProblemRun) -> bytes:
     The problem must have a choice.
     """
     curves = [(name, [(x, y) for x, y in points if math.isfinite(y)]) for name, points in _curves(run)]
+    for (_, points), each in zip(curves, run.selections, strict=True):
+        points += [(max(x, each.seconds), y) for x, y in points[-1:]]  # until the solver ends
     values = [y for _, points in curves for _, y in points if y > _PLOT_FLOOR]
     axis = Axis("above the best of all (log)", _PLOT_FLOOR, max([10 * _PLOT_FLOOR, *values]), log=True)
     end = max(each.seconds for each in run.selections)

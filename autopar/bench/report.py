@@ -19,9 +19,13 @@ SAME = 0.05
 """Percent below which two step times are called equal: what the table shows."""
 
 _HEADER = ("method", "step", "to ours", "objective", "gap", "MFU", "peak", "search", "evaluated", "stopped")
+_GAP = _HEADER.index("gap")
+_PAGE_HEADER = (*_HEADER[:_GAP], "bound", *_HEADER[_GAP:])
 _CASES = ("case", "ours", "best baseline", "its step", "to ours", "our gap", "our search", "its search")
 SHOWN = 3.0
 """Step times up to so many times the best are shown in plots; what is above is on the edge."""
+FAR_APART = 20.0
+"""Time is logarithmic in plots if the last method ends after so many times what the first takes."""
 _SHORT = {"exhausted": "done"}
 
 
@@ -72,14 +76,15 @@ def format_markdown(
         *_conditions(comparisons, conditions),
     ]
     lines += ["", *markdown_table(_CASES, [_case_cells(comparison) for comparison in comparisons])]
+    caption = "Best step time so far of each method, by the formula, until it ends"
     for comparison in comparisons:
         name = case_name(comparison)
         lines += ["", f"## {name}", "", f"{describe_model(comparison)}: {describe_job(comparison)}.", ""]
-        lines += markdown_table(_HEADER, [_cells(result, comparison) for result in comparison.results])
+        lines += markdown_table(_PAGE_HEADER, [_page_cells(result, comparison) for result in comparison.results])
         lines += ["", f"{verdict(comparison).capitalize()}."]
         lines += [f"{result.method.capitalize()}: {result.note}." for result in comparison.results if result.note]
         if name in (images or {}):
-            lines += ["", f"![Best step time so far of each method, by the formula]({(images or {})[name]})"]
+            lines += ["", f"![{caption}]({(images or {})[name]})"]
         lines += ["", "Best plans by simulated step time:", ""]
         lines += markdown_table(("method", "#", "step", "objective", "MFU", "peak", "plan"), _ranking(comparison))
         lines += ["", "Phases of our search:", ""]
@@ -96,28 +101,29 @@ def best_so_far(comparison: Comparison) -> bytes | None:
     """Return the plot of the least step time so far of each method against time, as SVG; None if none found a plan.
 
     While a method searches, step times are by the formula; its last point is the end of its search, and what the
-    simulator says of its best plan.
+    simulator says of its best plan. Ours is thick.
     """
-    drawn, values, end = [], [], 1.0
+    drawn, values, ends = [], [], []
     for result in comparison.results:
         if result.best is None:
             continue
         points = [(moment.seconds, moment.objective) for moment in result.history]
         points.append((max(result.seconds, points[-1][0] if points else 0.0), result.best.step_seconds))
-        drawn.append(Curve(result.method, tuple(points)))
+        drawn.append(Curve(result.method, tuple(points), bold=result is comparison.ours))
         values += [y for _, y in points]
-        end = max(end, points[-1][0])
+        ends.append(points[-1][0])
     if not drawn:
         return None
-    low, high = min(values), max(values)
-    first = min(x for curve in drawn for x, _ in curve.points)
-    across = Axis(
-        "seconds since the request, import and discovery included (log)",
-        max(0.01, first),
-        max(end, 0.02, 2 * first),
-        log=True,
-    )
-    up = Axis("seconds per step", 0.98 * low, min(1.02 * high, SHOWN * low))
+    low, high = min(values), 1.02 * max(values)
+    words, most = "seconds per step", min(high, SHOWN * low)
+    if high > most:
+        words += f"; above {SHOWN:g} × the least at the edge"
+    up = Axis(words, low - 0.05 * (most - low), most)
+    label, end = "seconds since the request, import and discovery included", max(1.0, *ends)
+    across = Axis(label, 0.0, end)
+    if end > FAR_APART * min(ends):
+        first = max(0.01, min(x for curve in drawn for x, _ in curve.points))
+        across = Axis(f"{label} (log)", first, max(end, 2 * first), log=True)
     return chart(f"{case_name(comparison)}: best so far", drawn, across, up, steps=True)
 
 
@@ -163,8 +169,8 @@ def _conditions(comparisons: Sequence[Comparison], conditions: Conditions) -> li
     return [
         *condition_lines(conditions),
         f"- time limit of each method: {allowed}; seed 0",
-        "- step, MFU and peak are simulated; objective and gap are by the planner's formula; search is wall time on "
-        "the machine above; methods of one case run one after the other in one process, ours first",
+        "- step, MFU and peak are simulated; objective, bound and gap are by the planner's formula; search is wall "
+        "time on the machine above; methods of one case run one after the other in one process, ours first",
         *(f"- {name}: {BASELINES[name].title}" for name in dict.fromkeys(_methods(comparisons)) if name in BASELINES),
     ]
 
@@ -212,6 +218,13 @@ def _cells(result: Result, comparison: Comparison) -> tuple[str, ...]:
         f"{result.solved}{space}",
         _SHORT.get(result.termination, result.termination),
     )
+
+
+def _page_cells(result: Result, comparison: Comparison) -> tuple[str, ...]:
+    """Return the cells of a terminal, and the bound before the gap that it makes."""
+    cells = _cells(result, comparison)
+    bound = "-" if result.bound <= 0 else format_seconds(result.bound)
+    return (*cells[:_GAP], bound, *cells[_GAP:])
 
 
 def _plan(result: Result) -> str:

@@ -1,4 +1,7 @@
-"""The models and clusters whose figures are published in docs/benchmarks/, and small stand-ins for a smoke run."""
+"""The models and clusters that `autopar benchmark --all` runs, and small stand-ins for a smoke run.
+
+Figures of some are published in docs/benchmarks/, those that `planner_jobs.yaml` lists there.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

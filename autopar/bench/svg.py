@@ -15,6 +15,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 """Told apart by colour-blind readers (Okabe and Ito, 2008); further curves have them again, and are dashed."""
 
 _DASHES = ("", "6 4", "2 3")
+_THIN, _BOLD = 2, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,13 @@ class Curve:
         name: For the legend.
         points: (x, y) in order of x.
         open: Points that are only lower bounds, by their index; they are drawn as open circles.
+        bold: Whether it is thick, and under the others, so that it is told apart where they are at the same value.
     """
 
     name: str
     points: tuple[tuple[float, float], ...]
     open: frozenset[int] = frozenset()
+    bold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ def chart(title: str, curves: Sequence[Curve], x: Axis, y: Axis, *, steps: bool 
         curves: The lines, in the order of the legend.
         x: The horizontal axis.
         y: The vertical axis.
-        steps: Whether y holds until the next x, to the end of the axis; else points are joined and marked.
+        steps: Whether y holds until the next x, and only the last point is marked, where the curve ends; else points
+            are joined, and all are marked.
     """
     root = ElementTree.Element(
         "svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", width=str(WIDTH), height=str(HEIGHT)
@@ -112,21 +116,25 @@ def chart(title: str, curves: Sequence[Curve], x: Axis, y: Axis, *, steps: bool 
         _line(root, [(_LEFT, at), (right, at)], "#dddddd")
         _text(root, _LEFT - 8, at + 4, f"{value:,g}", anchor="end")
     _line(root, [(_LEFT, _TOP), (_LEFT, bottom), (right, bottom)], "#444444")
-    for number, curve in enumerate(curves):
+    for number, curve in sorted(enumerate(curves), key=lambda item: not item[1].bold):
         colour, dashes = _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)]
+        width = _BOLD if curve.bold else _THIN
         placed = [place(point) for point in curve.points]
+        marked = list(enumerate(placed))[-1:] if steps else list(enumerate(placed))
         if steps and placed:
             corners = placed[:1]
             for across, up in placed[1:]:
                 corners += [(across, corners[-1][1]), (across, up)]
-            placed = [*corners, (right, corners[-1][1])]
+            placed = corners
         if placed:
-            _line(root, placed, colour, width=2, dashes=dashes)
-        for index, (across, up) in enumerate([] if steps else placed):
-            circle = ElementTree.SubElement(root, "circle", cx=str(across), cy=str(up), r="4", stroke=colour)
+            _line(root, placed, colour, width=width, dashes=dashes)
+        for index, (across, up) in marked:
+            circle = ElementTree.SubElement(
+                root, "circle", cx=str(across), cy=str(up), r=f"{3 + width / 2:g}", stroke=colour
+            )
             circle.set("fill", "white" if index in curve.open else colour)
         height = _TOP + 18 * number + 8
-        _line(root, [(right + 14, height), (right + 34, height)], colour, width=2, dashes=dashes)
+        _line(root, [(right + 14, height), (right + 34, height)], colour, width=width, dashes=dashes)
         _text(root, right + 40, height + 4, curve.name)
     ElementTree.indent(root)
     text: str = ElementTree.tostring(root, encoding="unicode")

@@ -32,7 +32,7 @@ def in_fresh_process(*args: Any, **request: Any) -> Comparison:
 
 
 def spec_jobs(spec: BenchSpec, gpus: int | None = None) -> list[BenchJob]:
-    """Return the cases of a published benchmark as jobs, those with `gpus` devices if that is given."""
+    """Return the cases of a benchmark as jobs, those with `gpus` devices if that is given."""
     cases = [case for case in spec.sweep if gpus is None or case.gpus == gpus]
     return [BenchJob(model=spec.model, gpus=case.gpus, cluster=case.cluster) for case in cases]
 

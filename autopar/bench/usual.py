@@ -1,14 +1,14 @@
 """Grid search as people do it, in seconds: what it would have found, to stand beside a plan.
 
-The degrees that sweeps vary: data, tensor (within a node), pipeline and expert parallelism, samples per microbatch,
-stages per group, recompute. What sweeps settle beforehand: 1F1B, sequence parallelism wherever there is tensor
-parallelism, ZeRO 1 or 3, no context parallelism. Plans nearest to the one they stand beside are priced first, so that a
-sweep that is cut has seen those that are most likely to be as good. `autopar benchmark` sweeps the whole space of
-degrees.
+The degrees that sweeps vary: data, tensor (within a node), pipeline and expert parallelism, samples per microbatch (one
+about per factor of two), stages per group, recompute. What sweeps settle beforehand: 1F1B, sequence parallelism
+wherever there is tensor parallelism, ZeRO 1 or 3, no context parallelism. Plans nearest to the one they stand beside
+are priced first, so that a sweep that is cut has seen those that are most likely to be as good. `autopar benchmark`
+sweeps the whole space of degrees.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -44,6 +44,8 @@ class UsualSpace(DegreeSpace):
                 return tuple(tp for tp in found if isinstance(tp, int) and tp <= self.node)
             case "cp":
                 return tuple(cp for cp in found if cp == 1)
+            case "microbatch":
+                return _doubling([size for size in found if isinstance(size, int)])
             case "flow":
                 return tuple(flow for flow in found if isinstance(flow, tuple) and flow[0] in _SCHEDULES)
             case "zero":
@@ -52,6 +54,19 @@ class UsualSpace(DegreeSpace):
                 return found[-1:]
             case _:
                 return found
+
+
+def _doubling(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the first of ascending sizes, the next that are twice as many or more, and the last.
+
+    >>> _doubling([1, 2, 3, 4, 6, 12])
+    (1, 2, 4, 12)
+    """
+    kept: list[int] = []
+    for size in sizes:
+        if not kept or size >= 2 * kept[-1] or size == sizes[-1]:
+            kept.append(size)
+    return tuple(kept)
 
 
 class UsualRace(Race):

@@ -56,8 +56,8 @@ DEFAULT_PROBLEM_SECONDS = 60.0
     metavar="NAME,...",
     help="Also run our planner with other solvers of the placements.",
 )
-@click.option("--spec", "specs", multiple=True, metavar="NAME", help="Run a published benchmark instead of MODEL.")
-@click.option("--all", "all_specs", is_flag=True, help="Run all published benchmarks.")
+@click.option("--spec", "specs", multiple=True, metavar="NAME", help="Run a benchmark of our list instead of MODEL.")
+@click.option("--all", "all_specs", is_flag=True, help="Run all benchmarks of our list.")
 @click.option("--jobs", "jobs_file", type=file_path(), metavar="FILE", help="Run the jobs of a YAML list.")
 @click.option(
     "--problems",

@@ -77,10 +77,19 @@ def solver_names(text: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def comma_separated(text: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return names written with commas between them; "none" for none."""
+    """Return names written with commas between them; "none" for none.
+
+    Raises:
+        click.BadParameter: If one is empty, or "none" is one among others.
+    """
     if isinstance(text, tuple):  # click converts a default, too
         return text
-    return tuple(name.strip() for name in text.split(",") if name.strip() not in ("", "none"))
+    names = tuple(name.strip() for name in text.split(","))
+    if "" in names:
+        raise click.BadParameter(f"{text!r} has an empty name; give names with commas between them, or none")
+    if "none" in names and len(names) > 1:
+        raise click.BadParameter(f"{text!r} names none among others; give either names or none")
+    return () if names == ("none",) else names
 
 
 def whole_numbers(text: str | tuple[int, ...]) -> tuple[int, ...]:

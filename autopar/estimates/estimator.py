@@ -68,7 +68,7 @@ class Estimator:
 
         Raises:
             JobError: If a plan does not fit the model or its schedule.
-            TacticError: If it has more stages than the model has layers.
+            TacticError: If it has more stages than the model has blocks.
         """
         found = np.array([_estimate(self.table(degrees), degrees) for degrees in plans], dtype=np.float64).reshape(
             -1, 2

@@ -67,7 +67,7 @@ def ranges_by_degrees(degrees: Degrees, folded: Folded) -> tuple[tuple[int, int]
     """Return the range of blocks of every stage.
 
     Raises:
-        TacticError: If there are fewer layers than stages, or other layers than given.
+        TacticError: If there are fewer blocks than stages, or other layers than given.
     """
     given = degrees.layers
     counts = blocks_per_stage(folded, given) if given else even_blocks(folded, degrees.num_stages)

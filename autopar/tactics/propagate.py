@@ -11,7 +11,8 @@ alone that lies in shards is gathered before use, as in ZeRO.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from autopar.discover import Strategy
 from autopar.sharding import Placement, Shard
@@ -53,6 +54,29 @@ class _Known:
     is_parameter: bool
 
 
+@dataclass(eq=False)
+class _Passing:
+    """The ops that pass terms on over an axis before anything is propagated.
+
+    Most of what is propagated is a parameter or what the optimizer keeps of it, for which nobody asks that: it is found
+    once it is asked for, as all ops have to be looked at.
+
+    Attributes:
+        state: What is decided.
+        axis: Index of the mesh axis.
+        since: Ops decided on the axis since.
+    """
+
+    state: State
+    axis: int
+    since: list[OpKey] = field(default_factory=list)
+
+    @cached_property
+    def ops(self) -> Mapping[OpKey, int]:
+        """These ops, with the number of their strategy."""
+        return passes_terms(self.state.without(self.since, self.axis), self.axis)
+
+
 def propagate(state: State, axis: int, changed: Iterable[str], tactic: int) -> list[Conflict]:
     """Decide what follows from what has changed on an axis; return the conflicts met.
 
@@ -75,7 +99,7 @@ def propagate(state: State, axis: int, changed: Iterable[str], tactic: int) -> l
                 listed.add(key)
                 heapq.heappush(waiting, key)
 
-    passing = passes_terms(state, axis)
+    passing = _Passing(state, axis)
     for name in changed:
         conflicts += _late(state, name, axis)
         wake(name)
@@ -91,6 +115,7 @@ def propagate(state: State, axis: int, changed: Iterable[str], tactic: int) -> l
         if number is None:
             continue
         state.chosen.setdefault(key, {})[axis] = number
+        passing.since.append(key)
         op = topology.ops[key]
         for name, placement, _ in placed(state, key, topology.strategies(key)[number]):
             dim = sharded_dim(placement)
@@ -151,9 +176,7 @@ def _known(state: State, key: OpKey, axis: int) -> list[_Known]:
     return sorted(found, key=lambda known: known.decided.order)
 
 
-def _follow(
-    state: State, key: OpKey, axis: int, passing: Mapping[OpKey, int]
-) -> tuple[int | None, Conflict | None] | None:
+def _follow(state: State, key: OpKey, axis: int, passing: _Passing) -> tuple[int | None, Conflict | None] | None:
     """Return the strategy an op has to follow, if there is exactly one, and the conflict that was met on the way."""
     known = _known(state, key, axis)
     if all(item.decided.dim == PINNED for item in known) or _adds_terms(state, key, axis, known, passing):
@@ -197,7 +220,7 @@ def _agree(
     return possible, split, conflict
 
 
-def _adds_terms(state: State, key: OpKey, axis: int, known: list[_Known], passing: Mapping[OpKey, int]) -> bool:
+def _adds_terms(state: State, key: OpKey, axis: int, known: list[_Known], passing: _Passing) -> bool:
     """Whether an op reads nothing but terms, which it can add before they are reduced."""
     topology, op = state.topology, state.topology.ops[key]
     if any(item.tensor < len(op.inputs) for item in known):
@@ -205,11 +228,19 @@ def _adds_terms(state: State, key: OpKey, axis: int, known: list[_Known], passin
     inputs = [name for name in op.inputs if name and topology.is_placed(op, name)]
     if len(inputs) < 2:
         return False
-    for name in inputs:
-        makers = topology.makers.get(topology.of(name), ())
-        if not makers or not all(leaves_terms(state, maker, slot, axis, passing) for maker, slot in makers):
-            return False
-    return True
+    makers = [topology.makers.get(topology.of(name), ()) for name in inputs]
+    if not all(makers):
+        return False
+    made = [maker for found in makers for maker in found]
+    return all(_may_leave_terms(state, maker, slot, axis) for maker, slot in made) and all(
+        leaves_terms(state, maker, slot, axis, passing.ops) for maker, slot in made
+    )
+
+
+def _may_leave_terms(state: State, key: OpKey, slot: int, axis: int) -> bool:
+    """Whether an op leaves terms as an output, or may pass them on as long as nothing else is decided."""
+    strategy = state.strategy(key, axis)
+    return bool(state.topology.passing(key)) if strategy is None else is_partial(strategy.outputs[slot])
 
 
 def _follows(strategy: Strategy) -> bool:

@@ -5,7 +5,7 @@ joins the last.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from autopar.errors import TacticError
 from autopar.formulate.fold import Folded
@@ -40,36 +40,53 @@ def even_layers(number: int, stages: int) -> tuple[int, ...]:
 def even_blocks(folded: Folded, stages: int) -> tuple[int, ...]:
     """Return the number of blocks of every stage of an even cut.
 
+    Layers are dealt out evenly, all blocks alike where there are too few layers for that.
+
     Raises:
-        TacticError: If there are too many stages.
+        TacticError: If there are more stages than blocks.
     """
-    number = len(layers(folded))
-    if stages > folded.num_blocks:
-        raise TacticError(f"{number} layers cannot be cut into {stages} stages", hint=f"use at most {number} stages")
-    return blocks_per_stage(folded, even_layers(number, stages))
+    number, total = len(layers(folded)), folded.num_blocks
+    if stages > total:
+        others = f" and {total - number} other blocks" if total > number else ""
+        raise TacticError(
+            f"{number} layers{others} cannot be cut into {stages} stages", hint=f"use at most {total} stages"
+        )
+    if stages <= number + 2:  # the ends may have no layer, only what surrounds them
+        counts = _blocks(folded, even_layers(number, stages))
+        if 0 not in counts:
+            return counts
+    whole, more = divmod(total, stages)
+    first = (stages - more) // 2  # the longer stages lie in the middle here, too
+    return tuple(whole + (first <= index < first + more) for index in range(stages))
 
 
 def blocks_per_stage(folded: Folded, layers_per_stage: Sequence[int]) -> tuple[int, ...]:
     """Return the number of blocks of every stage, given how many of them are layers.
 
     Raises:
-        TacticError: If that leaves a stage without blocks, or is not the number of layers there are.
+        TacticError: If that leaves a stage without blocks, or is negative or not the number of layers there are.
     """
-    places = layers(folded)
-    if sum(layers_per_stage) != len(places):
+    number, stages = len(layers(folded)), len(layers_per_stage)
+    if sum(layers_per_stage) != number:
         raise TacticError(
-            f"layers per stage add up to {sum(layers_per_stage)}, the model has {len(places)}",
+            f"layers per stage add up to {sum(layers_per_stage)}, the model has {number}",
             hint="give one number per stage, in the order of the chain",
         )
-    counts, start, stages = [], 0, len(layers_per_stage)
-    for index, end in enumerate(accumulate(layers_per_stage)):
-        stop = folded.num_blocks if index == stages - 1 else (places[end - 1] + 1 if end else places[0])
-        if stop <= start:
-            raise TacticError(
-                f"stage {index} of {stages} would have no block: "
-                f"{len(places)} layers, {folded.num_blocks - len(places)} other blocks",
-                hint=f"use at most {len(places)} stages",
-            )
-        counts.append(stop - start)
-        start = stop
-    return tuple(counts)
+    if min(layers_per_stage) < 0:
+        raise TacticError(f"a stage of {min(layers_per_stage)} layers", hint="a stage has 0 layers or more")
+    counts = _blocks(folded, layers_per_stage)
+    if 0 in counts:
+        raise TacticError(
+            f"stage {counts.index(0)} of {stages} would have no block: "
+            f"{number} layers, {folded.num_blocks - number} other blocks",
+            hint=f"use at most {number} stages",
+        )
+    return counts
+
+
+def _blocks(folded: Folded, layers_per_stage: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of blocks of every stage that ends with its last layer, the last one with the chain."""
+    places = layers(folded)
+    ends = [places[end - 1] + 1 if end else places[0] for end in accumulate(layers_per_stage)]
+    ends[-1] = folded.num_blocks
+    return tuple(stop - start for start, stop in pairwise([0, *ends]))

@@ -8,8 +8,8 @@ Nothing is ever taken back: a decision holds until the end, and a later tactic w
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -113,12 +113,28 @@ class Topology:
         """Return what an op can do on one axis; doing everything everywhere comes first."""
         return self._options(key).on_one_axis
 
+    def passing(self, key: OpKey) -> tuple[int, ...]:
+        """Return the strategies on one axis by which an op takes nothing but terms and leaves terms."""
+        if key not in self._passing:
+            op = self.ops[key]
+            slots = [slot for slot, name in enumerate(op.inputs) if name and self.is_placed(op, name)]
+            self._passing[key] = tuple(
+                number
+                for number, strategy in enumerate(self.strategies(key))
+                if slots and all(map(is_partial, (*(strategy.inputs[slot] for slot in slots), *strategy.outputs)))
+            )
+        return self._passing[key]
+
     def rank(self, name: str) -> int:
         """Return the number of dims of a value."""
         return len(self.folded.graph.values[name].shape)
 
     @cached_property
     def _by_op(self) -> dict[OpKey, Options]:
+        return {}
+
+    @cached_property
+    def _passing(self) -> dict[OpKey, tuple[int, ...]]:
         return {}
 
     def _options(self, key: OpKey) -> Options:
@@ -168,6 +184,11 @@ class State:
             dict(self.placed),
             self.copies if self.copies is None else dict(self.copies),
         )
+
+    def without(self, ops: Iterable[OpKey], axis: int) -> "State":
+        """Return a state, to be looked at only, in which it is open again what ops do on an axis."""
+        opened = {key: {other: n for other, n in self.chosen[key].items() if other != axis} for key in ops}
+        return replace(self, chosen={**self.chosen, **opened})
 
     def take(self, other: "State") -> None:
         """Become what another state of the same graph is."""

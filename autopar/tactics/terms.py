@@ -33,18 +33,11 @@ def passes_terms(state: State, axis: int) -> dict[OpKey, int]:
 
 def _passing(state: State, key: OpKey, axis: int) -> int | None:
     """Return the strategy by which an op takes nothing but terms and leaves terms."""
-    topology, op = state.topology, state.topology.ops[key]
-    strategies = topology.strategies(key)
-    for number in topology.possible(key, state.chosen.get(key, {}), axis):
-        strategy = strategies[number]
-        inputs = [
-            placement
-            for name, placement in zip(op.inputs, strategy.inputs, strict=True)
-            if name and topology.is_placed(op, name)
-        ]
-        if inputs and all(map(is_partial, inputs)) and all(map(is_partial, strategy.outputs)):
-            return int(number)
-    return None
+    passing = state.topology.passing(key)
+    if not passing:
+        return None
+    possible = {*state.topology.possible(key, state.chosen.get(key, {}), axis).tolist()}
+    return next((number for number in passing if number in possible), None)
 
 
 def _stands(state: State, key: OpKey, axis: int, candidates: dict[OpKey, int]) -> bool:

@@ -25,7 +25,7 @@ from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback
 from autopar.search.outcome import Outcome
 from autopar.task import Effort, PhaseClock, Task
-from autopar.verdict import VERIFY, conclude
+from autopar.verdict import LONGER, VERIFY, conclude, searching
 
 Find = Callable[[Task, Effort, str, ProgressCallback, StopCallback], Result]
 
@@ -54,18 +54,17 @@ def by_degrees(
 ) -> Result:
     """Return what a method comes to that states plans by degrees, of the space of a kind of race.
 
-    As for the planner, host memory is part of the space if nothing fits without.
+    As for the planner, host memory is part of the space if nothing fits without, and some of the time limit is left to
+    the simulator.
     """
-    clock = PhaseClock(progress, before=task.phases)
-    limit = math.inf if effort.time_limit is None else effort.time_limit
-    end = time.monotonic() + limit
+    clock, began = PhaseClock(progress, before=task.phases), time.monotonic()
     for own in (task, task.opened) if task.constraints.reserve else (task,):
-        race = kind(own, name, end, progress, should_stop)
+        race = kind(own, name, _end(searching(effort, task), began), progress, should_stop)
         with clock("search"):
             method(race)
             stopped = race.stopped
         with clock("simulate"):
-            plans = _simulated(race, effort.top_k)
+            plans = _simulated(race, effort.top_k, _end(effort, began))
         if plans or stopped:
             break
     figures, evaluated = tuple(map(PlanFigures.of, plans[: effort.top_k])), len(race.prices)
@@ -77,14 +76,28 @@ def by_degrees(
     return Result(name, why, figures, 0.0, space, evaluated, clock.times, "; ".join(notes), race.history.points)
 
 
-def _simulated(race: Race, top_k: int) -> list[Plan]:
-    """Return the best plans that fit by simulated time; of those that read alike the fastest."""
+def _end(effort: Effort, began: float) -> float:
+    """Return when an effort that began at some time is over, by `time.monotonic`."""
+    return began + (math.inf if effort.time_limit is None else effort.time_limit)
+
+
+def _simulated(race: Race, top_k: int, end: float) -> list[Plan]:
+    """Return the best plans that fit by simulated time; of those that read alike the fastest.
+
+    They are looked at in the order of the formula; as for the planner, none is once one fits and the time is over that
+    the next one may take.
+    """
     job, costs = race.task.job, race.task.costs
     found: list[Plan] = []
+    longest = 0.0
     for degrees in race.finalists():
+        began = time.monotonic()
+        if found and began + LONGER * longest > end:
+            break
         prediction = race.predictor.predict(
             degrees, race.estimator.cluster, costs.stack, policy=costs.policy, memory_limit=job.memory_limit
         )
+        longest = max(longest, time.monotonic() - began)
         if prediction.fits:
             found.append(replace(prediction.plan, objective=race.prices[degrees].seconds))
         if len(found) == VERIFY * top_k:
@@ -104,15 +117,15 @@ def by_search(
     should_stop: StopCallback,
 ) -> Result:
     """Return what a method comes to that places ops in the configurations of the planner."""
-    clock = PhaseClock(progress, before=task.phases)
+    clock, end = PhaseClock(progress, before=task.phases), _end(effort, time.monotonic())
     with clock("search"):
-        outcome = search(task, effort, progress, should_stop)
+        outcome = search(task, searching(effort, task), progress, should_stop)
     size = len(task.space)
     if not outcome.candidates:
         why, note = outcome.stopped or "infeasible", "nothing it tried fits"
         return nothing(name, why, clock.times, size, outcome.solved, note)
     try:
-        plan = conclude(outcome, task, name, effort.top_k, clock)
+        plan = conclude(outcome, task, name, effort.top_k, clock, end)
     except InfeasibleError as error:
         return nothing(name, "infeasible", clock.times, size, outcome.solved, error.args[0])
     return replace(Result.of(name, plan), bound=0.0)
@@ -134,6 +147,8 @@ BASELINES: Mapping[str, Baseline] = {
     "annealing": Baseline("simulated annealing over degrees", partial(by_degrees, annealing)),
     "mcts": Baseline("Monte Carlo tree search over degrees", partial(by_degrees, mcts)),
     "recipes": Baseline("hand-made recipes per mesh axis, completed by a solver", partial(by_search, _recipes)),
-    "alpa": Baseline("stages by dynamic programming, an ILP per stage and mesh axis", partial(by_search, _alpa)),
+    "alpa": Baseline(
+        "an ILP per mesh axis over the folded model, stages by dynamic programming", partial(by_search, _alpa)
+    ),
 }
 """Every baseline by name, in the order of the table."""

@@ -1,9 +1,16 @@
-"""In the manner of Alpa: stages by dynamic programming, placements by an ILP for one mesh axis after the other.
+"""In the manner of Alpa: placements by an ILP for one mesh axis after the other, stages by dynamic programming.
 
-For every pipeline degree, mesh and number of microbatches the placements of a stage are found as Alpa's intra-operator
-pass does under XLA's `solve_nd_sharding_iteratively`: on the first axis with the others left alone, then on the next
-with the first as decided, each an ILP over ops, parameters and what passes between blocks; under the memory limit if
-nothing fits without. The chain is then cut into stages by dynamic programming, as its inter-operator pass does.
+For every pipeline degree, mesh and number of microbatches placements are found as Alpa's intra-operator pass does under
+XLA's `solve_nd_sharding_iteratively`: on the first axis with the others left alone, then on the next with the first as
+decided, each an ILP over ops, parameters and what passes between blocks; under the memory limit if nothing fits
+without. The chain is then cut into stages by dynamic programming, as its inter-operator pass does.
+
+Alpa solves such an ILP for every run of layers that could be a stage. Here there is one per axis, over the whole model
+with equal blocks folded into one. On these costs that is what Alpa does at best: all stages have equal meshes, what a
+block takes does not depend on the stage it is in, and what is minimised is a sum over blocks and what passes between
+them, so that the ILP of a run is a part of the whole one. As in the planner's plans on equal meshes, equal blocks are
+placed alike, and what passes between blocks keeps one placement, between stages, too. So equal blocks of different
+stages are not placed differently, as they might be where the first stages hold more microbatches: these recompute more.
 
 What Alpa leaves to the user (microbatches, recompute) is searched here, which is kinder to it: recompute is the
 lightest that fits, per stage. What is not kept of it: stages on submeshes of different sizes.
@@ -119,10 +126,12 @@ def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     end = time.monotonic() + search.time_limit
     space.sort(key=lambda configuration: search.floor.seconds(configuration, search.global_batch))
     for done, configuration in enumerate(space):
-        if search.should_stop() or time.monotonic() > end:
-            outcome.stopped = "interrupted" if search.should_stop() else "time limit"
-            break
-        outcome.take(Finding(0.0, _best(search, configuration, end), cut=0), search.keep)
+        found = _best(search, configuration, end)
+        if found is None:
+            outcome.stopped = _stopped(search, end)
+            if outcome.stopped:
+                break
+        outcome.take(Finding(0.0, found, cut=0), search.keep)
         outcome.solved += 1
         best = outcome.candidates[0].objective if outcome.candidates else math.inf
         outcome.history.note(best, 0.0)
@@ -130,11 +139,20 @@ def alpa_search(search: Search, space: list[Configuration]) -> Outcome:
     return outcome
 
 
+def _stopped(search: Search, end: float) -> str:
+    """Return why to stop: "interrupted", "time limit", or "" if there is no reason to."""
+    if search.should_stop():
+        return "interrupted"
+    return "time limit" if time.monotonic() > end else ""
+
+
 def _best(search: Search, configuration: Configuration, end: float) -> Candidate | None:
-    """Return the best plan of a configuration, if one fits."""
+    """Return the best plan of a configuration, if one fits; none if it is stopped before the last axis."""
     folded = search.folded(search.global_batch // configuration.num_microbatches)
     axes = _Axes(len(configuration.mesh.axes))
     for last in (axis == axes.num_axes - 1 for axis in range(axes.num_axes)):
+        if _stopped(search, end):
+            return None
         tables = build_tables(folded, search.rules(folded), configuration.mesh, search.costs, axes)
         stage = _Stage(search, [configuration], tables, end)
         choice = stage.choose(bounded=False)

@@ -41,9 +41,14 @@ def _follow(race: Race, width: int) -> None:
 
 
 def _score(race: Race, partial: Partial) -> Energy:
-    """Return excess bytes and seconds of the best completion by rules of thumb."""
-    prices = (race.price(race.space.degrees(leaf)) for leaf in completions(race.space, partial))
-    return min(((price.excess, price.seconds) for price in prices), default=(float("inf"), float("inf")))
+    """Return excess bytes and seconds of the best completion by rules of thumb; of those priced once it is stopped."""
+    least = (float("inf"), float("inf"))
+    for leaf in completions(race.space, partial):
+        if race.stopped:
+            break
+        price = race.price(race.space.degrees(leaf))
+        least = min(least, (price.excess, price.seconds))
+    return least
 
 
 def completions(space: DegreeSpace, partial: Partial) -> Iterator[Partial]:

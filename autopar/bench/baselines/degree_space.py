@@ -3,9 +3,10 @@
 Every path from the root to a leaf is a plan that can be stated (`Degrees` accepts it, the model can be cut into its
 stages, its schedule runs its microbatches). Grid search visits all leaves, the other searches some of them. The space
 holds every degree there is: any divisor of the number of devices for pp, tp and cp, what is left for dp, ep within dp,
-every number of microbatches that the planner tries, every schedule with up to one layer per stage, ZeRO 0 to 3,
-sequence parallelism, recompute, and where the job's space has it what lies in host memory. Layers are cut evenly, as
-whoever states a plan by degrees does.
+every number of microbatches of the planner's space that leaves each device whole samples, every schedule but GPipe,
+with up to one block per stage in steps of about 1.5 where stages are interleaved, ZeRO 0 to 3, sequence parallelism,
+recompute, and where the job's space has it what lies in host memory. Layers are cut evenly, as whoever states a plan by
+degrees does.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,12 +57,13 @@ class Splittable:
 def what_splits(task: Task, folded: Folded) -> Splittable:
     """Return what of a model can be split: each tactic is tried on two devices."""
     samples = task.job.global_batch
+    whole_model = Draft(
+        folded, task.rules_of(folded), Mesh.of(axis=2), task.costs,
+        model=task.workload.info(), job=task.job, batch=task.batch_dims, num_microbatches=samples,
+    )  # fmt: skip
 
     def tried(tactic: Tactic) -> Draft | None:
-        draft = Draft(
-            folded, task.rules_of(folded), Mesh.of(axis=2), task.costs,
-            model=task.workload.info(), job=task.job, batch=task.batch_dims, num_microbatches=samples,
-        )  # fmt: skip
+        draft = whole_model.again(task.job, samples)
         try:
             draft.decide(tactic)
         except TacticError:
@@ -93,7 +95,7 @@ class DegreeSpace:
         global_batch: Samples per step.
         folded: The model at any microbatch size: its chain of blocks is the same at all.
         model: What of the model can be split.
-        fixed_batch: Samples the model insists on per microbatch; None if it takes any number.
+        counts: The numbers of microbatches of the planner's space, ascending.
         trains: Whether there are backward passes.
         flavours: What layers may keep of their forward if there are.
         hosts_optimizer: Whether the optimizer's state may lie in host memory.
@@ -104,7 +106,7 @@ class DegreeSpace:
     global_batch: int
     folded: Folded
     model: "Splittable"
-    fixed_batch: int | None
+    counts: tuple[int, ...]
     trains: bool
     flavours: tuple[Recompute, ...] = ON_DEVICE
     hosts_optimizer: bool = False
@@ -115,11 +117,11 @@ class DegreeSpace:
             case "pp":
                 return tuple(pp for pp in divisors(self.gpus) if self._cuts(pp) and self._spreads(self.gpus // pp))
             case "tp":
-                left = self.gpus // _whole(partial, "pp")
+                left = self.gpus // whole(partial, "pp")
                 wanted = divisors(left) if self.model.tensor else [1]
                 return tuple(tp for tp in wanted if self._spreads(left // tp))
             case "cp":
-                left = self.gpus // _whole(partial, "pp") // _whole(partial, "tp")
+                left = self.gpus // whole(partial, "pp") // whole(partial, "tp")
                 wanted = divisors(left) if self.model.context else [1]
                 return tuple(cp for cp in wanted if self._batches(left // cp))
             case "ep":
@@ -127,10 +129,10 @@ class DegreeSpace:
             case "microbatch":
                 return self._batches(self.data(partial))
             case "flow":
-                count = self.global_batch // (self.data(partial) * _whole(partial, "microbatch"))
-                return self._flows(_whole(partial, "pp"), count)
+                count = self.global_batch // (self.data(partial) * whole(partial, "microbatch"))
+                return self._flows(whole(partial, "pp"), count)
             case "zero":
-                copying = self.data(partial) * _whole(partial, "cp") > 1
+                copying = self.data(partial) * whole(partial, "cp") > 1
                 return (0, 1, 2, 3) if copying and self.trains else (0, 3) if copying else (0,)
             case "sequence_parallel":
                 return (False, True) if partial["tp"] != 1 and self.model.sequence else (False,)
@@ -146,33 +148,33 @@ class DegreeSpace:
         assert isinstance(flow, tuple), "a schedule and its stages per group"
         return Degrees(
             dp=self.data(complete),
-            tp=_whole(complete, "tp"),
-            pp=_whole(complete, "pp"),
-            cp=_whole(complete, "cp"),
-            ep=_whole(complete, "ep"),
-            zero=_whole(complete, "zero"),
+            tp=whole(complete, "tp"),
+            pp=whole(complete, "pp"),
+            cp=whole(complete, "cp"),
+            ep=whole(complete, "ep"),
+            zero=whole(complete, "zero"),
             sequence_parallel=bool(complete["sequence_parallel"]),
             recompute=str(complete["recompute"]),
             offload=str(complete["offload"]),
             schedule=flow[0],
             interleave=flow[1],
-            microbatch=_whole(complete, "microbatch"),
+            microbatch=whole(complete, "microbatch"),
             global_batch=self.global_batch,
         )
 
-    def leaves(self, partial: Partial | None = None) -> Iterator[dict[str, Value]]:
-        """Yield all complete decisions that begin with the given ones."""
+    def leaves(self, partial: Partial | None = None, length: int = len(DECISIONS)) -> Iterator[dict[str, Value]]:
+        """Yield all decisions that begin with the given ones: all that are complete, or the first `length` of each."""
         known = dict(partial or {})
-        if len(known) == len(DECISIONS):
+        if len(known) == length:
             yield known
             return
         name = DECISIONS[len(known)]
         for value in self.options(known):
-            yield from self.leaves({**known, name: value})
+            yield from self.leaves({**known, name: value}, length)
 
     def data(self, partial: Partial) -> int:
         """Return the data-parallel degree: what pipeline, tensor and context parallelism leave."""
-        return self.gpus // (_whole(partial, "pp") * _whole(partial, "tp") * _whole(partial, "cp"))
+        return self.gpus // (whole(partial, "pp") * whole(partial, "tp") * whole(partial, "cp"))
 
     def _spreads(self, left: int) -> bool:
         """Whether so many devices can be data parallel, or context parallel as far as the batch does not go."""
@@ -180,17 +182,11 @@ class DegreeSpace:
         return any(self._batches(dp) for dp in degrees)
 
     def _batches(self, dp: int) -> tuple[int, ...]:
-        """Return the samples of a microbatch on one device: divisors of its share, about one per factor of two."""
+        """Return the samples of a microbatch on one device, ascending: what the numbers of microbatches leave it."""
         if self.global_batch % dp:
             return ()
         share = self.global_batch // dp
-        if self.fixed_batch is not None:
-            return (self.fixed_batch // dp,) if self.fixed_batch % dp == 0 else ()
-        kept: list[int] = []
-        for size in divisors(share):
-            if not kept or size >= 2 * kept[-1] or size == share:
-                kept.append(size)
-        return tuple(kept)
+        return tuple(share // count for count in reversed(self.counts) if share % count == 0)
 
     def _flows(self, pp: int, count: int) -> tuple[Flow, ...]:
         """Return the schedules that run `count` microbatches; GPipe is left out: 1F1B is as fast and holds no more."""
@@ -235,7 +231,8 @@ def chunk_counts(most: int) -> list[int]:
     return found
 
 
-def _whole(partial: Partial, name: str) -> int:
+def whole(partial: Partial, name: str) -> int:
+    """Return a decision that is a number."""
     value = partial[name]
     assert isinstance(value, int), name
     return value

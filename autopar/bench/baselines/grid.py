@@ -6,8 +6,9 @@ of which could win: those whose blocks alone take longer than the best plan so f
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
-from autopar.bench.baselines.degree_space import DegreeSpace
+from autopar.bench.baselines.degree_space import DECISIONS, DegreeSpace, Partial, whole
 from autopar.bench.baselines.race import Race
 from autopar.degrees import Degrees
 from autopar.schedule import SCHEDULES
@@ -35,6 +36,8 @@ def grid(race: Race) -> None:
                     fits |= {plan.zero: fits.get(plan.zero, False) or may_fit for plan in able}
                     continue
                 for plan in able:
+                    if race.stopped:
+                        return
                     fits[plan.zero] = race.price(plan).fits or fits.get(plan.zero, False)
             too_large |= {zero for zero, any_fits in fits.items() if not any_fits}
 
@@ -46,11 +49,19 @@ def _is_too_large(race: Race, plans: list[Degrees]) -> bool:
 
 
 def _families(space: DegreeSpace) -> Iterator[list[Plans]]:
-    """Yield all plans by what splits their layers, and within each by the samples of a microbatch, ascending."""
-    found: dict[tuple[int, ...], dict[int, dict[int, list[Degrees]]]] = {}
-    for leaf in space.leaves():
-        plan = space.degrees(leaf)
-        key = (plan.cp, plan.tp > space.node, plan.tp, plan.ep, plan.sequence_parallel)
-        found.setdefault(key, {}).setdefault(plan.microbatch, {}).setdefault(plan.dp, []).append(plan)
-    for _, sizes in sorted(found.items(), key=lambda item: item[0]):
-        yield [sizes[size] for size in sorted(sizes)]
+    """Yield all plans by what splits their layers, and within each by the samples of a microbatch, ascending.
+
+    They are listed as they are asked for: a thousand devices have half a million.
+    """
+    groups: dict[tuple[int, ...], list[Partial]] = {}
+    for beginning in space.leaves(length=DECISIONS.index("ep") + 1):
+        cp, tp, ep = (whole(beginning, name) for name in ("cp", "tp", "ep"))
+        groups.setdefault((cp, tp > space.node, tp, ep), []).append(beginning)
+    for _, beginnings in sorted(groups.items()):
+        found: dict[bool, dict[int, dict[int, list[Degrees]]]] = {}
+        for leaf in chain.from_iterable(map(space.leaves, beginnings)):
+            plan = space.degrees(leaf)
+            sizes = found.setdefault(plan.sequence_parallel, {})
+            sizes.setdefault(plan.microbatch, {}).setdefault(plan.dp, []).append(plan)
+        for _, sizes in sorted(found.items()):
+            yield [sizes[size] for size in sorted(sizes)]

@@ -85,7 +85,7 @@ def _fixed(
 
 def _tried_out(space: DegreeSpace, degrees: tuple[int, int]) -> Iterator[Degrees]:
     """Yield the plans of some degrees with other microbatches, interleaving and recompute."""
-    whole = len(layers(space.folded)) // degrees[1]
+    whole = max(1, len(layers(space.folded)) // degrees[1])
     chunks = [count for count in range(1, whole + 1) if whole % count == 0]
     samples = [2**power for power in range(MOST_SAMPLES.bit_length())]
     for size, flow, recompute in product(samples, chunks, _flavours(space)):

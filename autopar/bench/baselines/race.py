@@ -99,7 +99,7 @@ class Race:
             global_batch=task.job.global_batch,
             folded=folded,
             model=what_splits(task, folded),
-            fixed_batch=workload.fixed_batch,
+            counts=tuple(sorted({configuration.num_microbatches for configuration in task.space})),
             trains=workload.mode == "train",
             flavours=task.constraints.flavours(),
             hosts_optimizer=task.constraints.hosts_optimizer,
