@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from autopar.formulate.memory import UNHOSTED
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.thrift import least_split, state_bytes
 from autopar.pins import pins_from
-from autopar.progress import Progress, StopCallback, never
+from autopar.progress import Progress, StopCallback, never, silent
 from autopar.recompute import ON_DEVICE
 from autopar.report.infeasible import format_infeasibility
 from autopar.report.sizing import format_sizing
@@ -32,7 +33,7 @@ from autopar.sharding import Mesh
 from autopar.sizing import hope, thrift
 from autopar.sizing.explain import LEAST_SHARE, Explainer, Limits, counts, explain_infeasible
 from autopar.sizing.goals import Goal, Per
-from autopar.sizing.gpus import find_gpus
+from autopar.sizing.gpus import Finder, find_gpus
 from autopar.sizing.planning import find_plan
 from autopar.sizing.records import Infeasibility
 from autopar.sizing.thrift import Looking, Thrifty, held_in_all, shortage, thriftiest
@@ -184,13 +185,16 @@ def test_searches_come_down_to_what_is_needed(needs: float, enough: float) -> No
     """From several times as much within a few steps; nobody looks for less than is enough."""
     search: Any = _Scripted(needs, math.inf, [])
     first: Any = SimpleNamespace()
-    searching = thrift._searched(search, [first], 100.0, first, enough, math.inf)
 
-    with pytest.raises(StopIteration) as over:
-        while True:
-            next(searching)
+    def all_of_it() -> Iterator[None]:
+        answer = yield from thrift._searched(search, [first], 100.0, first, enough, math.inf)
+        found.append(answer[0])
 
-    assert max(needs, enough) <= over.value.value[0] <= 1.05 * max(needs, enough)
+    found: list[float] = []
+    for _ in all_of_it():
+        pass
+
+    assert max(needs, enough) <= found[0] <= 1.05 * max(needs, enough)
     assert min(search.tried) >= enough
     assert len(search.tried) <= thrift.STEPS
 
@@ -491,12 +495,78 @@ def test_tokens_are_what_a_budget_per_million_counts() -> None:
 
 
 def test_goals_nobody_meets_are_answered_with_the_nearest() -> None:
-    with pytest.raises(
-        InfeasibleError, match=r"no number of GPUs up to 4 has a step of at most 1 ns.*no plan takes less"
-    ):
-        find_gpus("zoo:mlp-xs", target_seconds=1e-9, max_gpus=4, **MLP, **PATIENT)
+    target = 0.99 * min(_simulated("mlp-xs", gpus) for gpus in (1, 2))
+    with pytest.raises(InfeasibleError, match=r"no number of GPUs up to 2 has a step of at most .* takes") as caught:
+        find_gpus("zoo:mlp-xs", target_seconds=target, max_gpus=2, **MLP, **PATIENT)
+    assert "--max-gpus 4" in caught.value.hint
     with pytest.raises(InfeasibleError, match="no number of GPUs up to 2 has a plan that fits"):
         find_gpus("zoo:mlp-xs", memory_limit=1000.0, max_gpus=2, **MLP, **PATIENT)
+
+
+@pytest.mark.parametrize(("goal", "unit"), [({"target_seconds": 1e-9}, "takes"), ({"budget": 1e-12}, "costs")])
+def test_goals_that_no_number_meets_are_known(goal: dict[str, float], unit: str) -> None:
+    """What is named as the least is below what every number has, by its own floor, and asking for it is not refused."""
+    price = 3600.0
+
+    with pytest.raises(InfeasibleError, match=rf"no number of GPUs has .*: it {unit} .* or more") as caught:
+        find_gpus("zoo:mlp-xs", max_gpus=4, gpu_hour_price=price, **goal, **MLP, **PATIENT)
+
+    assert "--max-gpus" not in caught.value.hint
+    base = prepare("zoo:mlp-xs", gpus=1, **MLP)
+    finder = Finder(base, Goal(), Effort(), 8, silent, never)
+    for number in (1, 2, 4, 8, 64):
+        floor = finder._floor(resized(base, gpus=number)) * (1 if unit == "takes" else number)
+        finder.goal = Goal(**dict.fromkeys(goal, floor), gpu_hour_price=price)
+        assert not finder._least()
+
+
+def test_who_interrupts_is_not_told_that_nothing_does() -> None:
+    """A number that was not looked at to the end may do."""
+    with pytest.raises(InterruptedSearchError, match="interrupted before a number of GPUs had a plan that fits"):
+        find_gpus("zoo:mlp-xs", memory_limit=4.0e3, max_gpus=4, should_stop=lambda: True, **MLP)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        (["--dump-problem", "p.json"], "--dump-problem"),
+        (["--grid", "5"], "--grid"),
+        (["--workers", "2", "--ray-address", "auto", "--engine", "ray"], "--workers and --engine and --ray-address"),
+        (["--grid", "0", "--engine", "local"], ""),
+    ],
+)
+def test_options_of_one_search_are_refused_where_numbers_are_looked_for(
+    options: list[str], refused: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any work, unless they say what holds in any case."""
+    asked: list[str] = []
+
+    def find(model: str, **_: object) -> None:
+        asked.append(model)
+        raise JobError("asked")
+
+    monkeypatch.setattr("autopar.sizing.gpus.find_gpus", find)
+
+    assert main(["solve", "no-such-model.onnx", "--find-min-gpus", "--no-cache", *options]) == 2
+
+    assert bool(asked) == (not refused)
+    assert not refused or f"leave out {refused}\n" in capsys.readouterr().err
+
+
+def test_an_interrupted_answer_exits_as_interrupted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that is known: a plan that is not the last word exits so, too."""
+    report = replace(_report(_task("mlp-xs", 2, 4.0e3)), complete=False, interrupted=True)
+
+    def solve(model: str, **_: object) -> None:
+        raise InfeasibleError("no plan fits", report=report)
+
+    monkeypatch.setattr("autopar.api.solve", solve)
+
+    assert main(["solve", "zoo:mlp-xs", "--gpus", "2", "--no-cache"]) == 130
+
+    assert format_infeasibility(report) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

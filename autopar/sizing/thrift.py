@@ -44,9 +44,9 @@ NEAR, HALVINGS = 0.005, 6
 """Share of the bytes that is not worth looking for, and how often the range in which more may be saved is halved."""
 
 SEARCHED, STEPS, SAVED = 3, 8, 0.04
-"""Configurations that are searched for plans with less memory at last, how often at most, and which share less at first.
-It is twice that where there is one, for placements with the least sum of bytes may need twice what others do at their
-peak, and a quarter of it where there is none."""
+"""Configurations that are searched for plans with less memory at last, how often at most, and which share less at
+first. It is twice that where there is one, for placements with the least sum of bytes may need twice what others do at
+their peak, and a quarter of it where there is none."""
 
 TENSORS = 3
 """Largest tensors that are named."""
@@ -78,9 +78,7 @@ Looking = Generator[None, None, Thrifty]
 """A look for the thriftiest plan, a step at a time: whoever has better to do may leave it."""
 
 
-def thriftiest(
-    task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop: StopCallback = never
-) -> Thrifty:
+def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop: StopCallback = never) -> Thrifty:
     """Return the plan with the least memory that is found.
 
     Args:
@@ -390,4 +388,3 @@ def _largest(candidate: Candidate, task: Task, group: int) -> tuple[Held, ...]:
         sums[name, what] = sums.get((name, what), 0.0) + amount
     ranked = sorted(sums.items(), key=lambda entry: -entry[1])[:TENSORS]
     return tuple(Held(name, what, amount) for (name, what), amount in ranked if amount)
-
