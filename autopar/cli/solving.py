@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 @sizing_options
 @model_options
 @top_k_option("How many plans to return.")
-@seed_option("Seed of what solvers draw at random.")
+@seed_option(
+    "Seed of what solvers draw at random to improve placements; what is proven is so for any, and no plan names it."
+)
 @click.option(
     "--pin", "pins", type=file_path(), metavar="FILE", help="What the plan has to keep to; docs/pins.md tells more."
 )
