@@ -107,3 +107,16 @@ class InterruptedSearchError(AutoparError, RuntimeError):
 
 class ExportError(AutoparError, ValueError):
     """A plan cannot be said in a framework's words at all, or a framework's configuration cannot be read as a plan."""
+
+
+def fault_in_file(source: str, error: Exception) -> str:
+    """Return in one line what is wrong with a text that was read as YAML, and where.
+
+    Args:
+        source: What to call the text.
+        error: What its reader raised, on the error of the parser if the text is no YAML.
+    """
+    parser = error.__cause__ or error.__context__
+    mark = getattr(parser, "problem_mark", None)
+    problem = getattr(parser, "problem", None) or str(error).partition("\n")[0]
+    return f"{source}{'' if mark is None else f', line {mark.line + 1}'}: {problem}"

@@ -1,5 +1,6 @@
 """Clusters: presets hold the published figures, files round-trip, errors name the field and its unit."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from autopar.cluster import (
     parse_cluster,
     sources,
 )
-from autopar.errors import ClusterError
+from autopar.cost.stack import parse_stack
+from autopar.errors import AutoparError, ClusterError, StackError
 
 DOCS = Path(__file__).parents[1] / "docs" / "cost_model.md"
 
@@ -193,6 +195,21 @@ def test_errors_name_file_field_and_unit(tmp_path: Path, old: str, new: str, mes
     assert str(caught.value).startswith(str(path))
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("read", "error"), [(parse_cluster, ClusterError), (parse_stack, StackError)], ids=["cluster", "stack"]
+)
+def test_a_text_that_is_no_yaml_is_said_so_in_one_line(read: Callable[..., object], error: type[AutoparError]) -> None:
+    """With the name of its file and the line; as for pins."""
+    for text, message in (
+        ("name: x\ndevice: [1, 2\nintra: 3\n", "own.yaml, line 3: did not find expected ',' or ']'"),
+        ("name: \x01", "own.yaml: unacceptable character #x0001: control characters are not allowed"),
+    ):
+        with pytest.raises(error) as caught:
+            read(text, "own.yaml")
+
+        assert caught.value.args[0] == message
 
 
 def test_unknown_names_get_the_nearest_known_one_as_hint() -> None:

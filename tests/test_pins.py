@@ -205,6 +205,16 @@ def test_values_that_cannot_occur_are_refused(pins: dict[str, Any], message: str
         ({"forbid": {"dp": [1, 2, 4, 8], "stages": 2}}, "keeps to 'forbid dp: [1, 2, 4, 8]'", "drop or change it"),
         ({"forbid": {"tp": 2}, "pin": {"mesh": "2x2"}}, "mesh and degrees are both given", "{dp: 4, tp: 2}"),
         ({"forbid": {"sequence_parallel": [True, False]}}, "neither true nor false is left", "drop one"),
+        (
+            {"pin": {"recompute": "none", "stages": 2}, "forbid": {"recompute": "none"}},
+            "'pin recompute: none' and 'forbid recompute: none' leave nothing for block 1",
+            "drop one of them; what a block keeps is one of none, ",
+        ),
+        (
+            {"pin": {"offload": "optimizer"}, "forbid": {"offload": ["optimizer"]}},
+            "'pin offload: optimizer' and 'forbid offload: optimizer' leave nothing for block 0",
+            "drop one of them",
+        ),
     ],
 )
 def test_what_is_forbidden_is_held_against_the_job(content: dict[str, Any], message: str, hint: str) -> None:

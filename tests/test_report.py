@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar import report
+from autopar.cluster import cluster_from_dict
 from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, Strategy
 from autopar.errors import JobError, PlanError
 from autopar.plan import HistoryPoint, Plan, ValuePlacement
@@ -14,6 +15,7 @@ from autopar.program.records import Category
 from autopar.report.text import WIDTH, format_table
 from autopar.sharding import Partial, Replicate, Shard
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
+from autopar.task import default_limit
 from tests.plans import two_stage_plan, two_variant_plan
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -115,6 +117,20 @@ def test_report_says_why_the_search_stopped(termination: str) -> None:
     text = report.format_report(replace(plan, search=replace(plan.search, termination=termination)))
 
     assert f"stopped     {termination}: " in text
+
+
+def test_a_limit_is_said_to_be_given_or_what_a_reserve_leaves() -> None:
+    """A device of 80 GB has a reserve of 4.7 GB, whatever limit somebody asks for."""
+    plan = two_stage_plan()
+    usual = default_limit(cluster_from_dict(plan.job.cluster))
+
+    given, left = (
+        report.format_report(replace(plan, job=replace(plan.job, memory_limit=limit))) for limit in (40e9, usual)
+    )
+
+    assert "a limit that was given: the device has 80 GB" in given
+    assert "reserve" not in given
+    assert "80 GB less a reserve of 4.7 GB for context, libraries and fragmentation" in left
 
 
 def test_a_plan_that_uses_next_to_no_memory_is_explained() -> None:

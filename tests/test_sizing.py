@@ -3,9 +3,11 @@
 import json
 import math
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,16 +24,16 @@ from autopar.formulate.memory import UNHOSTED
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.thrift import least_split, state_bytes
 from autopar.pins import pins_from
-from autopar.progress import Progress
+from autopar.progress import Progress, StopCallback, never, silent
 from autopar.recompute import ON_DEVICE
 from autopar.report.infeasible import format_infeasibility
 from autopar.report.sizing import format_sizing
 from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
-from autopar.sizing import hope
+from autopar.sizing import hope, thrift
 from autopar.sizing.explain import LEAST_SHARE, Explainer, Limits, counts, explain_infeasible
 from autopar.sizing.goals import Goal, Per
-from autopar.sizing.gpus import find_gpus
+from autopar.sizing.gpus import Finder, find_gpus
 from autopar.sizing.planning import find_plan
 from autopar.sizing.records import Infeasibility
 from autopar.sizing.thrift import Looking, Thrifty, held_in_all, shortage, thriftiest
@@ -55,6 +57,10 @@ def _task(name: str, gpus: int, memory: float | None = None) -> Task:
 
 @cache
 def _report(task: Task) -> Infeasibility:
+    return _unhurried(task)
+
+
+def _unhurried(task: Task) -> Infeasibility:
     error = explain_infeasible(task, Effort(top_k=1), Outcome(bound=float("inf")), most_gpus=8, limits=UNHURRIED)
     assert isinstance(error, InfeasibleError)
     assert isinstance(error.report, Infeasibility)
@@ -144,6 +150,55 @@ def test_no_search_of_a_configuration_finds_much_less(
     assert shortage(found, task).bytes <= found.bytes * (1 + 1e-9)
 
 
+@dataclass(frozen=True)
+class _Scripted:
+    """Stands for a search, and for the work on a configuration: there are plans from some bytes on."""
+
+    needs: float
+    memory_limit: float
+    tried: list[float]
+    should_stop: StopCallback = never
+    best: Any = None
+
+    @property
+    def pipeline(self) -> Any:
+        return SimpleNamespace(fills=True)
+
+    @property
+    def weighing(self) -> Any:
+        return SimpleNamespace(peak=lambda choice, split: self.memory_limit)
+
+    def attempt(self, family: Any, end: float) -> "_Scripted":
+        self.tried.append(self.memory_limit)
+        fits = self.memory_limit >= self.needs
+        return replace(self, best=SimpleNamespace(choice=None, split=None) if fits else None)
+
+    def relaxed(self, cutoff: float) -> None:
+        pass
+
+    def improve(self, priced: None, cutoff: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("needs", "enough"), [(40.0, 0.0), (95.0, 0.0), (40.0, 70.0), (71.0, 70.0)])
+def test_searches_come_down_to_what_is_needed(needs: float, enough: float) -> None:
+    """From several times as much within a few steps; nobody looks for less than is enough."""
+    search: Any = _Scripted(needs, math.inf, [])
+    first: Any = SimpleNamespace()
+
+    def all_of_it() -> Iterator[None]:
+        answer = yield from thrift._searched(search, [first], 100.0, first, enough, math.inf)
+        found.append(answer[0])
+
+    found: list[float] = []
+    for _ in all_of_it():
+        pass
+
+    assert max(needs, enough) <= found[0] <= 1.05 * max(needs, enough)
+    assert min(search.tried) >= enough
+    assert len(search.tried) <= thrift.STEPS
+
+
 def test_the_thriftiest_plan_keeps_to_a_pinned_schedule() -> None:
     """Of the schedules that are left, and not of 1F1B in their place."""
     task = pinned(_task("mlp-xs", 2), pins_from({"pin": {"stages": 2, "schedule": "zb-h1"}}))
@@ -217,6 +272,74 @@ def test_ways_out_are_ways_out(memory: float) -> None:
         if way.option.startswith("--memory-limit"):
             limit = float(way.option.split()[1]) * 1e9
             assert _fits(resized(task, memory_limit=limit))
+
+
+def _wasteful(task: Task, **_: Any) -> Thrifty:
+    """Return a plan that needs much more than others."""
+    return thriftiest(pinned(task, pins_from({"pin": {"recompute": "none", "zero": 0, "stages": 1}})), enough=1e9)
+
+
+def test_what_is_missing_and_more_memory_are_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much the plan needs that is found by bytes: searches with its memory find others."""
+    task = _task("mlp-xs", 2, 4.0e3)
+    thrifty, wasteful = thriftiest(task.opened), _wasteful(task)
+    assert wasteful.bytes > 1.2 * thrifty.bytes
+    monkeypatch.setattr("autopar.sizing.explain.thriftiest", _wasteful)
+
+    report = _unhurried(task)
+
+    lacking = report.shortage
+    (way,) = (own for own in report.relaxations if own.option.startswith("--memory-limit"))
+    assert (way.plan, way.peak_bytes, way.step_seconds) == (lacking.plan, lacking.bytes, lacking.step_seconds)
+    assert thrifty.bytes * (1 - 1e-9) <= lacking.bytes <= 1.05 * thrifty.bytes
+    assert float(way.option.split()[1]) * 1e9 == pytest.approx(lacking.bytes, rel=2e-3)
+    assert sum(lacking.by_category.values()) == pytest.approx(lacking.bytes, rel=1e-9)
+    assert lacking.tensors[0].bytes > 0
+
+
+def test_a_plan_that_fits_after_all_is_no_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it found by the search for a way out: the hint finds it."""
+    free = _task("mlp-xs", 2)
+    task = resized(free, memory_limit=1.01 * thriftiest(free.opened).bytes)
+    monkeypatch.setattr("autopar.sizing.explain.thriftiest", _wasteful)
+
+    error = explain_infeasible(task, Effort(top_k=1), Outcome(bound=math.inf), most_gpus=8, limits=UNHURRIED)
+
+    assert isinstance(error, InterruptedSearchError)
+    limit = float(error.hint.split("--memory-limit ")[1]) * 1e9
+    plan = find_plan(resized(task, memory_limit=limit), Effort(top_k=1)).plan
+    assert plan is not None
+    assert plan.simulated is not None
+    assert max(stage.peak for stage in plan.simulated.stages) <= task.job.memory_limit
+
+
+@pytest.mark.parametrize(("limits", "stops"), [(Limits(gpus=0.0, ways=0.0), False), (UNHURRIED, True)])
+def test_what_was_not_tried_is_no_complete_conflict(limits: Limits, stops: bool) -> None:
+    """Numbers of GPUs included: be time over or somebody impatient, the text says so, and a way out is there."""
+    task = _task("mlp-xs", 2, 4.0e3)
+    asked: list[str] = []
+    assert "2 GPUs" in _report(task).conflict
+
+    error = explain_infeasible(
+        task,
+        Effort(top_k=1),
+        Outcome(bound=math.inf),
+        most_gpus=8,
+        limits=replace(limits, conflict=-1e3) if not stops else limits,
+        progress=lambda progress: asked.append(progress.detail),
+        should_stop=lambda: stops and "4 GPUs" in asked,
+    )
+
+    assert isinstance(error, InfeasibleError)
+    report = error.report
+    assert isinstance(report, Infeasibility)
+    assert not report.complete
+    assert report.interrupted == stops
+    text = format_infeasibility(report)
+    assert ("It was interrupted before" if stops else "Time ran out before") in text
+    assert "Without any one" not in text
+    assert report.relaxations
+    assert _report(task).complete
 
 
 CONFLICTS: list[tuple[dict[str, Any], float, set[str]]] = [
@@ -372,12 +495,78 @@ def test_tokens_are_what_a_budget_per_million_counts() -> None:
 
 
 def test_goals_nobody_meets_are_answered_with_the_nearest() -> None:
-    with pytest.raises(
-        InfeasibleError, match=r"no number of GPUs up to 4 has a step of at most 1 ns.*no plan takes less"
-    ):
-        find_gpus("zoo:mlp-xs", target_seconds=1e-9, max_gpus=4, **MLP, **PATIENT)
+    target = 0.99 * min(_simulated("mlp-xs", gpus) for gpus in (1, 2))
+    with pytest.raises(InfeasibleError, match=r"no number of GPUs up to 2 has a step of at most .* takes") as caught:
+        find_gpus("zoo:mlp-xs", target_seconds=target, max_gpus=2, **MLP, **PATIENT)
+    assert "--max-gpus 4" in caught.value.hint
     with pytest.raises(InfeasibleError, match="no number of GPUs up to 2 has a plan that fits"):
         find_gpus("zoo:mlp-xs", memory_limit=1000.0, max_gpus=2, **MLP, **PATIENT)
+
+
+@pytest.mark.parametrize(("goal", "unit"), [({"target_seconds": 1e-9}, "takes"), ({"budget": 1e-12}, "costs")])
+def test_goals_that_no_number_meets_are_known(goal: dict[str, float], unit: str) -> None:
+    """What is named as the least is below what every number has, by its own floor, and asking for it is not refused."""
+    price = 3600.0
+
+    with pytest.raises(InfeasibleError, match=rf"no number of GPUs has .*: it {unit} .* or more") as caught:
+        find_gpus("zoo:mlp-xs", max_gpus=4, gpu_hour_price=price, **goal, **MLP, **PATIENT)
+
+    assert "--max-gpus" not in caught.value.hint
+    base = prepare("zoo:mlp-xs", gpus=1, **MLP)
+    finder = Finder(base, Goal(), Effort(), 8, silent, never)
+    for number in (1, 2, 4, 8, 64):
+        floor = finder._floor(resized(base, gpus=number)) * (1 if unit == "takes" else number)
+        finder.goal = Goal(**dict.fromkeys(goal, floor), gpu_hour_price=price)
+        assert not finder._least()
+
+
+def test_who_interrupts_is_not_told_that_nothing_does() -> None:
+    """A number that was not looked at to the end may do."""
+    with pytest.raises(InterruptedSearchError, match="interrupted before a number of GPUs had a plan that fits"):
+        find_gpus("zoo:mlp-xs", memory_limit=4.0e3, max_gpus=4, should_stop=lambda: True, **MLP)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        (["--dump-problem", "p.json"], "--dump-problem"),
+        (["--grid", "5"], "--grid"),
+        (["--workers", "2", "--ray-address", "auto", "--engine", "ray"], "--workers and --engine and --ray-address"),
+        (["--grid", "0", "--engine", "local"], ""),
+    ],
+)
+def test_options_of_one_search_are_refused_where_numbers_are_looked_for(
+    options: list[str], refused: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any work, unless they say what holds in any case."""
+    asked: list[str] = []
+
+    def find(model: str, **_: object) -> None:
+        asked.append(model)
+        raise JobError("asked")
+
+    monkeypatch.setattr("autopar.sizing.gpus.find_gpus", find)
+
+    assert main(["solve", "no-such-model.onnx", "--find-min-gpus", "--no-cache", *options]) == 2
+
+    assert bool(asked) == (not refused)
+    assert not refused or f"leave out {refused}\n" in capsys.readouterr().err
+
+
+def test_an_interrupted_answer_exits_as_interrupted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that is known: a plan that is not the last word exits so, too."""
+    report = replace(_report(_task("mlp-xs", 2, 4.0e3)), complete=False, interrupted=True)
+
+    def solve(model: str, **_: object) -> None:
+        raise InfeasibleError("no plan fits", report=report)
+
+    monkeypatch.setattr("autopar.api.solve", solve)
+
+    assert main(["solve", "zoo:mlp-xs", "--gpus", "2", "--no-cache"]) == 130
+
+    assert format_infeasibility(report) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -610,7 +799,7 @@ def test_an_answer_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     usual, half, least = given
     assert usual == Limits()
-    assert [own.ways for own in (usual, half, least)] == pytest.approx([20.0, 10.0, 20.0 * LEAST_SHARE / 0.7], rel=1e-3)
+    assert [own.ways for own in (usual, half, least)] == pytest.approx([14.0, 7.0, 14.0 * LEAST_SHARE / 0.7], rel=1e-3)
     assert half.look == pytest.approx(3.0, rel=1e-3)
 
 
@@ -636,7 +825,7 @@ def test_numbers_that_cannot_hold_the_state_are_not_looked_at(monkeypatch: pytes
     state = held_in_all(_task("mlp-xs", 1), UNHOSTED)
     task, looked = _task("mlp-xs", 1, state / 3), list[int]()
 
-    def look(own: Task, **limits: float) -> Thrifty:
+    def look(own: Task, **limits: Any) -> Thrifty:
         looked.append(own.job.gpus)
         return thriftiest(own, **limits)
 

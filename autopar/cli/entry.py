@@ -44,13 +44,14 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _report_infeasible(error: InfeasibleError) -> int:
     code = _report(error.args[0], error.hint, ExitCode.INFEASIBLE)
-    if error.report is not None:
-        from autopar.report.infeasible import format_infeasibility
-        from autopar.sizing.records import Infeasibility
+    if error.report is None:
+        return code
+    from autopar.report.infeasible import format_infeasibility
+    from autopar.sizing.records import Infeasibility
 
-        assert isinstance(error.report, Infeasibility), "what is known of a job that does not fit"
-        click.echo(format_infeasibility(error.report), err=True, nl=False)
-    return code
+    assert isinstance(error.report, Infeasibility), "what is known of a job that does not fit"
+    click.echo(format_infeasibility(error.report), err=True, nl=False)
+    return ExitCode.INTERRUPTED if error.report.interrupted else code
 
 
 def _usage_hint(error: click.ClickException) -> str:

@@ -9,6 +9,8 @@ from autopar.cli.values import positive_number, positive_whole
 
 QUESTIONS = ("find_min_gpus", "target_time", "budget", "per", "steps", "gpu_hour_price", "max_gpus")
 
+ALONE = ("workers", "engine", "ray_address", "dump_problem", "grid_seconds")
+"""Parameters of a search for one number of GPUs that no question for a number goes with."""
 
 sizing_options = together(
     click.option("--find-min-gpus", is_flag=True, help="Find the fewest GPUs on which a plan fits."),
@@ -61,3 +63,22 @@ def question(gpus: int | None, request: dict[str, Any]) -> dict[str, Any] | None
         raise click.UsageError(f"--find-min-gpus and --{wanted[0].replace('_', '-')}: ask one of them")
     asked["target_seconds"] = asked.pop("target_time")
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def refuse_alone(context: click.Context) -> None:
+    """Refuse options that no question for a number of GPUs goes with, unless they say what holds in any case.
+
+    Raises:
+        click.UsageError: If there are any.
+    """
+    given = [
+        max(own.opts, key=len)
+        for own in context.command.params
+        if own.name in ALONE and context.params[own.name] not in (None, "local", 0)
+    ]
+    if given:
+        raise click.UsageError(
+            "numbers of GPUs are searched one after the other, each in this process and without a grid search: leave "
+            f"out {' and '.join(given)}",
+            context,
+        )

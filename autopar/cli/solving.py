@@ -23,7 +23,7 @@ from autopar.cli.options import (
     seed_option,
     top_k_option,
 )
-from autopar.cli.sizing import question, sizing_options
+from autopar.cli.sizing import question, refuse_alone, sizing_options
 from autopar.cli.values import file_path
 from autopar.display import show_progress
 from autopar.progress import ProgressCallback, StopCallback
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 @sizing_options
 @model_options
 @top_k_option("How many plans to return.")
-@seed_option("Seed of what solvers draw at random.")
+@seed_option(
+    "Seed of what solvers draw at random to improve placements; what is proven is so for any, and no plan names it."
+)
 @click.option(
     "--pin", "pins", type=file_path(), metavar="FILE", help="What the plan has to keep to; docs/pins.md tells more."
 )
@@ -58,7 +60,10 @@ if TYPE_CHECKING:
 @folder_option("Write plan.json, report.txt, report.html and trace.json there.")
 @cache_options
 @json_option
+@click.pass_context
 def solve(
+    context: click.Context,
+    /,
     model: str,
     output: Path | None,
     dump_problem: Path | None,
@@ -71,9 +76,15 @@ def solve(
     """Plan how to run MODEL on a cluster.
 
     Prints the best plan found, and a bound on how much better any other could be. Ctrl-C ends the search with the best
-    plan found so far.
+    plan found so far; if nothing fits, what says why with what is known.
+
+    With --find-min-gpus, --target-time or --budget numbers of GPUs are searched one after the other, each for
+    --time-limit seconds, 30 unless told otherwise. --gpus, --workers, --engine, --ray-address, --dump-problem and
+    --grid do not go with them.
     """
     asked = question(request["gpus"], request)
+    if asked is not None:
+        refuse_alone(context)
     if output is not None:
         prepare_folder(output)
     if dump_problem is not None:
@@ -121,9 +132,8 @@ def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dic
     from autopar.report.sizing import format_sizing
     from autopar.sizing.gpus import find_gpus
 
-    del request["gpus"]
-    if request.pop("workers") is not None or request.pop("engine") != "local" or request.pop("ray_address"):
-        raise click.UsageError("numbers of GPUs are searched one after the other: leave out --workers and --engine")
+    for name in ("gpus", "workers", "engine", "ray_address"):
+        del request[name]
     with Interruption() as interruption, show_progress() as progress, infeasible_as_json(as_json):
         found = find_gpus(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
     if output is not None and found.plan is not None:

@@ -14,7 +14,7 @@ from autopar.cluster.host import Host
 from autopar.cluster.links import Link, Nics, Tuning
 from autopar.cluster.presets import PRESETS
 from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
-from autopar.errors import ClusterError
+from autopar.errors import ClusterError, fault_in_file
 from autopar.units import parse_quantity
 
 _EXAMPLES = {"B": "80 GB", "B/s": "234 GB/s", "FLOP/s": "312 TFLOP/s", "s": "8 us"}
@@ -252,7 +252,7 @@ def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
 
 def _schema_error(source: str, error: msgspec.DecodeError) -> ClusterError:
     return ClusterError(
-        f"{source}: {error}", hint="docs/cost_model.md lists the fields of a cluster file, with an example"
+        fault_in_file(source, error), hint="docs/cost_model.md lists the fields of a cluster file, with an example"
     )
 
 

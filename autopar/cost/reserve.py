@@ -12,4 +12,9 @@ FRAGMENTATION = 0.04
 
 def reserve_bytes(device: Device) -> float:
     """Return the bytes of a device that no plan should count on."""
-    return min(CONTEXT, 0.25 * device.memory) + FRAGMENTATION * device.memory
+    return reserve_of(device.memory)
+
+
+def reserve_of(memory: float) -> float:
+    """Return the same, given the bytes of all its memory."""
+    return min(CONTEXT, 0.25 * memory) + FRAGMENTATION * memory

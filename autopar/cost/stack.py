@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from autopar.errors import StackError
+from autopar.errors import StackError, fault_in_file
 from autopar.units import format_quantity, parse_quantity
 
 Attention = Literal["fused", "unfused"]
@@ -324,7 +324,9 @@ def _stack(source: str, data: _StackFile) -> Stack:
 
 
 def _schema_error(source: str, error: msgspec.DecodeError) -> StackError:
-    return StackError(f"{source}: {error}", hint="docs/cost_model.md lists the fields of a stack file, with an example")
+    return StackError(
+        fault_in_file(source, error), hint="docs/cost_model.md lists the fields of a stack file, with an example"
+    )
 
 
 def stack_from_dict(data: object, source: str = "stack") -> Stack:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.errors import PinError
 from autopar.formulate.fold import Folded
-from autopar.pins.records import BlockOffload, BlockRecompute, Pins
+from autopar.pins.records import RANGED, BlockOffload, BlockRecompute, Item, Pins
 from autopar.recompute import BY_SECONDS, Hosted, Recompute
 from autopar.tactics.stages import layers
 
@@ -56,8 +56,13 @@ def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
     known = [own for own in BY_SECONDS if own is not Recompute.OFFLOAD or Hosted.ACTIVATIONS in hosted | reserve]
     for block, (flavours, lies) in enumerate(zip(keeps, states, strict=True)):
         if flavours.isdisjoint(known) or not lies:
-            what = "recompute" if lies else "offload"
-            raise PinError(f"{what}: nothing is left for block {block}", hint=f"there are {', '.join(known)}")
+            keys = ("recompute", "offload") if lies else ("offload",)
+            guilty = [f"'{item}'" for item in _speaking_of(block, pins, folded) if item.key in keys]
+            verb = "leave" if len(guilty) > 1 else "leaves"
+            raise PinError(
+                f"{' and '.join(guilty)} {verb} nothing for block {block}",
+                hint=f"drop one of them; what a block keeps is one of {', '.join(known)}",
+            )
     told = any(own != frozenset({False, True}) for own in states)
     return Hosting(tuple(keeps), hosted, reserve, tuple(states) if told else ())
 
@@ -65,6 +70,16 @@ def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
 def blocks_of(item: BlockRecompute | BlockOffload, folded: Folded) -> Sequence[int]:
     """Return the blocks a pin speaks of."""
     return layers(folded) if item.blocks is None else range(item.blocks[0], item.blocks[1] + 1)
+
+
+def _speaking_of(block: int, pins: Pins, folded: Folded) -> Iterator[Item]:
+    """Yield the pins that say what a block keeps, or what of it lies in host memory."""
+    for item in pins.items:
+        if item.key in RANGED:
+            own = getattr(pins.pin if item.section == "pin" else pins.forbid, item.key)[item.index]
+            blocks = blocks_of(own, folded) if item.key == "recompute" else _spoken(own, folded.num_blocks)
+            if block in blocks:
+                yield item
 
 
 def _opened(pins: Pins) -> Iterator[Hosted]:

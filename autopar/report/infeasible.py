@@ -20,15 +20,17 @@ def format_infeasibility(report: Infeasibility) -> str:
                     f"{format_bytes(lacking.bytes)} on stage {lacking.stage}, over by {format_bytes(lacking.over)}",
                 ),
                 ("of", ", ".join(f"{name} {format_bytes(amount)}" for name, amount in parts)),
-                ("largest", "; ".join(tensors) + ", with their equals in the stage"),
+                *([("largest", "; ".join(tensors) + ", with their equals in the stage")] if lacking.tensors else []),
                 ("proof", "proven: every configuration needs more" if report.proven else _unproven(report)),
             ]
         ),
         *heading("What excludes each other"),
         *format_items(report.conflict),
     ]
-    if len(report.conflict) > 1:
-        lines += ["", "Without any one of them a plan fits." if report.complete else "Time ran out: some may be idle."]
+    if not report.complete:
+        lines += ["", *_cut(report)]
+    elif len(report.conflict) > 1:
+        lines += ["", "Without any one of them a plan fits."]
     if report.relaxations:
         rows = [
             [
@@ -48,6 +50,15 @@ def format_infeasibility(report: Infeasibility) -> str:
         if not all(way.searched for way in report.relaxations):
             lines += ["", "<: the search was cut short, there may be a faster plan."]
     return "\n".join(lines) + "\n"
+
+
+def _cut(report: Infeasibility) -> tuple[str, str]:
+    """Return what is not known since not all was tried."""
+    why = "It was interrupted" if report.interrupted else "Time ran out"
+    return (
+        f"{why} before all was tried: some of these may be idle,",
+        "others may belong to them, and there may be further ways out.",
+    )
 
 
 def _unproven(report: Infeasibility) -> str:

@@ -1,10 +1,12 @@
 """The answer on one screen: what to run, how fast it will be, whether it fits, and what is proven about it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
+from autopar.cost.reserve import reserve_of
 from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.parts import time_parts, why_lost
@@ -272,8 +274,13 @@ def _reserve(plan: Plan) -> list[str]:
     if not isinstance(whole, str):
         return []
     memory = parse_quantity(whole, "B")
-    left = format_bytes(max(0.0, memory - plan.job.memory_limit))
-    return [f"{format_bytes(memory)} less a reserve of {left} for context, libraries and fragmentation", ""]
+    reserve = reserve_of(memory)
+    if not math.isclose(plan.job.memory_limit, memory - reserve):
+        return [f"a limit that was given: the device has {format_bytes(memory)}", ""]
+    return [
+        f"{format_bytes(memory)} less a reserve of {format_bytes(reserve)} for context, libraries and fragmentation",
+        "",
+    ]
 
 
 def _search(search: SearchReport) -> list[str]:

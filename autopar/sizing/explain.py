@@ -3,21 +3,23 @@
 Whether a changed request has a plan is decided by the thriftiest one that is found (`thrift.py`): a plan that fits is
 found, one that does not exist is not; what is proven is said apart. The conflict is found by a deletion filter: every
 pin and the number of GPUs is dropped in turn, and left out if nothing fits without it either.
+
+What is missing, and how much memory would do, is told of one plan: the thriftiest one, unless searches with as much
+memory as that needs, and then with less and less, find one that needs less, or about as much and takes less time.
 """
 
 import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, InterruptedSearchError, JobError, PinError
 from autopar.formulate.memory import UNHOSTED
 from autopar.pins import Item, Pins
-from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.outcome import Outcome
-from autopar.sizing.planning import find_plan, quick
+from autopar.sizing.planning import Found, find_plan, quick
 from autopar.sizing.records import Infeasibility, Relaxation, Shortage
 from autopar.sizing.thrift import Thrifty, held_in_all, shortage, thriftiest
 from autopar.task import Effort, Task, pinned, resized
@@ -29,17 +31,17 @@ class Limits:
     """Longest times of the parts of an explanation, in seconds; what one leaves is for those after it.
 
     Attributes:
-        shortage: For what is missing.
+        shortage: For what is missing, and how much memory would do.
         conflict: For what excludes each other.
         gpus: For numbers of GPUs.
         ways: For the ways out.
         look: For one changed request: whether anything fits, and its best plan.
     """
 
-    shortage: float = 20.0
+    shortage: float = 26.0
     conflict: float = 15.0
     gpus: float = 15.0
-    ways: float = 20.0
+    ways: float = 14.0
     look: float = 6.0
 
     def within(self, seconds: float) -> "Limits":
@@ -59,6 +61,12 @@ MOST_GPUS = 65536
 
 ROOM = 1.001
 """Memory limits that are tried are this much above what the thriftiest plan needs, for the rounding of sums."""
+
+THRIFTY_SHARE = 0.75
+"""Of the time for what is missing, what there is for the thriftiest plan; the rest is for searches with its memory."""
+
+LESS = 0.97
+"""Of the bytes of a plan that such a search finds, what the next one has."""
 
 
 class Explainer:
@@ -84,6 +92,7 @@ class Explainer:
         self.task, self.effort, self.most_gpus, self.limits = task, effort, most_gpus, limits
         self._progress, self._should_stop = progress, should_stop
         self._end = math.inf
+        self._complete = True
 
     def explain(self, outcome: Outcome) -> Infeasibility:
         """Return why nothing fits.
@@ -92,9 +101,12 @@ class Explainer:
             PinError: If pins leave no plan at all, whatever the memory.
             InterruptedSearchError: If a plan fits after all, which the search had no time to find.
         """
-        self._end = time.monotonic() + self.limits.shortage
+        began = time.monotonic()
+        self._end = began + self.limits.shortage
         self._tell("what is missing")
-        found = thriftiest(self.task.opened, end=self._end)
+        found = thriftiest(
+            self.task.opened, end=began + THRIFTY_SHARE * self.limits.shortage, should_stop=self._should_stop
+        )
         if not self.task.space:
             raise PinError(
                 f"no stages with meshes of their own were found that fit {format_bytes(self.task.job.memory_limit)}, "
@@ -103,16 +115,14 @@ class Explainer:
             )
         if found.candidate is None:
             raise PinError("no plan keeps to the pins, whatever the memory", hint="drop one of them")
-        lacking = shortage(found, self.task)
-        if lacking.over <= 0:
-            raise InterruptedSearchError(f"{lacking.plan} fits, but was found too late", hint="allow more time")
+        lacking, by_memory = self._by_memory(found)
         self._tell(f"{format_bytes(lacking.bytes)} on stage {lacking.stage}, {format_bytes(lacking.over)} over")
         self._end += self.limits.conflict
-        conflict, complete = self._conflict()
+        conflict = self._conflict()
         self._end += self.limits.gpus
         more = self._more_gpus()
         self._end += self.limits.ways
-        ways = [*self._by_dropping(conflict), *self._by_gpus(more), *self._by_memory(found, lacking)]
+        ways = [by_memory, *self._by_dropping(conflict), *self._by_gpus(more)]
         return Infeasibility(
             gpus=self.task.job.gpus,
             shortage=lacking,
@@ -123,8 +133,9 @@ class Explainer:
                 *map(str, conflict),
                 *self._insisted(),
             ),
-            complete=complete,
+            complete=self._complete,
             relaxations=tuple(sorted(ways, key=lambda way: way.step_seconds * way.gpus)),
+            interrupted=self._should_stop(),
         )
 
     def _tell(self, what: str) -> None:
@@ -134,12 +145,14 @@ class Explainer:
         return time.monotonic() > self._end or self._should_stop()
 
     def _fitting(self, task: Task | None) -> Thrifty | None:
-        """Return a plan that fits; None if none is found."""
+        """Return a plan that fits; None if none is found, be it for lack of time, which is noted."""
         if task is None:
             return None
-        limit = task.job.memory_limit
-        found = thriftiest(task.opened, enough=limit, end=min(self._end, time.monotonic() + self.limits.look))
-        return found if found.bytes <= limit else None
+        limit, end = task.job.memory_limit, min(self._end, time.monotonic() + self.limits.look)
+        found = thriftiest(task.opened, enough=limit, end=end, should_stop=self._should_stop)
+        fits = found.bytes <= limit
+        self._complete &= fits or not (found.is_cut or self._should_stop())
+        return found if fits else None
 
     def _repinned(self, pins: Pins) -> Task | None:
         """Return the task with other pins; None if they leave nothing."""
@@ -147,16 +160,13 @@ class Explainer:
             return pinned(self.task, pins)
         return None
 
-    def _conflict(self) -> tuple[dict[Item, Thrifty | None], bool]:
-        """Return the pins that belong to the conflict, and whether all were tried.
-
-        Each comes with a plan that fits without it alone, if one is known.
-        """
-        pins, complete = self.task.pins, True
+    def _conflict(self) -> dict[Item, Thrifty | None]:
+        """Return the pins that belong to the conflict, each with a plan that fits without it alone, if one is known."""
+        pins = self.task.pins
         kept: dict[Item, Thrifty | None] = dict.fromkeys(pins.items)
         for item in pins.items:
             if self._late():
-                complete = False
+                self._complete = False
                 break
             self._tell(f"without {item}")
             without = self._repinned(pins.without(*(own for own in pins.items if own not in kept or own == item)))
@@ -165,7 +175,7 @@ class Explainer:
                 del kept[item]
             elif len(kept) == len(pins.items):
                 kept[item] = found
-        return kept, complete
+        return kept
 
     def _insisted(self) -> tuple[str, ...]:
         """Return what the model insists on, if it does: microbatches cannot be smaller."""
@@ -188,9 +198,12 @@ class Explainer:
                 fits = other, found
                 break
             low, count = count, count * 2
-        while fits is not None and not self._late():
-            between = [number for number in counts(self.task, low + 1, fits[0].job.gpus - 1)]
-            if not between:
+        if fits is None:
+            self._complete &= count > self.most_gpus
+            return None
+        while between := counts(self.task, low + 1, fits[0].job.gpus - 1):
+            if self._late():
+                self._complete = False
                 break
             middle = between[(len(between) - 1) // 2]
             self._tell(f"{middle} GPUs")
@@ -204,44 +217,65 @@ class Explainer:
 
     # Ways out, each solved and simulated.
 
-    def _best(self, task: Task, known: Thrifty | None) -> Plan | None:
-        """Return the best plan found in the time there is, or one that is known to fit."""
-        if self._late():
+    def _best(self, task: Task, known: Thrifty | None) -> Found | None:
+        """Return the best plan found in the time there is, or one that is known, if it fits; None if there is none."""
+        is_late = self._late()
+        if is_late and (known is None or known.bytes > task.job.memory_limit):
             return None
         left = max(1.0, self._end - time.monotonic())
         effort = quick(self.effort, min(left, self.limits.look))
-        return find_plan(task, effort, should_stop=self._should_stop, known=known).plan
+        found = find_plan(task, effort, should_stop=lambda: is_late or self._should_stop(), known=known)
+        return found if found.plan is not None else None
 
     def _by_dropping(self, conflict: Mapping[Item, Thrifty | None]) -> Iterator[Relaxation]:
         for item, known in conflict.items():
             self._tell(f"without {item}")
             task = self._repinned(self.task.pins.without(item))
-            plan = self._best(task, known) if task is not None else None
-            if plan is not None:
-                yield _relaxation(f"without {item}", f"leave out {item.text!r}", plan)
+            found = self._best(task, known) if task is not None else None
+            if found is not None:
+                yield _relaxation(f"without {item}", f"leave out {item.text!r}", found)
 
     def _by_gpus(self, more: tuple[Task, Thrifty] | None) -> Iterator[Relaxation]:
         if more is not None:
             task, known = more
             self._tell(f"{task.job.gpus} GPUs")
-            plan = self._best(task, known)
-            if plan is not None:
-                yield _relaxation(f"{task.job.gpus} GPUs", f"--gpus {task.job.gpus}", plan)
+            found = self._best(task, known)
+            if found is not None:
+                yield _relaxation(f"{task.job.gpus} GPUs", f"--gpus {task.job.gpus}", found)
 
-    def _by_memory(self, found: Thrifty, lacking: Shortage) -> Iterator[Relaxation]:
+    def _by_memory(self, thrifty: Thrifty) -> tuple[Shortage, Relaxation]:
+        """Return what is missing, and more memory per device as a way out: both of one plan.
+
+        Raises:
+            InterruptedSearchError: If a plan fits after all, which the search had no time to find.
+        """
+        lacking, found = shortage(thrifty, self.task), None
+        limit = lacking.bytes * ROOM
+        while lacking.over > 0:
+            self._tell(f"{format_bytes(limit)} per device")
+            better = self._best(resized(self.task, memory_limit=limit), thrifty)
+            if better is None:
+                break
+            found = better
+            lacking = shortage(replace(thrifty, candidate=found.candidate), self.task)
+            thrifty = replace(thrifty, candidate=found.candidate, bytes=lacking.bytes)
+            limit = max(lacking.limit, lacking.bytes * LESS)
         need = lacking.bytes * ROOM
-        self._tell(f"{format_bytes(need)} per device")
-        plan = self._best(resized(self.task, memory_limit=need), found)
         device = self.task.costs.cluster.device.memory
         option = f"--memory-limit {need / 1e9:.4g}" if need <= device else f"devices with {format_bytes(need)} free"
         what = f"{format_bytes(need)} per device"
-        if plan is not None:
-            yield _relaxation(what, option, plan)
-        else:
-            yield Relaxation(what, option, lacking.plan, lacking.step_seconds, lacking.bytes, self.task.job.gpus, False)
+        if lacking.over <= 0:
+            hint = "allow more time" if found is None else f"allow more time, or search with {option}"
+            raise InterruptedSearchError(f"{lacking.plan} fits, but was found too late", hint=hint)
+        if found is not None:
+            return lacking, _relaxation(what, option, found)
+        gpus = self.task.job.gpus
+        return lacking, Relaxation(what, option, lacking.plan, lacking.step_seconds, lacking.bytes, gpus, False)
 
 
-def _relaxation(what: str, option: str, plan: Plan) -> Relaxation:
+def _relaxation(what: str, option: str, found: Found) -> Relaxation:
+    plan = found.plan
+    assert plan is not None, "there is one"
     assert plan.simulated is not None, "plans that are found are simulated"
     peak = max(stage.peak for stage in plan.simulated.stages)
     searched = plan.search is not None and plan.search.termination in ("optimal", "exhausted")

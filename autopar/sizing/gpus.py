@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.errors import AutoparError, ClusterError, InfeasibleError, JobError, PinError
+from autopar.errors import AutoparError, ClusterError, InfeasibleError, InterruptedSearchError, JobError, PinError
 from autopar.formulate.memory import UNHOSTED
 from autopar.pins import Pins, load_pins
 from autopar.plan import Plan
@@ -92,7 +92,9 @@ def find_gpus(
 
     Raises:
         AutoparError: If the model, the cluster, the goal or the request is wrong.
-        InfeasibleError: If no number up to `max_gpus` meets the goal; the message has the nearest.
+        InfeasibleError: If no number up to `max_gpus` meets the goal; the message has the nearest, or what is the least
+            that is possible if no number at all does.
+        InterruptedSearchError: If it was stopped before any number met it.
     """
     if per not in set(Per):
         raise JobError(f"a budget per {per!r}", hint=f"it is per {', '.join(Per)}")
@@ -148,9 +150,18 @@ class Finder:
 
         Raises:
             InfeasibleError: If no number meets the goal.
+            InterruptedSearchError: If it was stopped before one did.
         """
+        least = self._least()
+        if least:
+            raise InfeasibleError(
+                f"no number of GPUs has {self.goal.fact(self.unit)}: {least}, however many there are",
+                hint="a goal that is easier to meet",
+            )
         numbers = counts(self.base, 1, self.most)
         answer = self._fastest(numbers) if self.goal.budget is not None else self._fewest(numbers)
+        if answer is None and self.should_stop():
+            raise InterruptedSearchError(f"interrupted before a number of GPUs had {self.goal.fact(self.unit)}")
         if answer is None:
             raise self._nothing(numbers)
         better = [number for number in numbers if self._could_be_better(number, answer)]
@@ -167,6 +178,25 @@ class Finder:
             gpu_hour_price=self.goal.gpu_hour_price,
             hosted=self._with_host([number for number in numbers if number < answer]),
         )
+
+    def _least(self) -> str:
+        """Return what no number of GPUs does better at all, in words, if the goal asks for more; else "".
+
+        Whatever the number, a microbatch passes through all ops, each of which is launched, and all devices together
+        take as long as one that does all the work.
+        """
+        if self.base.cluster.groups:  # they differ in this
+            return ""
+        if self.goal.target_seconds is not None:
+            floor = self.base.search(self.effort).floor
+            seconds = float(floor.counts @ floor.launches) + self.base.costs.stack["step_seconds"]
+            if seconds > self.goal.target_seconds:
+                return f"it takes {format_seconds(seconds)} or more"
+        if self.goal.budget is not None:
+            price = self.goal.price(1, self._floor(self.base), self.items)
+            if price is not None and price > self.goal.budget:
+                return f"it costs {price:.4g} or more"
+        return ""
 
     def _with_host(self, numbers: Sequence[int]) -> Looked | None:
         """Return the least of the first few numbers on which a plan fits with host memory; None if none is found."""
@@ -219,7 +249,7 @@ class Finder:
         """
         candidates = [number for number in numbers if not self._excluded(number)]
         if self.goal.target_seconds is None:
-            return next((number for number in candidates if self._meets(number)), None)
+            return next((number for number in candidates if not self.should_stop() and self._meets(number)), None)
         high = None
         index, step = 0, 1
         while index < len(candidates) and high is None and not self.should_stop():
@@ -336,7 +366,8 @@ class Finder:
 
     def _look(self, task: Task, effort: Effort) -> Looked:
         number, limit = task.job.gpus, task.job.memory_limit
-        thrifty = thriftiest(task, enough=limit, end=time.monotonic() + (effort.time_limit or COUNT_SECONDS))
+        end = time.monotonic() + (effort.time_limit or COUNT_SECONDS)
+        thrifty = thriftiest(task, enough=limit, end=end, should_stop=self.should_stop)
         if thrifty.bytes > limit:
             proven = self._all_too_large(task)
             what = f"needs {format_bytes(thrifty.floor)} or more" if proven else (

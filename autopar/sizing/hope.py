@@ -58,8 +58,8 @@ def search_plans(
         on_problem: Given every placement problem that is solved, but those with a price on memory.
         engine: Where to search.
         late: Whether to take the thriftiest plan even if the search was stopped.
-        known: A plan that fits, host memory included, to take if none is found: then the search ends at its limit even
-            without a plan.
+        known: The thriftiest plan, host memory included, to take if it fits and none is found: then nobody looks for
+            it, and the search ends at its limit even without a plan.
     """
     began, reserve = time.monotonic(), task.constraints.reserve
 
@@ -100,7 +100,7 @@ class Hope:
         progress: Told what it is told.
         should_stop: Asked first.
         end: When the search is to end, on the monotonic clock.
-        known: A plan that fits, so that there is hope.
+        known: The thriftiest plan, so that nobody has to look for it.
 
     Attributes:
         lost: Whether the thriftiest plan is too large, so that the search was stopped.

@@ -6,7 +6,7 @@ from autopar.collector import seldom_collected
 from autopar.errors import InfeasibleError, InterruptedSearchError
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, StopCallback, never, silent
-from autopar.search.outcome import Outcome
+from autopar.search.outcome import Candidate, Outcome
 from autopar.sizing.hope import search_plans
 from autopar.sizing.thrift import Thrifty
 from autopar.task import Effort, PhaseClock, Task
@@ -25,6 +25,20 @@ class Found:
     plan: Plan | None
     outcome: Outcome
 
+    @property
+    def candidate(self) -> Candidate:
+        """What the plan was written from."""
+        assert self.plan is not None, "there is a plan"
+        return next(
+            own
+            for own in self.outcome.candidates
+            if own.draft is not None
+            and (own.objective, own.configuration.schedule, own.configuration.num_microbatches)
+            == (self.plan.objective, self.plan.schedule, self.plan.num_microbatches)
+            and (own.draft.stages, own.draft.blocks, own.draft.variants)
+            == (self.plan.stages, self.plan.blocks, self.plan.variants)
+        )
+
 
 @seldom_collected()
 def find_plan(
@@ -42,7 +56,7 @@ def find_plan(
         effort: How hard to look.
         progress: Told how far it is.
         should_stop: Polled.
-        known: A plan that fits, host memory included, to take if no other is found in time.
+        known: The thriftiest plan, host memory included, to take if it fits and no other is found in time.
 
     Raises:
         PinError: If plans were found, none of which keeps to the pins.

@@ -23,7 +23,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The plan with the least memory that was found, and what it lacks.
+    """The plan with the least memory that was found, or one with about as much that takes less time, and what it lacks.
 
     Attributes:
         plan: The plan in one line.
@@ -31,7 +31,7 @@ class Shortage:
         bytes: What a device of that stage needs.
         limit: What it may use.
         by_category: The bytes by what they are for.
-        tensors: The largest tensors among them.
+        tensors: The largest tensors among them; () if stages have meshes of their own.
         step_seconds: Its simulated step time, were there room for it.
         floor: No plan was missed that needs fewer bytes than this.
     """
@@ -83,8 +83,10 @@ class Infeasibility:
         shortage: The thriftiest plan found.
         proven: Whether it is proven that nothing fits; else nothing was found.
         conflict: What excludes each other: without any one of them a plan was found.
-        complete: Whether each member was dropped and tried; False if time ran out.
+        complete: Whether each member was dropped and tried to the end, and numbers of GPUs, too; False if time ran out
+            or somebody interrupted: then members may be idle, and others and ways out lacking.
         relaxations: Ways out, the fastest plan per device second first.
+        interrupted: Whether somebody interrupted.
     """
 
     gpus: int
@@ -93,6 +95,7 @@ class Infeasibility:
     conflict: tuple[str, ...]
     complete: bool
     relaxations: tuple[Relaxation, ...]
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from autopar.formulate.tables import Decision, Memory
 from autopar.formulate.thrift import byte_problem, least_split, state_bytes
 from autopar.problem import Choice
 from autopar.program.lower import lower
+from autopar.progress import StopCallback, never
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, chunks_of
 from autopar.search.assemble import assemble
@@ -42,8 +43,10 @@ WEIGHTS = ((0.0, 0.0), (1.0, 0.0), (1.0, 0.1))
 NEAR, HALVINGS = 0.005, 6
 """Share of the bytes that is not worth looking for, and how often the range in which more may be saved is halved."""
 
-SEARCHED, STEPS, SAVED = 3, 4, 0.04
-"""Configurations that are searched for plans with less memory at last, how often, and which share less each time."""
+SEARCHED, STEPS, SAVED = 3, 8, 0.04
+"""Configurations that are searched for plans with less memory at last, how often at most, and which share less at
+first. It is twice that where there is one, for placements with the least sum of bytes may need twice what others do at
+their peak, and a quarter of it where there is none."""
 
 TENSORS = 3
 """Largest tensors that are named."""
@@ -75,15 +78,16 @@ Looking = Generator[None, None, Thrifty]
 """A look for the thriftiest plan, a step at a time: whoever has better to do may leave it."""
 
 
-def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thrifty:
+def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop: StopCallback = never) -> Thrifty:
     """Return the plan with the least memory that is found.
 
     Args:
         task: The task; its memory limit does not matter.
         enough: Bytes that are little enough to stop.
         end: When to stop, on the monotonic clock.
+        should_stop: Polled: once true, it is time to stop.
     """
-    looking = look(task, enough=enough, end=end)
+    looking = look(task, enough=enough, end=end, should_stop=should_stop)
     while True:
         try:
             next(looking)
@@ -92,9 +96,9 @@ def thriftiest(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Thr
             return found
 
 
-def look(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Looking:
+def look(task: Task, *, enough: float = 0.0, end: float = math.inf, should_stop: StopCallback = never) -> Looking:
     """Look for the plan with the least memory in steps of a second or a few; arguments as of `thriftiest`."""
-    search = task.search(Effort(top_k=1))
+    search = task.search(Effort(top_k=1), should_stop=should_stop)
     listed = _thrifty(task.space, task.job.global_batch)
     # Least floor first: what the tables of a configuration say of its bytes is only asked when it is its turn.
     heap = [(search.least_bytes(_plain(family)), number, False) for number, family in enumerate(listed)]
@@ -109,7 +113,7 @@ def look(task: Task, *, enough: float = 0.0, end: float = math.inf) -> Looking:
         yield
         least, number, is_known = heappop(heap)
         floor = min(floor, least) if is_known else floor
-        late = time.monotonic() > end and found is not None
+        late = _is_over(search, end) and found is not None
         if least >= best or best <= enough or done == LOOKS or late:
             complete &= not late and done < LOOKS
             is_cut |= late and best > enough
@@ -150,23 +154,29 @@ def _searched(
     saved = SAVED
     for step in range(STEPS):
         at_once = step == 0 and enough > 0
+        saved = min(saved, (1 - enough / best) / 2)  # to half of the way at most: less than enough is for nobody
         limit = enough if at_once else best * (1 - saved)
         tight = replace(search, memory_limit=limit)
         for configuration in nearest:
             yield
-            attempt = None if time.monotonic() > end else tight.attempt((configuration,), end)
+            attempt = None if _is_over(search, end) else tight.attempt((configuration,), end)
             if attempt is not None:
                 attempt.improve(attempt.relaxed(math.inf), math.inf)
                 if attempt.best is not None:
                     found, best = attempt.best, limit
                     if attempt.pipeline.fills:
                         best = attempt.weighing.peak(found.choice, found.split)
+                    saved *= 2
                     break
         else:
             saved = saved if at_once else saved / 4
-        if best <= enough or saved < NEAR or time.monotonic() > end:
+        if best <= enough or saved < NEAR or _is_over(search, end):
             break
     return best, found
+
+
+def _is_over(search: Search, end: float) -> bool:
+    return time.monotonic() > end or search.should_stop()
 
 
 def _thrifty(space: list[Configuration], batch: int) -> list[list[Configuration]]:
@@ -330,25 +340,33 @@ def shortage(found: Thrifty, task: Task) -> Shortage:
         bytes=memory.bytes,
         limit=task.job.memory_limit,
         by_category={str(category): amount for category, amount in memory.breakdown if amount},
-        tensors=_largest(candidate, fullest),
+        tensors=_largest(candidate, task, fullest),
         step_seconds=timeline.step_seconds,
         floor=found.floor,
     )
 
 
-def _largest(candidate: Candidate, group: int) -> tuple[Held, ...]:
-    """Return the tensors that take most on a device of a group, whatever keeps them there."""
-    tables, configuration, split = candidate.tables, candidate.configuration, candidate.split
+def _largest(candidate: Candidate, task: Task, group: int) -> tuple[Held, ...]:
+    """Return the tensors that take most on a device of a group, whatever keeps them there.
+
+    None are told of stages with meshes of their own: a candidate has the placements of the first of them only.
+    """
+    configuration, split = candidate.configuration, candidate.split
+    if candidate.draft is None:
+        tables = candidate.tables
+    else:  # who drafted it has kept them
+        is_equal = configuration in task.space and not candidate.draft.variants
+        known = task.search(Effort(top_k=1)).tables((configuration,)) if is_equal else None
+        if known is None:
+            return ()
+        tables = known
     count, chunks = configuration.num_stages, configuration.num_chunks
     pipeline = Pipeline(count * chunks, configuration.num_microbatches, configuration.schedule, num_chunks=chunks)
     stages = chunks_of(SCHEDULES[configuration.schedule].groups(count, chunks))[group]
-    counts = Counter(kind for stage in stages for kind in _kinds(candidate, stage))
-    away = Counter(
-        kind for stage in stages if split.offload and split.offload[stage] for kind in _kinds(candidate, stage)
-    )
-    kept = Counter(
-        pair for stage in stages for pair in zip(_kinds(candidate, stage), split.recompute[stage], strict=True)
-    )
+    kinds = [tables.folded.chain[first:last] for first, last in split.ranges]
+    counts = Counter(kind for stage in stages for kind in kinds[stage])
+    away = Counter(kind for stage in stages if split.offload and split.offload[stage] for kind in kinds[stage])
+    kept = Counter(pair for stage in stages for pair in zip(kinds[stage], split.recompute[stage], strict=True))
     flying = pipeline.in_flight(group)
     owners = {state.output: state.owner for state in tables.folded.graph.states}
     sums: dict[tuple[str, str], float] = {}
@@ -370,9 +388,3 @@ def _largest(candidate: Candidate, group: int) -> tuple[Held, ...]:
         sums[name, what] = sums.get((name, what), 0.0) + amount
     ranked = sorted(sums.items(), key=lambda entry: -entry[1])[:TENSORS]
     return tuple(Held(name, what, amount) for (name, what), amount in ranked if amount)
-
-
-def _kinds(candidate: Candidate, stage: int) -> tuple[int, ...]:
-    """Return the kinds of the blocks of a stage."""
-    first, last = candidate.split.ranges[stage]
-    return candidate.tables.folded.chain[first:last]
