@@ -504,7 +504,7 @@ def test_goals_nobody_meets_are_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(("goal", "unit"), [({"target_seconds": 1e-9}, "takes"), ({"budget": 1e-12}, "costs")])
-def test_goals_that_no_number_meets_are_known(goal: dict[str, float], unit: str) -> None:
+def test_goals_that_no_number_meets_are_known(goal: dict[str, Any], unit: str) -> None:
     """What is named as the least is below what every number has, by its own floor, and asking for it is not refused."""
     price = 3600.0
 
@@ -516,7 +516,8 @@ def test_goals_that_no_number_meets_are_known(goal: dict[str, float], unit: str)
     finder = Finder(base, Goal(), Effort(), 8, silent, never)
     for number in (1, 2, 4, 8, 64):
         floor = finder._floor(resized(base, gpus=number)) * (1 if unit == "takes" else number)
-        finder.goal = Goal(**dict.fromkeys(goal, floor), gpu_hour_price=price)
+        met: dict[str, Any] = dict.fromkeys(goal, floor)
+        finder.goal = Goal(**met, gpu_hour_price=price)
         assert not finder._least()
 
 
