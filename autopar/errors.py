@@ -114,9 +114,9 @@ def fault_in_file(source: str, error: Exception) -> str:
 
     Args:
         source: What to call the text.
-        error: What its reader raised, on the error of the parser if the text is no YAML.
+        error: What its parser raised if the text is no YAML, or what its reader raised, on that of the parser then.
     """
-    parser = error.__cause__ or error.__context__
+    parser = error if hasattr(error, "problem_mark") else error.__cause__ or error.__context__
     mark = getattr(parser, "problem_mark", None)
     problem = getattr(parser, "problem", None) or str(error).partition("\n")[0]
     return f"{source}{'' if mark is None else f', line {mark.line + 1}'}: {problem}"

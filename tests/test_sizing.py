@@ -1,4 +1,4 @@
-"""Sizes: why nothing fits and what would, and the number of GPUs a goal takes; every claim is recomputed."""
+"""Sizes: why nothing fits and what would; every claim is recomputed."""
 
 import json
 import math
@@ -6,53 +6,36 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-import autopar
 from autopar.api import plan_task
 from autopar.cli import main
-from autopar.cluster import load_cluster
-from autopar.errors import InfeasibleError, InterruptedSearchError, JobError, PinError
+from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
 from autopar.formulate.building import build_tables
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.memory import UNHOSTED
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.thrift import least_split, state_bytes
 from autopar.pins import pins_from
-from autopar.progress import Progress, StopCallback, never, silent
+from autopar.progress import Progress, StopCallback, never
 from autopar.recompute import ON_DEVICE
 from autopar.report.infeasible import format_infeasibility
-from autopar.report.sizing import format_sizing
 from autopar.search.outcome import Outcome
 from autopar.sharding import Mesh
 from autopar.sizing import hope, thrift
 from autopar.sizing.explain import LEAST_SHARE, Explainer, Limits, counts, explain_infeasible
-from autopar.sizing.goals import Goal, Per
-from autopar.sizing.gpus import Finder, find_gpus
 from autopar.sizing.planning import find_plan
 from autopar.sizing.records import Infeasibility
 from autopar.sizing.thrift import Looking, Thrifty, held_in_all, shortage, thriftiest
 from autopar.task import Effort, Task, pinned, prepare, resized
 from tests.formulations import DIMS, good_choice, lowered_bytes, splits, stage_peak, tables
+from tests.sizes import SHORT, fits, short_task
 
-SHORT = DIMS | {"mlp-xs": {"num_layers": 2, "hidden": 16}}
-"""Questions about size solve many plans each, so that these models have few blocks."""
 UNHURRIED = Limits(*[float("inf")] * 5)
-MLP: dict[str, Any] = {"global_batch": 8, "dims": SHORT["mlp-xs"]}
-LONG = MLP | {"dims": DIMS["mlp-xs"]}
-GPT: dict[str, Any] = {"global_batch": 16, "dims": DIMS["gpt2"]}
-PATIENT: dict[str, Any] = {"time_limit": 3600.0}
-"""No answer of a test depends on how busy the machine is."""
-
-
-@cache
-def _task(name: str, gpus: int, memory: float | None = None) -> Task:
-    return prepare(f"zoo:{name}", gpus=gpus, global_batch=8, dims=SHORT[name], memory_limit=memory)
 
 
 @cache
@@ -65,10 +48,6 @@ def _unhurried(task: Task) -> Infeasibility:
     assert isinstance(error, InfeasibleError)
     assert isinstance(error.report, Infeasibility)
     return error.report
-
-
-def _fits(task: Task) -> bool:
-    return find_plan(task, Effort(top_k=1)).plan is not None
 
 
 # The least memory.
@@ -111,7 +90,7 @@ def test_no_split_needs_less_than_the_thriftiest(name: str, mode: str, num_stage
 @pytest.mark.parametrize("name", ["mlp-xs"])
 def test_the_thriftiest_plan_is_above_its_floor_and_below_others(name: str) -> None:
     """What the search finds for speed never needs less than the floor; what is claimed is what the simulator says."""
-    task = _task(name, 2)
+    task = short_task(name, 2)
 
     found = thriftiest(task)
 
@@ -201,7 +180,7 @@ def test_searches_come_down_to_what_is_needed(needs: float, enough: float) -> No
 
 def test_the_thriftiest_plan_keeps_to_a_pinned_schedule() -> None:
     """Of the schedules that are left, and not of 1F1B in their place."""
-    task = pinned(_task("mlp-xs", 2), pins_from({"pin": {"stages": 2, "schedule": "zb-h1"}}))
+    task = pinned(short_task("mlp-xs", 2), pins_from({"pin": {"stages": 2, "schedule": "zb-h1"}}))
 
     found = thriftiest(task)
 
@@ -226,12 +205,12 @@ def test_stages_in_turn_need_less_where_blocks_are_unequal() -> None:
 
 def test_state_is_a_floor_for_any_number_of_devices() -> None:
     """Parameters, gradients and optimizer state of all devices together are at least those of one."""
-    task = _task("mlp-xs", 1)
+    task = short_task("mlp-xs", 1)
     one = build_tables(task.workload.folded(8), task.rules, Mesh.of(inner=1), task.costs)
     whole = state_bytes(one)
 
     for gpus in (2, 4):
-        found = thriftiest(_task("mlp-xs", gpus))
+        found = thriftiest(short_task("mlp-xs", gpus))
         assert whole / gpus <= found.bytes
 
 
@@ -239,7 +218,7 @@ def test_state_is_a_floor_for_any_number_of_devices() -> None:
 
 
 def test_what_is_missing_is_said_with_where_and_of_what() -> None:
-    task = _task("mlp-xs", 2, 4.0e3)
+    task = short_task("mlp-xs", 2, 4.0e3)
 
     report = _report(task)
 
@@ -255,8 +234,8 @@ def test_what_is_missing_is_said_with_where_and_of_what() -> None:
 @pytest.mark.parametrize("memory", [4.0e3])
 def test_ways_out_are_ways_out(memory: float) -> None:
     """As many GPUs, or as much memory, as the answer says: there a plan fits, and one GPU less is too few."""
-    task = _task("mlp-xs", 2, memory)
-    assert not _fits(task)
+    task = short_task("mlp-xs", 2, memory)
+    assert not fits(task)
 
     report = _report(task)
 
@@ -266,12 +245,12 @@ def test_ways_out_are_ways_out(memory: float) -> None:
         assert way.step_seconds > 0
         if way.option.startswith("--gpus"):
             assert way.peak_bytes <= memory
-            assert _fits(resized(task, gpus=way.gpus))
+            assert fits(resized(task, gpus=way.gpus))
             fewer = counts(task, task.job.gpus + 1, way.gpus - 1)
             assert not fewer or thriftiest(resized(task, gpus=fewer[-1])).bytes > memory
         if way.option.startswith("--memory-limit"):
             limit = float(way.option.split()[1]) * 1e9
-            assert _fits(resized(task, memory_limit=limit))
+            assert fits(resized(task, memory_limit=limit))
 
 
 def _wasteful(task: Task, **_: Any) -> Thrifty:
@@ -281,7 +260,7 @@ def _wasteful(task: Task, **_: Any) -> Thrifty:
 
 def test_what_is_missing_and_more_memory_are_of_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much the plan needs that is found by bytes: searches with its memory find others."""
-    task = _task("mlp-xs", 2, 4.0e3)
+    task = short_task("mlp-xs", 2, 4.0e3)
     thrifty, wasteful = thriftiest(task.opened), _wasteful(task)
     assert wasteful.bytes > 1.2 * thrifty.bytes
     monkeypatch.setattr("autopar.sizing.explain.thriftiest", _wasteful)
@@ -299,7 +278,7 @@ def test_what_is_missing_and_more_memory_are_of_one_plan(monkeypatch: pytest.Mon
 
 def test_a_plan_that_fits_after_all_is_no_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be it found by the search for a way out: the hint finds it."""
-    free = _task("mlp-xs", 2)
+    free = short_task("mlp-xs", 2)
     task = resized(free, memory_limit=1.01 * thriftiest(free.opened).bytes)
     monkeypatch.setattr("autopar.sizing.explain.thriftiest", _wasteful)
 
@@ -316,7 +295,7 @@ def test_a_plan_that_fits_after_all_is_no_shortage(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("limits", "stops"), [(Limits(gpus=0.0, ways=0.0), False), (UNHURRIED, True)])
 def test_what_was_not_tried_is_no_complete_conflict(limits: Limits, stops: bool) -> None:
     """Numbers of GPUs included: be time over or somebody impatient, the text says so, and a way out is there."""
-    task = _task("mlp-xs", 2, 4.0e3)
+    task = short_task("mlp-xs", 2, 4.0e3)
     asked: list[str] = []
     assert "2 GPUs" in _report(task).conflict
 
@@ -371,7 +350,7 @@ def test_the_conflict_is_irreducible(content: dict[str, Any], memory: float, gui
 
 def test_pins_that_leave_no_plan_at_all_are_an_error_of_their_own() -> None:
     """Whatever the memory: stages that can begin nowhere."""
-    task = _task("mlp-xs", 2)
+    task = short_task("mlp-xs", 2)
     nowhere = list(range(1, task.workload.folded(8).num_blocks))
     pins = pins_from({"pin": {"stages": 2}, "forbid": {"boundaries": nowhere}})
 
@@ -398,7 +377,7 @@ def test_the_answer_fits_a_terminal_and_a_program(capsys: pytest.CaptureFixture[
 
 
 def test_a_report_says_everything_it_knows() -> None:
-    report = _report(_task("mlp-xs", 2, 4.0e3))
+    report = _report(short_task("mlp-xs", 2, 4.0e3))
 
     text = format_infeasibility(report)
 
@@ -408,157 +387,11 @@ def test_a_report_says_everything_it_knows() -> None:
         assert held.name in text.replace("\n", " ")
 
 
-# How many GPUs.
-
-
-def test_the_fewest_gpus_are_the_fewest() -> None:
-    """By solving every smaller number; what is called proven is below its bounds."""
-    limit = 4.0e3
-
-    found = find_gpus("zoo:mlp-xs", memory_limit=limit, max_gpus=4, **MLP, **PATIENT)
-
-    assert found.gpus is not None
-    assert found.plan is not None
-    assert found.plan.job.gpus == found.gpus
-    base = prepare("zoo:mlp-xs", gpus=1, memory_limit=limit, **MLP)
-    for number in counts(base, 1, found.gpus - 1):
-        assert not _fits(resized(base, gpus=number))
-    by_number = {own.gpus: own for own in found.looked}
-    assert set(by_number) >= set(counts(base, 1, found.gpus))
-    assert by_number[found.gpus].outcome == "meets"
-    assert all(by_number[number].why for number in counts(base, 1, found.gpus - 1))
-    assert found.proven == all(by_number[number].proven for number in counts(base, 1, found.gpus - 1))
-
-
-def test_a_target_time_takes_the_fewest_gpus_that_meet_it() -> None:
-    """By simulation; numbers below it are excluded by a bound or were too slow."""
-    times = {gpus: _simulated("mlp-xs", gpus) for gpus in (1, 2, 4)}
-    target = 1.001 * min(times.values())
-
-    found = find_gpus("zoo:mlp-xs", target_seconds=target, max_gpus=4, **MLP, **PATIENT)
-
-    assert found.plan is not None
-    assert found.plan.simulated is not None
-    assert found.plan.simulated.step_seconds <= target
-    assert found.gpus is not None
-    assert all(seconds > target for gpus, seconds in times.items() if gpus < found.gpus)
-
-
-@cache
-def _simulated(name: str, gpus: int) -> float:
-    plan = autopar.solve(f"zoo:{name}", gpus=gpus, top_k=1, **MLP)
-    assert plan.simulated is not None
-    return plan.simulated.step_seconds
-
-
-def test_a_budget_takes_the_fastest_plan_within_it() -> None:
-    """Prices recomputed: GPUs x seconds x price of an hour; the answer is within the budget, faster ones are not."""
-    price = 3600.0  # a GPU second costs 1
-    costs = {gpus: gpus * _simulated("mlp-xs", gpus) for gpus in (1, 2, 4)}
-    budget = 1.01 * costs[1]
-
-    found = find_gpus("zoo:mlp-xs", budget=budget, gpu_hour_price=price, max_gpus=4, **MLP, **PATIENT)
-
-    assert found.gpus is not None
-    answer = next(own for own in found.looked if own.gpus == found.gpus)
-    assert answer.step_seconds is not None
-    assert answer.cost is not None
-    assert answer.cost == pytest.approx(found.gpus * answer.step_seconds)
-    assert answer.cost <= budget
-    for own in found.looked:
-        if own.step_seconds is not None and own.step_seconds < answer.step_seconds:
-            assert own.cost is not None
-            assert own.cost > budget
-    assert "per step" in format_sizing(found)
-
-
-@pytest.mark.parametrize(
-    ("per", "steps", "times"), [("step", None, 1.0), ("million", None, 1e6 / (16 * 6)), ("run", 50, 50.0)]
-)
-def test_a_budget_is_for_what_it_says(per: str, steps: int | None, times: float) -> None:
-    """The batch is 16 samples of 6 tokens; a GPU second costs 1."""
-    goal = Goal(budget=1e9, per=Per(per), steps=steps, gpu_hour_price=3600.0)
-
-    assert goal.price(4, 0.5, 16 * 6) == pytest.approx(4 * 0.5 * times)
-
-
-def test_tokens_are_what_a_budget_per_million_counts() -> None:
-    """Of a model that reads tokens; the price is the cluster's where none is given."""
-    machine = replace(load_cluster("h100"), gpu_hour_price=3600.0)
-
-    found = find_gpus("zoo:gpt2", budget=1e9, per="million", cluster=machine, max_gpus=1, **GPT, **PATIENT)
-
-    (answer,) = (own for own in found.looked if own.gpus == found.gpus)
-    assert answer.step_seconds is not None
-    assert found.tokens == 16 * 6
-    assert answer.cost == pytest.approx(answer.gpus * answer.step_seconds * 1e6 / (16 * 6))
-
-
-def test_goals_nobody_meets_are_answered_with_the_nearest() -> None:
-    target = 0.99 * min(_simulated("mlp-xs", gpus) for gpus in (1, 2))
-    with pytest.raises(InfeasibleError, match=r"no number of GPUs up to 2 has a step of at most .* takes") as caught:
-        find_gpus("zoo:mlp-xs", target_seconds=target, max_gpus=2, **MLP, **PATIENT)
-    assert "--max-gpus 4" in caught.value.hint
-    with pytest.raises(InfeasibleError, match="no number of GPUs up to 2 has a plan that fits"):
-        find_gpus("zoo:mlp-xs", memory_limit=1000.0, max_gpus=2, **MLP, **PATIENT)
-
-
-@pytest.mark.parametrize(("goal", "unit"), [({"target_seconds": 1e-9}, "takes"), ({"budget": 1e-12}, "costs")])
-def test_goals_that_no_number_meets_are_known(goal: dict[str, Any], unit: str) -> None:
-    """What is named as the least is below what every number has, by its own floor, and asking for it is not refused."""
-    price = 3600.0
-
-    with pytest.raises(InfeasibleError, match=rf"no number of GPUs has .*: it {unit} .* or more") as caught:
-        find_gpus("zoo:mlp-xs", max_gpus=4, gpu_hour_price=price, **goal, **MLP, **PATIENT)
-
-    assert "--max-gpus" not in caught.value.hint
-    base = prepare("zoo:mlp-xs", gpus=1, **MLP)
-    finder = Finder(base, Goal(), Effort(), 8, silent, never)
-    for number in (1, 2, 4, 8, 64):
-        floor = finder._floor(resized(base, gpus=number)) * (1 if unit == "takes" else number)
-        met: dict[str, Any] = dict.fromkeys(goal, floor)
-        finder.goal = Goal(**met, gpu_hour_price=price)
-        assert not finder._least()
-
-
-def test_who_interrupts_is_not_told_that_nothing_does() -> None:
-    """A number that was not looked at to the end may do."""
-    with pytest.raises(InterruptedSearchError, match="interrupted before a number of GPUs had a plan that fits"):
-        find_gpus("zoo:mlp-xs", memory_limit=4.0e3, max_gpus=4, should_stop=lambda: True, **MLP)
-
-
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
-        (["--dump-problem", "p.json"], "--dump-problem"),
-        (["--grid", "5"], "--grid"),
-        (["--workers", "2", "--ray-address", "auto", "--engine", "ray"], "--workers and --engine and --ray-address"),
-        (["--grid", "0", "--engine", "local"], ""),
-    ],
-)
-def test_options_of_one_search_are_refused_where_numbers_are_looked_for(
-    options: list[str], refused: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before any work, unless they say what holds in any case."""
-    asked: list[str] = []
-
-    def find(model: str, **_: object) -> None:
-        asked.append(model)
-        raise JobError("asked")
-
-    monkeypatch.setattr("autopar.sizing.gpus.find_gpus", find)
-
-    assert main(["solve", "no-such-model.onnx", "--find-min-gpus", "--no-cache", *options]) == 2
-
-    assert bool(asked) == (not refused)
-    assert not refused or f"leave out {refused}\n" in capsys.readouterr().err
-
-
 def test_an_interrupted_answer_exits_as_interrupted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all that is known: a plan that is not the last word exits so, too."""
-    report = replace(_report(_task("mlp-xs", 2, 4.0e3)), complete=False, interrupted=True)
+    report = replace(_report(short_task("mlp-xs", 2, 4.0e3)), complete=False, interrupted=True)
 
     def solve(model: str, **_: object) -> None:
         raise InfeasibleError("no plan fits", report=report)
@@ -570,74 +403,10 @@ def test_an_interrupted_answer_exits_as_interrupted(
     assert format_infeasibility(report) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"budget": 3.0}, "a budget without a price"),
-        ({"budget": 3.0, "gpu_hour_price": 1.0, "target_seconds": 1.0}, "a target time and a budget at once"),
-        ({"budget": 3.0, "gpu_hour_price": 1.0, "per": "run"}, "a run without its length"),
-        ({"budget": 3.0, "gpu_hour_price": 1.0, "per": "day"}, "a budget per 'day'"),
-        ({"target_seconds": -1.0}, "target seconds of -1"),
-        ({"global_batch": None}, "the batch of this model depends on the number of GPUs"),
-    ],
-)
-def test_goals_that_make_no_sense_are_refused(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
-    request = {**GPT, **wrong}
-    model = "zoo:gpt2"
-    if wrong.get("global_batch", 1) is None:
-        model, request = str(_exported(tmp_path)), {}
-
-    with pytest.raises(JobError) as caught:
-        find_gpus(model, **request)
-
-    assert message in caught.value.args[0]
-    assert caught.value.hint
-
-
-def _exported(folder: Path) -> Path:
-    path = folder / "mlp.onnx"
-    assert main(["model", "mlp-xs", "-o", str(path)]) == 0
-    return path
-
-
-def test_pins_hold_for_every_number() -> None:
-    """Numbers whose space has nothing of what is pinned are listed with the reason."""
-    found = find_gpus("zoo:mlp-xs", pins=pins_from({"pin": {"stages": 2, "tp": 2}}), max_gpus=4, **LONG, **PATIENT)
-
-    assert found.gpus == 4
-    assert found.plan is not None
-    assert found.plan.job.pins == {"pin": {"stages": 2, "tp": 2}}
-    assert {own.gpus: own.outcome for own in found.looked} == {1: "fails", 2: "fails", 3: "fails", 4: "meets"}
-    assert all("pin " in own.why for own in found.looked if own.outcome == "fails")
-
-
-def test_numbers_fill_nodes() -> None:
-    task = _task("mlp-xs", 1)
-
-    assert counts(task, 1, 32) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32]
-    assert counts(task, 5, 17) == [5, 6, 7, 8, 16]
-    assert counts(task, 9, 15) == []
-
-
-def test_the_command_asks_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["solve", "zoo:mlp-xs", "--global-batch", "8", "--max-gpus", "2", "--no-cache"]
-    arguments += [word for name, size in SHORT["mlp-xs"].items() for word in ("--set", f"{name}={size}")]
-
-    assert main([*arguments, "--find-min-gpus"]) == 0
-    text = capsys.readouterr().out
-    assert main([*arguments, "--target-time", "1000", "--gpu-hour-price", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-
-    assert "answer  1 GPUs" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
-    assert (found["gpus"], found["proven"], found["plan"]["job"]["gpus"]) == (1, True, 1)
-    assert found["looked"][0]["cost"] > 0
-
-
 def test_a_search_that_cannot_succeed_is_ended_by_its_bytes() -> None:
     """And one that can is not: hope is lost only if the thriftiest plan is too large."""
-    task = _task("mlp-xs", 2, 1.0e3)
-    fits = _task("mlp-xs", 2)
+    task = short_task("mlp-xs", 2, 1.0e3)
+    fits = short_task("mlp-xs", 2)
 
     for own, lost in ((task, True), (fits, False)):
         watch = hope.Hope(own, lambda _: None, lambda: False)
@@ -667,7 +436,7 @@ def test_a_look_that_time_cuts_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         return nothing if len(asked) == 1 else replace(nothing, is_cut=False)
 
     monkeypatch.setattr(hope, "look", look)
-    watch = hope.Hope(_task("mlp-xs", 2), lambda _: None, lambda: False)
+    watch = hope.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
     watch.progress(Progress("begin"))
     watch._began -= 2 * hope.PATIENCE
 
@@ -690,7 +459,7 @@ def test_a_plan_that_comes_meanwhile_ends_the_look(monkeypatch: pytest.MonkeyPat
         return Thrifty(None, math.inf, 0.0, complete=True, is_cut=False)
 
     monkeypatch.setattr(hope, "look", look)
-    watch = hope.Hope(_task("mlp-xs", 2), lambda _: None, lambda: False)
+    watch = hope.Hope(short_task("mlp-xs", 2), lambda _: None, lambda: False)
     watch.progress(Progress("begin"))
     watch._began -= 2 * hope.PATIENCE
 
@@ -703,10 +472,10 @@ def test_a_plan_that_comes_meanwhile_ends_the_look(monkeypatch: pytest.MonkeyPat
     assert len(steps) == 100
 
 
-def test_a_search_begins_with_what_fits() -> None:
+def test_a_search_begins_with_whatfits() -> None:
     """Where memory is so short that no usual configuration fits, there is a plan to return before any is bounded."""
-    limit = 1.001 * thriftiest(_task("mlp-xs", 2).on_device).bytes
-    task = _task("mlp-xs", 2, limit)
+    limit = 1.001 * thriftiest(short_task("mlp-xs", 2).on_device).bytes
+    task = short_task("mlp-xs", 2, limit)
     told: list[Progress] = []
 
     outcome = hope.search_plans(
@@ -723,7 +492,7 @@ def test_a_search_begins_with_what_fits() -> None:
 
 
 def test_nothing_that_is_too_large_is_begun_with() -> None:
-    for task, is_lost in ((_task("mlp-xs", 2, 1.0e3), True), (_task("mlp-xs", 2), False)):
+    for task, is_lost in ((short_task("mlp-xs", 2, 1.0e3), True), (short_task("mlp-xs", 2), False)):
         watch = hope.Hope(task, lambda _: None, lambda: False)
         spare = watch.spare()
         assert (spare is None) == watch.lost == is_lost
@@ -741,7 +510,7 @@ def test_what_is_proven_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("look", "thriftiest"):
         monkeypatch.setattr(hope, name, _unasked)
 
-    outcome = hope.search_plans(_task("mlp-xs", 2, 1.0e3), Effort())
+    outcome = hope.search_plans(short_task("mlp-xs", 2, 1.0e3), Effort())
 
     assert outcome.proves_none
 
@@ -750,7 +519,7 @@ def test_what_is_proven_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> No
 def test_nobody_looks_for_it_after_the_end_of_a_search_or_twice_at_once(
     passed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, asked = _task("mlp-xs", 2), []
+    task, asked = short_task("mlp-xs", 2), []
 
     def look(*_: object, **__: object) -> Looking:
         asked.append(watch.should_stop())  # as another thread may ask meanwhile
@@ -768,7 +537,7 @@ def test_nobody_looks_for_it_after_the_end_of_a_search_or_twice_at_once(
 
 def test_a_known_plan_is_taken_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be that over by a limit or by whoever asked; a faster one is found where there is time."""
-    task = _task("mlp-xs", 2)
+    task = short_task("mlp-xs", 2)
     known = thriftiest(task.opened)
     assert known.candidate is not None
     for name in ("look", "thriftiest"):
@@ -787,7 +556,7 @@ def test_a_known_plan_is_taken_when_the_time_is_over(monkeypatch: pytest.MonkeyP
 
 def test_an_answer_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """All its parts get as much less, but never less than a share of the limit; ways out are there all the same."""
-    task, given = _task("mlp-xs", 2, 1.0e3), list[Limits]()
+    task, given = short_task("mlp-xs", 2, 1.0e3), list[Limits]()
     report = _report(task)
 
     def explain(own: Explainer, outcome: Outcome) -> Infeasibility:
@@ -806,7 +575,7 @@ def test_an_answer_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ways_out_need_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fits is known when they are looked for: no time for the fastest plan leaves the thriftiest."""
-    task = _task("mlp-xs", 2, 4.0e3)
+    task = short_task("mlp-xs", 2, 4.0e3)
     ways = {way.option: way for way in _report(task).relaxations}
 
     monkeypatch.setattr("autopar.sizing.explain.quick", lambda effort, seconds: replace(effort, time_limit=1e-9))
@@ -823,8 +592,8 @@ def test_ways_out_need_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_that_cannot_hold_the_state_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time goes to numbers that may do; without the floor smaller ones would be looked at first."""
-    state = held_in_all(_task("mlp-xs", 1), UNHOSTED)
-    task, looked = _task("mlp-xs", 1, state / 3), list[int]()
+    state = held_in_all(short_task("mlp-xs", 1), UNHOSTED)
+    task, looked = short_task("mlp-xs", 1, state / 3), list[int]()
 
     def look(own: Task, **limits: Any) -> Thrifty:
         looked.append(own.job.gpus)
@@ -839,7 +608,7 @@ def test_numbers_that_cannot_hold_the_state_are_not_looked_at(monkeypatch: pytes
 
 def test_a_plan_that_is_found_too_late_is_no_reason_to_buy_devices() -> None:
     """Where a limit cut the search for a plan that fits, what says what is missing may find one."""
-    error = explain_infeasible(_task("mlp-xs", 2), Effort(), Outcome(bound=1.0))
+    error = explain_infeasible(short_task("mlp-xs", 2), Effort(), Outcome(bound=1.0))
 
     assert isinstance(error, InterruptedSearchError)
     assert "fits, but was found too late" in str(error)
@@ -847,7 +616,7 @@ def test_a_plan_that_is_found_too_late_is_no_reason_to_buy_devices() -> None:
 
 def test_what_is_cut_says_so() -> None:
     """No time leaves the first configuration alone, unless nothing else could be better."""
-    task = _task("mlp-xs", 2)
+    task = short_task("mlp-xs", 2)
 
     assert thriftiest(task, end=0.0).is_cut
     assert not thriftiest(task).is_cut

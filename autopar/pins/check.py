@@ -23,7 +23,12 @@ def broken(plan: Plan, pins: Pins, folded: Folded) -> tuple[str, ...]:
         pins: The pins.
         folded: The graph of one of its microbatches.
     """
-    return (*_differs(plan, pins.pin, folded), *_has(plan, pins.forbid, folded))
+    roles = roles_of_axes(plan.mesh, plan.blocks, folded)
+    return (
+        *_strays(plan, pins, roles),
+        *_differs(plan, pins.pin, folded, roles),
+        *_has(plan, pins.forbid, folded, roles),
+    )
 
 
 def _facts(plan: Plan) -> dict[str, object]:
@@ -37,14 +42,24 @@ def _facts(plan: Plan) -> dict[str, object]:
     }
 
 
-def _differs(plan: Plan, pin: Choices, folded: Folded) -> Iterator[str]:
+def _strays(plan: Plan, pins: Pins, roles: Sequence[AxisRole]) -> Iterator[str]:
+    """Yield what is so and is not to be, or the other way round: forbidding the one is pinning the other."""
+    if plan.variants and True not in pins.unequal:
+        yield "stages have meshes of their own"
+    for own in roles:
+        if own.axis.size > 1 and own.sequence_parallel not in pins.sequence_parallel:
+            if own.sequence_parallel and own.axis.name != "cp":
+                yield f"axis {own.axis.name} splits the sequence between blocks"
+            if not own.sequence_parallel and own.axis.name == "tp":
+                yield "axis tp does not split the sequence between blocks"
+
+
+def _differs(plan: Plan, pin: Choices, folded: Folded, roles: Sequence[AxisRole]) -> Iterator[str]:
     for key, value in _facts(plan).items():
         if getattr(pin, key) and value not in getattr(pin, key):
             yield f"{key} is {value}"
     if pin.mesh and not any(is_mesh(plan.mesh, own) for own in pin.mesh):
         yield f"mesh is {plan.device_mesh}"
-    roles = roles_of_axes(plan.mesh, plan.blocks, folded)
-    yield from _along_sequence(roles, pin.sequence_parallel)
     for role in ROLES:
         named = [own for own in roles if own.axis.name == role and own.axis.size > 1]
         for own in named:
@@ -56,8 +71,6 @@ def _differs(plan: Plan, pin: Choices, folded: Folded) -> Iterator[str]:
             others = [own for own in roles if own.axis.name not in ROLES and own.axis.size > 1 and _plays(own, role)]
             if degree not in degrees or others:
                 yield f"{role} is {degree}" + (f", and axis {others[0].axis.name} is {role} too" if others else "")
-    if pin.unequal == (False,) and plan.variants:
-        yield "stages have meshes of their own"
     begins = {stage.blocks[0] for stage in plan.stages[1:]}
     if pin.boundaries and not begins <= set(pin.boundaries):
         yield f"stages begin at blocks {', '.join(map(str, sorted(begins)))}"
@@ -93,36 +106,22 @@ def _not_hosted(plan: Plan, pin: Choices, own_layers: set[int]) -> Iterator[str]
                     yield f"the optimizer of block {block} lies {'in host memory' if lies else 'on the device'}"
 
 
-def _along_sequence(roles: Sequence[AxisRole], pinned: Sequence[bool]) -> Iterator[str]:
-    """Yield which axes split values between blocks along the sequence, or do not, other than pinned."""
-    for own in roles if len(pinned) == 1 else ():
-        if own.axis.size > 1 and own.sequence_parallel != pinned[0]:
-            if pinned[0] and own.axis.name == "tp":
-                yield "axis tp does not split the sequence between blocks"
-            if not pinned[0] and own.axis.name != "cp":
-                yield f"axis {own.axis.name} splits the sequence between blocks"
-
-
 def _plays(own: AxisRole, role: str) -> bool:
     if role == "ep":
         return own.experts
     return own.role == ("sp" if role == "cp" else role)
 
 
-def _has(plan: Plan, forbid: Choices, folded: Folded) -> Iterator[str]:
+def _has(plan: Plan, forbid: Choices, folded: Folded, roles: Sequence[AxisRole]) -> Iterator[str]:
     for key, value in _facts(plan).items():
         if value in getattr(forbid, key):
             yield f"{key} is {value}"
-    if forbid.mesh and any(is_mesh(plan.mesh, own) for own in forbid.mesh):
+    if any(is_mesh(plan.mesh, own) for own in forbid.mesh):
         yield f"mesh is {plan.device_mesh}"
-    roles = roles_of_axes(plan.mesh, plan.blocks, folded)
-    yield from _along_sequence(roles, [not own for own in forbid.sequence_parallel])
     for role in ROLES:
         degree = prod(own.axis.size for own in roles if _plays(own, role))
         if degree in getattr(forbid, role):
             yield f"{role} is {degree}"
-    if True in forbid.unequal and plan.variants:
-        yield "stages have meshes of their own"
     begins = {stage.blocks[0] for stage in plan.stages[1:]}
     for block in sorted(begins & set(forbid.boundaries)):
         yield f"a stage begins at block {block}"

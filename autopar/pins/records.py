@@ -11,7 +11,8 @@ from autopar.search.space import divisors
 from autopar.tactics import Tactic, schedule_to
 
 ROLES = ("dp", "ep", "cp", "tp")
-"""Degrees that can be pinned, in the order of the axes of a mesh: the last ones are neighbours."""
+"""What axes may be named for, and whose degrees can be pinned or forbidden, in the order of the axes of a mesh: the
+last ones are neighbours."""
 
 MOST_FREE = 3
 """Axes of a mesh that are named for no role: ops have a strategy for each combination of what they do on each."""

@@ -236,6 +236,8 @@ def _check_values(space: Sequence[Configuration], pins: Pins, frame: Frame) -> N
 
 def _check_forbidden(space: Sequence[Configuration], pins: Pins, frame: Frame) -> None:
     """Raise an error for a forbidden mesh whose axes have names that no mesh has, so that it would forbid nothing."""
+    if not pins.forbid.mesh:
+        return
     names = {axis.name for configuration in _with_meshes(space, pins, frame) for axis in configuration.mesh.axes}
     for axes in pins.forbid.mesh:
         unknown = [name for name, _ in axes if name and name not in names]

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from autopar.errors import AutoparError, TacticError
+from autopar.errors import AutoparError, TacticError, fault_in_file
 from autopar.tactics.records import (
     Automatic,
     ContextParallel,
@@ -96,10 +96,7 @@ def read_yaml(path: str | Path, error: type[AutoparError], example: str) -> obje
     except UnicodeDecodeError:
         raise error(f"{str(path)!r} is not a text file", hint=example) from None
     except yaml.YAMLError as failure:
-        mark = getattr(failure, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(failure, "problem", None) or "it is no YAML"
-        raise error(f"{str(path)!r}{where}: {problem}", hint=example) from None
+        raise error(fault_in_file(repr(str(path)), failure), hint=example) from None
     return content
 
 
