@@ -11,7 +11,7 @@ from autopar import solvers
 from autopar.cluster import Cluster, cluster_from_dict, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_policy, load_stack, reserve_bytes, stack_from_dict
 from autopar.discover import Rules, discover
-from autopar.errors import JobError
+from autopar.errors import JobError, PinError
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims, batch_dims
@@ -248,6 +248,10 @@ def pinned(task: Task, pins: Pins) -> Task:
         trains=job.mode == "train",
         host=task.costs.cluster.host is not None,
     )
+    if constraints.needs_host and left is not None:  # stages with meshes of their own have nothing there
+        left = None
+        if not space:
+            raise PinError("unequal: stages with meshes of their own offload nothing", hint="drop one of the pins")
     job = replace(job, pins=pins.to_mapping())
     return replace(task, job=job, space=space, pins=pins, constraints=constraints, unequal=left)
 

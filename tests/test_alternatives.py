@@ -20,8 +20,8 @@ from autopar.report.alternatives import format_tensor, format_weighing
 from autopar.search.space import Configuration
 from autopar.sizing.planning import find_plan
 from autopar.sizing.thrift import thriftiest
-from autopar.task import Effort, Task, pinned, prepare
-from tests.formulations import DIMS
+from autopar.task import Effort, Task, pinned
+from tests.sizes import short_task
 
 LONG = 600.0
 """Seconds; searches of these models end by themselves long before."""
@@ -34,7 +34,7 @@ def _plan(memory: float | None = None) -> Plan:
 
 @cache
 def _task(memory: float | None = None) -> Task:
-    return prepare("zoo:mlp-xs", gpus=4, global_batch=8, dims=DIMS["mlp-xs"], memory_limit=memory)
+    return short_task("mlp-xs", 4, memory)
 
 
 @cache

@@ -26,6 +26,7 @@ from autopar.plan import HistoryPoint, PhaseTime, Plan
 from autopar.sizing.explain import Limits, explain_infeasible
 from tests.plans import two_stage_plan
 from tests.shares import some
+from tests.sizes import MLP
 
 GOLDEN = Path(__file__).parent / "golden"
 CLOSE = 1.005
@@ -84,7 +85,7 @@ def test_a_model_that_fits_nowhere_is_a_result(monkeypatch: pytest.MonkeyPatch) 
     brief = partial(explain_infeasible, limits=Limits(conflict=0.0, gpus=0.0, ways=0.0))
     monkeypatch.setattr("autopar.api.explain_infeasible", brief)
 
-    comparison = bench.compare("zoo:gpt2", gpus=2, global_batch=1, dims=TINY, memory_limit=2e3)
+    comparison = bench.compare("zoo:mlp-xs", gpus=2, **MLP, memory_limit=2e3)
 
     assert {result.termination for result in comparison.results} == {"infeasible"}
     assert "more than the limit of 2 kB" in comparison.ours.note

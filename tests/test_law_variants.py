@@ -153,7 +153,7 @@ PLANS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(drawn=st.fixed_dictionaries(PLANS))
 def test_random_variants_of_random_models_train_like_the_model(drawn: dict[str, Any], cache_dir: Path) -> None:
     """Loss, gradients and updated states after three steps."""

@@ -30,6 +30,7 @@ from autopar.sizing.thrift import thriftiest
 from autopar.task import Effort, Task, pinned, prepare
 from tests.executions import COSTS, Execution, found_candidates, model_rules, written
 from tests.formulations import DIMS
+from tests.sizes import short_task
 
 ALL = frozenset(Hosted)
 SLOW = replace(PRESETS["h100"], host=replace(PRESETS["h100"].known_host(), to_host=1e8, to_device=1e8))
@@ -137,6 +138,30 @@ def test_pinned_offload_is_kept_to(pins: dict[str, Any], hosted: set[Hosted]) ->
     own = pins_of(plan, folded, task.rules_of(folded), task.workload.batch_dims_of(folded))
     assert broken(plan, own, folded) == ()
     assert plan_task(pinned(task, own), Effort()).objective == pytest.approx(plan.objective, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"pin": {"offload": "activations"}},
+        {"pin": {"offload": "optimizer"}},
+        {"forbid": {"recompute": ["none", "selective", "full"]}},
+    ],
+    ids=["activations", "optimizer", "by-recompute"],
+)
+def test_what_needs_host_memory_has_no_stages_with_meshes_of_their_own(pins: dict[str, Any]) -> None:
+    """Those offload nothing: they are not searched, and nothing is left where only they are allowed."""
+    free = short_task("mlp-xs", 4)
+    task = pinned(free, pins_from(pins))
+    assert free.unequal is not None
+    assert task.unequal is None
+
+    plan = plan_task(task, Effort(top_k=1))
+
+    assert _hosted(plan)
+    assert broken(plan, task.pins, task.workload.folded(plan.microbatch)) == ()
+    with pytest.raises(PinError, match="stages with meshes of their own offload nothing"):
+        pinned(free, pins_from({**pins, "pin": {**pins.get("pin", {}), "unequal": True}}))
 
 
 def test_forbidding_host_memory_is_part_of_the_conflict() -> None:

@@ -168,7 +168,7 @@ CONFIGURATIONS = [
 ]
 
 
-@pytest.mark.parametrize("configuration", one_in(2, CONFIGURATIONS), ids=str)
+@pytest.mark.parametrize("configuration", one_in(4, CONFIGURATIONS), ids=str)
 def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: Configuration) -> None:
     """Under limits from where all fits to where nothing does, of good and of random choices in their best split."""
     search = _search(gpus=configuration.num_stages * configuration.mesh.size)

@@ -107,6 +107,11 @@ class Constraints:
         return (not away or self.hosts_optimizer) and all(away in own for own in self.states[start:stop])
 
     @property
+    def needs_host(self) -> bool:
+        """Whether some block has to have something in host memory."""
+        return any(own.isdisjoint(ON_DEVICE) for own in self.keeps) or any(False not in own for own in self.states)
+
+    @property
     def opened(self) -> "Constraints":
         """The constraints with all that may lie in host memory."""
         return replace(self, hosted=self.hosted | self.reserve, reserve=frozenset())

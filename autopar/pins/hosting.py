@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autopar.errors import PinError
 from autopar.formulate.fold import Folded
 from autopar.pins.records import RANGED, BlockOffload, BlockRecompute, Item, Pins
-from autopar.recompute import BY_SECONDS, Hosted, Recompute
+from autopar.recompute import BY_SECONDS, ON_DEVICE, Hosted, Recompute
 from autopar.tactics.stages import layers
 
 Keeps = list[frozenset[Recompute]]
@@ -63,6 +63,9 @@ def hosting(pins: Pins, folded: Folded, *, trains: bool, host: bool) -> Hosting:
                 f"{' and '.join(guilty)} {verb} nothing for block {block}",
                 hint=f"drop one of them; what a block keeps is one of {', '.join(known)}",
             )
+    if any(own.isdisjoint(ON_DEVICE) for own in keeps):  # there is no plan without
+        hosted |= {Hosted.ACTIVATIONS}
+        reserve -= hosted
     told = any(own != frozenset({False, True}) for own in states)
     return Hosting(tuple(keeps), hosted, reserve, tuple(states) if told else ())
 

@@ -1,6 +1,6 @@
 """Prints published_megatron.md: Megatron-LM's published plans of SC'21 Table 1 beside ours, both simulated.
 
-    python docs/benchmarks/published_megatron.py --time-limit 60 > docs/benchmarks/published_megatron.md
+    python docs/benchmarks/published_megatron.py > docs/benchmarks/published_megatron.md
 
 Models, devices, batches and achieved FLOP/s are those of Narayanan et al. 2021 (SC'21), Table 1; tensor and pipeline
 degree, samples per microbatch and layers per virtual stage those of Megatron-LM's `examples/sc21/run_table_1.sh`, which
@@ -9,7 +9,8 @@ default software stack; the measured seconds follow from the FLOP/s by the paper
 
     FLOPs = 96 B s l h^2 (1 + s / (6 h) + V / (16 l h)).
 
-Measured seconds are of the software of 2021; our plan is not one of its space.
+Measured seconds are of the software of 2021; our plan is not one of its space. Bounds are of the whole
+declared space, and gaps those of the plan.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from autopar.cluster import load_cluster
 from autopar.degrees import Degrees
 from autopar.errors import InterruptedSearchError
 from autopar.models.gpt import GptConfig
+from autopar.plan import Plan
 from autopar.prediction import Predictor
 from autopar.units import format_bytes, format_seconds
 from autopar.workload import open_workload
@@ -82,11 +84,15 @@ ROWS = (
     Row("megatron-1t", 3072, 8, 64, 1, 1, 163),
 )
 
-HEADER = ("model", "GPUs", "measured", "published plan", "its memory", "ours", "less time", "gap", "search", "our plan")
+PLANS = 3
+
+HEADER = (
+    "model", "GPUs", "measured", "published plan", "its memory", "ours", "less time", "bound", "gap", "search", "our plan"
+)  # fmt: skip
 
 
-def figures(row: Row, time_limit: float, cache: Path) -> tuple[str, ...]:
-    """Return the cells of a row."""
+def compared(row: Row, time_limit: float, cache: Path) -> tuple[tuple[str, ...], Plan | None]:
+    """Return the cells of a row, and our best plan; None if there was none in time."""
     theirs = Predictor(open_workload(f"zoo:{row.name}"), cache).predict(row.degrees, load_cluster(CLUSTER))
     cells = [
         row.name,
@@ -98,21 +104,34 @@ def figures(row: Row, time_limit: float, cache: Path) -> tuple[str, ...]:
     ]
     try:
         ours = autopar.solve(
-            f"zoo:{row.name}", gpus=row.gpus, cluster=CLUSTER, time_limit=time_limit, cache_dir=cache, top_k=1
+            f"zoo:{row.name}", gpus=row.gpus, cluster=CLUSTER, time_limit=time_limit, cache_dir=cache, top_k=PLANS
         )
     except InterruptedSearchError as error:
-        return (*cells, "-", "-", "-", "-", str(error.args[0]))
+        return (*cells, "-", "-", "-", "-", "-", str(error.args[0])), None
     assert ours.simulated is not None
     assert ours.search is not None
     seconds = ours.simulated.step_seconds
-    return (
-        *cells,
+    figures = (
         format_seconds(seconds),
         f"{100 * (1 - seconds / theirs.timeline.step_seconds):.1f} %",
+        format_seconds(ours.search.bound),
         f"{100 * ours.search.gap:.1f} %",
         format_seconds(sum(phase.seconds for phase in ours.search.phases)),
         ours.summary,
     )
+    return (*cells, *figures), ours
+
+
+def details(name: str, ours: Plan) -> list[str]:
+    """Return the lines that say where the time of a search went, and what its best plans are."""
+    assert ours.search is not None
+    rows = []
+    for number, plan in enumerate((ours, *ours.alternatives), 1):
+        assert plan.simulated is not None
+        rows.append((str(number), *map(format_seconds, (plan.objective, plan.simulated.step_seconds)), plan.summary))
+    phases = ", ".join(f"{phase.name} {format_seconds(phase.seconds)}" for phase in ours.search.phases)
+    ended = f"{phases}; stopped: {ours.search.termination}."
+    return ["", f"## {name}", "", ended, "", *markdown_table(("#", "objective", "simulated", "plan"), rows)]
 
 
 def main() -> None:
@@ -128,9 +147,15 @@ def main() -> None:
     lines += (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].splitlines()
     lines += ["", *condition_lines(conditions(command)), ""]
     print("\n".join(lines))  # noqa: T201
+    plans = dict[str, Plan]()
     for number, row in enumerate(wanted):
-        table = markdown_table(HEADER, [figures(row, arguments.time_limit, cache)])
+        cells, ours = compared(row, arguments.time_limit, cache)
+        if ours is not None:
+            plans[row.name] = ours
+        table = markdown_table(HEADER, [cells])
         print("\n".join(table if number == 0 else table[2:]), flush=True)  # noqa: T201
+    for name, ours in plans.items():
+        print("\n".join(details(name, ours)))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ verification and simulation of the best plans. All of it is to end after the sec
 a model of a thousand layers may take half as long again as one of 96.
 Whole spaces are searched by two workers, for the targets are for two cores, or by the process itself where two take
 more memory than is asked for; one mesh by the process itself. Seconds are of the wall clock; CPU seconds and memory are
-those of the process and all it starts, together: resident bytes, looked at four times a second, of which pages that
-several share count once.
+those of the process and all it starts, together: resident bytes, looked at four times a second or, where that takes
+longer, for a hundredth of the time, of which pages that several share count once.
 """
 
 import json
@@ -78,6 +78,10 @@ CASES = {
 
 
 LOOK_SECONDS = 0.25
+"""Between two looks, at least."""
+
+LOOK_SHARE = 0.01
+"""Of the time that looks may take: the kernel goes through all pages of a process, which has to wait for it."""
 
 
 @dataclass(slots=True)
@@ -111,8 +115,11 @@ def watched() -> Iterator[Usage]:
     usage, over = Usage(), threading.Event()
 
     def watch() -> None:
-        while not over.wait(LOOK_SECONDS):
+        pause = LOOK_SECONDS
+        while not over.wait(pause):
+            start = time.monotonic()
             usage.look(os.getpid())
+            pause = max(LOOK_SECONDS, (time.monotonic() - start) / LOOK_SHARE)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
