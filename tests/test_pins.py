@@ -204,6 +204,7 @@ def test_values_that_cannot_occur_are_refused(pins: dict[str, Any], message: str
         ),
         ({"forbid": {"dp": [1, 2, 4, 8], "stages": 2}}, "keeps to 'forbid dp: [1, 2, 4, 8]'", "drop or change it"),
         ({"forbid": {"tp": 2}, "pin": {"mesh": "2x2"}}, "mesh and degrees are both given", "{dp: 4, tp: 2}"),
+        ({"forbid": {"ep": 1}}, "the model has no experts", "leave it out"),
         ({"forbid": {"sequence_parallel": [True, False]}}, "neither true nor false is left", "drop one"),
         (
             {"pin": {"recompute": "none", "stages": 2}, "forbid": {"recompute": "none"}},

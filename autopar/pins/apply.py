@@ -90,7 +90,7 @@ def _check_sequence(pins: Pins, space: Sequence[Configuration]) -> None:
 def _check_experts(pins: Pins, folded: Folded) -> None:
     """Raise an error if experts are to be split where there are none."""
     named = [*pins.pin.ep, *(size for axes in pins.pin.mesh for name, size in axes if name == "ep")]
-    if any(degree > 1 for degree in named) and not experts_of(folded):
+    if (1 in pins.forbid.ep or any(degree > 1 for degree in named)) and not experts_of(folded):
         raise PinError("ep: the model has no experts", hint="leave it out")
 
 

@@ -87,8 +87,18 @@ ROWS = (
 PLANS = 3
 
 HEADER = (
-    "model", "GPUs", "measured", "published plan", "its memory", "ours", "less time", "bound", "gap", "search", "our plan"
-)  # fmt: skip
+    "model",
+    "GPUs",
+    "measured",
+    "published plan",
+    "its memory",
+    "ours",
+    "less time",
+    "bound",
+    "gap",
+    "search",
+    "our plan",
+)
 
 
 def compared(row: Row, time_limit: float, cache: Path) -> tuple[tuple[str, ...], Plan | None]:
