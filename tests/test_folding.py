@@ -11,6 +11,7 @@ from autopar.formulate import fold as folding
 from autopar.formulate.building import build_tables
 from autopar.formulate.fold import Folded
 from autopar.formulate.grouped import grouped_time
+from autopar.formulate.hops import Hops, between
 from autopar.formulate.options import Options
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, step_time
@@ -111,13 +112,13 @@ def test_the_objective_is_that_of_the_unfolded_graph(
         assert [lowered_bytes(folded, found.choice).arriving[kind] for kind in chain[2:]] == pytest.approx(arriving[2:])
 
 
-def _seconds(tables: Tables, choice: Choice, pipeline: Pipeline, split: Split, hop: float) -> float:
+def _seconds(tables: Tables, choice: Choice, pipeline: Pipeline, split: Split, hop: Hops | float) -> float:
     """Return the step seconds of a plan under its schedule."""
     totals, chain = tables.block_seconds(choice), tables.folded.chain
     if pipeline.fills and pipeline.schedule != "gpipe":
-        return step_time(totals, chain, pipeline, split, hop).seconds
+        return step_time(totals, chain, pipeline, split, between(split, hop)).seconds
     passes = pass_seconds(tables, choice, splits=SCHEDULES[pipeline.schedule].splits)
-    return grouped_time(passes, totals, chain, pipeline, split, hop).seconds
+    return grouped_time(passes, totals, chain, pipeline, split, between(split, hop)).seconds
 
 
 def _configuration(task: Task, schedule: str) -> Configuration:
@@ -133,8 +134,9 @@ def _best(task: Task, configuration: Configuration) -> Candidate:
     return attempt.best
 
 
-def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choice) -> float:
-    return Weighing(tables, configuration.pipeline(task.costs.stack), configuration.mesh.size).hop(choice)
+def _hop(task: Task, configuration: Configuration, tables: Tables, choice: Choice) -> Hops | float:
+    pipeline = configuration.pipeline(task.costs.stack)
+    return Weighing(tables, pipeline, configuration.mesh.size).hops(choice, pipeline)
 
 
 def test_tables_are_built_once_per_distinct_block(monkeypatch: pytest.MonkeyPatch) -> None:

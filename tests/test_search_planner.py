@@ -14,6 +14,7 @@ from autopar.bench.baselines.recipes import recipe_search
 from autopar.errors import InterruptedSearchError
 from autopar.formulate.building import build_tables
 from autopar.formulate.grouped import grouped_time
+from autopar.formulate.hops import between
 from autopar.formulate.memory import RESIDENT
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline, Split, step_time
@@ -82,11 +83,12 @@ def _everything() -> tuple[tuple[float, float], ...]:
             totals, memory_of = found.block_seconds(choice), lowered_bytes(found, choice)
             if not np.isfinite(totals).all():
                 continue
-            hop = attempt.weighing.hop(choice)
+            hop = attempt.weighing.hops(choice, pipeline)
             for ranges in splits(found.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
                 peaks = [stage_peak(memory_of, pipeline, split, s) for s in range(len(ranges))]
-                plans.append((step_time(totals, found.folded.chain, pipeline, split, hop).seconds, max(peaks)))
+                seconds = step_time(totals, found.folded.chain, pipeline, split, between(split, hop)).seconds
+                plans.append((seconds, max(peaks)))
     return tuple(plans)
 
 

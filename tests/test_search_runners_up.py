@@ -8,6 +8,7 @@ from itertools import islice, product
 import numpy as np
 import pytest
 
+from autopar.formulate.hops import between
 from autopar.formulate.narrow import narrow
 from autopar.formulate.step import Split, step_time
 from autopar.formulate.weights import problem, weights
@@ -106,10 +107,11 @@ def _everything(own: Attempt) -> Iterator[tuple[float, Choice, Ranges]]:
     for choice in every if made.mesh.size > 1 else islice(every, 0, None, 100):
         totals = made.block_seconds(choice)
         if np.isfinite(totals).all():
-            hop = own.weighing.hop(choice)
+            hop = own.weighing.hops(choice, pipeline)
             for ranges in splits(made.folded.num_blocks, pipeline.num_stages):
                 split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
-                yield step_time(totals, made.folded.chain, pipeline, split, hop).seconds, choice, ranges
+                seconds = step_time(totals, made.folded.chain, pipeline, split, between(split, hop)).seconds
+                yield seconds, choice, ranges
 
 
 def _signature(own: Attempt, choice: Choice, ranges: Ranges) -> Signature:

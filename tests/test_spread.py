@@ -107,7 +107,8 @@ def _rest(found: Tables, pipeline: Pipeline, limit: float) -> Rest:
     halves = float(alike[1]) / count, float(alike[2]) / count
     late = sum(memory.least(found.mesh.shape) for memory in put_off(found.folded, found.costs)) / limit
     arriving, returning = (
-        sum(memory.least(found.mesh.shape) for memory in own) / limit for own in received(found.folded, found.costs)
+        sum(memory.least(found.mesh.shape) for memory in own) / limit
+        for own in received(found.folded, found.costs, main_kind(found.folded).id)
     )
     assert arriving > 0 < returning, "so that it tells"
     ends = []

@@ -1,6 +1,6 @@
 """The models and clusters that `autopar benchmark --all` runs, and small stand-ins for a smoke run.
 
-Figures of some are published in docs/benchmarks/, those that `planner_jobs.yaml` lists there.
+Figures of all are published in docs/benchmarks/.
 """
 
 from collections.abc import Mapping

@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from autopar.formulate.constraints import FREE, Constraints, Mask
+from autopar.formulate.hops import Hops, between
 from autopar.formulate.loads import least_load
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures, special_blocks
@@ -44,23 +45,24 @@ def best_split(
     memory: ChainBytes,
     pipeline: Pipeline,
     limit: float,
-    hop: float,
+    hop: Hops | float,
     constraints: Constraints = FREE,
 ) -> tuple[Split, StepTime] | None:
     """Return the split into stages, and what their blocks recompute, with the least step time; None if none fits.
 
     A stage takes the fastest mixture of flavours that fits (`mixtures.py`), or the one that ends earliest with its
     reductions; with the optimizer's state on the device or, where more fits then, in host memory. Among those splits
-    the best is found exactly if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s), hops take no time from
-    the pace and forwards wait for no copies; else the split minimises a slightly smaller step time, in which such a
-    stage delays only the stages after it by its forward, and the slowest stage sets the pace.
+    the best is found exactly if gradient traffic hides behind compute (g_s + a_s <= f_s + b_s), hops are the same
+    wherever the chain is cut and take no time from the pace, and forwards wait for no copies; else the split minimises
+    a slightly smaller step time, in which such a stage delays only the stages after it by its forward, and the slowest
+    stage sets the pace. Of the splits that are looked at the one that takes least is returned.
 
     Args:
         totals: (kinds, slots) seconds of one instance, `Tables.block_seconds`.
         memory: What ranges of the chain of blocks hold.
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
-        hop: Seconds of sending one microbatch's boundary from a stage to the next.
+        hop: Seconds of handing one microbatch on or back: between any stages, or by where the chain is cut.
         constraints: Cuts, recompute and what may lie in host memory.
     """
     chain, num_stages = memory.chain, pipeline.num_stages
@@ -98,7 +100,7 @@ def _sorted(
     memory: ChainBytes,
     pipeline: Pipeline,
     limit: float,
-    hop: float,
+    hop: Hops | float,
     constraints: Constraints,
 ) -> tuple[Split, StepTime]:
     """Return the split with equal blocks of a stage in the order of `_LEAST`, wherever that fits and is no slower.
@@ -119,7 +121,7 @@ def _sorted(
         peak = memory.peak(start, stop, pipeline.in_flight(stage), ordered, offload=hosted[stage])
         found.append(ordered if allowed and peak <= limit else flavours)
     other = Split(split.ranges, tuple(found), split.offload)
-    found_time = step_time(totals, memory.chain, pipeline, other, hop)
+    found_time = step_time(totals, memory.chain, pipeline, other, between(other, hop))
     return (other, found_time) if found_time.seconds <= time.seconds * (1 + ROUNDING) else (split, time)
 
 
@@ -252,7 +254,7 @@ def may_lie(found: Windows, constraints: Constraints) -> tuple[Mask, Mask]:
 
 
 def _best(
-    stages: FittingStages, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, hop: float
+    stages: FittingStages, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, hop: Hops | float
 ) -> tuple[Split, StepTime] | None:
     """Return the best split into windows; see `best_split`."""
     from autopar.formulate.kernel import earliest_end, slowest  # compiling is loaded when it is needed only
@@ -261,9 +263,10 @@ def _best(
     least_pace = slowest(at, stages.seconds.min(axis=2))
     if not np.isfinite(least_pace):
         return None
-    starts = np.arange(pipeline.num_stages)[:, None] * (hop if stages.trains else 0.0)
+    back = float(hop.mean[:, 1].mean()) if isinstance(hop, Hops) else hop
+    starts = np.arange(pipeline.num_stages)[:, None] * (back if stages.trains else 0.0)
     before = stages.before[None, :-1] - starts
-    hops = pipeline.hops(hop) + pipeline.fixed
+    hops = pipeline.hops(hop.least if isinstance(hop, Hops) else hop) + pipeline.fixed
     seconds = stages.seconds
     ends = at, stages.mixtures.lengths, seconds, stages.tails, stages.slow, before
     least, *_ = earliest_end(*ends, np.inf)
@@ -281,7 +284,7 @@ def _best(
         pace = _pace(stages, stops, options)
         if best is None or end + follow * pace + hops < best[1].seconds * (1 - ROUNDING):
             split = _written(stages, stops, options)
-            time = step_time(totals, chain, pipeline, split, hop)
+            time = step_time(totals, chain, pipeline, split, between(split, hop))
             if best is None or time.seconds < best[1].seconds:
                 best = (split, time)
         # All caps from the pace of this split to its own one have the same end.

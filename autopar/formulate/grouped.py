@@ -22,10 +22,11 @@ import numpy as np
 from autopar.cost.overlap import state_buffers
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.cuts import ROUNDING, UNLIMITED, may_lie, symbols_for
+from autopar.formulate.hops import Hops, between
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.mixtures import Mixtures, mixtures
 from autopar.formulate.scheduled import StageWork, scheduled_step, works_of
-from autopar.formulate.step import Pipeline, Split, StepTime
+from autopar.formulate.step import Hop, Pipeline, Split, StepTime
 from autopar.formulate.tables import Slot
 from autopar.formulate.waves import Ranges, cut_evenly, cuts_in_runs, cuts_in_waves
 from autopar.formulate.windows import IntArray, windows
@@ -50,15 +51,18 @@ MOST_SHIFTS, PATIENCE = 400, 80
 
 
 def grouped_time(
-    passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: float
+    passes: FloatArray, totals: FloatArray, chain: Sequence[int], pipeline: Pipeline, split: Split, hop: Hop
 ) -> StepTime:
-    """Return the step time of a split under any schedule; arguments as of `Groups`."""
+    """Return the step time of a split under any schedule; arguments as of `Groups`, the hop as of `step_time`."""
     splits = SCHEDULES[pipeline.schedule].splits
     return _time(works_of(passes * pipeline.with_turns, totals, chain, split, splits=splits), pipeline, hop)
 
 
-def _time(works: Sequence[StageWork], pipeline: Pipeline, hop: float) -> StepTime:
-    seconds = scheduled_step(pipeline.schedule, pipeline.num_groups, pipeline.num_microbatches, works, (hop, hop))
+def _time(works: Sequence[StageWork], pipeline: Pipeline, hop: Hop) -> StepTime:
+    hops: tuple[float | FloatArray, float | FloatArray] = (hop, hop)
+    if isinstance(hop, np.ndarray):  # from each stage but the last one on, and from each but the first one back
+        hops = np.append(hop[:, 0], 0.0), np.append(0.0, hop[:, 1])
+    seconds = scheduled_step(pipeline.schedule, pipeline.num_groups, pipeline.num_microbatches, works, hops)
     each = np.array([work.forward + work.backward + work.weight for work in works])
     return StepTime(seconds + pipeline.fixed, seconds, 0.0, each)
 
@@ -80,7 +84,7 @@ class Groups:
         memory: What ranges of the chain of blocks hold, with the backward split if the schedule splits it.
         pipeline: Stages, microbatches, schedule.
         limit: Bytes per device.
-        hop: Seconds of sending one microbatch's boundary from a stage to the next.
+        hop: Seconds of handing one microbatch on or back: between any stages, or by where the chain is cut.
         constraints: Cuts, recompute and what may lie in host memory.
     """
 
@@ -91,7 +95,7 @@ class Groups:
         memory: ChainBytes,
         pipeline: Pipeline,
         limit: float,
-        hop: float,
+        hop: Hops | float,
         constraints: Constraints = FREE,
     ) -> None:
         self._passes, self._totals, self._memory = passes * pipeline.with_turns, totals, memory
@@ -217,7 +221,7 @@ class Groups:
         every = [found[stage] for stage in range(len(ranges))]
         recompute, offload = tuple(what.flavours for what, _ in every), tuple(what.away for what, _ in every)
         split = Split(ranges, recompute, offload if any(offload) else ())
-        return split, _time([work for _, work in every], self._pipeline, self._hop)
+        return split, _time([work for _, work in every], self._pipeline, between(split, self._hop))
 
     def _stage(self, window: int) -> "_Stage":
         if window not in self._stages:

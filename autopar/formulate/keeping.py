@@ -138,10 +138,10 @@ def put_off(folded: Folded, costs: CostModel) -> tuple[Memories, ...]:
 
 
 @lru_cache(maxsize=64)
-def received(folded: Folded, costs: CostModel) -> tuple[tuple[Memories, ...], tuple[Memories, ...]]:
-    """Return what a block of the most frequent kind receives from the one before it, and from the next one."""
+def received(folded: Folded, costs: CostModel, kind: int) -> tuple[tuple[Memories, ...], tuple[Memories, ...]]:
+    """Return what a block of a kind receives from the one before it, and from the next one."""
     resident, wire = element_bytes(folded, costs.policy)
-    own, values = hand_overs(folded)[main_kind(folded).id], folded.graph.values
+    own, values = hand_overs(folded)[kind], folded.graph.values
     arriving, returning = (
         tuple(
             Memories(frozenset({values[name].shape}), values[name].size * min(resident[name], wire[name]))

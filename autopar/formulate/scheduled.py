@@ -77,7 +77,7 @@ def scheduled_step(
     num_groups: int,
     num_microbatches: int,
     stages: Sequence[StageWork],
-    hops: tuple[float, float] = (0.0, 0.0),
+    hops: tuple[float | FloatArray, float | FloatArray] = (0.0, 0.0),
 ) -> float:
     """Return the seconds of a step.
 
@@ -86,7 +86,8 @@ def scheduled_step(
         num_groups: Groups of devices.
         num_microbatches: Microbatches per step.
         stages: All stages in order, a multiple of the groups.
-        hops: Seconds of a message to the next stage, and to the previous one, where those are on other devices.
+        hops: Seconds of a message to the next stage, and to the previous one, where those are on other devices: from
+            any stage, or (stages,) from each.
 
     >>> scheduled_step("zb-h1", 2, 4, [StageWork(1.0, 1.0, 1.0)] * 2)
     13.0

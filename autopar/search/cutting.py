@@ -9,6 +9,7 @@ import numpy as np
 
 from autopar.formulate.cuts import best_split, least_flow
 from autopar.formulate.grouped import Groups, grouped_time
+from autopar.formulate.hops import between
 from autopar.formulate.scheduled import pass_seconds
 from autopar.formulate.step import Pipeline
 from autopar.formulate.tables import FloatArray, Tables
@@ -64,7 +65,7 @@ class Cutting:
         totals, chain = self._tables.block_seconds(choice), self._tables.folded.chain
         if not np.isfinite(totals).all():
             return known
-        limit, constraints, hop = self._search.memory_limit, self._search.constraints, None
+        limit, constraints = self._search.memory_limit, self._search.constraints
         passes_of: dict[bool, FloatArray] = {}
         too_many: list[list[int]] = []  # microbatches that stages cannot hold
         for configuration, pipeline in self._pipelines:
@@ -80,17 +81,16 @@ class Cutting:
             holds = [pipeline.in_flight(stage) for stage in range(pipeline.num_stages)] if pipeline.fills else []
             if any(all(map(operator.ge, holds, fewer)) for fewer in too_many if holds):
                 continue
-            hop = self._weighing.hop(choice) if hop is None else hop
-            rest = self._weighing.bytes(choice, splits=splits), pipeline, limit, hop, constraints
+            memory, hops = self._weighing.bytes(choice, splits=splits), self._weighing.hops(choice, pipeline)
             seconds = self._weighing.copied(choice, totals, passes, splits=splits)
             if pipeline.fills:
-                found = best_split(seconds, *rest)
+                found = best_split(seconds, memory, pipeline, limit, hops, constraints)
                 if found is None:
                     too_many.append(holds)
                 elif pipeline.schedule == "gpipe":  # backwards alone hide less than with forwards
-                    found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], hop)
+                    found = found[0], grouped_time(passes, seconds, chain, pipeline, found[0], between(found[0], hops))
             else:
-                groups = Groups(passes, seconds, *rest)
+                groups = Groups(passes, seconds, memory, pipeline, limit, hops, constraints)
                 found = groups.best(best * (1 + SHIFTED))
                 if found is not None and found[1].seconds < best * (1 + SHIFTED):
                     found = groups.shifted(found, should_stop)

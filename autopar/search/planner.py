@@ -188,13 +188,16 @@ class Search:
                 climbing = Climbing(self, outcome, waves[0], carried, clock.after(CLIMB_SHARE))
                 sweep(crew, climbing, sys.maxsize, clock.end, clock.stops, clock.heard)
 
-            pacing: Pacing | None = None
-
             def scout(elsewhere: float) -> None:
                 best = outcome.best
                 ahead = scouts(families(more), self.global_batch, lambda family: carried.least(family, best))
                 first = ThirdAxis(self, outcome, ahead, carried, elsewhere, spreads_first=True)
                 sweep(crew, first, SCOUT_PIECES * len(ahead), clock.end, clock.stops, clock.heard)
+
+            pacing: Pacing | None = None
+            is_piped = bool(outcome.candidates) and outcome.candidates[0].configuration.num_stages > 1
+            if more and is_piped and self.constraints.restrict is None and not clock.stops():
+                scout(self._least(fewer))  # what several stages in turn save excludes much of all that is bounded next
 
             def climb(lowest: float) -> None:
                 if outcome.candidates and not outcome.stopped and lowest < outcome.best * (1 - FARTHER_OFF):

@@ -200,27 +200,26 @@ class Room:
         folded, shape = self._folded(self._samples(configuration)), configuration.mesh.shape
         room = max(1.0, self._limit - folded.buffer_bytes)
         arriving, returning = (
-            sum(memory.least(shape) for memory in own) / room for own in received(folded, self._costs)
+            sum(memory.least(shape) for memory in own) / room
+            for own in received(folded, self._costs, main_kind(folded).id)
         )
         return arriving, returning
 
     def _hop(self, configuration: Configuration) -> float:
-        """Return the least seconds of a message, the mean of all places as of `Weighing.hop`."""
-        folded, size, groups = (
+        """Return the least seconds of a message from a group to another, wherever the chain is cut."""
+        folded, size, shape = (
             self._folded(self._samples(configuration)),
             configuration.mesh.size,
-            configuration.num_stages,
+            configuration.mesh.shape,
         )
-        shape, main, places = configuration.mesh.shape, main_kind(folded).id, len(folded.chain) - 1
-        arriving, returning = (sum(memory.least(shape) for memory in own) for own in received(folded, self._costs))
-        tiers = [self._costs.cluster.boundary_tier(start, size) for start in range(0, (groups - 1) * size, size)]
-        counts = folded.chain[1:].count(main), folded.chain[:-1].count(main)
-        sent = (
-            count * self._costs.send_seconds(amount, tier)
-            for amount, count in zip((arriving, returning), counts, strict=True)
-            for tier in tiers
+        last = (configuration.num_stages - 1) * size
+        tiers = {self._costs.cluster.boundary_tier(start, size) for start in range(0, last, size)}
+        least = min(
+            sum(memory.least(shape) for memory in received(folded, self._costs, kind)[way])
+            for way, kinds in enumerate((folded.chain[1:], folded.chain[:-1]))
+            for kind in set(kinds)
         )
-        return sum(sent) / (2 * places * len(tiers))
+        return min(self._costs.send_seconds(least, tier) for tier in tiers)
 
     def _is_short(self, configuration: Configuration) -> bool:
         """Whether memory is limited, and several groups wait for each other."""

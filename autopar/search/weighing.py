@@ -1,13 +1,17 @@
 """What the blocks of a choice hold, hand over and copy to the host, lowered, as the simulator counts it."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
+import numpy as np
+
+from autopar.formulate.hops import Hops
 from autopar.formulate.memory import ChainBytes, FloatArray
 from autopar.formulate.offload import HostLinks, with_host
 from autopar.formulate.step import Pipeline, Split
 from autopar.formulate.tables import Slot, Tables
+from autopar.formulate.windows import IntArray
 from autopar.plan import BlockPlan
 from autopar.problem import Choice
 from autopar.program.block import LoweredKind
@@ -17,6 +21,9 @@ from autopar.schedule import SCHEDULES
 from autopar.search.blocks import assemble_blocks
 from autopar.simulate.offload import host_links
 from autopar.simulate.ranges import chain_bytes
+
+HERE = -1
+"""In place of a tier, where nothing is sent."""
 
 
 class Weighing:
@@ -99,21 +106,31 @@ class Weighing:
             for stage, (blocks, flavours, hosted) in enumerate(stages)
         )
 
-    def hop(self, choice: Choice) -> float:
-        """Return the mean seconds of handing one microbatch to the next stage, or back, over all places to cut."""
-        groups, chain = self._pipeline.num_groups, self._tables.folded.chain
-        if groups == 1:
+    def hops(self, choice: Choice, pipeline: Pipeline) -> Hops | float:
+        """Return the seconds of handing one microbatch from stage to stage under a schedule; 0 if there is one group.
+
+        Args:
+            choice: The choice.
+            pipeline: The stages; its groups are those of all schedules.
+        """
+        if pipeline.num_groups == 1:
             return 0.0
-        memory, size = self.bytes(choice, splits=False), self._size
-        sent = [memory.arriving[kind] for kind in chain[1:]]
-        if SCHEDULES[self._pipeline.schedule].trains:
-            sent += [memory.returning[kind] for kind in chain[:-1]]
-        costs = self._tables.costs
-        tiers = Counter(costs.cluster.boundary_tier(start, size) for start in range(0, (groups - 1) * size, size))
-        amounts = Counter(sent)
-        seconds = (
-            many * count * costs.send_seconds(amount, tier)
-            for amount, many in amounts.items()
-            for tier, count in tiers.items()
-        )
-        return math.fsum(seconds) / (len(sent) * (groups - 1))
+        costs, memory = self._tables.costs, self.bytes(choice, splits=False)
+        met = self._met(pipeline)
+        tiers = sorted(set(met.tolist()))
+        taken = [
+            [[costs.send_seconds(amount, tier) if tier != HERE else 0.0 for amount in amounts] for tier in tiers]
+            for amounts in (memory.arriving.tolist(), memory.returning.tolist())
+        ]
+        ahead, back = np.array(taken)
+        trains = SCHEDULES[pipeline.schedule].trains
+        return Hops(np.array(memory.chain), np.searchsorted(tiers, met), ahead, back if trains else np.zeros_like(back))
+
+    def _met(self, pipeline: Pipeline) -> IntArray:
+        """Return on which tier each stage and the next one meet, (stages - 1,); `HERE` if they are on one group."""
+        cluster, size, met = self._tables.costs.cluster, self._size, dict[tuple[int, int], int]()
+        groups = SCHEDULES[pipeline.schedule].groups(pipeline.num_groups, pipeline.num_chunks)
+        for pair in set(pairwise(groups)):
+            one, other = (np.arange(group * size, (group + 1) * size) for group in pair)
+            met[pair] = int(cluster.tiers_between(one, other).max()) if pair[0] != pair[1] else HERE
+        return np.array([met[pair] for pair in pairwise(groups)])
