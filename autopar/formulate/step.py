@@ -2,10 +2,10 @@
 
 With f_s, b_s the forward and backward seconds of stage s for one microbatch (full recompute adds f_s to b_s, selective
 recompute what of it runs again), g_s its gradient traffic per microbatch, r_s its gradient reduction per step, u_s its
-update, h the seconds of one hop between stages, p stages and m microbatches; e the share of traffic that overlaps
-nothing and d the slowdown of what does. A device has two links, one inside its node and one between nodes: g_sl is what
-of g_s is on link l, w_sl how long what compute waits for (collectives, gathers of parameters) has the link in a
-microbatch, hidden or not:
+update, h the seconds of one hop between stages (where they differ, sums of those in between: `hops.py`), p stages and m
+microbatches; e the share of traffic that overlaps nothing and d the slowdown of what does. A device has two links, one
+inside its node and one between nodes: g_sl is what of g_s is on link l, w_sl how long what compute waits for
+(collectives, gathers of parameters) has the link in a microbatch, hidden or not:
 
     n_s    = max_l (g_sl + w_sl)                        over the links with g_sl > 0: the busiest one
     t_s    = max(f_s + b_s + e g_s, n_s) + (d - 1) min(f_s + b_s, (1 - e) g_s)

@@ -1,7 +1,8 @@
 """The search over hybrids: per configuration the best placements, stage boundaries and recompute, with bounds.
 
 1. What is set up by hand is tried, for a plan to begin with (`course.py`). Where nothing of it fits, or host memory is
-   needed, better ones are looked for next to the best plan (`climbing.py`).
+   needed, better ones are looked for next to the best plan (`climbing.py`). Where it is a pipeline, a few on meshes of
+   three axes whose devices take several stages in turn are looked at first.
 2. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`). Of plain schedules, those with the
    least bounds and the best plans are worked on in between.
