@@ -1,5 +1,6 @@
 """Meshes of three axes whose major one is data parallel: what is listed, what the axis does, the law, and the bound."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from autopar.formulate.weights import problem, weights
 from autopar.ir.graph import Phase
 from autopar.recompute import Recompute
 from autopar.search.attempt import Attempt
-from autopar.search.space import Configuration, configurations, describe
+from autopar.search.crew import Alone
+from autopar.search.pieces import Piece
+from autopar.search.planner import EARLY
+from autopar.search.space import Configuration, Family, configurations, describe
 from autopar.sharding import Mesh
 from autopar.task import Effort, Task, prepare
 from tests.executions import Execution, model_graph, model_rules, random_plan
@@ -176,6 +180,36 @@ def test_no_plan_of_three_axes_is_below_what_is_said(weak: float, pieces: int, m
         assert outcome.closed_floor > min(floors), "microbatches on the free axes alone say more"
         assert set() < set(outcome.closed) <= {each for floor, each in floors.items() if floor < outcome.best}
         assert not any(is_data_major(candidate.configuration.mesh) for candidate in outcome.candidates)
+
+
+@pytest.mark.parametrize(("early", "is_first"), [(EARLY, True), (1.0, False)])
+def test_scouts_come_before_bounds_where_the_first_plans_are_pipelines(
+    early: float, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once what is set up by hand was tried, and gone on with; unless too much of a limit of time is over."""
+    begun: list[Piece] = []
+    asked: list[int] = []
+
+    class Noting(Alone):
+        def start(self, number: int, piece: Piece, end: float) -> None:
+            begun.append(piece)
+            super().start(number, piece, end)
+
+    def no_scouts(*_: object) -> list[Family]:
+        asked.append(len(begun))
+        return []
+
+    monkeypatch.setattr("autopar.search.planner.scouts", no_scouts)
+    monkeypatch.setattr("autopar.search.planner.EARLY", early)
+    task = prepare("zoo:mlp-xs", gpus=64, global_batch=64, dims={"num_layers": 8, "hidden": 32})
+    space = [each for each in task.space if each.num_stages > 1]
+
+    replace(task.search(Effort(top_k=1)), hire=Noting).run(space)
+
+    first = next(number for number, piece in enumerate(begun) if piece.cutoff < np.inf and not piece.urgent)
+    assert begun[first - 1].configuration[0].num_stages > 1
+    assert (asked[:1] == [first + 1]) == is_first
+    assert len(begun) > first + 10
 
 
 def test_more_work_on_three_axes_proves_no_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,9 @@ FAR_OFF = 0.05
 """If plans on meshes of three axes may be better by so much, relative, some of them are looked for once plain schedules
 are worked on: the better the best plan is, the less has to be done on all others."""
 
+EARLY = 0.85
+"""Some of them are looked for before others are bounded only if more of a limit of time is left then."""
+
 FARTHER_OFF = 0.11
 """If any plans may be better by so much, relative, those near the best one that are not plain are looked for first."""
 
@@ -197,7 +200,7 @@ class Search:
 
             pacing: Pacing | None = None
             is_piped = bool(outcome.candidates) and outcome.candidates[0].configuration.num_stages > 1
-            if more and is_piped and self.constraints.restrict is None and not clock.stops():
+            if more and is_piped and self.constraints.restrict is None and clock.left() > EARLY:
                 scout(self._least(fewer))  # what several stages in turn save excludes much of all that is bounded next
 
             def climb(lowest: float) -> None:
