@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -358,6 +359,19 @@ def test_command_runs_the_list_of_benchmarks(recorder: Recorder, tmp_path: Path)
     ]  # fmt: skip
     assert {call["time_limit"] for call in recorder.calls} == {9.0}
     assert len(list(tmp_path.glob("planner_*.md"))) == 1
+
+
+def test_a_page_is_one_though_midnight_passes_meanwhile(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its day is that on which the run began."""
+    days = (date(2026, 1, day) for day in range(1, 32))
+    monkeypatch.setattr("autopar.bench.conditions.date", SimpleNamespace(today=lambda: next(days)))
+
+    main(["benchmark", "--all", "--gpus", "64", "--time-limit", "9", "-o", str(tmp_path)])
+
+    assert len(recorder.calls) == 2
+    assert [page.name for page in tmp_path.glob("planner_*.md")] == ["planner_2026-01-01.md"]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from autopar.display import show_progress
 
 if TYPE_CHECKING:
     from autopar.bench import Comparison
+    from autopar.bench.conditions import Conditions
     from autopar.bench.jobs import BenchJob
     from autopar.bench.problems import ProblemRun
 
@@ -116,14 +117,16 @@ def benchmark(
         )
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     from autopar import bench
+    from autopar.bench.conditions import conditions
     from autopar.bench.report import format_comparison
 
+    begun = conditions(command)
     with Interruption() as interruption, show_progress() as progress:
         comparison = bench.compare(
             model, gpus=gpus, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request
         )
     if output is not None:
-        _write_benchmark([comparison], command, output, "benchmark")
+        _write_benchmark([comparison], begun, output, "benchmark")
     if as_json:
         echo_json(comparison)
     else:
@@ -154,7 +157,7 @@ def _run_problems(
     from autopar.bench.problems import problem_files, problem_name, run_problems
     from autopar.bench.problems_report import format_run, run_to_dict, write_page
 
-    files = problem_files(folder)
+    files, begun = problem_files(folder), conditions(command)
     done: list[ProblemRun] = []
     written: list[Path] = []
     with Interruption() as interruption, show_progress() as progress:
@@ -165,7 +168,7 @@ def _run_problems(
             if not as_json:
                 click.echo(format_run(run))
             if output is not None:  # after every problem, so that an interrupted run leaves what it has
-                written = write_page(done, conditions(command), output, problem_name(folder))
+                written = write_page(done, begun, output, problem_name(folder))
         stopped = interruption.requested()
     for path in written:
         click.echo(f"wrote {path}", err=True)
@@ -197,28 +200,31 @@ def _listed(names: tuple[str, ...], all_specs: bool, gpus: int | None) -> "list[
 def _run_jobs(
     jobs: "Sequence[BenchJob]", command: str, output: Path | None, as_json: bool, request: dict[str, Any]
 ) -> int:
+    from autopar.bench.conditions import conditions
     from autopar.bench.report import format_comparison
     from autopar.bench.sweep import run_sweep
 
     done: list[Comparison] = []
+    begun = conditions(command)  # a page that is written again after midnight is still the same one
     with Interruption() as interruption, show_progress() as progress:
         for comparison in run_sweep(jobs, progress=progress, should_stop=interruption.requested, **request):
             done.append(comparison)
             if not as_json:
                 click.echo(format_comparison(comparison))
             if output is not None:  # after every job, so that an interrupted run leaves what it has
-                _write_benchmark(done, command, output)
+                _write_benchmark(done, begun, output)
         stopped = interruption.requested()
     if as_json:
         echo_json(done)
     return ExitCode.INTERRUPTED if stopped else _benchmark_code(done)
 
 
-def _write_benchmark(comparisons: "Sequence[Comparison]", command: str, folder: Path, name: str | None = None) -> None:
-    from autopar.bench.conditions import conditions
+def _write_benchmark(
+    comparisons: "Sequence[Comparison]", begun: "Conditions", folder: Path, name: str | None = None
+) -> None:
     from autopar.bench.report import write_pages
 
-    for path in write_pages(comparisons, conditions(command), folder, name):
+    for path in write_pages(comparisons, begun, folder, name):
         click.echo(f"wrote {path}", err=True)
 
 
