@@ -26,7 +26,7 @@ from tests.executions import COSTS, Execution, model_rules, solved_candidate, wr
 from tests.formulations import optimum, random_choice
 
 SAMPLES, COUNT = 4, 24
-FAR = replace(COSTS.cluster.inter, bandwidth=COSTS.cluster.inter.bandwidth / 8)
+FAR = replace(COSTS.cluster.inter, bandwidth=COSTS.cluster.inter.bandwidth / 500)
 NODES = CostModel(replace(COSTS.cluster, devices_per_node=4, inter=FAR))
 """Nodes of two groups of two devices, with slow links between them."""
 
