@@ -58,7 +58,12 @@ def main_kind(folded: Folded) -> BlockKind:
 @lru_cache(maxsize=64)  # meshes are many, graphs few
 def kept(folded: Folded, costs: CostModel) -> tuple[Kept, ...]:
     """Return what a block of the most frequent kind keeps for its backward."""
-    kind, graph = main_kind(folded), folded.graph
+    return kept_by(folded, costs, main_kind(folded).id)
+
+
+def kept_by(folded: Folded, costs: CostModel, kind_id: int) -> tuple[Kept, ...]:
+    """Return what a block of a kind keeps for its backward."""
+    kind, graph = folded.kinds[kind_id], folded.graph
     if not any(op.phase is Phase.BACKWARD for op in kind.ops):
         return ()
     resident, _ = element_bytes(folded, costs.policy)

@@ -14,7 +14,7 @@ from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.search.carried import ALL, ROOM, Carried
 from autopar.search.outcome import Outcome, Stage, stage_of
 from autopar.search.pieces import Finding, Piece, Work
-from autopar.search.space import Family, first_tries
+from autopar.search.space import Family, first_tries, roomy_try
 from autopar.search.sweep import LAG, Series
 
 if TYPE_CHECKING:  # it knows this module
@@ -100,8 +100,9 @@ class Clock:
 class Beginning(Series):
     """Looks for a plan to begin with: to have one to return, and one to beat.
 
-    What is tried is what is set up by hand: nodes for tensor parallelism, one sample per row of devices, and as few
-    stages as fit, or more as long as that is faster.
+    What seems to have room for everything comes first, if there is such a configuration, and a plan there is enough.
+    Else it is what is set up by hand: nodes for tensor parallelism, one sample per row of devices, and as few stages as
+    fit, or more as long as that is faster.
 
     Attributes:
         count: How many tries there may be.
@@ -112,14 +113,17 @@ class Beginning(Series):
         self._search, self._outcome, self._carried = search, outcome, carried
         family_of = {family[0]: family for family in space}
         tries = first_tries([*family_of], search.global_batch, search.least_bytes)
-        self._tries = [family_of[first] for first in tries]
+        roomy = roomy_try([*family_of], search.global_batch, search.room.seems_roomy)
+        self._is_roomy = roomy is not None
+        self.lead = 0 if self._is_roomy else 1  # a plan of that would make all others needless
+        self._tries = [family_of[first] for first in dict.fromkeys([*([] if roomy is None else [roomy]), *tries])]
         self.count = len(self._tries)
         self.begun: list[tuple[float, float, Family]] = []
         self._best, self._worse = math.inf, 0
 
     def ends(self, index: int) -> bool:
         """See `Series.ends`."""
-        return self._worse >= TRIES_WORSE
+        return self._worse >= TRIES_WORSE or (self._is_roomy and bool(self._outcome.candidates))
 
     def piece(self, index: int) -> Piece:
         """See `Series.piece`."""

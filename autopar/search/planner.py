@@ -1,8 +1,9 @@
 """The search over hybrids: per configuration the best placements, stage boundaries and recompute, with bounds.
 
-1. What is set up by hand is tried, for a plan to begin with (`course.py`). Where nothing of it fits, or host memory is
-   needed, better ones are looked for next to the best plan (`climbing.py`). Where it is a pipeline, a few on meshes of
-   three axes whose devices take several stages in turn are looked at first.
+1. What seems to have room for everything is tried, else what is set up by hand, for a plan to begin with (`course.py`).
+   Where nothing of it fits, host memory is needed, or there is time for a few configurations only, better ones are
+   looked for next to the best plan (`climbing.py`). Where it is a pipeline, a few on meshes of three axes whose devices
+   take several stages in turn are looked at first.
 2. Configurations are bounded in the order of their floors (`floor.py`) or of what follows from others (`carried.py`),
    without memory limits, which also finds most plans that fit anyway (`attempt.py`). Of plain schedules, those with the
    least bounds and the best plans are worked on in between.
@@ -82,11 +83,16 @@ FAR_OFF = 0.05
 """If plans on meshes of three axes may be better by so much, relative, some of them are looked for once plain schedules
 are worked on: the better the best plan is, the less has to be done on all others."""
 
-EARLY = 0.85
+EARLY = 0.8
 """Some of them are looked for before others are bounded only if more of a limit of time is left then."""
 
 FARTHER_OFF = 0.11
 """If any plans may be better by so much, relative, those near the best one that are not plain are looked for first."""
+
+OP_SECONDS, FEW = 1e-3, 100
+"""About what bounding a configuration takes for each op of distinct blocks: U-Net has 3,401 and takes 3 s, LLaMA has 99
+and takes 0.1 s. Where a limit of time is enough for no more than so few, and for a part of plain schedules, plans are
+looked for next to the best one first."""
 
 CLIMB_SHARE = 0.5
 """Of what is left of a limit of time, what looking for plans next to the best one may take where memory is short, and
@@ -182,7 +188,7 @@ class Search:
             waves = _waves(families(fewer))
             beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
-            is_short = bool(self.constraints.hosted)
+            is_short = bool(self.constraints.hosted) or (limited and self._is_heavy(waves[:1], clock))
             if (fewer or more) and not outcome.candidates and not clock.stops():
                 is_short = True
                 self._take_spare(outcome, clock)
@@ -297,6 +303,15 @@ class Search:
         outcome.bound = min(best, lowest)
         outcome.history.note(best, outcome.bound)
         return outcome
+
+    def _is_heavy(self, waves: list[list[Family]], clock: Clock) -> bool:
+        """Whether there is time to bound a few of some families only."""
+        families = [family for wave in waves for family in wave]
+        if not families:
+            return False
+        folded = self.folded(self.global_batch // families[0][0].num_microbatches)
+        each = OP_SECONDS * sum(len(kind.ops) for kind in folded.kinds)
+        return clock.end() - time.monotonic() < each * min(FEW, len(families))
 
     def _take_spare(self, outcome: Outcome, clock: Clock) -> None:
         """Begin with a plan that is not found by looking for time, if there is one: to return, and to beat."""

@@ -27,7 +27,7 @@ from autopar.cost.collectives import leaves_node
 from autopar.formulate.constraints import Constraints
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
-from autopar.formulate.keeping import kept, main_kind, most_shards, put_off, received, sent, states
+from autopar.formulate.keeping import kept, kept_by, main_kind, most_shards, put_off, received, sent, states
 from autopar.formulate.mean import stage_weights
 from autopar.formulate.memory import KEPT
 from autopar.formulate.selective import is_forward, selective_ops
@@ -108,6 +108,18 @@ class Room:
         if configuration not in self._found:
             self._found[configuration] = self._least(configuration)
         return self._found[configuration]
+
+    def seems_roomy(self, configuration: Configuration) -> bool:
+        """Whether a device seems to have room for all that blocks keep, evenly divided: no bound, but a guess."""
+        folded = self._folded(self._samples(configuration))
+        all_kept = sum(
+            kind.count * own.bytes
+            for kind in folded.kinds
+            for own in kept_by(folded, self._costs, kind.id)
+            if own.memory is not Memory.HANDED  # which the block that makes it keeps, too
+        )
+        resident = self._floor.bytes(configuration, offload=self._constraints.hosts_optimizer)
+        return resident + folded.buffer_bytes + all_kept / configuration.mesh.size <= self._limit
 
     def crowded(self, configuration: Configuration, pace: Pace) -> float:
         """Return the least seconds of a step whose blocks are spread so that they fit; infinity if they never do.

@@ -219,6 +219,35 @@ def first_tries(
     return [best[stages] for stages in sorted(best)]
 
 
+def roomy_try(
+    space: list[Configuration], global_batch: int, seems_roomy: Callable[[Configuration], bool]
+) -> Configuration | None:
+    """Return the configuration to try before all that is set up by hand; None if there is none of that kind.
+
+    It has as few stages as seem to leave room for all that blocks keep, a sample or more for every device, so that data
+    parallelism over all of them is among its plans, and as few microbatches as that allows. Its mesh is like those of
+    `first_tries`.
+
+    Args:
+        space: Configurations.
+        global_batch: Samples per step.
+        seems_roomy: Returns whether a device seems to have room for all that blocks keep.
+    """
+
+    def order(configuration: Configuration) -> tuple[float, ...]:
+        *rows, inner = configuration.mesh.shape
+        return (configuration.num_stages, not rows, -inner, configuration.num_microbatches)
+
+    chosen: dict[int, Mesh] = {}
+    for configuration in sorted(space, key=order):
+        mesh = chosen.setdefault(configuration.num_stages, configuration.mesh)
+        if configuration.mesh != mesh or global_batch < configuration.num_microbatches * mesh.size:
+            continue
+        if seems_roomy(configuration):
+            return configuration
+    return None
+
+
 def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: int) -> Iterator[tuple[str, int]]:
     """Yield the schedules that make a difference, and their stages per group of devices."""
     if mode == "infer":

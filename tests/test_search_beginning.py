@@ -1,0 +1,111 @@
+"""What a search begins with: what seems to have room for everything, then what is set up by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.api import plan_task
+from autopar.search import planner
+from autopar.search.climbing import Climbing
+from autopar.search.crew import Alone
+from autopar.search.pieces import Piece, Work
+from autopar.search.space import Configuration, configurations, first_tries, roomy_try
+from autopar.sharding import Mesh
+from autopar.task import Effort, Task, prepare
+
+
+class _Noting(Alone):
+    """Takes down what it does."""
+
+    begun: list[Piece]
+
+    def start(self, number: int, piece: Piece, end: float) -> None:
+        self.begun.append(piece)
+        super().start(number, piece, end)
+
+
+def _noting() -> type[_Noting]:
+    """Return a crew that has done nothing yet."""
+    return type("Noting", (_Noting,), {"begun": []})
+
+
+def _small() -> Task:
+    return prepare("zoo:mlp-xs", gpus=2, global_batch=16, dims={"num_layers": 2, "hidden": 16}).on_device
+
+
+def test_all_that_has_room_is_tried_with_few_stages_and_few_microbatches() -> None:
+    space = configurations(
+        gpus=64, devices_per_node=8, num_blocks=32, global_batch=256, batch_of_model=None, mode="train"
+    )
+
+    def samples(configuration: Configuration) -> int:
+        return 256 // configuration.num_microbatches
+
+    most = roomy_try(space, 256, lambda configuration: True)
+    some = roomy_try(space, 256, lambda configuration: samples(configuration) <= 64)
+    piped = roomy_try(space, 256, lambda own: samples(own) <= 64 and own.num_stages > 1)
+    few = roomy_try(space, 256, lambda configuration: samples(configuration) < configuration.mesh.size)
+
+    assert most is not None
+    assert some is not None
+    assert piped is not None
+    assert (most.num_stages, most.mesh.shape, most.num_microbatches) == (1, (8, 8), 1)
+    assert (some.num_stages, some.mesh.shape, some.num_microbatches) == (1, (8, 8), 4)
+    assert (piped.num_stages, piped.mesh.shape, piped.num_microbatches) == (2, (4, 8), 4)
+    assert few is None, "a sample for each device at least"
+    assert roomy_try([], 256, lambda configuration: True) is None
+
+
+@pytest.mark.parametrize("name", ["bert-base", pytest.param("resnet50", marks=pytest.mark.slow)])
+def test_what_seems_roomy_is_about_what_a_plan_takes(name: str) -> None:
+    """Of all blocks, alike or not; what is there beside while one runs is much in convolutional nets."""
+    task = replace(prepare(f"zoo:{name}", gpus=8, global_batch=64), unequal=None)
+    mesh, search = Mesh.of(outer=2, inner=4), task.search(Effort(top_k=1))
+    task.space[:] = [own for own in task.space if own.mesh == mesh and own.num_microbatches == 1]
+    plan = plan_task(task, Effort(top_k=1))
+    assert plan.simulated is not None
+    assert "no recompute" in plan.summary
+    peak = max(stage.peak for stage in plan.simulated.stages)
+
+    def seems_roomy(limit: float) -> bool:
+        return replace(search, memory_limit=limit).room.seems_roomy(task.space[0])
+
+    assert seems_roomy(peak)
+    assert not seems_roomy(0.2 * peak)
+
+
+def test_a_plan_with_room_for_everything_is_enough_to_begin_with() -> None:
+    """Without one, all that is set up by hand is tried."""
+    task, crew = _small(), _noting()
+    search = task.search(Effort(top_k=1))
+
+    assert replace(search, hire=crew).run(task.space).candidates
+    roomy = roomy_try(task.space, search.global_batch, search.room.seems_roomy)
+    assert crew.begun[0].configuration[0] == roomy
+    assert sum(piece.urgent for piece in crew.begun if piece.work is Work.BOUND) == 1
+
+    alone = [own for own in task.space if search.global_batch < own.num_microbatches * own.mesh.size]
+    crew = _noting()
+    assert replace(search, hire=crew).run(alone).candidates
+    tries = first_tries([own for own in alone if own.schedule == "1f1b"], search.global_batch, search.least_bytes)
+    assert [piece.configuration[0] for piece in crew.begun[: len(tries)]] == tries
+
+
+@pytest.mark.parametrize(("limit", "each", "climbs"), [(60.0, 1e3, True), (60.0, 1e-9, False), (None, 1e3, False)])
+def test_with_time_for_a_few_configurations_those_near_the_best_come_first(
+    limit: float | None, each: float, climbs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that hardly repeat take seconds each: a limit would end before any good configuration has its turn."""
+    begun = list[object]()
+
+    class Counted(Climbing):
+        def piece(self, index: int) -> Piece | None:
+            begun.append(index)
+            return super().piece(index)
+
+    monkeypatch.setattr(planner, "Climbing", Counted)
+    monkeypatch.setattr(planner, "OP_SECONDS", each)
+    task = _small()
+
+    assert task.search(Effort(top_k=1, time_limit=limit)).run(task.space).candidates
+    assert bool(begun) == climbs
