@@ -188,7 +188,7 @@ class Search:
             waves = _waves(families(fewer))
             beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
-            is_short = bool(self.constraints.hosted) or (limited and self._is_heavy(waves[:1], clock))
+            is_short = bool(self.constraints.hosted) or (limited and self._is_heavy(waves[0] if waves else [], clock))
             if (fewer or more) and not outcome.candidates and not clock.stops():
                 is_short = True
                 self._take_spare(outcome, clock)
@@ -304,14 +304,13 @@ class Search:
         outcome.history.note(best, outcome.bound)
         return outcome
 
-    def _is_heavy(self, waves: list[list[Family]], clock: Clock) -> bool:
-        """Whether there is time to bound a few of some families only."""
-        families = [family for wave in waves for family in wave]
-        if not families:
+    def _is_heavy(self, space: list[Family], clock: Clock) -> bool:
+        """Whether there is time to bound a few of some configurations only."""
+        if not space:
             return False
-        folded = self.folded(self.global_batch // families[0][0].num_microbatches)
+        folded = self.folded(self.global_batch // space[0][0].num_microbatches)
         each = OP_SECONDS * sum(len(kind.ops) for kind in folded.kinds)
-        return clock.end() - time.monotonic() < each * min(FEW, len(families))
+        return clock.end() - time.monotonic() < each * min(FEW, len(space))
 
     def _take_spare(self, outcome: Outcome, clock: Clock) -> None:
         """Begin with a plan that is not found by looking for time, if there is one: to return, and to beat."""
