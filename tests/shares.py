@@ -11,8 +11,14 @@ def some(cases: Iterable[Any], is_quick: Callable[[Any], bool]) -> list[Any]:
     return [case if is_quick(case) else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
-def one_in(count: int, cases: Iterable[Any]) -> list[Any]:
-    """Return cases, one in so many of which is run each time, the first one and then evenly."""
-    return [
-        case if number % count == 0 else pytest.param(case, marks=pytest.mark.slow) for number, case in enumerate(cases)
-    ]
+def one_in(count: int, cases: Iterable[Any], *, unpacked: bool = False) -> list[Any]:
+    """Return cases, one in so many of which is run each time, the first one and then evenly.
+
+    Args:
+        count: How many.
+        cases: The cases.
+        unpacked: Whether each is a tuple of several arguments.
+    """
+    parts = [case if unpacked else (case,) for case in cases]
+    marks = [() if number % count == 0 else (pytest.mark.slow,) for number in range(len(parts))]
+    return [pytest.param(*part, marks=own) for part, own in zip(parts, marks, strict=True)]

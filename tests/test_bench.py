@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +21,8 @@ from autopar.bench.report import best_so_far, format_comparison, format_markdown
 from autopar.bench.specs import SPECS, spec
 from autopar.bench.sweep import in_fresh_process, run_sweep, run_tiny, spec_jobs
 from autopar.cli import main
-from autopar.errors import JobError, ModelError
+from autopar.errors import InfeasibleError, JobError, ModelError
 from autopar.plan import HistoryPoint, PhaseTime, Plan
-from autopar.sizing.explain import Limits, explain_infeasible
 from tests.plans import two_stage_plan
 from tests.shares import some
 from tests.sizes import MLP
@@ -55,7 +53,7 @@ def _comparison(grid_factor: float = 1.25) -> Comparison:
     return Comparison(plan.model, plan.job, 60.0, (ours, grid, beam))
 
 
-@pytest.mark.parametrize("name", some(SPECS, lambda name: name in ("gpt2", "bert-large", "llama3-8b", "mixtral-8x7b")))
+@pytest.mark.parametrize("name", some(SPECS, lambda name: name in ("gpt2", "mixtral-8x7b")))
 def test_no_benchmark_is_slower_than_recipes_by_hand(name: str) -> None:
     """By the formula, for small stand-ins of all models: the planner's space holds every plan of theirs.
 
@@ -82,8 +80,11 @@ def test_every_solver_asked_for_is_a_result() -> None:
 
 
 def test_a_model_that_fits_nowhere_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep goes on; the note says what is missing. Ways out are left to tests/test_sizing.py."""
-    brief = partial(explain_infeasible, limits=Limits(conflict=0.0, gpus=0.0, ways=0.0))
+    """A sweep goes on; the note says what is missing, which tests/test_sizing.py is about."""
+
+    def brief(*_: object, **__: object) -> InfeasibleError:
+        return InfeasibleError("needs 3 kB, more than the limit of 2 kB")
+
     monkeypatch.setattr("autopar.api.explain_infeasible", brief)
 
     comparison = bench.compare("zoo:mlp-xs", gpus=2, **MLP, memory_limit=2e3)

@@ -33,6 +33,7 @@ from autopar.simulate.layout import lay_out
 from autopar.simulate.pipeline import run_pipeline
 from tests.executions import COSTS, Execution, interleave, model_rules, solved_candidate, written
 from tests.programs import ExactCosts, equal_stages
+from tests.shares import one_in
 from tests.test_zero_bubble import freed_by_half
 
 CHUNKS = {"interleaved": 3, "zb-v": 2}
@@ -237,7 +238,7 @@ def test_seconds_of_passes_are_those_of_the_program(model: str, host: float, cac
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"])
-@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])
+@pytest.mark.parametrize("recompute", one_in(2, [Recompute.FULL, Recompute.NONE]))
 def test_steps_of_solved_plans_take_what_the_simulator_says(name: str, recompute: Recompute, cache_dir: Path) -> None:
     """Uneven stages (the head is dearer than a layer), messages, reductions and updates of a plan on 2 x 4 devices.
 

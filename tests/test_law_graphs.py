@@ -89,7 +89,7 @@ PLANS: Mapping[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(drawn=st.fixed_dictionaries(PLANS))
 def test_random_plans_of_random_models_train_like_the_model(drawn: dict[str, Any], cache_dir: Path) -> None:
     """Loss, gradients and updated states after three steps."""

@@ -35,7 +35,7 @@ ORDERS = ("1f1b", "gpipe", "zb-h1", "zb-h2")
 MESHES = (Mesh.of(a=1), Mesh.of(a=2), Mesh.of(a=3), Mesh.of(a=4), Mesh.of(a=2, b=2), Mesh.of(a=2, b=3))
 
 
-@pytest.mark.parametrize("name", some(TINY, lambda name: name not in ("resnet50", "unet-sd1")))
+@pytest.mark.parametrize("name", some(TINY, lambda name: name not in ("resnet50", "unet-sd1", "vit-b16", "bert-base")))
 def test_random_variants_train_like_the_model(name: str, cache_dir: Path) -> None:
     """Loss, gradients and updated states, for random placements of everything on stages of every kind of mesh."""
     rules = model_rules(name, cache_dir)
@@ -153,7 +153,7 @@ PLANS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(drawn=st.fixed_dictionaries(PLANS))
 def test_random_variants_of_random_models_train_like_the_model(drawn: dict[str, Any], cache_dir: Path) -> None:
     """Loss, gradients and updated states after three steps."""

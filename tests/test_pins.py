@@ -277,7 +277,7 @@ FOLLOWED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("content", one_in(3, FOLLOWED), ids=str)
+@pytest.mark.parametrize("content", one_in(5, FOLLOWED), ids=str)
 def test_a_pinned_plan_keeps_to_its_pins(content: dict[str, Any]) -> None:
     """Read off the plan; it is never better than the bound of the whole space, nor than its own."""
     plan, task = _solve(content)

@@ -41,7 +41,7 @@ SPACE = (
 """1 to 4 stages, 4 to 8 devices, one axis and two, 1 to 4 microbatches."""
 
 
-@pytest.mark.parametrize("name", some(TINY, lambda name: name not in ("unet-sd1", "deepseek-moe-16b")))
+@pytest.mark.parametrize("name", some(TINY, lambda name: name not in ("unet-sd1", "deepseek-moe-16b", "resnet50")))
 def test_random_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
     """Loss, gradients and updated states, for random placements of everything, stage boundaries and recompute."""
     rules = model_rules(name, cache_dir)
@@ -82,7 +82,7 @@ def test_random_plans_infer_like_the_model(name: str, cache_dir: Path) -> None:
         execution.check(random_plan(execution.folded, rules, configuration, 4, seed, train=False))
 
 
-@pytest.mark.parametrize("name", some(TINY, lambda name: name not in ("resnet50", "unet-sd1")))
+@pytest.mark.parametrize("name", some(TINY, lambda name: name not in ("resnet50", "unet-sd1", "deepseek-moe-16b")))
 def test_solved_plans_train_like_the_model(name: str, cache_dir: Path) -> None:
     """The best plan of a cluster on which splitting pays."""
     execution = Execution.of(name, 4, 2)

@@ -35,7 +35,7 @@ def _read(name: str, plan: Plan, cache_dir: Path) -> tuple[tuple[Tactic, ...], P
     return schedule, found.plan()
 
 
-@pytest.mark.parametrize("name", one_in(2, FAMILIES))
+@pytest.mark.parametrize("name", one_in(4, FAMILIES))
 @pytest.mark.parametrize("stages", [1, 2])
 def test_solved_plans_come_back(name: str, stages: int, cache_dir: Path) -> None:
     execution, rules = Execution.of(name, 4, 2), model_rules(name, cache_dir)
