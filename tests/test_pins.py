@@ -20,6 +20,7 @@ from autopar.sharding import Shard, parse_placements
 from autopar.task import Effort, Task, pinned, prepare
 from tests.formulations import DIMS
 from tests.shares import one_in
+from tests.sizes import short_task
 
 CLOSE = 3e-6
 """Relative: placement problems are proven optimal to 1e-6 each, and a plan is compared with another one."""
@@ -225,6 +226,18 @@ def test_what_is_forbidden_is_held_against_the_job(content: dict[str, Any], mess
 
     assert message in caught.value.args[0]
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content", [{"pin": {"cp": [1, 2]}}, {"pin": {"mesh": {"cp": 2}, "stages": 1}}, {"forbid": {"cp": 1}}], ids=str
+)
+def test_where_there_is_no_sequence_none_is_split(content: dict[str, Any]) -> None:
+    """Nothing is searched for a plan that cannot be: of samples and features alone, no axis has anything to do."""
+    with pytest.raises(PinError, match="cp: the model has no sequence"):
+        pinned(short_task("mlp-xs", 2), pins_from(content))
+
+    assert pinned(short_task("mlp-xs", 2), pins_from({"pin": {"cp": 1}})).space
+    assert pinned(short_task("gpt2", 2), pins_from(content)).space
 
 
 def test_a_record_takes_tuples_only() -> None:

@@ -9,7 +9,7 @@ from autopar.formulate.fold import Folded
 from autopar.formulate.zero import LEVELS
 from autopar.pins.hosting import hosting
 from autopar.pins.records import ROLES, Choices, Pins
-from autopar.pins.restrict import PlacementPins, check_tactics
+from autopar.pins.restrict import SEQUENCE_RANK, PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
 from autopar.recompute import Hosted
 from autopar.search.roles import experts_of
@@ -53,6 +53,7 @@ def constrain(
     counts = [each.num_microbatches for each in found] or list(frame.unequal.microbatches if frame.unequal else ())
     graph = folded(frame.global_batch // counts[0])
     _check_experts(pins, graph)
+    _check_context(pins, graph, batch)
     axes = [axis.name for configuration in found for axis in configuration.mesh.axes]
     for name in (*pins.pin.within_node, *pins.forbid.within_node):
         if name not in axes:
@@ -92,6 +93,15 @@ def _check_experts(pins: Pins, folded: Folded) -> None:
     named = [*pins.pin.ep, *(size for axes in pins.pin.mesh for name, size in axes if name == "ep")]
     if (1 in pins.forbid.ep or any(degree > 1 for degree in named)) and not experts_of(folded):
         raise PinError("ep: the model has no experts", hint="leave it out")
+
+
+def _check_context(pins: Pins, folded: Folded, batch: Callable[[Folded], Mapping[str, int]]) -> None:
+    """Raise an error if a sequence is to be split where nothing is of samples, positions and features."""
+    named = [*pins.pin.cp, *(size for axes in pins.pin.mesh for name, size in axes if name == "cp")]
+    if 1 in pins.forbid.cp or any(degree > 1 for degree in named):
+        values = folded.graph.values
+        if not any(len(values[name].shape) == SEQUENCE_RANK for name in batch(folded)):
+            raise PinError("cp: the model has no sequence", hint="leave it out")
 
 
 def _placements(

@@ -29,7 +29,7 @@ from autopar.tactics.state import State, Topology
 
 Mask = NDArray[np.bool_]
 
-_SEQUENCE_RANK = 3
+SEQUENCE_RANK = 3
 """Rank of activations that have samples, positions and channels."""
 
 
@@ -262,7 +262,7 @@ class Pinned:
             match role:
                 case "dp" if dim is not None:
                     mask &= digits != 2 + dim
-                case "cp" if dim is not None and matrix and self._rank(name) == _SEQUENCE_RANK:
+                case "cp" if dim is not None and matrix and self._rank(name) == SEQUENCE_RANK:
                     # Norms and what lies between blocks may be split so: that is Megatron's sequence parallelism.
                     mask &= digits != 3 + dim
                 case "tp" if used and self._rank(name) == 2:
