@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from autopar.api import plan_task
-from autopar.search import planner
-from autopar.search.climbing import Climbing
 from autopar.search.crew import Alone
 from autopar.search.pieces import Piece, Work
 from autopar.search.space import Configuration, configurations, first_tries, roomy_try
@@ -89,23 +87,3 @@ def test_a_plan_with_room_for_everything_is_enough_to_begin_with() -> None:
     assert replace(search, hire=crew).run(alone).candidates
     tries = first_tries([own for own in alone if own.schedule == "1f1b"], search.global_batch, search.least_bytes)
     assert [piece.configuration[0] for piece in crew.begun[: len(tries)]] == tries
-
-
-@pytest.mark.parametrize(("limit", "each", "climbs"), [(60.0, 1e3, True), (60.0, 1e-9, False), (None, 1e3, False)])
-def test_with_time_for_a_few_configurations_those_near_the_best_come_first(
-    limit: float | None, each: float, climbs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks that hardly repeat take seconds each: a limit would end before any good configuration has its turn."""
-    begun = list[object]()
-
-    class Counted(Climbing):
-        def piece(self, index: int) -> Piece | None:
-            begun.append(index)
-            return super().piece(index)
-
-    monkeypatch.setattr(planner, "Climbing", Counted)
-    monkeypatch.setattr(planner, "OP_SECONDS", each)
-    task = _small()
-
-    assert task.search(Effort(top_k=1, time_limit=limit)).run(task.space).candidates
-    assert bool(begun) == climbs

@@ -193,25 +193,43 @@ def _small(memory: float | None = None) -> Task:
     return prepare("zoo:mlp-xs", gpus=2, global_batch=16, dims=dims, memory_limit=memory)
 
 
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pieces of climbs of searches."""
+    found: list[int] = []
+
+    class Counted(Climbing):
+        def piece(self, index: int) -> Piece | None:
+            found.append(index)
+            return super().piece(index)
+
+    monkeypatch.setattr(planner, "Climbing", Counted)
+    return found
+
+
 @pytest.mark.parametrize("short", [False, True])
-def test_searches_climb_where_memory_is_short(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_climb_where_memory_is_short(short: bool, begun: list[int]) -> None:
     """With host memory they do, or without a usual plan; what fits easily is not looked at twice."""
     task = _small()
     if short:
         task = _small(thriftiest(task.opened).bytes * 1.02).opened
-    begun = list[object]()
-
-    class Counted(Climbing):
-        def piece(self, index: int) -> Piece | None:
-            begun.append(index)
-            return super().piece(index)
-
-    monkeypatch.setattr(planner, "Climbing", Counted)
     search = task.search(Effort(top_k=1))
     outcome = search.run(task.space if short else task.on_device.space)
 
     assert outcome.candidates
     assert bool(begun) == short
+
+
+@pytest.mark.parametrize(("limit", "each", "climbs"), [(60.0, 1e3, True), (60.0, 1e-9, False), (None, 1e3, False)])
+def test_searches_climb_where_there_is_time_for_a_few_configurations(
+    limit: float | None, each: float, climbs: bool, begun: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that hardly repeat take seconds each: a limit would end before any good configuration has its turn."""
+    monkeypatch.setattr(planner, "OP_SECONDS", each)
+    task = _small().on_device
+
+    assert task.search(Effort(top_k=1, time_limit=limit)).run(task.space).candidates
+    assert bool(begun) == climbs
 
 
 class _Recorded(Alone):

@@ -90,18 +90,22 @@ def _check_sequence(pins: Pins, space: Sequence[Configuration]) -> None:
 
 def _check_experts(pins: Pins, folded: Folded) -> None:
     """Raise an error if experts are to be split where there are none."""
-    named = [*pins.pin.ep, *(size for axes in pins.pin.mesh for name, size in axes if name == "ep")]
-    if (1 in pins.forbid.ep or any(degree > 1 for degree in named)) and not experts_of(folded):
+    if _is_wanted(pins.pin.ep, pins.forbid.ep, pins, "ep") and not experts_of(folded):
         raise PinError("ep: the model has no experts", hint="leave it out")
 
 
 def _check_context(pins: Pins, folded: Folded, batch: Callable[[Folded], Mapping[str, int]]) -> None:
     """Raise an error if a sequence is to be split where nothing is of samples, positions and features."""
-    named = [*pins.pin.cp, *(size for axes in pins.pin.mesh for name, size in axes if name == "cp")]
-    if 1 in pins.forbid.cp or any(degree > 1 for degree in named):
+    if _is_wanted(pins.pin.cp, pins.forbid.cp, pins, "cp"):
         values = folded.graph.values
         if not any(len(values[name].shape) == SEQUENCE_RANK for name in batch(folded)):
             raise PinError("cp: the model has no sequence", hint="leave it out")
+
+
+def _is_wanted(pinned: Sequence[int], forbidden: Sequence[int], pins: Pins, axis: str) -> bool:
+    """Whether plans are to have an axis of that name, given the degrees of its role that are pinned and forbidden."""
+    named = (size for axes in pins.pin.mesh for name, size in axes if name == axis)
+    return 1 in forbidden or any(degree > 1 for degree in (*pinned, *named))
 
 
 def _placements(

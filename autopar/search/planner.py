@@ -186,16 +186,17 @@ class Search:
         unequal = UnequalSearch(self, outcome, clock.stops, clock.end)
         with self.hire(self) as crew:
             waves = _waves(families(fewer))
-            beginning = Beginning(self, outcome, waves[0] if waves else [], carried)
+            first = waves[0] if waves else []
+            beginning = Beginning(self, outcome, first, carried)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
-            is_short = bool(self.constraints.hosted) or (limited and self._is_heavy(waves[0] if waves else [], clock))
+            is_short = bool(self.constraints.hosted) or (limited and self._is_heavy(first, clock))
             if (fewer or more) and not outcome.candidates and not clock.stops():
                 is_short = True
                 self._take_spare(outcome, clock)
             settling = Settling(self, outcome, beginning.begun)
             sweep(crew, settling, settling.count, clock.end, clock.stops, clock.heard)
             if is_short and waves and outcome.candidates and not clock.stops():
-                climbing = Climbing(self, outcome, waves[0], carried, clock.after(CLIMB_SHARE))
+                climbing = Climbing(self, outcome, first, carried, clock.after(CLIMB_SHARE))
                 sweep(crew, climbing, sys.maxsize, clock.end, clock.stops, clock.heard)
 
             def scout(elsewhere: float) -> None:
