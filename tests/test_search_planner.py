@@ -384,3 +384,26 @@ def test_a_short_limit_has_all_bounded_before_plans_are_looked_for(
     _run(_task("mlp-xs", 4))
 
     assert (told.index("look ahead") < told.index("Advancing")) == early
+
+
+def test_a_choice_that_is_too_slow_by_what_it_takes_alone_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own row of the step program says so before its chain of blocks is cut, which takes far longer."""
+    task = _task("mlp-xs", gpus=2, memory=7e3)
+    search = task.search(Effort())
+    (family, *_), far = [(each,) for each in task.space if each.num_stages == 1], 1e18
+    first = search.attempt(family, far)
+    assert first is not None
+    bound = first.relaxed(far)
+    assert first.hull is not None
+    assert first.relaxed_choice is not None
+    alone = first.hull.alone(first.relaxed_choice)
+    assert bound < alone * (1 - CLOSE), "else there is no cutoff between them"
+    cut: list[object] = []
+    monkeypatch.setattr("autopar.search.attempt.RELAXED_STEPS", 0)  # which look at other choices
+    monkeypatch.setattr("autopar.search.cutting.best_split", lambda *given: cut.append(given))
+
+    for cutoff in ((bound + alone) / 2, 1.05 * alone):
+        again = search.attempt(family, far)
+        assert again is not None
+        again.relaxed(cutoff)
+        assert bool(cut) == (cutoff > alone)

@@ -207,11 +207,11 @@ class Attempt:
         self.relaxed_choice = choice
         if self.spreads_first and self._spreads:
             return bound
-        self._consider(choice)
         self._narrow(cutoff)
         self.hull = Hull(self.tables, self.program())
         for known in (choice, *self.hint.choices):
             self.hull.add(known)
+        self._consider(choice)  # now that the hull may say that it is too slow to be cut
         return bound
 
     def _narrow(self, cutoff: float) -> None:
