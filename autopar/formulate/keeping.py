@@ -55,12 +55,12 @@ def main_kind(folded: Folded) -> BlockKind:
     return max(folded.kinds, key=lambda kind: kind.count)
 
 
+@lru_cache(maxsize=64)  # meshes are many, graphs few
 def kept(folded: Folded, costs: CostModel) -> tuple[Kept, ...]:
     """Return what a block of the most frequent kind keeps for its backward."""
     return kept_by(folded, costs, main_kind(folded).id)
 
 
-@lru_cache(maxsize=512)  # meshes are many, graphs and kinds of blocks few
 def kept_by(folded: Folded, costs: CostModel, kind_id: int) -> tuple[Kept, ...]:
     """Return what a block of a kind keeps for its backward."""
     kind, graph = folded.kinds[kind_id], folded.graph

@@ -100,6 +100,7 @@ class Room:
         self._found: dict[Configuration, float] = {}
         self._edges: dict[tuple[int, tuple[int, ...]], tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._each: dict[tuple[int, Mesh], _Block] = {}
+        self._kept: dict[int, float] = {}
 
     def again(self, configuration: Configuration) -> float:
         """Return the least seconds that a microbatch runs again in all stages together; infinity if nothing fits."""
@@ -111,15 +112,17 @@ class Room:
 
     def seems_roomy(self, configuration: Configuration) -> bool:
         """Whether a device seems to have room for all that blocks keep, evenly divided: no bound, but a guess."""
-        folded = self._folded(self._samples(configuration))
-        all_kept = sum(
-            kind.count * own.bytes
-            for kind in folded.kinds
-            for own in kept_by(folded, self._costs, kind.id)
-            if own.memory is not Memory.HANDED  # which the block that makes it keeps, too
-        )
+        samples = self._samples(configuration)
+        folded = self._folded(samples)
+        if samples not in self._kept:  # meshes are many, graphs few
+            self._kept[samples] = sum(
+                kind.count * own.bytes
+                for kind in folded.kinds
+                for own in kept_by(folded, self._costs, kind.id)
+                if own.memory is not Memory.HANDED  # which the block that makes it keeps, too
+            )
         resident = self._floor.bytes(configuration, offload=self._constraints.hosts_optimizer)
-        return resident + folded.buffer_bytes + all_kept / configuration.mesh.size <= self._limit
+        return resident + folded.buffer_bytes + self._kept[samples] / configuration.mesh.size <= self._limit
 
     def crowded(self, configuration: Configuration, pace: Pace) -> float:
         """Return the least seconds of a step whose blocks are spread so that they fit; infinity if they never do.
