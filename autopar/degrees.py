@@ -24,6 +24,9 @@ class Degrees:
         ep: Expert-parallel degree, a divisor of `dp`.
         zero: What data-parallel devices share instead of copying it: 0 nothing, 1 the update and its state, 2 the sums
             of gradients too, 3 the parameters too.
+        shard: Data-parallel devices, of those that have the same experts, that share what ZeRO splits; groups of so
+            many hold copies. 0 for all of them, or for fewer where that leaves a device less: a dim that so many do
+            not divide stays whole.
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
         recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
             nothing again but keep in host memory what they save.
@@ -44,6 +47,7 @@ class Degrees:
     cp: int = 1
     ep: int = 1
     zero: int = 0
+    shard: int = 0
     sequence_parallel: bool = False
     recompute: str = "none"
     offload: str = ""
@@ -66,17 +70,27 @@ class Degrees:
         if self.schedule not in SCHEDULES:
             raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
         self._check_batch()
-        if self.dp % self.ep:
-            raise JobError(
-                f"the expert-parallel degree {self.ep} does not divide the data-parallel degree {self.dp}",
-                hint="expert groups are made of data-parallel devices",
-            )
+        self._check_data()
         if self.sequence_parallel and self.tp == 1:
             raise JobError("sequence parallelism without tensor parallelism", hint="give --tp 2 or more")
         if self.layers and len(self.layers) != self.num_stages:
             raise JobError(
                 f"layers are given for {len(self.layers)} stages, there are {self.num_stages}",
                 hint="there are pp x interleave stages",
+            )
+
+    def _check_data(self) -> None:
+        if self.dp % self.ep:
+            raise JobError(
+                f"the expert-parallel degree {self.ep} does not divide the data-parallel degree {self.dp}",
+                hint="expert groups are made of data-parallel devices",
+            )
+        if self.shard and not self.zero:
+            raise JobError(f"{self.shard} devices share what ZeRO splits, without ZeRO", hint="give --zero 1, 2 or 3")
+        if self.shard < 0 or (self.shard and self.data % self.shard):
+            raise JobError(
+                f"groups of {self.shard} that share what ZeRO splits do not divide {self.data} data-parallel devices",
+                hint=f"choose a divisor of {self.data}",
             )
 
     def _check_batch(self) -> None:
@@ -86,6 +100,16 @@ class Degrees:
                 f"a global batch of {self.global_batch} does not divide by dp {self.dp} x microbatch {self.microbatch}",
                 hint=f"a global batch of {max(1, self.global_batch // share) * share} does",
             )
+
+    @property
+    def data(self) -> int:
+        """Data-parallel devices that have the same experts."""
+        return self.dp // self.ep
+
+    @property
+    def sharing(self) -> int:
+        """How many of these share what ZeRO splits."""
+        return self.shard or self.data
 
     @property
     def gpus(self) -> int:

@@ -23,7 +23,7 @@ from autopar.program.verify import verify_program
 from autopar.search.roles import roles_of_axes
 from autopar.search.summary import summarise
 from autopar.simulate import Timeline, simulate
-from autopar.tactics.by_degrees import mesh_by_degrees, placing_by_degrees, stages_by_degrees
+from autopar.tactics.by_degrees import SHARD, mesh_by_degrees, placing_by_degrees, sharing_by_degrees, stages_by_degrees
 from autopar.tactics.draft import Draft
 from autopar.task import check_request, default_limit, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
@@ -31,11 +31,15 @@ from autopar.workload import Workload, open_workload
 
 _DIVIDED = {
     "dp": "the samples of a microbatch",
+    SHARD: "the samples of a microbatch",
     "cp": "the positions of a sequence",
     "ep": "the experts of a layer",
     "tp": "the attention heads and the widths of the layers",
 }
 """What an axis of a mesh by degrees splits."""
+
+_ANY_BATCH = 2
+"""Samples of a model whose parameters are looked at."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +47,7 @@ class Prediction:
     """What a plan by degrees comes to.
 
     Attributes:
-        degrees: What was asked for.
+        degrees: What was asked for, with how many devices share what ZeRO splits.
         plan: The plan, with the simulator's verdict.
         program: The plan lowered.
         timeline: One simulated step.
@@ -77,6 +81,7 @@ class Predictor:
     known: Rules | None = None
     _placed: dict[object, Draft] = field(default_factory=dict, repr=False)
     _rules: dict[int, Rules] = field(default_factory=dict, repr=False)
+    _sharing: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def rules(self) -> Rules:
@@ -109,6 +114,7 @@ class Predictor:
         """
         cluster = job_machine(degrees.gpus, cluster)
         check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
+        degrees = self.sharing(degrees)
         program, plan = self.lowered(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
         costs = CostModel(cluster, policy, stack)
         timeline = simulate(program, costs, trace=trace)
@@ -142,7 +148,8 @@ class Predictor:
         memory_limit: float | None = None,
     ) -> Plan:
         """Return the plan of degrees; arguments and errors as of `predict`."""
-        folded, costs = self._folded(degrees), CostModel(cluster, policy, kernels(stack))
+        degrees, folded = self.sharing(degrees), self._folded(degrees)
+        costs = CostModel(cluster, policy, kernels(stack))
         rules = self._rules_of(degrees.samples, folded)
         job = Job(
             self.workload.mode,
@@ -177,6 +184,16 @@ class Predictor:
         for tactic in stages_by_degrees(degrees, folded):
             draft.decide(tactic)
         return summarise(draft.plan(), folded)
+
+    def sharing(self, degrees: Degrees) -> Degrees:
+        """Return degrees that say how many data-parallel devices share what ZeRO splits (`sharing_by_degrees`)."""
+        if not degrees.zero or degrees.shard:
+            return degrees
+        key = degrees.data, degrees.tp
+        if key not in self._sharing:
+            folded = self.workload.folded(self.workload.fixed_batch or _ANY_BATCH)
+            self._sharing[key] = sharing_by_degrees(degrees, folded).shard
+        return replace(degrees, shard=self._sharing[key])
 
     def _folded(self, degrees: Degrees) -> Folded:
         fixed = self.workload.fixed_batch

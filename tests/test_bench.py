@@ -165,9 +165,9 @@ def test_page_of_a_benchmark_is_the_golden_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "step", "across", "up"),
     [
-        (40.0, 1.25, "included", "seconds per step"),
-        (40.0, 9.0, "included", "seconds per step; above 3 × the least at the edge"),
-        (0.1, 1.25, "included (log)", "seconds per step"),
+        (40.0, 1.25, "included", "% above the least step time of all (log)"),
+        (40.0, 9.0, "included", "% above the least step time of all (log); above 200 at the edge"),
+        (0.1, 1.25, "included (log)", "% above the least step time of all (log)"),
     ],
 )
 def test_axes_of_a_plot_say_what_is_done_to_them(seconds: float, step: float, across: str, up: str) -> None:
@@ -182,6 +182,24 @@ def test_axes_of_a_plot_say_what_is_done_to_them(seconds: float, step: float, ac
     words = [text.text or "" for text in ElementTree.fromstring(image).findall("{*}text")]
     assert next(own for own in words if own.startswith("seconds since")).endswith(across)
     assert up in words
+
+
+def test_methods_look_the_same_in_every_plot() -> None:
+    """A method without a plan is left out, and leaves its colour to nobody."""
+    comparison = _comparison()
+
+    def colour(results: tuple[Result, ...], name: str) -> str | None:
+        image = best_so_far(replace(comparison, results=results))
+        assert image is not None
+        shapes = list(ElementTree.fromstring(image))
+        place = next(number for number, shape in enumerate(shapes) if shape.text == name)
+        return shapes[place - 1].get("stroke")
+
+    ours, grid, *_ = comparison.results
+    megatron, without = replace(grid, method="megatron"), replace(grid, plans=())
+
+    assert colour((ours, without, megatron), "megatron") == colour((ours, grid, megatron), "megatron")
+    assert len({colour((ours, grid, megatron), name) for name in (ours.method, "grid", "megatron")}) == 3
 
 
 def test_a_page_without_comparisons_is_refused() -> None:

@@ -114,6 +114,17 @@ def test_estimates_with_host_memory_are_close(
     _check(degrees, STACK, CLOSE, SHARED)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("dp", "shard", "tp", "pp"), [(24, 0, 1, 1), (24, 0, 4, 2), (16, 4, 1, 4), (8, 1, 2, 1), (12, 2, 8, 1)]
+)
+def test_estimates_where_some_share_are_close(dp: int, shard: int, tp: int, pp: int, zero: int) -> None:
+    """Groups that share reduce among themselves, and then each part with the other groups."""
+    degrees = Degrees(dp=dp, tp=tp, pp=pp, zero=zero, shard=shard, microbatch=2, global_batch=2 * dp * 8)
+
+    _check(degrees, STACK, CLOSE, SHARED)
+
+
 @cache
 def _experts() -> Predictor:
     dims = {"num_layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "seq": 128, "vocab": 1024}

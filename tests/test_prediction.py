@@ -33,6 +33,8 @@ from tests.shares import one_in
 _CASES = {
     "data": ("gpt2", Degrees(dp=4, global_batch=8)),
     "zero1": ("gpt2", Degrees(dp=4, zero=1, global_batch=8, recompute="full")),
+    "zero_of_some": ("gpt2", Degrees(dp=6, zero=1, shard=2, global_batch=12)),
+    "zero3_of_some": ("llama3-8b", Degrees(dp=4, zero=3, shard=2, tp=2, global_batch=8)),
     "zero2": ("llama3-8b", Degrees(dp=2, zero=2, microbatch=2, global_batch=8)),
     "zero3": ("llama3-8b", Degrees(dp=2, zero=3, microbatch=2, global_batch=8)),
     "megatron": ("gpt2", Degrees(tp=4, microbatch=2, global_batch=4)),
@@ -76,6 +78,7 @@ def test_plans_by_degrees_compute_the_model(case: str, cache_dir: Path) -> None:
     [
         ("data", "dp=4 × pp=1"),
         ("zero1", "dp=4 (zero-1) × pp=1"),
+        ("zero_of_some", "dp=6 (zero-0/1) × pp=1"),
         ("zero2", "dp=2 (zero-2) × pp=1"),
         ("zero3", "dp=2 (zero-3) × pp=1"),
         ("megatron", "dp=1 × tp=4 × pp=1"),
@@ -111,6 +114,42 @@ def test_a_layer_has_the_collectives_of_megatron(
     for phase, expected in ((SegmentPhase.FORWARD, forward), (SegmentPhase.BACKWARD, backward)):
         found = [i for i in segments[phase].instructions if isinstance(i, Collective)]
         assert Counter(str(instruction.kind) for instruction in found) == expected
+
+
+def test_devices_that_share_are_neighbours() -> None:
+    """They are inside what copies, and next to the tensor axis."""
+    mesh = mesh_by_degrees(Degrees(dp=12, zero=1, shard=4, tp=2, global_batch=12))
+
+    assert str(mesh) == "dp=3×shard=4×tp=2"
+    assert [axis.stride for axis in mesh.axes] == [8, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("dp", "ep", "tp", "expected"), [(8, 1, 1, 8), (6, 1, 1, 2), (24, 1, 2, 8), (3, 1, 1, 3), (24, 2, 1, 4)]
+)
+def test_as_many_share_as_leave_each_the_least(dp: int, ep: int, tp: int, expected: int) -> None:
+    """Dims are powers of two, and so are experts; where no more than one can share, nothing is set apart."""
+    name = "zoo:mixtral-8x7b" if ep > 1 else "zoo:llama3-8b"
+    dims = {"num_layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "seq": 16, "vocab": 256}
+    predictor = Predictor(open_workload(name, dims=dims))
+
+    found = predictor.sharing(Degrees(dp=dp, ep=ep, tp=tp, zero=1, global_batch=dp))
+
+    assert found.sharing == expected
+    assert predictor.sharing(replace(found, zero=0, shard=0)).shard == 0
+    assert predictor.sharing(replace(found, shard=1)).shard == 1
+
+
+def test_zero_holds_less_where_not_all_can_share() -> None:
+    """Six devices divide no dim of a model whose dims are powers of two: they are three pairs."""
+    dims = {"num_layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "seq": 16, "vocab": 256}
+    predictor = Predictor(open_workload("zoo:llama3-8b", dims=dims))
+    sizes = {}
+    for shard in (0, 1, 2):
+        found = predictor.predict(Degrees(dp=6, zero=1, shard=shard, global_batch=6), load_cluster("a100"))
+        sizes[shard] = found.plan.simulated.stages[0].breakdown["optimizer"] if found.plan.simulated else 0.0
+
+    assert sizes[0] == sizes[2] == pytest.approx(sizes[1] / 2)
 
 
 def test_the_tensor_axis_is_innermost() -> None:

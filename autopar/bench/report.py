@@ -22,8 +22,8 @@ _HEADER = ("method", "step", "to ours", "objective", "gap", "MFU", "peak", "sear
 _GAP = _HEADER.index("gap")
 _PAGE_HEADER = (*_HEADER[:_GAP], "bound", *_HEADER[_GAP:])
 _CASES = ("case", "ours", "best baseline", "its step", "to ours", "our gap", "our search", "its search")
-SHOWN = 3.0
-"""Step times up to so many times the best are shown in plots; what is above is on the edge."""
+NEAREST, FARTHEST = 0.1, 200.0
+"""Percent above the least step time that plots tell apart; what is nearer or farther is on the edge."""
 FAR_APART = 20.0
 """Time is logarithmic in plots if the last method ends after so many times what the first takes."""
 _SHORT = {"exhausted": "done"}
@@ -100,25 +100,33 @@ def case_name(comparison: Comparison) -> str:
 def best_so_far(comparison: Comparison) -> bytes | None:
     """Return the plot of the least step time so far of each method against time, as SVG; None if none found a plan.
 
-    While a method searches, step times are by the formula; its last point is the end of its search, and what the
-    simulator says of its best plan. Ours is thick.
+    Step times are shown by how far they are above the least of all. While a method searches they are by the formula;
+    its last point is the end of its search, and what the simulator says of its best plan. Ours is thick.
     """
-    drawn, values, ends = [], [], []
+    found: dict[str, list[tuple[float, float]]] = {}
     for result in comparison.results:
-        if result.best is None:
-            continue
-        points = [(moment.seconds, moment.objective) for moment in result.history]
-        points.append((max(result.seconds, points[-1][0] if points else 0.0), result.best.step_seconds))
-        drawn.append(Curve(result.method, tuple(points), bold=result is comparison.ours))
-        values += [y for _, y in points]
-        ends.append(points[-1][0])
-    if not drawn:
+        if result.best is not None:
+            points = found[result.method] = [(moment.seconds, moment.objective) for moment in result.history]
+            points.append((max(result.seconds, points[-1][0] if points else 0.0), result.best.step_seconds))
+    if not found:
         return None
-    low, high = min(values), 1.02 * max(values)
-    words, most = "seconds per step", min(high, SHOWN * low)
-    if high > most:
-        words += f"; above {SHOWN:g} × the least at the edge"
-    up = Axis(words, low - 0.05 * (most - low), most)
+    least = min(seconds for points in found.values() for _, seconds in points)
+    looks = {name: look for look, name in enumerate(dict.fromkeys((comparison.ours.method, *BASELINES, *found)))}
+    drawn = [
+        Curve(
+            name,
+            tuple((moment, 100 * (seconds / least - 1)) for moment, seconds in points),
+            bold=name == comparison.ours.method,
+            look=looks[name],
+        )
+        for name, points in found.items()
+    ]
+    ends = [curve.points[-1][0] for curve in drawn]
+    most = max(y for curve in drawn for _, y in curve.points)
+    edge = f"; above {FARTHEST:g} at the edge" if most > FARTHEST else ""
+    up = Axis(
+        f"% above the least step time of all (log){edge}", NEAREST, min(FARTHEST, max(10 * NEAREST, most)), log=True
+    )
     label, end = "seconds since the request, import and discovery included", max(1.0, *ends)
     across = Axis(label, 0.0, end)
     if end > FAR_APART * min(ends):

@@ -27,12 +27,14 @@ class Curve:
         points: (x, y) in order of x.
         open: Points that are only lower bounds, by their index; they are drawn as open circles.
         bold: Whether it is thick, and under the others, so that it is told apart where they are at the same value.
+        look: Number of its colour and dashes, for charts that have those of a name in common; None for its place.
     """
 
     name: str
     points: tuple[tuple[float, float], ...]
     open: frozenset[int] = frozenset()
     bold: bool = False
+    look: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,8 @@ def chart(title: str, curves: Sequence[Curve], x: Axis, y: Axis, *, steps: bool 
         _text(root, _LEFT - 8, at + 4, f"{value:,g}", anchor="end")
     _line(root, [(_LEFT, _TOP), (_LEFT, bottom), (right, bottom)], "#444444")
     for number, curve in sorted(enumerate(curves), key=lambda item: not item[1].bold):
-        colour, dashes = _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)]
+        look = number if curve.look is None else curve.look
+        colour, dashes = _COLOURS[look % len(_COLOURS)], _DASHES[look // len(_COLOURS) % len(_DASHES)]
         width = _BOLD if curve.bold else _THIN
         placed = [place(point) for point in curve.points]
         marked = list(enumerate(placed))[-1:] if steps else list(enumerate(placed))

@@ -52,6 +52,13 @@ def _degree(name: str, text: str) -> Option:
 @_degree("cp", "Context-parallel degree.")
 @_degree("ep", "Expert-parallel degree; divides dp.")
 @click.option("--zero", type=click.IntRange(0, 3), default=0, show_default=True, help="ZeRO stage over dp.")
+@click.option(
+    "--shard",
+    type=positive_whole(),
+    callback=lambda _context, _option, value: value or 0,
+    metavar="N",
+    help="Data-parallel devices that share what ZeRO splits; default: all, or as many as divide the model's dims.",
+)
 @click.option("--sequence-parallel", is_flag=True, help="Split along the sequence what tp would copy.")
 @click.option(
     "--recompute",
@@ -116,6 +123,9 @@ def predict(
             hint=f"--gpus {degrees.gpus}, or other degrees",
         )
     found = prediction.predict(model, degrees, cache_dir=cache, **request)
+    sharing, data = found.degrees.sharing, found.degrees.data
+    if sharing < data and not degrees.shard:
+        click.echo(f"ZeRO over {sharing} of {data} data-parallel devices: so many divide the model's dims", err=True)
     text = format_prediction(found.plan, found.timeline)
     give_plan(found.plan, text, output / "plan.json" if output is not None else None, as_json=as_json)
     return ExitCode.DONE

@@ -2,7 +2,8 @@
 
 What a block takes depends on the tensor, context and expert degrees, on ZeRO, on sequence parallelism and on the
 samples of a device. A table is made for each combination of these that occurs: the blocks are placed and lowered as for
-any plan, with two devices on the data-parallel axis, and laid out as for the event simulator. The number of
+any plan, with two devices (or groups that share what ZeRO splits) on the data-parallel axis, and laid out as for the
+event simulator. The number of
 data-parallel devices only changes how long collectives over their axis take, how much of the update a device does and
 how much of the optimizer's state it holds, which is worked out from the same instructions. What is left (pipeline
 degree, microbatches, schedule, interleaving, recompute) goes through the formula that the planner minimises,
@@ -24,7 +25,7 @@ from autopar.cost import DEFAULT, CostModel, Overlap, Resharder, Stack
 from autopar.cost.policy import MIXED, DtypePolicy
 from autopar.degrees import Degrees
 from autopar.errors import JobError
-from autopar.estimates.table import Table, data_devices, schedule_of
+from autopar.estimates.table import Table, schedule_of
 from autopar.formulate.scheduled import scheduled_step
 from autopar.formulate.step import Pipeline, time_of
 from autopar.prediction import Predictor, kernels
@@ -34,7 +35,7 @@ from autopar.schedule import SCHEDULES
 
 FloatArray = NDArray[np.float64]
 
-_REFERENCE = 2  # devices on the data-parallel axis of a table
+_REFERENCE = 2  # devices on the data-parallel axis of a table, or groups of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +71,8 @@ class Estimator:
             JobError: If a plan does not fit the model or its schedule.
             TacticError: If it has more stages than the model has blocks.
         """
-        found = np.array([_estimate(self.table(degrees), degrees) for degrees in plans], dtype=np.float64).reshape(
-            -1, 2
-        )
+        known = map(self.predictor.sharing, plans)
+        found = np.array([_estimate(self.table(own), own) for own in known], dtype=np.float64).reshape(-1, 2)
         return Estimates(found[:, 0], found[:, 1])
 
     def floor(self, degrees: Degrees) -> float:
@@ -84,7 +84,7 @@ class Estimator:
         Raises:
             TacticError: If the model cannot be placed so.
         """
-        return degrees.num_microbatches * self._bare(degrees).busy_seconds(data_devices(degrees)) / degrees.pp
+        return degrees.num_microbatches * self._bare(degrees).busy_seconds(self._plain(degrees)) / degrees.pp
 
     def floor_bytes(self, degrees: Degrees, flavours: Sequence[Recompute] = ON_DEVICE) -> float:
         """Return bytes of activations that no plan stays below which differs in ZeRO, recompute and offload only.
@@ -98,15 +98,22 @@ class Estimator:
         """
         least = {Recompute.FULL, Recompute.OFFLOAD} & set(flavours) or set(flavours)
         least = least if SCHEDULES[degrees.schedule].trains else {Recompute.NONE}
-        table, plain = self._bare(degrees), replace(degrees, zero=0, offload="")
+        table, plain = self._bare(degrees), self._plain(degrees)
         return min(table.live(replace(plain, recompute=str(flavour))) for flavour in least)
 
     def _bare(self, degrees: Degrees) -> Table:
         joint = "1f1b" if SCHEDULES[degrees.schedule].trains else degrees.schedule
-        return self.table(replace(degrees, zero=0, schedule=joint, interleave=1))
+        return self.table(replace(self._plain(degrees), schedule=joint, interleave=1))
+
+    @staticmethod
+    def _plain(degrees: Degrees) -> Degrees:
+        return replace(degrees, zero=0, shard=0, offload="")
 
     def table(self, degrees: Degrees) -> Table:
         """Return the table a plan is estimated from, made if it is not there.
+
+        Args:
+            degrees: The plan, with what `Predictor.sharing` says.
 
         Raises:
             ClusterError: If a plan offloads on a cluster of which it is not known how devices reach host memory.
@@ -115,17 +122,18 @@ class Estimator:
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
             self.cluster.known_host()
         placed = (degrees.tp, degrees.cp, degrees.ep, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
-        key = (*placed, data_devices(degrees) > 1, SCHEDULES[degrees.schedule].splits)
+        key = (*placed, _reference(degrees), SCHEDULES[degrees.schedule].splits)
         if key not in self.tables:
             self.tables[key] = self._make(degrees)
         return self.tables[key]
 
     def _make(self, degrees: Degrees) -> Table:
-        reference, schedule = min(data_devices(degrees), _REFERENCE), SCHEDULES[degrees.schedule]
-        devices = reference * degrees.ep
+        (data, sharing), schedule = _reference(degrees), SCHEDULES[degrees.schedule]
+        devices = data * degrees.ep
         small = replace(
             degrees,
             dp=devices,
+            shard=sharing if degrees.zero else 0,
             pp=1,
             interleave=1,
             layers=(),
@@ -138,7 +146,17 @@ class Estimator:
         folded = self.predictor.workload.folded(small.samples)
         resharder = Resharder(plan.device_mesh, CostModel(self.cluster, self.policy, kernels(self.stack)))
         kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
-        return Table(folded, kinds, CostModel(self.cluster, self.policy, self.stack), degrees.zero, reference)
+        return Table(folded, kinds, CostModel(self.cluster, self.policy, self.stack), degrees.zero, sharing)
+
+
+def _reference(degrees: Degrees) -> tuple[int, int]:
+    """Return how many data-parallel devices a table is made for, and how many of them share what ZeRO splits.
+
+    What a group reduces that shares is reduced once more by all groups, each its part: so as many share as in the plan.
+    """
+    if degrees.sharing < degrees.data:
+        return _REFERENCE * degrees.sharing, degrees.sharing
+    return (min(degrees.data, _REFERENCE),) * 2
 
 
 def _estimate(table: Table, degrees: Degrees) -> tuple[float, float]:

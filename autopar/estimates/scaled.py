@@ -1,7 +1,7 @@
 """The costs of a table for another number of data-parallel devices."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +13,20 @@ from autopar.ir.graph import Op, Phase
 from autopar.sharding import Axis
 from autopar.simulate.layout import Shapes
 
-DATA_AXIS = "dp"
-
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """The costs of a table for another data-parallel degree; what costs the simulator asks for.
+    """The costs of a table for other data-parallel degrees; what costs the simulator asks for.
 
     Attributes:
         costs: Those of the cluster.
-        degree: Devices of the axis `dp`.
+        axes: The data axes, by name.
         share: What a device does of the update it does in the table.
         known: Seconds of ops that do not depend on the degree, by name.
     """
 
     costs: CostModel
-    degree: int
+    axes: Mapping[str, Axis]
     share: float
     known: dict[str, NDArray[np.float64]]
 
@@ -72,11 +70,11 @@ class Scaled:
         return self.known[op.name]
 
     def collective_seconds(self, collective: CollectiveKind, nbytes: float, axis: Axis, /) -> float:
-        """Return the seconds of a collective over an axis of this degree."""
+        """Return the seconds of a collective over an axis of these degrees."""
         return self.costs.collective_seconds(collective, nbytes, self.axis(axis))
 
     def exchange_seconds(self, nbytes: float, axis: Axis, /) -> float:
-        """Return the seconds of a halo exchange over an axis of this degree."""
+        """Return the seconds of a halo exchange over an axis of these degrees."""
         return self.costs.exchange_seconds(nbytes, self.axis(axis))
 
     def send_seconds(self, nbytes: float, tier: int, /) -> float:
@@ -84,8 +82,8 @@ class Scaled:
         return self.costs.send_seconds(nbytes, tier)
 
     def axis(self, axis: Axis) -> Axis:
-        """Return the axis of this degree."""
-        return replace(axis, size=self.degree) if axis.name == DATA_AXIS else axis
+        """Return the axis of these degrees."""
+        return self.axes.get(axis.name, axis)
 
 
 def _part(shape: Shapes | None, share: float) -> Shapes | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autopar.cost import BUCKET_BYTES, CostModel, Overlap
 from autopar.cost.overlap import bucket_share, state_buffers
 from autopar.degrees import Degrees
-from autopar.estimates.scaled import DATA_AXIS, Scaled
+from autopar.estimates.scaled import Scaled
 from autopar.formulate.fold import Folded
 from autopar.formulate.links import NUM_LINKS
 from autopar.formulate.offload import HostLinks, with_host
@@ -29,7 +29,7 @@ from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.layout import Layout, Resource, lay_out
 from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
 from autopar.simulate.offload import host_links
-from autopar.tactics.by_degrees import ranges_by_degrees
+from autopar.tactics.by_degrees import SHARD, data_axes, ranges_by_degrees
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -52,7 +52,7 @@ class Table:
         kinds: Its blocks, lowered.
         costs: Of the cluster.
         zero: ZeRO stage.
-        reference: Devices on the data-parallel axis it was lowered for.
+        reference: Devices that share what ZeRO splits in what was lowered.
     """
 
     folded: Folded
@@ -61,7 +61,7 @@ class Table:
     zero: int
     reference: int
     _ops: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    _seconds: dict[int, FloatArray] = field(default_factory=dict)
+    _seconds: dict[object, FloatArray] = field(default_factory=dict)
     _layouts: dict[tuple[int, SegmentPhase], Layout] = field(default_factory=dict)
     _memory: dict[object, StageMemory] = field(default_factory=dict)
     _stages: dict[object, StageTimes] = field(default_factory=dict)
@@ -85,15 +85,12 @@ class Table:
         """Whether there are backwards."""
         return any(phase is SegmentPhase.BACKWARD for _, phase in self.segments)
 
-    def seconds(self, degree: int) -> FloatArray:
-        """Return the seconds of one block by kind and slot, as `Tables.block_seconds`, and its weight pass.
-
-        Args:
-            degree: Devices on the data-parallel axis.
-        """
-        if degree not in self._seconds:
-            share = self.reference / degree if self.zero else 1.0
-            view = Scaled(self.costs, degree, share, self._ops)
+    def seconds(self, degrees: Degrees) -> FloatArray:
+        """Return the seconds of one block by kind and slot, as `Tables.block_seconds`, and its weight pass."""
+        axes = data_axes(degrees)
+        if axes not in self._seconds:
+            share = self.reference / degrees.sharing if self.zero else 1.0
+            view = Scaled(self.costs, {axis.name: axis for axis in axes}, share, self._ops)
             found = np.zeros((len(self.folded.kinds), WEIGHT + 1))
             for (kind, phase), segment in self.segments.items():
                 if phase in HOST_PHASES:
@@ -105,19 +102,19 @@ class Table:
                 else:
                     layout = self._layouts[kind, phase]
                 self._add(found[kind], phase, layout, view)
-            self._seconds[degree] = found
-        return self._seconds[degree]
+            self._seconds[axes] = found
+        return self._seconds[axes]
 
-    def busy_seconds(self, degree: int) -> float:
-        """Return what one microbatch keeps one group of devices busy if that has all blocks; `degree` as above."""
-        passes = self.seconds(degree)[:, [Slot.FORWARD, Slot.BACKWARD, WEIGHT]].sum(axis=1)
+    def busy_seconds(self, degrees: Degrees) -> float:
+        """Return what one microbatch keeps one group of devices busy if that has all blocks."""
+        passes = self.seconds(degrees)[:, [Slot.FORWARD, Slot.BACKWARD, WEIGHT]].sum(axis=1)
         return float(passes[np.asarray(self.folded.chain)].sum())
 
     def _depends(self, segment: Segment) -> bool:
-        """Whether what a segment takes depends on the data-parallel degree."""
+        """Whether what a segment takes depends on the data-parallel degrees."""
         if segment.phase is SegmentPhase.UPDATE and self.zero:
             return True
-        return any(isinstance(part, Collective) and part.axis.name == DATA_AXIS for part in segment.instructions)
+        return any(isinstance(part, Collective) and part.axis.name in ("dp", SHARD) for part in segment.instructions)
 
     def _add(self, row: FloatArray, phase: SegmentPhase, layout: Layout, view: Scaled) -> None:
         traffic, outside = 0.0, 0.0
@@ -159,7 +156,7 @@ class Table:
 
     def stages(self, degrees: Degrees) -> StageTimes:
         """Return the seconds of the stages of a plan."""
-        key = (data_devices(degrees), degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
+        key = (data_axes(degrees), degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._stages:
             ranges = self.ranges(degrees)
             split = Split.uniform(ranges, (Recompute.NONE,) * len(ranges))
@@ -169,7 +166,7 @@ class Table:
 
     def works(self, degrees: Degrees) -> tuple[StageWork, ...]:
         """Return what the stages of a plan take whose schedule splits the backward."""
-        key = (data_devices(degrees), degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
+        key = (data_axes(degrees), degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
         if key not in self._works:
             blocks = self._recomputing(degrees)[np.asarray(self.folded.chain)]
             self._works[key] = tuple(_work(blocks[start:stop]) for start, stop in self.ranges(degrees))
@@ -177,7 +174,7 @@ class Table:
 
     def _recomputing(self, degrees: Degrees) -> FloatArray:
         """Return the seconds of one block by kind and slot with what layers run again, and with copies to the host."""
-        totals = self.seconds(data_devices(degrees)).copy()
+        totals = self.seconds(degrees).copy()
         if degrees.offload:
             totals[:, Slot.UPDATE] += self._copies(degrees, totals)[:, Slot.STATE]
         for kind in self.folded.kinds:
@@ -203,7 +200,7 @@ class Table:
     def _copies(self, degrees: Degrees, totals: FloatArray) -> FloatArray:
         """Return the seconds of blocks with the slots of the host link filled in."""
         links = self._links
-        share = self.reference / data_devices(degrees) if self.zero >= _SHARED_FROM[Category.OPTIMIZER] else 1.0
+        share = self.reference / degrees.sharing if self.zero >= _SHARED_FROM[Category.OPTIMIZER] else 1.0
         return with_host(totals, replace(links, state=links.state * share), Overlap.of(self.costs.stack))
 
     @cached_property
@@ -236,7 +233,7 @@ class Table:
     def peak(self, degrees: Degrees) -> float:
         """Return the bytes on the fullest device."""
         shape = (degrees.recompute, degrees.offload, degrees.num_stages, degrees.layers)
-        held = (data_devices(degrees), *shape, degrees.pp, schedule_of(degrees))
+        held = (degrees.sharing, *shape, degrees.pp, schedule_of(degrees))
         if held not in self._resident:
             self._resident[held] = self._resident_bytes(degrees)
         return float((self._resident[held] + self._alive(degrees)).max())
@@ -251,7 +248,7 @@ class Table:
             rounds = _SPLIT_ROUNDS if SCHEDULES[degrees.schedule].splits else _ROUNDS
             count = min(count, rounds * degrees.pp)
         shape = (degrees.recompute, degrees.num_stages, degrees.layers, degrees.pp)
-        key = (*shape, count, schedule_of(degrees), degrees.offload and data_devices(degrees))
+        key = (*shape, count, schedule_of(degrees), degrees.offload and degrees.sharing)
         if key not in self._live:
             self._live[key] = self._live_bytes(degrees, count)
         return self._live[key]
@@ -300,7 +297,7 @@ class Table:
 
     def _held(self, degrees: Degrees, categories: Sequence[Category]) -> FloatArray:
         """Return the bytes of some categories that a device has of one block of each kind."""
-        shared = self.reference / data_devices(degrees)
+        shared = self.reference / degrees.sharing
         found = np.zeros(len(self.folded.kinds))
         for kind, lowered in self.kinds.items():
             found[kind] = sum(
@@ -311,7 +308,7 @@ class Table:
 
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""
-        shared = self.reference / data_devices(degrees)
+        shared = self.reference / degrees.sharing
         here = (category for category in Category if not (degrees.offload and category is Category.OPTIMIZER))
         kinds = self._held(degrees, tuple(here))
         blocks = kinds[np.asarray(self.folded.chain)]
@@ -328,11 +325,6 @@ class Table:
             for group in most.keys() - {int(group_of[copy.owner])}:
                 held[group] += most[group] * share
         return np.asarray(held)
-
-
-def data_devices(degrees: Degrees) -> int:
-    """Return the devices on the data-parallel axis, which are those that copy everything that is not shared."""
-    return degrees.dp // degrees.ep
 
 
 def schedule_of(degrees: Degrees) -> str:

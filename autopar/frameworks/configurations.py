@@ -284,6 +284,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
     pp = fields.whole("parallelism.pipeline_parallel_degree", 1)
     tp = fields.whole("parallelism.tensor_parallel_degree", 1)
     cp = fields.whole("parallelism.context_parallel_degree", 1)
+    ep = fields.whole("parallelism.expert_parallel_degree", 1)
     replicas = fields.whole("parallelism.data_parallel_replicate_degree", 1)
     shards = fields.get("parallelism.data_parallel_shard_degree", -1)
     if shards == -1:
@@ -309,8 +310,9 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=fields.whole("parallelism.expert_parallel_degree", 1),
+        ep=ep,
         zero=zero,
+        shard=shards // ep if zero and replicas > 1 and shards % ep == 0 else 0,
         sequence_parallel=tp > 1,
         recompute=str(recompute),
         schedule=schedule if pp > 1 else "1f1b",

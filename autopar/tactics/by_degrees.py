@@ -1,10 +1,14 @@
 """Plans by degrees as schedules of tactics."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import prod
 
 from autopar.degrees import Degrees
 from autopar.formulate.fold import Folded
-from autopar.sharding import Mesh
+from autopar.search.space import divisors
+from autopar.sharding import Axis, Mesh
 from autopar.tactics.records import (
     ContextParallel,
     DataParallel,
@@ -19,18 +23,54 @@ from autopar.tactics.records import (
 )
 from autopar.tactics.stages import blocks_per_stage, even_blocks
 
+SHARD = "shard"
+"""Axis of the data-parallel devices that share what ZeRO splits, where these are not all."""
+
 
 def mesh_by_degrees(degrees: Degrees) -> Mesh:
-    """Return the mesh of a stage: data axes outside, the tensor axis inside a node; degrees of 1 have no axis."""
-    sizes = {"dp": degrees.dp // degrees.ep, "cp": degrees.cp, "ep": degrees.ep, "tp": degrees.tp}
+    """Return the mesh of a stage: data axes outside, the tensor axis inside a node; degrees of 1 have no axis.
+
+    Where fewer than all data-parallel devices share what ZeRO splits, these are neighbours on an axis of their own.
+    """
+    data = {"dp": degrees.data}
+    if degrees.sharing < degrees.data:
+        data = {"dp": degrees.data // degrees.sharing, SHARD: degrees.sharing}
+    sizes = {**data, "cp": degrees.cp, "ep": degrees.ep, "tp": degrees.tp}
     return Mesh.of(**({name: size for name, size in sizes.items() if size > 1} or {"dp": 1}))
+
+
+def data_axes(degrees: Degrees) -> tuple[Axis, ...]:
+    """Return the data axes of that mesh, along which devices have the same experts."""
+    return tuple(axis for axis in mesh_by_degrees(degrees).axes if axis.name in ("dp", SHARD))
+
+
+def sharing_by_degrees(degrees: Degrees, folded: Folded) -> Degrees:
+    """Return degrees that say how many data-parallel devices share what ZeRO splits of a model.
+
+    A dim that so many do not divide stays whole. With 24 devices and dims that are powers of two, 8 share.
+    """
+    if not degrees.zero or degrees.shard:
+        return degrees
+    known = [(parameter.value.shape, parameter.count * prod(parameter.value.shape)) for parameter in folded.parameters]
+
+    def held(devices: int) -> float:
+        """Return the elements that a device has left."""
+        return sum(size / devices if _divides(devices, shape, degrees.tp) else size for shape, size in known)
+
+    return replace(degrees, shard=min(divisors(degrees.data), key=lambda devices: (held(devices), -devices)))
+
+
+def _divides(devices: int, shape: Sequence[int], tp: int) -> bool:
+    """Whether a dim can be split over so many devices, be it on top of a tensor axis, which splits one dim at most."""
+    return sum(size % devices == 0 for size in shape) > 1 or any(size % (devices * tp) == 0 for size in shape)
 
 
 def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
     """Return the tactics that say where values lie, on the axes of `mesh_by_degrees`.
 
     Experts are dealt out to the axis `ep`, on which all else is data parallel. The vocabulary is split as Megatron-LM
-    has it. ZeRO takes parameters of any number of dims, over all axes that would copy them but the tensor axis.
+    has it. ZeRO takes parameters of any number of dims, over all axes that would copy them but the tensor axis, and but
+    `dp` where fewer share.
     """
     copying = [axis.name for axis in mesh_by_degrees(degrees).axes if axis.name != "tp" and axis.size > 1]
     found: list[Tactic] = []
@@ -42,7 +82,8 @@ def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
     if degrees.sequence_parallel:
         found.append(SequenceParallel("tp"))
     if degrees.zero:
-        found += [ZeRO(degrees.zero, axis, min_dims=1) for axis in copying]
+        apart = degrees.sharing < degrees.data
+        found += [ZeRO(degrees.zero, axis, min_dims=1) for axis in copying if not (apart and axis == "dp")]
     return tuple(found)
 
 
