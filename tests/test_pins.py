@@ -477,6 +477,24 @@ def test_tensors_are_where_patterns_say() -> None:
     assert all(not isinstance(placement, Shard) for placements in whole for placement in placements)
 
 
+@pytest.mark.parametrize(
+    ("pin", "restricts"),
+    [
+        ({"recompute": ["none", "selective"]}, False),
+        ({"schedule": "1f1b"}, False),
+        ({"zero": 1}, False),
+        ({"tp": 2}, True),
+        ({"mesh": {"dp": 2, "tp": 4}}, True),
+    ],
+)
+def test_placements_are_restricted_by_what_is_said_of_them(pin: dict[str, Any], *, restricts: bool) -> None:
+    """Not by the major axis of meshes of three, which is named for data parallelism in any case."""
+    task = pinned(_task(), pins_from({"pin": pin}))
+
+    assert (task.constraints.restrict is not None) is restricts
+    assert restricts or any(len(configuration.mesh.axes) == 3 for configuration in task.space)
+
+
 def test_forbidden_levels_leave_tensor_parallelism_alone() -> None:
     """Without ZeRO parameters may still be split where they are used: no pair of the tables forbids that."""
     task = pinned(_task(), pins_from({"pin": {"zero": 0, "mesh": {"tp": 8}}}))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from autopar.discover import Rules
 from autopar.errors import PinError
 from autopar.formulate.constraints import Constraints
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.fold import Folded
 from autopar.formulate.zero import LEVELS
 from autopar.pins.hosting import hosting
@@ -115,10 +116,10 @@ def _placements(
     rules: Callable[[Folded], Rules],
     batch: Callable[[Folded], Mapping[str, int]],
 ) -> PlacementPins | None:
-    named = any(axis.name in ROLES for configuration in space for axis in configuration.mesh.axes)
+    meshes = list(dict.fromkeys(configuration.mesh for configuration in space))
+    named = any(axis.name in ROLES for mesh in meshes if not is_data_major(mesh) for axis in mesh.axes)
     if not (named or pins.roles or pins.pin.tactics or pins.forbid.tactics or len(pins.sequence_parallel) == 1):
         return None
-    meshes = list(dict.fromkeys(configuration.mesh for configuration in space))
     check_tactics(pins, graph, rules(graph), meshes, batch(graph))
     return PlacementPins(pins, batch)
 
