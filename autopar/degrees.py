@@ -26,7 +26,7 @@ class Degrees:
             of gradients too, 3 the parameters too.
         shard: Data-parallel devices, of those that have the same experts, that share what ZeRO splits; groups of so
             many hold copies. 0 for all of them, or for fewer where that leaves a device less: a dim that so many do
-            not divide stays whole.
+            not divide stays whole. All where there are context, expert and tensor parallelism, too.
         sequence_parallel: Whether what tensor-parallel devices would copy is split along the sequence.
         recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
             nothing again but keep in host memory what they save.
@@ -92,6 +92,11 @@ class Degrees:
                 f"groups of {self.shard} that share what ZeRO splits do not divide {self.data} data-parallel devices",
                 hint=f"choose a divisor of {self.data}",
             )
+        if 1 < self.shard < self.data and not self.may_share_apart:
+            raise JobError(
+                f"groups of {self.shard} that share what ZeRO splits, beside cp, ep and tp: a mesh of five axes",
+                hint="let all data-parallel devices share, or leave one of these degrees at 1",
+            )
 
     def _check_batch(self) -> None:
         share = self.dp * self.microbatch
@@ -105,6 +110,11 @@ class Degrees:
     def data(self) -> int:
         """Data-parallel devices that have the same experts."""
         return self.dp // self.ep
+
+    @property
+    def may_share_apart(self) -> bool:
+        """Whether there is an axis left for those that share: of five, reshards are too many to be looked through."""
+        return 1 in (self.cp, self.ep, self.tp)
 
     @property
     def sharing(self) -> int:

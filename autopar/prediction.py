@@ -187,7 +187,7 @@ class Predictor:
 
     def sharing(self, degrees: Degrees) -> Degrees:
         """Return degrees that say how many data-parallel devices share what ZeRO splits (`sharing_by_degrees`)."""
-        if not degrees.zero or degrees.shard:
+        if not degrees.zero or degrees.shard or not degrees.may_share_apart:
             return degrees
         key = degrees.data, degrees.tp
         if key not in self._sharing:

@@ -125,6 +125,18 @@ def test_estimates_where_some_share_are_close(dp: int, shard: int, tp: int, pp: 
     _check(degrees, STACK, CLOSE, SHARED)
 
 
+def test_parameters_that_do_not_divide_are_whole() -> None:
+    """Seven devices share what has a dim of 7 × 256, and nothing else of a layer."""
+    dims = {"num_layers": 4, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1792, "seq": 128, "vocab": 4096}
+    predictor = Predictor(open_workload("zoo:llama3-8b", dims=dims))
+    degrees = Degrees(dp=56, zero=2, shard=7, global_batch=112)
+
+    found = Estimator(predictor, CLUSTER, STACK).estimate([degrees])
+
+    timeline = predictor.predict(degrees, CLUSTER, STACK).timeline
+    assert found.peak_bytes[0] == pytest.approx(timeline.peak_bytes, rel=SHARED)
+
+
 @cache
 def _experts() -> Predictor:
     dims = {"num_layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 512, "seq": 128, "vocab": 1024}

@@ -125,10 +125,10 @@ def test_devices_that_share_are_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dp", "ep", "tp", "expected"), [(8, 1, 1, 8), (6, 1, 1, 2), (24, 1, 2, 8), (3, 1, 1, 3), (24, 2, 1, 4)]
+    ("dp", "ep", "tp", "expected"), [(8, 1, 1, 8), (6, 1, 1, 2), (24, 1, 2, 8), (3, 1, 1, 1), (24, 2, 1, 4)]
 )
 def test_as_many_share_as_leave_each_the_least(dp: int, ep: int, tp: int, expected: int) -> None:
-    """Dims are powers of two, and so are experts; where no more than one can share, nothing is set apart."""
+    """Dims are powers of two, and so are experts: three devices share nothing."""
     name = "zoo:mixtral-8x7b" if ep > 1 else "zoo:llama3-8b"
     dims = {"num_layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "seq": 16, "vocab": 256}
     predictor = Predictor(open_workload(name, dims=dims))
@@ -137,7 +137,21 @@ def test_as_many_share_as_leave_each_the_least(dp: int, ep: int, tp: int, expect
 
     assert found.sharing == expected
     assert predictor.sharing(replace(found, zero=0, shard=0)).shard == 0
+    assert predictor.sharing(replace(found, shard=0, cp=2, ep=2, tp=2, dp=24, global_batch=24)).shard == 0
     assert predictor.sharing(replace(found, shard=1)).shard == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"zero": 0, "shard": 2}, "without ZeRO"),
+        ({"shard": 4}, "do not divide 6 data-parallel devices"),
+        ({"shard": 2, "dp": 12, "ep": 2, "cp": 2, "tp": 2}, "a mesh of five axes"),
+    ],
+)
+def test_devices_that_cannot_share_are_refused(wrong: dict[str, int], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        Degrees(**{"dp": 6, "zero": 1, "global_batch": 12, **wrong})  # type: ignore[arg-type]
 
 
 def test_zero_holds_less_where_not_all_can_share() -> None:

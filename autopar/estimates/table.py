@@ -29,7 +29,7 @@ from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.layout import Layout, Resource, lay_out
 from autopar.simulate.memory import StageMemory, received_bytes, stage_memory
 from autopar.simulate.offload import host_links
-from autopar.tactics.by_degrees import SHARD, data_axes, ranges_by_degrees
+from autopar.tactics.by_degrees import SHARD, data_axes, held_by_kind, ranges_by_degrees
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -68,6 +68,7 @@ class Table:
     _works: dict[object, tuple[StageWork, ...]] = field(default_factory=dict)
     _live: dict[object, FloatArray] = field(default_factory=dict)
     _resident: dict[object, FloatArray] = field(default_factory=dict)
+    _held_by: dict[int, dict[int, float]] = field(default_factory=dict)
     _ranges: dict[object, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     @cached_property
@@ -297,18 +298,24 @@ class Table:
 
     def _held(self, degrees: Degrees, categories: Sequence[Category]) -> FloatArray:
         """Return the bytes of some categories that a device has of one block of each kind."""
-        shared = self.reference / degrees.sharing
-        found = np.zeros(len(self.folded.kinds))
+        found, shares = np.zeros(len(self.folded.kinds)), self._shares(degrees)
         for kind, lowered in self.kinds.items():
             found[kind] = sum(
-                lowered.resident.get(category, 0.0) * (shared if self.zero >= _SHARED_FROM.get(category, 4) else 1.0)
+                lowered.resident.get(category, 0.0)
+                * (shares[kind] if self.zero >= _SHARED_FROM.get(category, 4) else 1.0)
                 for category in categories
             )
         return found
 
+    def _shares(self, degrees: Degrees) -> dict[int, float]:
+        """Return what a device has of what ZeRO splits, by kind, as a share of what it has in the table."""
+        if degrees.sharing not in self._held_by:
+            here, there = (held_by_kind(self.folded, own, degrees.tp) for own in (degrees.sharing, self.reference))
+            self._held_by[degrees.sharing] = {kind: here[kind] / there[kind] if there[kind] else 1.0 for kind in here}
+        return self._held_by[degrees.sharing]
+
     def _resident_bytes(self, degrees: Degrees) -> FloatArray:
         """Return the bytes that each group of devices always holds, (groups,)."""
-        shared = self.reference / degrees.sharing
         here = (category for category in Category if not (degrees.offload and category is Category.OPTIMIZER))
         kinds = self._held(degrees, tuple(here))
         blocks = kinds[np.asarray(self.folded.chain)]
@@ -316,14 +323,14 @@ class Table:
         groups = _groups(degrees)
         held = np.bincount(groups, weights=np.add.reduceat(blocks, starts)) + self.folded.buffer_bytes
         group_of = np.repeat(groups, [stop - start for start, stop in self.ranges(degrees)])
-        share = shared if self.zero >= _SHARED_FROM[Category.PARAMETERS] else 1.0
+        is_split = self.zero >= _SHARED_FROM[Category.PARAMETERS]
         for copy in copies([self.kinds[kind] for kind in self.folded.chain], self.folded):
             most: dict[int, float] = {}
             for block, size in copy.readers:
                 group = int(group_of[block])
                 most[group] = max(most.get(group, 0.0), size)
             for group in most.keys() - {int(group_of[copy.owner])}:
-                held[group] += most[group] * share
+                held[group] += most[group] * (self.reference / degrees.sharing if is_split else 1.0)
         return np.asarray(held)
 
 

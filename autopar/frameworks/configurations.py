@@ -312,7 +312,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         cp=cp,
         ep=ep,
         zero=zero,
-        shard=shards // ep if zero and replicas > 1 and shards % ep == 0 else 0,
+        shard=shards // ep if zero and replicas > 1 and shards % ep == 0 and 1 in (cp, ep, tp) else 0,
         sequence_parallel=tp > 1,
         recompute=str(recompute),
         schedule=schedule if pp > 1 else "1f1b",

@@ -49,15 +49,23 @@ def sharing_by_degrees(degrees: Degrees, folded: Folded) -> Degrees:
 
     A dim that so many do not divide stays whole. With 24 devices and dims that are powers of two, 8 share.
     """
-    if not degrees.zero or degrees.shard:
+    if not degrees.zero or degrees.shard or not degrees.may_share_apart:
         return degrees
-    known = [(parameter.value.shape, parameter.count * prod(parameter.value.shape)) for parameter in folded.parameters]
+    held = {devices: sum(held_by_kind(folded, devices, degrees.tp).values()) for devices in divisors(degrees.data)}
+    return replace(degrees, shard=min(held, key=lambda devices: (held[devices], devices)))
 
-    def held(devices: int) -> float:
-        """Return the elements that a device has left."""
-        return sum(size / devices if _divides(devices, shape, degrees.tp) else size for shape, size in known)
 
-    return replace(degrees, shard=min(divisors(degrees.data), key=lambda devices: (held(devices), -devices)))
+def held_by_kind(folded: Folded, devices: int, tp: int) -> dict[int, float]:
+    """Return how many elements of the parameters of each kind of blocks a device has left if so many share these.
+
+    Those that tensor parallelism splits count as a whole.
+    """
+    held = dict.fromkeys((kind.id for kind in folded.kinds), 0.0)
+    for parameter in folded.parameters:
+        shape = parameter.value.shape
+        size = parameter.count * prod(shape)
+        held[parameter.producer.kind] += size / devices if _divides(devices, shape, tp) else size
+    return held
 
 
 def _divides(devices: int, shape: Sequence[int], tp: int) -> bool:
