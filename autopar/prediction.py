@@ -23,7 +23,14 @@ from autopar.program.verify import verify_program
 from autopar.search.roles import roles_of_axes
 from autopar.search.summary import summarise
 from autopar.simulate import Timeline, simulate
-from autopar.tactics.by_degrees import SHARD, mesh_by_degrees, placing_by_degrees, sharing_by_degrees, stages_by_degrees
+from autopar.tactics.by_degrees import (
+    SHARD,
+    mesh_by_degrees,
+    placing_by_degrees,
+    sharing_by_degrees,
+    stages_by_degrees,
+    whole_by_degrees,
+)
 from autopar.tactics.draft import Draft
 from autopar.task import check_request, default_limit, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
@@ -51,12 +58,14 @@ class Prediction:
         plan: The plan, with the simulator's verdict.
         program: The plan lowered.
         timeline: One simulated step.
+        whole: Share of the parameters that ZeRO leaves whole, if there is ZeRO.
     """
 
     degrees: Degrees
     plan: Plan
     program: Program
     timeline: Timeline
+    whole: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -119,7 +128,8 @@ class Predictor:
         costs = CostModel(cluster, policy, stack)
         timeline = simulate(program, costs, trace=trace)
         plan = replace(simulated(plan, timeline, self._folded(degrees), costs), objective=timeline.step_seconds)
-        return Prediction(degrees, plan, program, timeline)
+        whole = whole_by_degrees(degrees, self._folded(degrees)) if degrees.zero and degrees.data > 1 else 0.0
+        return Prediction(degrees, plan, program, timeline, whole)
 
     def lowered(
         self,

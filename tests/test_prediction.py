@@ -166,6 +166,27 @@ def test_zero_holds_less_where_not_all_can_share() -> None:
     assert sizes[0] == sizes[2] == pytest.approx(sizes[1] / 2)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--dp", "6", "--global-batch", "6"], "ZeRO over 2 of 6 data-parallel devices: more divide fewer of the dims"),
+        (["--dp", "3", "--global-batch", "3"], "ZeRO over 1 of 3 data-parallel devices: 100 % of the parameters stay"),
+        (["--dp", "6", "--global-batch", "6", "--shard", "2"], ""),
+        (["--dp", "4", "--global-batch", "4"], ""),
+    ],
+)
+def test_what_zero_leaves_whole_is_told(
+    options: list[str], words: str, cache_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["num_layers=2", "hidden=64", "heads=4", "kv_heads=2", "ffn=128", "seq=16", "vocab=256"]
+    dims = [part for size in sizes for part in ("--set", size)]
+
+    main(["predict", "zoo:llama3-8b", *dims, *options, "--zero", "1", "--cache-dir", str(cache_dir)])
+
+    said = capsys.readouterr().err
+    assert (words in said) if words else ("ZeRO over" not in said)
+
+
 def test_the_tensor_axis_is_innermost() -> None:
     """Devices of a tensor group are neighbours, those of a data group are furthest apart."""
     mesh = mesh_by_degrees(Degrees(dp=8, ep=2, cp=2, tp=4, global_batch=8))

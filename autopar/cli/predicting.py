@@ -34,6 +34,10 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     return tuple(int(part) for part in parts)
 
 
+_SOME = 0.05
+"""Share of the parameters that ZeRO leaves whole from which on that is told."""
+
+
 def _degree(name: str, text: str) -> Option:
     return click.option(f"--{name}", type=positive_whole(), default=1, show_default=True, metavar="N", help=text)
 
@@ -123,9 +127,10 @@ def predict(
             hint=f"--gpus {degrees.gpus}, or other degrees",
         )
     found = prediction.predict(model, degrees, cache_dir=cache, **request)
-    sharing, data = found.degrees.sharing, found.degrees.data
-    if sharing < data and not degrees.shard:
-        click.echo(f"ZeRO over {sharing} of {data} data-parallel devices: so many divide the model's dims", err=True)
+    if found.whole > _SOME or (found.degrees.sharing < found.degrees.data and not degrees.shard):
+        share = f"{100 * found.whole:.0f} % of the parameters stay whole, whose dims do not divide"
+        over = f"ZeRO over {found.degrees.sharing} of {found.degrees.data} data-parallel devices"
+        click.echo(f"{over}: {share}" if found.whole > _SOME else f"{over}: more divide fewer of the dims", err=True)
     text = format_prediction(found.plan, found.timeline)
     give_plan(found.plan, text, output / "plan.json" if output is not None else None, as_json=as_json)
     return ExitCode.DONE

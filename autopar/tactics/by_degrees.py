@@ -68,6 +68,13 @@ def held_by_kind(folded: Folded, devices: int, tp: int) -> dict[int, float]:
     return held
 
 
+def whole_by_degrees(degrees: Degrees, folded: Folded) -> float:
+    """Return the share of a model's parameters that ZeRO leaves whole, as no dim of theirs divides."""
+    sharing = degrees.sharing
+    held, every = (sum(held_by_kind(folded, devices, degrees.tp).values()) for devices in (sharing, 1))
+    return 1.0 if sharing == 1 or not every else (held / every - 1 / sharing) / (1 - 1 / sharing)
+
+
 def _divides(devices: int, shape: Sequence[int], tp: int) -> bool:
     """Whether a dim can be split over so many devices, be it on top of a tensor axis, which splits one dim at most."""
     return sum(size % devices == 0 for size in shape) > 1 or any(size % (devices * tp) == 0 for size in shape)
