@@ -165,9 +165,9 @@ def test_page_of_a_benchmark_is_the_golden_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "step", "across", "up"),
     [
-        (40.0, 1.25, "included", "% above the least step time of all (log)"),
-        (40.0, 9.0, "included", "% above the least step time of all (log); above 200 at the edge"),
-        (0.1, 1.25, "included (log)", "% above the least step time of all (log)"),
+        (40.0, 1.25, "included", "% above the best of all (log)"),
+        (40.0, 9.0, "included", "% above the best of all (log), 200 at the edge"),
+        (0.1, 1.25, "included (log)", "% above the best of all (log)"),
     ],
 )
 def test_axes_of_a_plot_say_what_is_done_to_them(seconds: float, step: float, across: str, up: str) -> None:

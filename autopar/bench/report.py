@@ -123,10 +123,8 @@ def best_so_far(comparison: Comparison) -> bytes | None:
     ]
     ends = [curve.points[-1][0] for curve in drawn]
     most = max(y for curve in drawn for _, y in curve.points)
-    edge = f"; above {FARTHEST:g} at the edge" if most > FARTHEST else ""
-    up = Axis(
-        f"% above the least step time of all (log){edge}", NEAREST, min(FARTHEST, max(10 * NEAREST, most)), log=True
-    )
+    edge = f", {FARTHEST:g} at the edge" if most > FARTHEST else ""
+    up = Axis(f"% above the best of all (log){edge}", NEAREST, min(FARTHEST, max(10 * NEAREST, most)), log=True)
     label, end = "seconds since the request, import and discovery included", max(1.0, *ends)
     across = Axis(label, 0.0, end)
     if end > FAR_APART * min(ends):
