@@ -10,6 +10,7 @@ import pytest
 
 from autopar.api import plan_task
 from autopar.errors import PinError
+from autopar.formulate.data_major import is_data_major
 from autopar.formulate.tables import Decision
 from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of
 from autopar.plan import Plan, SearchReport
@@ -493,6 +494,40 @@ def test_placements_are_restricted_by_what_is_said_of_them(pin: dict[str, Any], 
 
     assert (task.constraints.restrict is not None) is restricts
     assert restricts or any(len(configuration.mesh.axes) == 3 for configuration in task.space)
+
+
+@pytest.mark.parametrize(
+    ("pin", "expected"),
+    [
+        ({"tp": 2}, {"dp=2×outer=2×tp=2"}),
+        ({"cp": 1}, {"dp=2×outer=2×inner=2"}),
+        ({"tp": 2, "cp": 2}, set()),
+        ({"tp": 2, "dp": 2}, set()),
+    ],
+)
+def test_a_degree_leaves_meshes_of_three_axes(pin: dict[str, Any], expected: set[str]) -> None:
+    """As without pins, where nothing is said of data parallelism; with samples for all that split them."""
+    task = pinned(_task(), pins_from({"pin": {**pin, "stages": 1}}))
+
+    three = [each for each in task.space if len(each.mesh.axes) == 3 and is_data_major(each.mesh)]
+
+    assert {str(each.mesh) for each in three} == expected
+    assert all(16 // each.num_microbatches % each.mesh.shape[0] == 0 for each in three)
+
+
+@pytest.mark.parametrize("minor", ["tp", "inner"])
+def test_a_mesh_of_three_axes_is_searched(minor: str) -> None:
+    """Alone, too, and where microbatches have fewer samples than the major axis devices, which is data parallel."""
+    task = pinned(_task(), pins_from({"pin": {"mesh": {"dp": 2, "outer": 2, minor: 2}, "stages": 1}}))
+
+    plan = plan_task(task, Effort(top_k=1))
+
+    folded = task.workload.folded(plan.microbatch)
+    roles = {found.axis.name: found.role for found in roles_of_axes(plan.mesh, plan.blocks, folded)}
+    assert roles["dp"] == "dp"
+    assert minor != "tp" or roles["tp"] == "tp"
+    assert broken(plan, task.pins, folded) == ()
+    assert any(own.num_microbatches == 16 for own in task.space)
 
 
 def test_forbidden_levels_leave_tensor_parallelism_alone() -> None:

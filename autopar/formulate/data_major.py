@@ -30,8 +30,11 @@ _DATA = Data(zero=None)
 
 
 def is_data_major(mesh: Mesh) -> bool:
-    """Whether a mesh is one of three axes whose major one is data parallel, by the names of its axes."""
-    return tuple(axis.name for axis in mesh.axes) == DATA_MAJOR
+    """Whether a mesh is one of three axes whose major one is data parallel, by the names of its axes.
+
+    The minor one may be named for a role that is pinned.
+    """
+    return len(mesh.axes) == len(DATA_MAJOR) and tuple(axis.name for axis in mesh.axes[:2]) == DATA_MAJOR[:2]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -117,7 +117,7 @@ def _placements(
     batch: Callable[[Folded], Mapping[str, int]],
 ) -> PlacementPins | None:
     meshes = list(dict.fromkeys(configuration.mesh for configuration in space))
-    named = any(axis.name in ROLES for mesh in meshes if not is_data_major(mesh) for axis in mesh.axes)
+    named = any(axis.name in ROLES for mesh in meshes for axis in mesh.axes[is_data_major(mesh) :])
     if not (named or pins.roles or pins.pin.tactics or pins.forbid.tactics or len(pins.sequence_parallel) == 1):
         return None
     check_tactics(pins, graph, rules(graph), meshes, batch(graph))

@@ -8,9 +8,10 @@ from math import prod
 from autopar.cluster import Cluster
 from autopar.cost import widest_tier
 from autopar.errors import PinError
+from autopar.formulate.data_major import is_data_major
 from autopar.pins.records import MOST_FREE, RANGED, ROLES, Axes, Choices, Item, Pins
 from autopar.pins.unequal import EQUAL_ONLY
-from autopar.search.space import Configuration, meshes
+from autopar.search.space import GROUP_NODES, Configuration, data_major_meshes, divisors, meshes
 from autopar.search.submeshes import Unequal
 from autopar.sharding import Axis, Mesh
 
@@ -96,8 +97,10 @@ def _with_meshes(space: Sequence[Configuration], pins: Pins, frame: Frame) -> It
                     yield replace(configuration, mesh=as_mesh(axes))
         elif roles:
             per_node = frame.cluster.devices_per_node
+            samples = frame.global_batch // configuration.num_microbatches
             for mesh in _role_meshes(roles, configuration.mesh.size, per_node):
-                yield replace(configuration, mesh=mesh)
+                if not is_data_major(mesh) or samples % mesh.axes[0].size == 0:
+                    yield replace(configuration, mesh=mesh)
         else:
             yield configuration
 
@@ -116,7 +119,11 @@ def as_mesh(axes: Axes) -> Mesh:
 
 
 def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_node: int) -> Iterator[Mesh]:
-    """Yield the meshes with an axis per pinned degree above 1; what devices are left make axes that are free."""
+    """Yield the meshes with an axis per pinned degree above 1; what devices are left make axes that are free.
+
+    Where nothing is said of data parallelism, and of one other degree at most, these are also a data-parallel axis and
+    free ones inside it, as in the space without pins: so that fewer devices than all may share what ZeRO splits.
+    """
     for degrees in product(*roles.values()):
         pinned = {role: degree for role, degree in zip(roles, degrees, strict=True) if degree > 1}
         taken = prod(pinned.values())
@@ -133,6 +140,14 @@ def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_no
             yield Mesh.of(**free, **pinned)
             if rest > 1 and len(free) == 1 and pinned:
                 yield Mesh.of(**pinned, **free)
+        if "dp" in roles:
+            continue
+        if not pinned:
+            yield from data_major_meshes(rest, devices_per_node)
+        elif len(pinned) == 1:
+            for outer in divisors(rest):
+                if 1 < outer < rest and outer * taken <= GROUP_NODES * devices_per_node:
+                    yield Mesh.of(dp=rest // outer, outer=outer, **pinned)
 
 
 def _keeps_to(configuration: Configuration, choices: Choices, frame: Frame, *, forbidden: bool) -> bool:

@@ -260,6 +260,8 @@ class Carried:
         if not is_data_major(first.mesh):
             return pace
         mesh, samples, degree = minor_mesh(first.mesh), self._samples(first), first.mesh.shape[0]
+        if samples % degree:
+            return pace  # a pinned mesh may have more devices there than samples
         for splits in (False, True) if SCHEDULES[first.schedule].splits else (False,):
             known = self._minor.get((mesh, splits), {})
             for more in self._more(known, samples // degree):

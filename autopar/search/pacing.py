@@ -46,7 +46,7 @@ class Pacing(Series):
         takes_any = few < many  # else there may be no graph of a part of the only number of samples
         self._alike: dict[tuple[Mesh, int], list[tuple[float, int]]] = {}
         for floor, number in floors:
-            if takes_any and floor < outcome.best:
+            if takes_any and floor < outcome.best and self._has_samples(space[number]):
                 self._alike.setdefault(self._key(space[number]), []).append((floor, number))
         self._keys = list(self._alike)
         self.count = len(self._keys)
@@ -90,6 +90,10 @@ class Pacing(Series):
         """Return the free axes, and the samples that each group of devices along them works on."""
         mesh = family[0].mesh
         return minor_mesh(mesh), self._search.global_batch // family[0].num_microbatches // mesh.shape[0]
+
+    def _has_samples(self, family: Family) -> bool:
+        """Whether there are samples for all devices of the major axis, which a pinned mesh may lack."""
+        return self._search.global_batch // family[0].num_microbatches % family[0].mesh.shape[0] == 0
 
     def _is_excluded(self, known: float, number: int) -> bool:
         """Whether what is known of a family, or follows from others, excludes it."""

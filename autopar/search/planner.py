@@ -207,7 +207,7 @@ class Search:
 
             pacing: Pacing | None = None
             is_piped = bool(outcome.candidates) and outcome.candidates[0].configuration.num_stages > 1
-            if more and is_piped and self.constraints.restrict is None and clock.left() > EARLY:
+            if more and is_piped and clock.left() > EARLY:
                 scout(self._least(fewer))  # what several stages in turn save excludes much of all that is bounded next
 
             def climb(lowest: float) -> None:
@@ -219,7 +219,7 @@ class Search:
             def midway(elsewhere: float) -> bool:
                 nonlocal pacing
                 waits = False
-                if more and not outcome.stopped and outcome.candidates and self.constraints.restrict is None:
+                if more and not outcome.stopped and outcome.candidates:
                     pacing = Pacing(self, outcome, families(more), carried, elsewhere)
                     sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
                     outcome.closed_floor = pacing.raised(outcome.best, ROOM)
