@@ -27,7 +27,7 @@ from autopar.tactics.by_degrees import (
     SHARD,
     mesh_by_degrees,
     placing_by_degrees,
-    sharing_by_degrees,
+    sharing_devices,
     stages_by_degrees,
     whole_by_degrees,
 )
@@ -196,13 +196,13 @@ class Predictor:
         return summarise(draft.plan(), folded)
 
     def sharing(self, degrees: Degrees) -> Degrees:
-        """Return degrees that say how many data-parallel devices share what ZeRO splits (`sharing_by_degrees`)."""
+        """Return degrees that say how many data-parallel devices share what ZeRO splits, if there is a choice."""
         if not degrees.zero or degrees.shard or not degrees.may_share_apart:
             return degrees
         key = degrees.data, degrees.tp
         if key not in self._sharing:
             folded = self.workload.folded(self.workload.fixed_batch or _ANY_BATCH)
-            self._sharing[key] = sharing_by_degrees(degrees, folded).shard
+            self._sharing[key] = sharing_devices(degrees, folded)
         return replace(degrees, shard=self._sharing[key])
 
     def _folded(self, degrees: Degrees) -> Folded:

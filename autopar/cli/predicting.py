@@ -24,6 +24,9 @@ from autopar.cli.options import (
 )
 from autopar.cli.values import positive_whole
 
+_SOME = 0.05
+"""Share of the parameters that ZeRO leaves whole from which on that is told."""
+
 
 def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
     if value is None:
@@ -32,10 +35,6 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     if not all(part.isdecimal() for part in parts):
         raise click.BadParameter(f"{value!r} is not a list of whole numbers, e.g. 9,10,10,9", ctx, param)
     return tuple(int(part) for part in parts)
-
-
-_SOME = 0.05
-"""Share of the parameters that ZeRO leaves whole from which on that is told."""
 
 
 def _degree(name: str, text: str) -> Option:

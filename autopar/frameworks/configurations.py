@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -312,7 +312,6 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         cp=cp,
         ep=ep,
         zero=zero,
-        shard=shards // ep if zero and replicas > 1 and shards % ep == 0 and 1 in (cp, ep, tp) else 0,
         sequence_parallel=tp > 1,
         recompute=str(recompute),
         schedule=schedule if pp > 1 else "1f1b",
@@ -321,6 +320,8 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         global_batch=batch if isinstance(batch, int) and batch > 0 else dp * local,
         layers=layers if pp > 1 else (),
     )
+    if zero and replicas > 1 and shards % ep == 0 and degrees.may_share_apart:
+        degrees = replace(degrees, shard=shards // ep)
     if model is None:
         raise ExportError("a torchtitan configuration does not state the sizes of its model", hint="give --model")
     seq = fields.get("training.seq_len", None)

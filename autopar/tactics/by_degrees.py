@@ -1,7 +1,6 @@
 """Plans by degrees as schedules of tactics."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -44,15 +43,13 @@ def data_axes(degrees: Degrees) -> tuple[Axis, ...]:
     return tuple(axis for axis in mesh_by_degrees(degrees).axes if axis.name in ("dp", SHARD))
 
 
-def sharing_by_degrees(degrees: Degrees, folded: Folded) -> Degrees:
-    """Return degrees that say how many data-parallel devices share what ZeRO splits of a model.
+def sharing_devices(degrees: Degrees, folded: Folded) -> int:
+    """Return how many data-parallel devices share what ZeRO splits of a model where that leaves each the least.
 
     A dim that so many do not divide stays whole. With 24 devices and dims that are powers of two, 8 share.
     """
-    if not degrees.zero or degrees.shard or not degrees.may_share_apart:
-        return degrees
     held = {devices: sum(held_by_kind(folded, devices, degrees.tp).values()) for devices in divisors(degrees.data)}
-    return replace(degrees, shard=min(held, key=lambda devices: (held[devices], devices)))
+    return min(held, key=lambda devices: (held[devices], devices))
 
 
 def held_by_kind(folded: Folded, devices: int, tp: int) -> dict[int, float]:
