@@ -497,17 +497,19 @@ def test_placements_are_restricted_by_what_is_said_of_them(pin: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    ("pin", "expected"),
+    ("gpus", "pin", "expected"),
     [
-        ({"tp": 2}, {"dp=2×outer=2×tp=2"}),
-        ({"cp": 1}, {"dp=2×outer=2×inner=2"}),
-        ({"tp": 2, "cp": 2}, set()),
-        ({"tp": 2, "dp": 2}, set()),
+        (32, {"tp": 8}, {"dp=2×outer=2×tp=8"}),
+        (32, {"tp": 4}, {"dp=2×outer=4×tp=4"}),
+        (8, {"tp": 2}, set()),  # two free axes beside it do more
+        (8, {"cp": 1}, {"dp=2×outer=2×inner=2"}),
+        (32, {"tp": 4, "cp": 2}, set()),
+        (32, {"tp": 8, "dp": 2}, set()),
     ],
 )
-def test_a_degree_leaves_meshes_of_three_axes(pin: dict[str, Any], expected: set[str]) -> None:
+def test_a_degree_leaves_meshes_of_three_axes(gpus: int, pin: dict[str, Any], expected: set[str]) -> None:
     """As without pins, where nothing is said of data parallelism; with samples for all that split them."""
-    task = pinned(_task(), pins_from({"pin": {**pin, "stages": 1}}))
+    task = pinned(_task(gpus=gpus), pins_from({"pin": {**pin, "stages": 1}}))
 
     three = [each for each in task.space if len(each.mesh.axes) == 3 and is_data_major(each.mesh)]
 

@@ -122,7 +122,8 @@ def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_no
     """Yield the meshes with an axis per pinned degree above 1; what devices are left make axes that are free.
 
     Where nothing is said of data parallelism, and of one other degree at most, these are also a data-parallel axis and
-    free ones inside it, as in the space without pins: so that fewer devices than all may share what ZeRO splits.
+    free ones inside it, as in the space without pins: so that fewer devices than all may share what ZeRO splits. Those
+    that lie within a node are on two free axes.
     """
     for degrees in product(*roles.values()):
         pinned = {role: degree for role, degree in zip(roles, degrees, strict=True) if degree > 1}
@@ -146,7 +147,7 @@ def _role_meshes(roles: dict[str, tuple[int, ...]], devices: int, devices_per_no
             yield from data_major_meshes(rest, devices_per_node)
         elif len(pinned) == 1:
             for outer in divisors(rest):
-                if 1 < outer < rest and outer * taken <= GROUP_NODES * devices_per_node:
+                if devices_per_node < outer * taken <= GROUP_NODES * devices_per_node and 1 < outer < rest:
                     yield Mesh.of(dp=rest // outer, outer=outer, **pinned)
 
 
