@@ -71,6 +71,14 @@ def test_estimates_are_close_to_predictions(stack: Stack) -> None:
         assert size == pytest.approx(timeline.peak_bytes, rel=SAME), degrees
 
 
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(6, 1, 1), (3, 2, 1), (1, 2, 3)])
+def test_a_part_of_a_node_is_estimated_as_such(dp: int, tp: int, pp: int) -> None:
+    """Six of the eight devices of a node are not on two: the same part of the cluster as predictions are for."""
+    degrees = Degrees(dp=dp, tp=tp, pp=pp, zero=1 if dp > 1 else 0, microbatch=4, global_batch=48 * dp)
+
+    _check(degrees, STACK, CLOSE, SAME)
+
+
 @pytest.mark.parametrize(("dp", "tp", "microbatches"), [(1, 1, 8), (1, 4, 16), (4, 2, 8), (8, 1, 16)])
 def test_interleaved_estimates_are_close(dp: int, tp: int, microbatches: int) -> None:
     """Two stages per group of devices, four groups; memory is exact here, too."""

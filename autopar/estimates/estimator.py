@@ -3,11 +3,11 @@
 What a block takes depends on the tensor, context and expert degrees, on ZeRO, on sequence parallelism and on the
 samples of a device. A table is made for each combination of these that occurs: the blocks are placed and lowered as for
 any plan, with two devices (or groups that share what ZeRO splits) on the data-parallel axis, and laid out as for the
-event simulator. The number of
-data-parallel devices only changes how long collectives over their axis take, how much of the update a device does and
-how much of the optimizer's state it holds, which is worked out from the same instructions. What is left (pipeline
-degree, microbatches, schedule, interleaving, recompute) goes through the formula that the planner minimises,
-`autopar.formulate.step`, or for schedules that split the backward through `autopar.formulate.scheduled`.
+event simulator. The number of data-parallel devices only changes how long collectives over their axis take, how much of
+the update a device does and how much of the optimizer's state it holds, which is worked out from the same instructions.
+What is left (pipeline degree, microbatches, schedule, interleaving, recompute) goes through the formula that the
+planner minimises, `autopar.formulate.step`, or for schedules that split the backward through
+`autopar.formulate.scheduled`.
 
 So an estimate differs from a prediction by what the formula leaves out of the event simulator: buckets that are not
 full, traffic that waits for other traffic, uneven waits in a pipeline. The tests hold it to that.
@@ -32,6 +32,7 @@ from autopar.prediction import Predictor, kernels
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
+from autopar.task import job_machine
 
 FloatArray = NDArray[np.float64]
 
@@ -52,7 +53,7 @@ class Estimator:
 
     Attributes:
         predictor: The model.
-        cluster: The hardware.
+        cluster: The hardware; plans get the part of it that a job of theirs would.
         stack: The software.
         policy: Bytes per element.
         tables: Those that have been made.
@@ -63,6 +64,7 @@ class Estimator:
     stack: Stack = DEFAULT
     policy: DtypePolicy = MIXED
     tables: dict[object, Table] = field(default_factory=dict, repr=False)
+    _machines: dict[int, tuple[Cluster, int]] = field(default_factory=dict, repr=False)
 
     def estimate(self, plans: Sequence[Degrees]) -> Estimates:
         """Return what plans come to; the tables that are missing are made first.
@@ -116,18 +118,28 @@ class Estimator:
             degrees: The plan, with what `Predictor.sharing` says.
 
         Raises:
-            ClusterError: If a plan offloads on a cluster of which it is not known how devices reach host memory.
+            ClusterError: If a plan offloads on a cluster of which it is not known how devices reach host memory, or if
+                the cluster has fewer devices than it takes.
             JobError: As of `estimate`.
         """
+        machine, number = self._machine(degrees.gpus)
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
-            self.cluster.known_host()
+            machine.known_host()
         placed = (degrees.tp, degrees.cp, degrees.ep, degrees.zero, degrees.sequence_parallel, degrees.microbatch)
-        key = (*placed, _reference(degrees), SCHEDULES[degrees.schedule].splits)
+        key = (*placed, _reference(degrees), SCHEDULES[degrees.schedule].splits, number)
         if key not in self.tables:
-            self.tables[key] = self._make(degrees)
+            self.tables[key] = self._make(degrees, machine)
         return self.tables[key]
 
-    def _make(self, degrees: Degrees) -> Table:
+    def _machine(self, gpus: int) -> tuple[Cluster, int]:
+        """Return the part of the cluster that a job of so many devices gets, and its number: few are distinct."""
+        if gpus not in self._machines:
+            machine = job_machine(gpus, self.cluster)
+            numbers = {known: number for known, number in self._machines.values()}
+            self._machines[gpus] = machine, numbers.get(machine, len(numbers))
+        return self._machines[gpus]
+
+    def _make(self, degrees: Degrees, machine: Cluster) -> Table:
         (data, sharing), schedule = _reference(degrees), SCHEDULES[degrees.schedule]
         devices = data * degrees.ep
         small = replace(
@@ -142,11 +154,11 @@ class Estimator:
             offload="",
             global_batch=devices * degrees.microbatch,
         )
-        plan = self.predictor.planned(small, self.cluster, self.stack, policy=self.policy)
+        plan = self.predictor.planned(small, machine, self.stack, policy=self.policy)
         folded = self.predictor.workload.folded(small.samples)
-        resharder = Resharder(plan.device_mesh, CostModel(self.cluster, self.policy, kernels(self.stack)))
+        resharder = Resharder(plan.device_mesh, CostModel(machine, self.policy, kernels(self.stack)))
         kinds = lower_blocks(plan.blocks, folded, resharder, splits=schedule.splits)
-        return Table(folded, kinds, CostModel(self.cluster, self.policy, self.stack), degrees.zero, sharing)
+        return Table(folded, kinds, CostModel(machine, self.policy, self.stack), degrees.zero, sharing)
 
 
 def _reference(degrees: Degrees) -> tuple[int, int]:
