@@ -89,15 +89,14 @@ def _element_bytes(folded: Folded, policy: DtypePolicy) -> tuple[dict[str, float
     graph = folded.graph
     resident, wire = policy.graph_element_bytes(graph), policy.graph_wire_bytes(graph)
     sums = {state.output: state.input for state in graph.states if state.role is Role.GRADIENT}
-    summing = [(op, output) for op in graph.ops for output in op.outputs if output in sums]
-    ends: dict[str, set[int]] = {name: set() for op, _ in summing for name in op.inputs}  # blocks that use it
-    for op in graph.ops:
-        for name in (*op.inputs, *op.outputs):
-            if name in ends:
-                ends[name].add(op.block)
-    for op, output in summing:
-        for name in op.inputs:
-            if name != sums[output] and ends[name] == {op.block}:
+    for output, parameter in sums.items():
+        summing = folded.producers.get(output)
+        if summing is None:  # nothing is added to it
+            continue
+        for name in filter(None, summing.inputs):
+            users = folded.readers[name]
+            makers = [folded.producers[name]] if name in folded.producers else []
+            if name != parameter and all(op.block == summing.block for op in (*users, *makers)):
                 resident[name] = wire[name] = policy.gradient_wire
     return resident, wire
 
