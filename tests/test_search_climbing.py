@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autopar.progress import Progress
 from autopar.recompute import Recompute
 from autopar.search import planner
 from autopar.search.climbing import FAILURES, PROBED, REACH, TURNS, Climbing, distance
@@ -230,6 +231,27 @@ def test_searches_climb_where_there_is_time_for_a_few_configurations(
 
     assert task.search(Effort(top_k=1, time_limit=limit)).run(task.space).candidates
     assert bool(begun) == climbs
+
+
+def test_all_is_bounded_roughly_where_there_is_time_for_a_few_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has to run again to fit is known of all configurations by then, not only of those that are looked at."""
+    dims = {"num_layers": 8, "hidden": 512, "heads": 8, "seq": 512, "vocab": 512}
+    task = prepare("zoo:gpt2", gpus=8, global_batch=64, dims=dims, memory_limit=3e8).on_device
+    first: dict[float, float] = {}
+    for each in (1e-9, 1e3):
+        monkeypatch.setattr(planner, "OP_SECONDS", each)
+        told: list[Progress] = []
+
+        def stops(told: list[Progress] = told) -> bool:
+            return any(own.phase == "bound" for own in told)
+
+        search = task.search(Effort(top_k=1, time_limit=600), progress=told.append, should_stop=stops)
+        found = search.run(task.space)
+        assert found.candidates
+        assert found.bound <= found.best
+        first[each] = next(own.bound for own in told if own.phase == "bound")
+
+    assert first[1e3] > first[1e-9] * 1.01
 
 
 class _Recorded(Alone):

@@ -1,5 +1,6 @@
 """What is held and has to run again at least where memory is short: bytes, mixtures, and no plan below it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -204,6 +205,37 @@ def test_no_plan_that_fits_is_faster_than_what_has_to_run_again(configuration: C
     assert raised or len(configuration.mesh.axes) == 3, "recompute is little there beside parameters"
     assert found or configuration.schedule != "1f1b", "less fits where others have to wait"
     assert before == np.inf, "parameters alone do not fit"
+
+
+def test_what_follows_is_looked_for_no_longer_than_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step for one family may be a linear program of a second: after each it is asked, and what is known holds."""
+    search = _search(1e9)
+    family = tuple(own for own in CONFIGURATIONS if own.schedule == "zb-h1" and own.mesh.size == 4)
+    steps = list[str]()
+
+    def told(name: str, own: Callable[..., float]) -> Callable[..., float]:
+        def step(*given: object) -> float:
+            steps.append(name)
+            return own(*given)
+
+        return step
+
+    for name in ("crowded", "again", "ordered"):
+        monkeypatch.setattr(Room, name, told(name, getattr(Room, name)))
+
+    def raised(most: float) -> float:
+        waiting = [(0.0, 0)]
+        steps.clear()
+        known = (search.folded, search.floor, search.costs.stack, search.global_batch, _room(search))
+        Carried(*known, lambda: len(steps) >= most).raise_least(waiting, [family], np.inf, lambda number: False)
+        return waiting[0][0]
+
+    full = raised(np.inf)
+    assert {*steps} == {"crowded", "again", "ordered"}
+    for most in range(len(steps)):
+        assert raised(most) <= full
+        assert len(steps) == most
+    assert raised(2) < full
 
 
 @pytest.mark.parametrize("share", [0.9, 0.75])

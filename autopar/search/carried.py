@@ -200,7 +200,7 @@ class Carried:
         """Return a bound raised by room, or else by all that follows from a pace."""
         if bound < cutoff and not is_over():
             for upto in (1, most):
-                if (follows := self._following(family, *known, upto, cutoff)) > bound:
+                if (follows := self._following(family, *known, upto, cutoff, is_over)) > bound:
                     return follows
         return bound
 
@@ -208,7 +208,15 @@ class Carried:
         """Return what `least` is at least: without what has to run again, and the longest path."""
         return self._following(family, *self._known(family[0]), upto=0)
 
-    def _following(self, family: Family, known: float, pace: Pace, upto: int, cutoff: float = 0.0) -> float:
+    def _following(
+        self,
+        family: Family,
+        known: float,
+        pace: Pace,
+        upto: int,
+        cutoff: float = 0.0,
+        is_over: Callable[[], bool] = never,
+    ) -> float:
         """Return the least of what follows for each configuration.
 
         What follows for one takes more and more work, so that it is only looked for where nothing less is known.
@@ -219,6 +227,7 @@ class Carried:
             pace: What they say of a microbatch.
             upto: How much is looked for: nothing but paces, room, what runs again, cuts, order, or the longest path.
             cutoff: A bound that is enough to exclude them; 0 if none is.
+            is_over: Whether there is no time left to look for more.
         """
         raises = (self._crowded, self._again, self._cut, self._ordered, self._path)
         last = min(upto, len(raises) if family[0].num_stages > 1 else 2)
@@ -227,7 +236,7 @@ class Carried:
         heapq.heapify(waiting)
         while True:
             bound, level, number = waiting[0]
-            if level == last or 0 < cutoff <= bound:
+            if level == last or 0 < cutoff <= bound or is_over():
                 return max(known, bound)
             own = family[-number]
             if level + 1 == ALL and max(bound, self._even(own, pace)) < cutoff:

@@ -198,6 +198,10 @@ class Search:
             if is_short and waves and outcome.candidates and not clock.stops():
                 climbing = Climbing(self, outcome, first, carried, clock.after(CLIMB_SHARE))
                 sweep(crew, climbing, sys.maxsize, clock.end, clock.stops, clock.heard)
+            is_short = is_short and limited and bool(outcome.candidates)
+            if is_short and more:  # there may be no time to look at any of these
+                rough = Pacing(self, outcome, families(more), carried, 0.0)
+                outcome.closed_floor = rough.raised(outcome.best, ROOM)
 
             def scout(elsewhere: float) -> None:
                 best = outcome.best
@@ -230,7 +234,9 @@ class Search:
                     unequal.glance()
                 return waits
 
-            lowest, aside, later = self._search(crew, waves, outcome, clock, carried, midway=midway, climb=climb)
+            lowest, aside, later = self._search(
+                crew, waves, outcome, clock, carried, midway=midway, climb=climb, is_short=is_short
+            )
             opened = _waves(families(more))
             if later:
                 waiting = [family for wave in (*waves[1:], *opened) for family in wave]
@@ -343,6 +349,7 @@ class Search:
         *,
         midway: Callable[[float], bool] = lambda elsewhere: False,
         climb: Callable[[float], None] = lambda lowest: None,
+        is_short: bool = False,
     ) -> tuple[float, list[Aside], float]:
         """Bound configurations and work on them, plain schedules first.
 
@@ -356,12 +363,15 @@ class Search:
             midway: Called once plain schedules are worked on, with the least bound of all that are listed here; returns
                 whether the others are left for later.
             climb: Called after that, unless they are, with the least bound of all that is known then.
+            is_short: Whether there may be no time to look at most of them, so that all are bounded roughly first.
 
         Returns:
             The least of all bounds but those of what was put aside or left for later, what was put aside, and the least
             bound of what is left for later; 0 if nothing is.
         """
         ahead = [sorted((self.least(family), number) for number, family in enumerate(wave)) for wave in waves]
+        for heap, wave in zip(ahead, waves, strict=True) if is_short else ():
+            carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
         lowest = known
         aside: list[Aside] = []
 
