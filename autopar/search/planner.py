@@ -189,7 +189,8 @@ class Search:
             first = waves[0] if waves else []
             beginning = Beginning(self, outcome, first, carried)
             sweep(crew, beginning, beginning.count, clock.end, clock.stops, clock.heard)
-            is_short = bool(self.constraints.hosted) or (limited and self._is_heavy(first, clock))
+            is_heavy = limited and self._is_heavy(first, clock)
+            is_short = bool(self.constraints.hosted) or is_heavy
             if (fewer or more) and not outcome.candidates and not clock.stops():
                 is_short = True
                 self._take_spare(outcome, clock)
@@ -198,8 +199,8 @@ class Search:
             if is_short and waves and outcome.candidates and not clock.stops():
                 climbing = Climbing(self, outcome, first, carried, clock.after(CLIMB_SHARE))
                 sweep(crew, climbing, sys.maxsize, clock.end, clock.stops, clock.heard)
-            is_short = is_short and limited and bool(outcome.candidates)
-            if is_short and more:  # there may be no time to look at any of these
+            is_heavy = is_heavy and bool(outcome.candidates)
+            if is_heavy and more:  # there may be no time to look at any of these
                 rough = Pacing(self, outcome, families(more), carried, 0.0)
                 outcome.closed_floor = rough.raised(outcome.best, ROOM)
 
@@ -226,7 +227,7 @@ class Search:
                 if more and not outcome.stopped and outcome.candidates:
                     pacing = Pacing(self, outcome, families(more), carried, elsewhere)
                     sweep(crew, pacing, pacing.count, clock.end, clock.stops, clock.heard)
-                    outcome.closed_floor = pacing.raised(outcome.best, ROOM)
+                    outcome.closed_floor = max(outcome.closed_floor, pacing.raised(outcome.best, ROOM))
                     if outcome.closed_floor < outcome.best * (1 - FAR_OFF):
                         scout(elsewhere)
                         waits = limited and outcome.closed_floor < outcome.best * (1 - FAR_OFF)
@@ -235,7 +236,7 @@ class Search:
                 return waits
 
             lowest, aside, later = self._search(
-                crew, waves, outcome, clock, carried, midway=midway, climb=climb, is_short=is_short
+                crew, waves, outcome, clock, carried, midway=midway, climb=climb, is_heavy=is_heavy
             )
             opened = _waves(families(more))
             if later:
@@ -244,7 +245,7 @@ class Search:
                 outcome.closed = tuple(own for family in waiting if family not in done for own in family)
                 outcome.closed_floor = min(outcome.closed_floor, later)
             elif pacing is not None and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
-                outcome.closed_floor = pacing.raised(_with(lowest, aside))
+                outcome.closed_floor = max(outcome.closed_floor, pacing.raised(_with(lowest, aside)))
             if more and not later and not outcome.stopped and _with(lowest, aside) >= WEAK * outcome.closed_floor:
                 plain, *opened = opened
                 rest = [each for wave in opened for family in wave for each in family]
@@ -349,7 +350,7 @@ class Search:
         *,
         midway: Callable[[float], bool] = lambda elsewhere: False,
         climb: Callable[[float], None] = lambda lowest: None,
-        is_short: bool = False,
+        is_heavy: bool = False,
     ) -> tuple[float, list[Aside], float]:
         """Bound configurations and work on them, plain schedules first.
 
@@ -363,14 +364,14 @@ class Search:
             midway: Called once plain schedules are worked on, with the least bound of all that are listed here; returns
                 whether the others are left for later.
             climb: Called after that, unless they are, with the least bound of all that is known then.
-            is_short: Whether there may be no time to look at most of them, so that all are bounded roughly first.
+            is_heavy: Whether there may be no time to look at most of them, so that all are bounded roughly first.
 
         Returns:
             The least of all bounds but those of what was put aside or left for later, what was put aside, and the least
             bound of what is left for later; 0 if nothing is.
         """
         ahead = [sorted((self.least(family), number) for number, family in enumerate(wave)) for wave in waves]
-        for heap, wave in zip(ahead, waves, strict=True) if is_short else ():
+        for heap, wave in zip(ahead, waves, strict=True) if is_heavy else ():
             carried.raise_least(heap, wave, outcome.best, lambda number: False, ROOM)
         lowest = known
         aside: list[Aside] = []
