@@ -15,6 +15,7 @@ from autopar.execute import Executor
 from autopar.ir.graph import Attr, Graph, Op, Role, State, Value
 from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
+from autopar.onnx.control_flow import CONTROL_FLOW, Expansion
 from autopar.onnx.explicit import make_explicit
 from autopar.onnx.inference import Inference, Type
 from autopar.onnx.reader import Source
@@ -26,7 +27,6 @@ from autopar.onnx.upgrade import TARGET_OPSET, Draft, upgrade
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _MAX_DATA = 256  # elements of a constant that shape inference is shown
 
 
@@ -72,7 +72,7 @@ def _metadata(source: Source, ports: Ports) -> dict[str, str]:
 
 
 class _Sweep:
-    """Walks the nodes in order. It is the `Context` of the upgrade rules.
+    """Walks the nodes in order. It is the `Context` of the upgrade rules and the `Sweep` of control flow.
 
     Args:
         source: The model.
@@ -81,6 +81,7 @@ class _Sweep:
 
     Attributes:
         types: Types of inputs, initializers and all results, also of ops that were dropped.
+        opset: Version of the default domain of the model.
     """
 
     def __init__(self, source: Source, batch: Batch | None, exported: Mapping[str, Type]) -> None:
@@ -91,6 +92,8 @@ class _Sweep:
         self._same: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._weighted: set[str] = set()
         self._roles = Roles(source)
+        self.opset = source.opset
+        self._expansion = Expansion(self)
         self._opset = max(source.opset, TARGET_OPSET)
         self._inference = Inference(self._opset, source.domains)
         self._executor = Executor()
@@ -109,12 +112,13 @@ class _Sweep:
             self._values[value.name] = value
             self.types[value.name] = (value.shape, value.dtype)
             self._inputs.append(value.name)
-        self._initializers(self._source.model.graph.initializer)
+        self.initializers(self._source.model.graph.initializer)
         sparse = self._source.model.graph.sparse_initializer
         if sparse:
             raise ModelError(f"initializer {sparse[0].values.name!r} is sparse, which is not supported")
 
-    def _initializers(self, tensors: Iterable[onnx.TensorProto]) -> None:
+    def initializers(self, tensors: Iterable[onnx.TensorProto]) -> None:
+        """Take in initializers of the model or of a body."""
         for tensor in tensors:
             dtype = dtype_name(tensor.data_type, f"initializer {tensor.name!r}")
             shape = tuple(tensor.dims)
@@ -149,6 +153,38 @@ class _Sweep:
         """Return the type of a value."""
         return self._values[name]
 
+    def known(self, name: str) -> NDArray[np.generic] | None:
+        """Return the elements of a value, None if they are computed at run time."""
+        return self._known.get(self.resolved(name))
+
+    def defines(self, name: str) -> bool:
+        """Whether a value of that name exists."""
+        return name in self._values or name in self._alias
+
+    def resolved(self, name: str) -> str:
+        """Return the value that a name stands for."""
+        return self._alias.get(name, name)
+
+    def rename(self, name: str, source: str) -> None:
+        """Let a name stand for a value."""
+        self._alias[name] = source
+
+    def sources(self, name: str) -> Sequence[Value]:
+        """Return the data inputs and weights a value is computed from."""
+        found: dict[str, Value] = {}
+        seen: set[str] = set()
+        stack = [self.resolved(name)]
+        while stack:
+            name = stack.pop()
+            if name in seen or name in self._known:
+                continue
+            seen.add(name)
+            if name in self._made:
+                stack += [source for source in self._made[name].inputs if source]
+            elif name in self._values:
+                found[name] = self._values[name]
+        return tuple(found.values())
+
     def node(self, node: onnx.NodeProto, index: int) -> None:
         """Take in one node.
 
@@ -159,8 +195,8 @@ class _Sweep:
         domain = "" if node.domain == "ai.onnx" else node.domain
         name = node.name or (node.output[0] if node.output else "") or f"{op_type}_{index}"
         what = f"node {name!r} ({domain + '::' if domain else ''}{op_type})"
-        if op_type in _CONTROL_FLOW and not domain:
-            self._branch(node, what)
+        if op_type in CONTROL_FLOW and not domain:
+            self._expansion.expand(node, what)
             return
         inputs = [self._alias.get(item, item) for item in node.input]
         for item in inputs:
@@ -186,23 +222,7 @@ class _Sweep:
         draft = Draft(name, kind, inputs, list(node.output), dict(read_attrs(node.attribute, what)))
         drafts = [draft] if self._source.opset >= TARGET_OPSET or domain else upgrade(draft, self._source.opset, self)
         for item in drafts:
-            self._op(item)
-
-    def _branch(self, node: onnx.NodeProto, what: str) -> None:
-        """Inline the branch that an `If` takes; any other control flow depends on data."""
-        condition = self._known.get(self._alias.get(node.input[0], node.input[0])) if node.op_type == "If" else None
-        if condition is None:
-            raise ModelError(
-                f"{what} is control flow that depends on data, which is not supported",
-                hint="export with torch.onnx.export(..., dynamo=True), which unrolls or removes it",
-            )
-        wanted = "then_branch" if bool(condition.reshape(())) else "else_branch"
-        branch = next(attribute.g for attribute in node.attribute if attribute.name == wanted)
-        self._initializers(branch.initializer)
-        for index, inner in enumerate(branch.node):
-            self.node(inner, index)
-        for outer, result in zip(node.output, branch.output, strict=True):
-            self._alias[outer] = self._alias.get(result.name, result.name)
+            self.emit(item)
 
     def _constant_node(self, node: onnx.NodeProto, what: str) -> None:
         array, name = constant_array(node, what), node.output[0]
@@ -231,10 +251,10 @@ class _Sweep:
             self._values[name] = Value(name, shape, str(fill.dtype))
         else:
             scalar = self.constant(np.asarray(fill), f"{name}.value")
-            self._op(Draft(node.name or name, "Expand", [scalar, inputs[0]], [name]))
+            self.emit(Draft(node.name or name, "Expand", [scalar, inputs[0]], [name]))
         return True
 
-    def _op(self, draft: Draft) -> None:
+    def emit(self, draft: Draft) -> None:
         """Fold, drop or append one op of the target opset."""
         while draft.outputs and not draft.outputs[-1]:
             draft.outputs.pop()
@@ -309,7 +329,7 @@ class _Sweep:
         for mask in draft.outputs[1:]:
             keep = self.constant(np.array(True), f"{mask}.value")
             shape = self.constant(np.array(self._values[draft.inputs[0]].shape, np.int64), f"{mask}.shape")
-            self._op(Draft(f"{draft.name}.mask", "Expand", [keep, shape], [mask]))
+            self.emit(Draft(f"{draft.name}.mask", "Expand", [keep, shape], [mask]))
 
     def _append(self, draft: Draft, attrs: tuple[tuple[str, Attr], ...], types: Sequence[Type | None]) -> None:
         for name, kept in zip(draft.outputs, types, strict=True):

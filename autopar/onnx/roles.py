@@ -11,7 +11,7 @@ ONNX does not say which of its initializers are trained. In order of precedence:
 5. any other float tensor is trained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 
 import onnx
@@ -52,10 +52,12 @@ class Roles:
         self._torch = _torch_kinds(graph)
         self._uses: dict[str, set[tuple[str, int]]] = {}
         self._inputs = {item.name for item in graph.input}
-        self._initializers = {item.name for item in graph.initializer}
-        names = {node.output[0] for node in graph.node if node.op_type in ("Constant", "ConstantOfShape")}
+        graphs = list(_graphs(graph))
+        nodes = [node for each in graphs for node in each.node]
+        self._initializers = {item.name for each in graphs for item in each.initializer}
+        names = {node.output[0] for node in nodes if node.op_type in ("Constant", "ConstantOfShape") and node.output}
         names |= self._initializers
-        for node in graph.node:
+        for node in nodes:
             for slot, name in enumerate(node.input):
                 if name in names:
                     self._uses.setdefault(name, set()).add((node.op_type, slot))
@@ -101,6 +103,15 @@ class Roles:
 
     def _in_slots(self, name: str, slots: Mapping[str, tuple[int, ...]]) -> bool:
         return any(slot in slots.get(kind, ()) for kind, slot in self._uses.get(name, ()))
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and the bodies of its control flow."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
 
 
 def _torch_kinds(graph: onnx.GraphProto) -> dict[str, str]:
