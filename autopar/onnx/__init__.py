@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.ir.graph import Graph
+from autopar.progress import StopCallback, never
 
 if TYPE_CHECKING:
     import onnx
@@ -13,7 +14,11 @@ __all__ = ["load"]
 
 
 def load(
-    source: "str | Path | onnx.ModelProto", *, dims: Mapping[str, int] | None = None, batch: int | None = None
+    source: "str | Path | onnx.ModelProto",
+    *,
+    dims: Mapping[str, int] | None = None,
+    batch: int | None = None,
+    should_stop: StopCallback = never,
 ) -> Graph:
     """Return a model as a graph of static shapes at one opset (24, or the model's own if that is newer).
 
@@ -27,12 +32,17 @@ def load(
         dims: Sizes of dynamic dims by name; an unnamed one is called `INPUT.AXIS`.
         batch: Size of dim 0 of every data input, whatever its name. A model exported for a fixed batch is re-batched
             if its constants permit.
+        should_stop: Polled.
 
     Raises:
         ModelError: If the source is no complete ONNX model, has unbound dims, unknown ops, control flow that depends
             on data, shapes that depend on data, or cannot be re-batched. The message names the node.
+        InterruptedSearchError: If `should_stop` said so.
     """
+    from autopar.onnx.isolated import warm_up
+
+    warm_up()
     from autopar.onnx.importer import import_model
     from autopar.onnx.reader import read
 
-    return import_model(read(source), dims or {}, batch)
+    return import_model(read(source), dims or {}, batch, should_stop)

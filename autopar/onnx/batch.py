@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from autopar.errors import ModelError
 from autopar.ir.graph import Value
 from autopar.onnx.reader import Source
+from autopar.onnx.schema import check_shape
 from autopar.onnx.tensors import dtype_name
 
 Dims = tuple[int, ...]
@@ -44,7 +45,7 @@ class Batch:
         """Return one row of a constant that repeats it for every sample of the exported batch; others as they are."""
         if not self.replaced or self.exported == 1 or array.ndim < 2 or array.shape[0] != self.exported:
             return array
-        return array[:1] if bool((array == array[:1]).all()) else array
+        return array[:1] if all(bool((row == array[0]).all()) for row in array) else array
 
     def target(self, kind: str, before: tuple[int, ...], after: tuple[int, ...], result: tuple[int, ...]) -> Dims:
         """Return the shape that a `Reshape` or `Expand` has to give.
@@ -132,6 +133,7 @@ def bind(source: Source, dims: Mapping[str, int], batch: int | None) -> Ports:
         if shape and (isinstance(shape[0], str) or shape[0] == exported):
             batched.append(item.name)
         dtype = dtype_name(item.type.tensor_type.elem_type, f"input {item.name!r}")
+        check_shape(tuple(sizes), f"input {item.name!r}")
         values.append(Value(item.name, tuple(sizes), dtype))
     return Ports(tuple(values), {name: bound[name] for name in names}, _batch(values, batched, exported))
 

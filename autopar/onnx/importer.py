@@ -7,22 +7,26 @@ from math import prod
 
 import numpy as np
 import onnx
-import onnx.defs
 from numpy.typing import NDArray
 
 from autopar.errors import ModelError
-from autopar.execute import Executor
 from autopar.ir.graph import Attr, Graph, Op, Role, State, Value
 from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
+from autopar.onnx.border import border
 from autopar.onnx.control_flow import CONTROL_FLOW, Expansion
 from autopar.onnx.explicit import make_explicit
+from autopar.onnx.folding import Folding
 from autopar.onnx.inference import Inference, Type
+from autopar.onnx.isolated import Isolated, interrupted, isolated
+from autopar.onnx.operands import check_operands
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
+from autopar.onnx.schema import check_node, check_shape
 from autopar.onnx.simplify import same_as
-from autopar.onnx.tensors import MAX_CONSTANT, constant_array, dtype_name, has_data, read_array, read_attrs
+from autopar.onnx.tensors import MAX_CONSTANT, constant_tensor, has_data, read_array, read_attrs, tensor_type
 from autopar.onnx.upgrade import TARGET_OPSET, Draft, upgrade
+from autopar.progress import StopCallback, never
 
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -30,30 +34,39 @@ _RANDOM = frozenset(
 _MAX_DATA = 256  # elements of a constant that shape inference is shown
 
 
-def import_model(source: Source, dims: Mapping[str, int], batch: int | None) -> Graph:
+@border
+def import_model(
+    source: Source, dims: Mapping[str, int], batch: int | None, should_stop: StopCallback = never
+) -> Graph:
     """Return the model as a graph; see `autopar.onnx.load`."""
-    ports = bind(source, dims, batch)
-    if ports.batch is not None and ports.batch.replaced:
-        exported = _swept(source, bind(source, dims, ports.batch.exported), {}).types
-        try:
-            sweep = _swept(source, ports, exported)
-        except ModelError as error:
-            was, wanted = ports.batch.exported, ports.batch.size
-            raise ModelError(
-                f"the model is exported for a batch of {was} and cannot take {wanted}: {error}",
-                hint="export it with a dynamic batch dim",
-            ) from error
-    else:
-        sweep = _swept(source, ports, {})
+    with isolated(should_stop) as process:
+        sweep = _sweep(source, dims, batch, process)
+    ports = sweep.ports
     graph = sweep.finish([item.name for item in source.model.graph.output])
     graph = replace(graph, metadata=_metadata(source, ports))
     verify(graph)
     return graph
 
 
-def _swept(source: Source, ports: Ports, exported: Mapping[str, Type]) -> "_Sweep":
-    sweep = _Sweep(source, ports.batch, exported)
-    sweep.start(ports)
+def _sweep(source: Source, dims: Mapping[str, int], batch: int | None, process: Isolated) -> "_Sweep":
+    """Return the finished sweep over the model."""
+    ports = bind(source, dims, batch)
+    if ports.batch is not None and ports.batch.replaced:
+        exported = _swept(source, bind(source, dims, ports.batch.exported), {}, process).types
+        try:
+            return _swept(source, ports, exported, process)
+        except ModelError as error:
+            was, wanted = ports.batch.exported, ports.batch.size
+            raise ModelError(
+                f"the model is exported for a batch of {was} and cannot take {wanted}: {error}",
+                hint="export it with a dynamic batch dim",
+            ) from error
+    return _swept(source, ports, {}, process)
+
+
+def _swept(source: Source, ports: Ports, exported: Mapping[str, Type], process: Isolated) -> "_Sweep":
+    sweep = _Sweep(source, ports, exported, process)
+    sweep.start()
     for index, node in enumerate(source.model.graph.node):
         sweep.node(node, index)
     return sweep
@@ -76,17 +89,21 @@ class _Sweep:
 
     Args:
         source: The model.
-        batch: Its batch, if it has one.
+        ports: Its data inputs.
         exported: Types of values in a sweep with the exported batch; empty if that is the batch.
+        process: Where shapes are inferred, and ops run whose cost is not known.
 
     Attributes:
+        ports: The data inputs.
         types: Types of inputs, initializers and all results, also of ops that were dropped.
         opset: Version of the default domain of the model.
     """
 
-    def __init__(self, source: Source, batch: Batch | None, exported: Mapping[str, Type]) -> None:
+    def __init__(self, source: Source, ports: Ports, exported: Mapping[str, Type], process: Isolated) -> None:
         self._source = source
-        self._batch = batch if batch is not None and exported else None
+        self.ports = ports
+        self._batch = ports.batch if exported else None
+        self._process = process
         self._exported = exported
         self.types: dict[str, Type] = {}
         self._same: dict[tuple[object, ...], tuple[str, ...]] = {}
@@ -95,8 +112,8 @@ class _Sweep:
         self.opset = source.opset
         self._expansion = Expansion(self)
         self._opset = max(source.opset, TARGET_OPSET)
-        self._inference = Inference(self._opset, source.domains)
-        self._executor = Executor()
+        self._inference = Inference(self._opset, source.domains, process)
+        self._folding = Folding(process, self._opset)
         self._values: dict[str, Value] = {}
         self._known: dict[str, NDArray[np.generic]] = {}
         self._alias: dict[str, str] = {}
@@ -106,9 +123,9 @@ class _Sweep:
         self._inputs: list[str] = []
         self._states: dict[str, Role] = {}
 
-    def start(self, ports: Ports) -> None:
+    def start(self) -> None:
         """Take in data inputs and initializers."""
-        for value in ports.inputs:
+        for value in self.ports.inputs:
             self._values[value.name] = value
             self.types[value.name] = (value.shape, value.dtype)
             self._inputs.append(value.name)
@@ -120,8 +137,7 @@ class _Sweep:
     def initializers(self, tensors: Iterable[onnx.TensorProto]) -> None:
         """Take in initializers of the model or of a body."""
         for tensor in tensors:
-            dtype = dtype_name(tensor.data_type, f"initializer {tensor.name!r}")
-            shape = tuple(tensor.dims)
+            shape, dtype = tensor_type(tensor, f"initializer {tensor.name!r}")
             role = self._roles.of(tensor, self._source)
             if role is not Role.PARAMETER and self._batch is not None and has_data(tensor, self._source.folder):
                 array = self._batch.one_row(read_array(tensor, self._source.folder))
@@ -195,6 +211,9 @@ class _Sweep:
         domain = "" if node.domain == "ai.onnx" else node.domain
         name = node.name or (node.output[0] if node.output else "") or f"{op_type}_{index}"
         what = f"node {name!r} ({domain + '::' if domain else ''}{op_type})"
+        check_node(node, domain, self._source.domains.get(domain, 1), what)
+        if self._process.should_stop():
+            raise interrupted()
         if op_type in CONTROL_FLOW and not domain:
             self._expansion.expand(node, what)
             return
@@ -209,15 +228,6 @@ class _Sweep:
             return
         if op_type == "ConstantOfShape" and not domain and self._filled(node, inputs, what):
             return
-        if not onnx.defs.has(op_type, self._source.domains.get(domain, 1), domain):
-            version = self._source.domains.get(domain, 1)
-            unknown = f"is of the unknown domain {domain!r}"
-            if not domain or domain == "ai.onnx.ml":
-                unknown = f"is unknown at opset {version}"
-            raise ModelError(
-                f"{what} {unknown}",
-                hint="export with standard ONNX ops only, or add the op to the model as a local function",
-            )
         kind = f"{domain}::{op_type}" if domain else op_type
         draft = Draft(name, kind, inputs, list(node.output), dict(read_attrs(node.attribute, what)))
         drafts = [draft] if self._source.opset >= TARGET_OPSET or domain else upgrade(draft, self._source.opset, self)
@@ -225,23 +235,33 @@ class _Sweep:
             self.emit(item)
 
     def _constant_node(self, node: onnx.NodeProto, what: str) -> None:
-        array, name = constant_array(node, what), node.output[0]
-        if self._batch is not None:
-            array = self._batch.one_row(array)
-        role = self._roles.of_constant(name, array.size, array.dtype.kind not in "biu")
-        if role is None:
-            self._known[name] = array
+        tensor, name = constant_tensor(node, what), node.output[0]
+        shape, dtype = tensor_type(tensor, what)
+        role = self._roles.of_constant(name, prod(shape), "float" in dtype)
+        if role is Role.PARAMETER or not has_data(tensor, self._source.folder):
+            self._state(name, role or Role.BUFFER)
+        elif role is None or self._batch is not None:
+            array = read_array(tensor, self._source.folder)
+            array = self._batch.one_row(array) if self._batch is not None else array
+            shape = array.shape
+            if prod(shape) <= MAX_CONSTANT:
+                self._known[name] = array
+            else:
+                self._state(name, Role.BUFFER)
         else:
             self._state(name, role)
-        self._values[name] = Value(name, array.shape, str(array.dtype))
+        self._values[name] = Value(name, shape, dtype)
 
     def _filled(self, node: onnx.NodeProto, inputs: Sequence[str], what: str) -> bool:
         """Take in a `ConstantOfShape`, unless its shape is not known: a weight, or an `Expand` of a scalar."""
-        fill = read_array(node.attribute[0].t, None).reshape(()) if node.attribute else np.zeros((), np.float32)
+        fill = _fill(node, what)
         target = self._known.get(inputs[0])
         if target is None:
             return False
-        name, shape = node.output[0], tuple(map(int, target.ravel()))
+        if target.dtype != np.int64 or target.ndim != 1:
+            raise ModelError(f"{what} has a shape of {target.dtype}{list(target.shape)}, not a list of int64")
+        name, shape = node.output[0], tuple(map(int, target))
+        check_shape(shape, what)
         role = self._roles.of_filled(name, inputs[0]) if fill.dtype.kind not in "biu" else None
         if role is not None:
             self._state(name, role)
@@ -271,17 +291,14 @@ class _Sweep:
         data = [self._known.get(name) for name in draft.inputs]
         shown = [None if array is None or array.size > _MAX_DATA else array for array in data]
         types = self._inference.infer(draft.name, draft.kind, attrs, inputs, shown, len(draft.outputs))
-        foldable = all(array is not None or not name for array, name in zip(data, draft.inputs, strict=True))
-        if (
-            foldable
-            and draft.kind not in _RANDOM
-            and all(kept is None or prod(kept[0]) <= MAX_CONSTANT for kept in types)
-        ):
-            arrays = self._executor.run_kind(draft.kind, attrs, data, len(draft.outputs), self._opset, draft.name)
-            if all(array.size <= MAX_CONSTANT for array in arrays):
+        check_operands(draft, inputs, types[0][0] if types and types[0] is not None else None)
+        if draft.kind not in _RANDOM:
+            arrays = self._folding.fold(draft, attrs, data, types)
+            if arrays is not None and all(array.size <= MAX_CONSTANT for array in arrays):
                 self._fold(draft, arrays)
                 return
-            types = tuple((array.shape, str(array.dtype)) for array in arrays)
+            if arrays is not None:
+                types = tuple((array.shape, str(array.dtype)) for array in arrays)
         self._note(draft.outputs, types)
         source = same_as(draft, self._values, self._known, self._made, types)
         if source is not None:
@@ -407,6 +424,16 @@ class _Sweep:
             ops=tuple(ops),
             outputs=final(wanted),
         )
+
+
+def _fill(node: onnx.NodeProto, what: str) -> NDArray[np.generic]:
+    """Return the scalar that a `ConstantOfShape` is filled with."""
+    tensor = next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
+    if tensor is None:
+        return np.zeros((), np.float32)
+    if prod(tensor.dims) != 1:
+        raise ModelError(f"{what} is filled with {prod(tensor.dims)} elements, not one")
+    return read_array(tensor, None).reshape(())
 
 
 def _size(draft: Draft, value: Value) -> NDArray[np.generic]:

@@ -1,15 +1,19 @@
-"""Types of op outputs, by the shape inference of the `onnx` package, asked once per distinct signature."""
+"""Types of op outputs, by the shape inference of the `onnx` package, asked once per distinct signature.
+
+It is asked in a process of its own (`isolated`), because what an op of a file holds may crash it.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 import onnx
-import onnx.defs
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
 from autopar.errors import ModelError
 from autopar.ir.graph import Attr, Value
+from autopar.onnx.isolated import Isolated, RefusedError
+from autopar.onnx.schema import check_shape
 from autopar.onnx.tensors import ELEM_TYPES, dtype_name
 
 Type = tuple[tuple[int, ...], str]
@@ -25,11 +29,12 @@ class Inference:
     Args:
         opset: Version of the default domain.
         domains: Versions of the others.
+        process: Where they are inferred.
     """
 
-    def __init__(self, opset: int, domains: dict[str, int]) -> None:
+    def __init__(self, opset: int, domains: dict[str, int], process: Isolated) -> None:
         self._versions = {**domains, "": opset}
-        self._imports = [helper.make_opsetid(domain, version) for domain, version in self._versions.items()]
+        self._process = process
         self._known: dict[tuple[object, ...], tuple[Type | None, ...]] = {}
 
     def infer(
@@ -73,24 +78,29 @@ class Inference:
         num_outputs: int,
     ) -> tuple[Type | None, ...]:
         domain, _, op_type = kind.rpartition("::")
-        schema = onnx.defs.get_schema(op_type, self._versions.get(domain, 1), domain)
         names = [f"i{index}" if value is not None else "" for index, value in enumerate(inputs)]
         outputs = [f"o{index}" for index in range(num_outputs)]
         node = helper.make_node(op_type, names, outputs, domain=domain, **dict(attrs))
         types = {
-            slot: helper.make_tensor_type_proto(ELEM_TYPES[value.dtype], value.shape)
+            slot: helper.make_tensor_type_proto(ELEM_TYPES[value.dtype], value.shape).SerializeToString()
             for slot, value in zip(names, inputs, strict=True)
             if value is not None
         }
         tensors = {
-            slot: numpy_helper.from_array(array) for slot, array in zip(names, data, strict=True) if array is not None
+            slot: numpy_helper.from_array(array).SerializeToString()
+            for slot, array in zip(names, data, strict=True)
+            if array is not None
         }
+        schema = op_type, self._versions.get(domain, 1), domain
         try:
-            found = shape_inference.infer_node_outputs(schema, node, types, tensors, opset_imports=self._imports)
-        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError) as error:
+            found = self._process.infer(
+                schema, node.SerializeToString(), types, tensors, self._versions, onnx.IR_VERSION
+            )
+        except RefusedError as error:
             given = ", ".join("-" if value is None else f"{value.dtype}{list(value.shape)}" for value in inputs)
             raise ModelError(f"node {name!r} ({kind}) does not fit its inputs {given}: {error}") from error
-        result = [_type(found.get(output), f"output of node {name!r} ({kind})") for output in outputs]
+        protos = {output: onnx.TypeProto.FromString(data) for output, data in found.items()}
+        result = [_type(protos.get(output), f"output of node {name!r} ({kind})") for output in outputs]
         first = inputs[0] if inputs else None
         if result and result[0] is None and op_type in _LIKE_FIRST and first is not None:
             result[0] = (first.shape, first.dtype)
@@ -105,5 +115,8 @@ def _type(proto: onnx.TypeProto | None, what: str) -> Type | None:
     tensor = proto.tensor_type
     if not tensor.HasField("shape") or not tensor.elem_type:
         return None
-    dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
-    return None if -1 in dims else (tuple(dims), dtype_name(tensor.elem_type, what))
+    if not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        return None
+    shape = tuple(dim.dim_value for dim in tensor.shape.dim)
+    check_shape(shape, what)
+    return shape, dtype_name(tensor.elem_type, what)

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import onnx
 import onnx.defs
-import onnx.inliner
-import onnx.version_converter
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from autopar.errors import ModelError
+from autopar.onnx.border import border
+from autopar.onnx.functions import check_functions
+from autopar.onnx.isolated import RefusedError, isolated
+from autopar.onnx.text import check_texts
 
 OLDEST_OPSET = 7
 """From here on binary ops broadcast as numpy does; older models go through onnx's own converter first."""
 
 _CONVERTED_OPSET = 13
+_NEWEST_VERSION = 2**31 - 1  # of a domain; the library counts them in 32 bits
 _MAGIC = {
     b"PK\x03\x04": "a zip archive (a PyTorch checkpoint?)",
     b"\x89HDF": "an HDF5 file (a Keras model?)",
@@ -43,6 +46,7 @@ class Source:
     domains: dict[str, int]
 
 
+@border
 def read(source: str | Path | onnx.ModelProto) -> Source:
     """Read a model.
 
@@ -57,6 +61,7 @@ def read(source: str | Path | onnx.ModelProto) -> Source:
         folder, what = path.parent, str(path)
         data = _bytes(path)
         model, digest = _parse(data, path), hashlib.sha256(data).hexdigest()
+    check_texts(model)
     if not model.graph.node or not model.opset_import:
         missing = "nodes" if not model.graph.node else "opset"
         raise ModelError(f"{what} has no {missing}: it is empty, truncated or not ONNX", hint="export the model again")
@@ -69,14 +74,44 @@ def read(source: str | Path | onnx.ModelProto) -> Source:
             hint=f"pip install -U onnx, or export with opset_version={newest}",
         )
     if 0 < opset < OLDEST_OPSET:
-        model = onnx.version_converter.convert_version(model, _CONVERTED_OPSET)
+        model = _converted(model, what)
     if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
+        check_functions(model)
+        model = _inlined(model, what)
     domains = _domains(model)
     return Source(model, digest, folder, domains.get("", newest), domains)
 
 
+def _converted(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    try:
+        with isolated() as process:
+            return onnx.ModelProto.FromString(process.convert(model.SerializeToString(), _CONVERTED_OPSET))
+    except RefusedError as error:
+        raise ModelError(
+            f"{what} cannot be brought from its opset to {_CONVERTED_OPSET}: {error}",
+            hint=f"export it again with opset_version={_CONVERTED_OPSET} or newer",
+        ) from error
+
+
+def _inlined(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    try:
+        with isolated() as process:
+            return onnx.ModelProto.FromString(process.inline(model.SerializeToString()))
+    except RefusedError as error:
+        raise ModelError(
+            f"the local functions of {what} cannot be inlined: {error}", hint="check the model with onnx.checker"
+        ) from error
+
+
 def _domains(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the versions of the domains a model imports.
+
+    Raises:
+        ModelError: If one is no version.
+    """
+    for item in model.opset_import:
+        if not 0 <= item.version <= _NEWEST_VERSION:
+            raise ModelError(f"the model imports version {item.version} of domain {item.domain!r}")
     return {"" if item.domain == "ai.onnx" else item.domain: item.version for item in model.opset_import}
 
 

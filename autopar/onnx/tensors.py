@@ -11,6 +11,8 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 
 from autopar.errors import ModelError
 from autopar.ir.graph import Attr
+from autopar.onnx.external import has_file, is_external, map_elements
+from autopar.onnx.schema import check_shape
 
 DTYPES: Mapping[int, str] = {
     TensorProto.BOOL: "bool", TensorProto.INT8: "int8", TensorProto.UINT8: "uint8", TensorProto.INT16: "int16",
@@ -43,29 +45,42 @@ def dtype_name(elem_type: int, what: str) -> str:
 
 def has_data(tensor: TensorProto, folder: Path | None) -> bool:
     """Whether the elements are in the file, or in an external file that is there."""
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return True
-    location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-    return folder is not None and bool(location) and (folder / location).is_file()
+    return not is_external(tensor) or has_file(tensor, folder)
+
+
+def tensor_type(tensor: TensorProto, what: str) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of a tensor, whose elements are not looked at.
+
+    Raises:
+        ModelError: If graphs cannot hold it.
+    """
+    dtype, shape = dtype_name(tensor.data_type, what), tuple(tensor.dims)
+    check_shape(shape, what)
+    return shape, dtype
 
 
 def read_array(tensor: TensorProto, folder: Path | None) -> NDArray[np.generic]:
-    """Return the elements of a tensor.
+    """Return the elements of a tensor; those in another file are read when they are looked at.
+
+    Args:
+        tensor: The tensor.
+        folder: Folder of the model, where other files lie; None if unknown.
 
     Raises:
-        ModelError: If they do not fill its shape.
+        ModelError: If graphs cannot hold it, its file may not be read, or the elements do not fill its shape.
     """
+    shape, _ = tensor_type(tensor, f"tensor {tensor.name!r}")
+    if is_external(tensor):
+        return map_elements(tensor, folder)
     try:
-        array = numpy_helper.to_array(tensor, base_dir=str(folder or ""))
-    except ValueError as error:
-        raise ModelError(
-            f"tensor {tensor.name!r} has not the {prod(tensor.dims)} elements of its shape: {error}"
-        ) from error
+        array = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ModelError(f"tensor {tensor.name!r} has not the {prod(shape)} elements of its shape: {error}") from error
     return np.asarray(array)
 
 
 def read_attrs(attributes: Iterable[AttributeProto], what: str) -> dict[str, Attr]:
-    """Return attributes by name.
+    """Return attributes by name, but for empty lists: of a node whose form was checked, they mean nothing.
 
     Raises:
         ModelError: If one is a tensor, graph or type.
@@ -88,25 +103,25 @@ def read_attrs(attributes: Iterable[AttributeProto], what: str) -> dict[str, Att
             case _:
                 kind = AttributeProto.AttributeType.Name(attribute.type)
                 raise ModelError(f"{what} has attribute {attribute.name!r} of type {kind}, which is not supported")
-    return found
+    return {name: attr for name, attr in found.items() if attr != ()}
 
 
-def constant_array(node: onnx.NodeProto, what: str) -> NDArray[np.generic]:
+def constant_tensor(node: onnx.NodeProto, what: str) -> TensorProto:
     """Return what a `Constant` node holds.
 
     Raises:
-        ModelError: If it holds strings or a sparse tensor.
+        ModelError: If it holds strings or a sparse tensor, or nothing.
     """
     for attribute in node.attribute:
         match attribute.name:
             case "value":
-                return read_array(attribute.t, None)
+                return attribute.t
             case "value_float":
-                return np.array(attribute.f, np.float32)
+                return numpy_helper.from_array(np.array(attribute.f, np.float32))
             case "value_floats":
-                return np.array(attribute.floats, np.float32)
+                return numpy_helper.from_array(np.array(attribute.floats, np.float32))
             case "value_int":
-                return np.array(attribute.i, np.int64)
+                return numpy_helper.from_array(np.array(attribute.i, np.int64))
             case "value_ints":
-                return np.array(attribute.ints, np.int64)
+                return numpy_helper.from_array(np.array(attribute.ints, np.int64))
     raise ModelError(f"{what} holds neither numbers nor a dense tensor")

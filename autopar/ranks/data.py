@@ -14,7 +14,7 @@ from autopar import models
 from autopar.errors import ModelError
 from autopar.ir.graph import Graph, Op, Role, Value
 from autopar.onnx.reader import read
-from autopar.onnx.tensors import ELEM_TYPES, constant_array, has_data, read_array
+from autopar.onnx.tensors import ELEM_TYPES, constant_tensor, has_data, read_array
 from autopar.training import STEP
 from autopar.workload import ZOO, Workload
 
@@ -123,7 +123,8 @@ def _stored(workload: Workload) -> Mapping[str, Callable[[], Array]]:
             found[tensor.name] = lambda tensor=tensor: read_array(tensor, source.folder)  # type: ignore[misc]
     for node in source.model.graph.node:
         if node.op_type == "Constant":
-            found[node.output[0]] = lambda node=node: constant_array(node, node.name)  # type: ignore[misc]
+            tensor = constant_tensor(node, f"node {node.name!r}")
+            found[node.output[0]] = lambda tensor=tensor: read_array(tensor, source.folder)  # type: ignore[misc]
     return found
 
 

@@ -1,0 +1,85 @@
+"""Local functions of a model: how many nodes their calls stand for, known before anything is inlined."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+
+from autopar.errors import ModelError
+
+MAX_NODES = 200_000
+"""Nodes of a model with its functions inlined; large language models written out layer by layer have a tenth."""
+
+_Key = tuple[str, str, str]
+"""Domain, name and overload of a function."""
+
+
+def check_functions(model: onnx.ModelProto) -> None:
+    """Check that local functions can be inlined.
+
+    Raises:
+        ModelError: If a function calls itself, at once or by way of others, or calls stand for too many nodes.
+    """
+    bodies = {_key(function.domain, function.name, function.overload): function.node for function in model.functions}
+    if len(bodies) < len(model.functions):
+        raise ModelError("two local functions of the model have the same name", hint="export the model again")
+    counts: dict[_Key, int] = {}
+    for key in bodies:
+        _count(key, bodies, counts)
+    total = _expanded(model.graph.node, bodies, counts)
+    if total > MAX_NODES:
+        raise ModelError(
+            f"the calls of local functions stand for {total:.4g} nodes; up to {MAX_NODES} are read",
+            hint="export the model with fewer layers, or with functions that call each other less often",
+        )
+
+
+def _count(key: _Key, bodies: Mapping[_Key, Sequence[onnx.NodeProto]], counts: dict[_Key, int]) -> None:
+    """Count the nodes that a function and those it calls stand for."""
+    path = [key]
+    entered = {key}
+    while path:
+        current = path[-1]
+        pending = [called for called in _called(bodies[current], bodies) if called not in counts]
+        looping = next((called for called in pending if called in entered), None)
+        if looping is not None:
+            names = [name for _, name, _ in (*path[path.index(looping) :], looping)]
+            raise ModelError(
+                f"local function {looping[1]!r} calls itself: {' -> '.join(map(repr, names[:8]))}"
+                f"{' ...' if len(names) > 8 else ''}",
+                hint="export the model again without recursion",
+            )
+        if pending:
+            path.append(pending[0])
+            entered.add(pending[0])
+            continue
+        counts[current] = _expanded(bodies[current], bodies, counts)
+        entered.remove(path.pop())
+
+
+def _expanded(
+    nodes: Sequence[onnx.NodeProto],
+    bodies: Mapping[_Key, Sequence[onnx.NodeProto]],
+    counts: Mapping[_Key, int],
+) -> int:
+    keys = [_key(node.domain, node.op_type, node.overload) for node in _nested(nodes)]
+    return sum(counts[key] if key in bodies else 1 for key in keys)
+
+
+def _called(nodes: Sequence[onnx.NodeProto], bodies: Mapping[_Key, Sequence[onnx.NodeProto]]) -> Iterator[_Key]:
+    for node in _nested(nodes):
+        key = _key(node.domain, node.op_type, node.overload)
+        if key in bodies:
+            yield key
+
+
+def _nested(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Iterate over nodes and those of the graphs in their attributes."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nested(graph.node)
+
+
+def _key(domain: str, name: str, overload: str) -> _Key:
+    return "" if domain == "ai.onnx" else domain, name, overload

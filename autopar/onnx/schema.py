@@ -1,0 +1,116 @@
+"""What ONNX's schemas say of a node's form, checked before anything relies on it."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import prod
+
+import onnx
+import onnx.defs
+from onnx import AttributeProto
+
+from autopar.errors import ModelError
+
+MAX_RANK = 32
+"""Dims of a tensor; numpy, which runs ops, knows up to 64, and some ops add dims."""
+MAX_ELEMENTS = 2**53
+"""Elements of a tensor; beyond, a double, in which costs are computed, no longer counts each."""
+
+_CHECK = "check the model with onnx.checker"
+_LISTS = {AttributeProto.INTS: "ints", AttributeProto.FLOATS: "floats", AttributeProto.STRINGS: "strings"}
+_MAY_BE_EMPTY: Mapping[str, tuple[str, ...]] = {
+    "Constant": ("value_floats", "value_ints", "value_strings"),
+    "Transpose": ("perm",),
+    **{
+        f"Reduce{name}": ("axes",)
+        for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+    },
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), ("activations", "activation_alpha", "activation_beta")),
+}
+"""Lists that mean the same whether they are empty or absent, or that hold elements."""
+
+
+def check_node(node: onnx.NodeProto, domain: str, version: int, what: str) -> None:
+    """Check that a node has the inputs, outputs and attributes that its op has to have.
+
+    Args:
+        node: The node.
+        domain: Its domain, "" for the default one.
+        version: The version of the domain that the model imports.
+        what: The node, for errors.
+
+    Raises:
+        ModelError: If there is no such op, or the node has another form.
+    """
+    if not onnx.defs.has(node.op_type, version, domain):
+        unknown = f"is of the unknown domain {domain!r}"
+        if not domain or domain == "ai.onnx.ml":
+            unknown = f"is unknown at opset {version}"
+        raise ModelError(
+            f"{what} {unknown}",
+            hint="export with standard ONNX ops only, or add the op to the model as a local function",
+        )
+    schema = _schema(node.op_type, version, domain)
+    _check_slots("inputs", node.input, schema.inputs, schema.min_input, schema.max_input, what)
+    _check_slots("outputs", node.output, schema.outputs, schema.min_output, schema.max_output, what)
+    if not any(node.output):
+        raise ModelError(f"{what} has no output with a name", hint=_CHECK)
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    for name, known in schema.attributes.items():
+        if name in attributes:
+            may_be_empty = name in _MAY_BE_EMPTY.get(node.op_type, ())
+            _check_attribute(attributes[name], int(known.type.value), what, may_be_empty=may_be_empty)
+        elif known.required:
+            raise ModelError(f"{what} lacks attribute {name!r}", hint=_CHECK)
+
+
+def check_shape(shape: tuple[int, ...], what: str) -> None:
+    """Check that a tensor can be planned with.
+
+    Raises:
+        ModelError: If a dim is negative, or there are too many dims or elements.
+    """
+    shown = f"{list(shape[:8])}{' ...' if len(shape) > 8 else ''}"
+    if any(size < 0 for size in shape):
+        raise ModelError(f"{what} has the shape {shown}, with a negative dim", hint=_CHECK)
+    if len(shape) > MAX_RANK:
+        raise ModelError(f"{what} has {len(shape)} dims; up to {MAX_RANK} can be planned")
+    if prod(shape) > MAX_ELEMENTS:
+        raise ModelError(
+            f"{what} has the shape {shown}: {prod(shape):.3g} elements; up to {MAX_ELEMENTS:.3g} can be planned"
+        )
+
+
+@cache
+def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema:
+    return onnx.defs.get_schema(op_type, version, domain)
+
+
+def _check_slots(
+    kind: str,
+    names: Sequence[str],
+    formal: Sequence[onnx.defs.OpSchema.FormalParameter],
+    least: int,
+    most: int,
+    what: str,
+) -> None:
+    if not least <= len(names) <= most:
+        limits = f"{least}" if least == most else f"at least {least}" if len(names) < least else f"at most {most}"
+        raise ModelError(f"{what} has {len(names)} {kind}, not {limits}", hint=_CHECK)
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
+    if kind == "inputs":
+        for index, name in enumerate(names):
+            if not name and formal[min(index, len(formal) - 1)].option != optional:
+                raise ModelError(f"{what} lacks input {index}, which is not optional", hint=_CHECK)
+
+
+def _check_attribute(attribute: AttributeProto, expected: int, what: str, *, may_be_empty: bool) -> None:
+    named = f"{what} has attribute {attribute.name!r}"
+    if attribute.ref_attr_name:
+        raise ModelError(f"{named} that is an attribute {attribute.ref_attr_name!r} of no function", hint=_CHECK)
+    if attribute.type != expected:
+        types = AttributeProto.AttributeType
+        given = types.Name(attribute.type) if attribute.type in types.values() else attribute.type
+        raise ModelError(f"{named} of type {given}, not {types.Name(expected)}", hint=_CHECK)
+    items = _LISTS.get(expected)
+    if items is not None and not getattr(attribute, items) and not may_be_empty:
+        raise ModelError(f"{named} that is an empty list", hint=_CHECK)
