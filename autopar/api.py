@@ -23,6 +23,7 @@ from autopar.program.verify import verify_program
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
 from autopar.search.engine import HERE, Engine
+from autopar.search.planner import OVERTIME_SECONDS
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.hope import search_plans
@@ -105,6 +106,7 @@ def solve(
     if dump_problem is not None and not crew.is_here:
         raise JobError("only a search in this process can write its problem down", hint="leave --workers out")
     crew.get_ready()
+    end = math.inf if time_limit is None else asked + time_limit + OVERTIME_SECONDS
     task = prepare(
         model,
         gpus=gpus,
@@ -120,6 +122,7 @@ def solve(
         cache_dir=cache_dir,
         progress=progress,
         pins=pins,
+        should_stop=lambda: should_stop() or time.monotonic() > end,
     )
     cache = ResultCache(cache_dir, task, effort)
     plan = cache.answer() if dump_problem is None else None

@@ -109,6 +109,11 @@ class ExportError(AutoparError, ValueError):
     """A plan cannot be said in a framework's words at all, or a framework's configuration cannot be read as a plan."""
 
 
+def stopped() -> InterruptedSearchError:
+    """Return what to raise when the preparation of a search is stopped: there is nothing to return yet."""
+    return InterruptedSearchError("stopped before the search began", hint="let it run longer")
+
+
 def fault_in_file(source: str, error: Exception) -> str:
     """Return in one line what is wrong with a text that was read as YAML, and where.
 

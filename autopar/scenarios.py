@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.errors import ClusterError, JobError
+from autopar.errors import ClusterError, InterruptedSearchError, JobError
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
@@ -167,10 +167,15 @@ def whatif(
                 continue
             progress(Progress("whatif", len(cells), total, detail=f"{number} × {name}"))
             try:
-                task = prepare(model, gpus=number, cluster=machine, cache_dir=cache_dir, **request)
+                task = prepare(
+                    model, gpus=number, cluster=machine, cache_dir=cache_dir, should_stop=should_stop, **request
+                )
             except (JobError, ClusterError) as error:
                 refused = refused or error
                 cells.append(Cell(name, number, "not possible", str(error.args[0])))
+                continue
+            except InterruptedSearchError:
+                cells.append(Cell(name, number, "not looked at"))
                 continue
             cell = _cell(name, task, effort, prices.get(name, _own_price(machine, number)), cache_dir, should_stop)
             if cell.plan is not None and cell.plan.model.tokens:

@@ -11,7 +11,7 @@ from autopar import solvers
 from autopar.cluster import Cluster, cluster_from_dict, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_policy, load_stack, reserve_bytes, stack_from_dict
 from autopar.discover import Rules, discover
-from autopar.errors import JobError, PinError
+from autopar.errors import JobError, PinError, stopped
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims, batch_dims
@@ -198,11 +198,13 @@ def prepare(
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
     pins: str | Path | Pins | None = None,
+    should_stop: StopCallback = never,
 ) -> Task:
     """Return a job ready to be searched: model imported, rules discovered, space declared; arguments as of `solve`.
 
     Raises:
         AutoparError: If the model, cluster or request is wrong.
+        InterruptedSearchError: If `should_stop` said so.
     """
     whole = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     machine = job_machine(gpus, whole)
@@ -212,14 +214,26 @@ def prepare(
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
-        batch = global_batch or default_batch(workload, gpus)
-        space = _space(workload, machine, gpus, batch)
-    with clock("discover"):
-        found = workload.rules(cache_dir=cache_dir, progress=progress)
+        with workload.stoppable(should_stop):
+            batch = global_batch or default_batch(workload, gpus)
+            space = _space(workload, machine, gpus, batch)
+    with clock("discover"), workload.stoppable(should_stop):
+        found = workload.rules(cache_dir=cache_dir, progress=_stopping(progress, should_stop))
     limit = memory_limit or default_limit(machine)
     job = Job(mode, gpus, batch, limit, machine.to_dict(), loss, optimizer, stored_stack(software), precision)
     task = Task(job, workload, found, CostModel(machine, policy, software), space, clock.times, whole)
     return pinned(task, wanted)
+
+
+def _stopping(progress: ProgressCallback, should_stop: StopCallback) -> ProgressCallback:
+    """Return a callback that hands progress on, and raises `InterruptedSearchError` once it should stop."""
+
+    def tell(step: Progress) -> None:
+        if should_stop():
+            raise stopped()
+        progress(step)
+
+    return tell
 
 
 def pinned(task: Task, pins: Pins) -> Task:

@@ -1,6 +1,7 @@
 """A model as the planner sees it: graph, training step and distinct blocks for any number of samples."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from autopar import huggingface, models
 from autopar.collector import uncollected
 from autopar.discover import Rules, discover
-from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError
+from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError, stopped
 from autopar.formulate.excerpt import Excerpt, excerpt
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.recipes import batch_dims
@@ -22,7 +23,7 @@ from autopar.onnx.content import content_digest
 from autopar.onnx.importer import import_model
 from autopar.onnx.reader import Source, read
 from autopar.plan import ModelInfo, Plan
-from autopar.progress import ProgressCallback, silent
+from autopar.progress import ProgressCallback, StopCallback, never, silent
 from autopar.training import training_step
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Workload:
         dims: Dynamic dims of the file, or fields of the zoo model's configuration, set by the user.
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
+        should_stop: Polled while a graph is made; once true, that ends in an `InterruptedSearchError`.
     """
 
     source: str
@@ -54,6 +56,7 @@ class Workload:
     dims: Mapping[str, int]
     loss: str
     optimizer: str
+    should_stop: StopCallback = never
     _folded: dict[int, Folded] = field(default_factory=dict, repr=False)
     _built: "list[_Built]" = field(default_factory=list, repr=False)
 
@@ -63,7 +66,16 @@ class Workload:
         Raises:
             ModelError: If the model cannot be imported, or not with that number.
         """
-        return load(self.model, dims=self.bound, batch=samples)
+        return load(self.model, dims=self.bound, batch=samples, should_stop=self.should_stop)
+
+    @contextmanager
+    def stoppable(self, should_stop: StopCallback) -> Iterator[None]:
+        """Let something poll whether it should stop while graphs are made."""
+        before, self.should_stop = self.should_stop, should_stop
+        try:
+            yield
+        finally:
+            self.should_stop = before
 
     @property
     def bound(self) -> Mapping[str, int]:
@@ -95,7 +107,13 @@ class Workload:
             return self.step(self._cut(samples).graph)
 
     def _cut(self, samples: int) -> Cut:
-        return cut(self.forward(None if samples == self.fixed_batch else samples))
+        forward = self.forward(None if samples == self.fixed_batch else samples)
+        self._poll()
+        return cut(forward)
+
+    def _poll(self) -> None:
+        if self.should_stop():
+            raise stopped()
 
     def step(self, graph: Graph) -> Graph:
         """Return what is run for a forward graph with blocks."""
@@ -111,7 +129,10 @@ class Workload:
     def _build(self, samples: int) -> Folded:
         """Import and fold the whole model."""
         found = self._cut(samples)
-        folded = fold(self.step(found.graph))
+        self._poll()
+        step = self.step(found.graph)
+        self._poll()
+        folded = fold(step)
         self._built.append(_Built(self, samples, found, folded))
         return folded
 
@@ -254,7 +275,7 @@ class _Built:
         if self.source is None or self.excerpt is None:
             return None
         try:
-            graph = import_model(self.source, self.workload.bound, samples)
+            graph = import_model(self.source, self.workload.bound, samples, self.workload.should_stop)
             forward = place_blocks(graph, self.cut.graph, self.excerpt.kept)
             return None if forward is None else Sample(forward, self.workload.step(forward))
         except (ModelError, UnsupportedOpError):

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from autopar import api
 from autopar.errors import InterruptedSearchError, ModelError
 from autopar.onnx import load
 from autopar.onnx.functions import MAX_NODES
@@ -325,14 +326,38 @@ def test_ops_of_unknown_cost_are_computed_all_the_same() -> None:
 
 def test_an_import_can_be_stopped() -> None:
     """The import asks between two nodes, and while the library works, whether it should go on."""
-    with pytest.raises(InterruptedSearchError, match="imported"):
+    with pytest.raises(InterruptedSearchError, match="before the search began"):
         load(RELU, should_stop=lambda: True)
 
     process = Isolated(seconds=30)
     process.should_stop = lambda: True
     start = time.monotonic()
-    with pytest.raises(InterruptedSearchError, match="imported"):
+    with pytest.raises(InterruptedSearchError, match="before the search began"):
         process.run_kind(*MINUTES)
     process.end()
 
     assert time.monotonic() - start < 5  # it is asked ten times a second
+
+
+@pytest.mark.parametrize("phase", ["import", "discover"])
+def test_a_search_is_stopped_while_it_is_prepared(phase: str) -> None:
+    """There is no plan yet to return, so that it is an error, in whatever phase before the search."""
+    told: list[str] = []
+
+    with pytest.raises(InterruptedSearchError, match="before the search began"):
+        api.solve(
+            "zoo:mlp-xs",
+            gpus=2,
+            progress=lambda step: told.append(step.phase),
+            should_stop=lambda: phase in told,
+        )
+
+    assert told[-1] == phase
+
+
+def test_a_time_limit_holds_during_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search may go on until its first plan for half a minute; so may the import, which is stopped then."""
+    monkeypatch.setattr(api, "OVERTIME_SECONDS", -1.0)
+
+    with pytest.raises(InterruptedSearchError, match="before the search began"):
+        api.solve("zoo:mlp-xs", gpus=2, time_limit=0.5)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from autopar.errors import ModelError
+from autopar.errors import ModelError, stopped
 from autopar.ir.graph import Attr, Graph, Op, Role, State, Value
 from autopar.ir.verify import verify
 from autopar.onnx.batch import Batch, Ports, bind, resolve
@@ -18,7 +18,7 @@ from autopar.onnx.control_flow import CONTROL_FLOW, Expansion
 from autopar.onnx.explicit import make_explicit
 from autopar.onnx.folding import Folding
 from autopar.onnx.inference import Inference, Type
-from autopar.onnx.isolated import Isolated, interrupted, isolated
+from autopar.onnx.isolated import Isolated, isolated
 from autopar.onnx.operands import check_operands
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
@@ -213,7 +213,7 @@ class _Sweep:
         what = f"node {name!r} ({domain + '::' if domain else ''}{op_type})"
         check_node(node, domain, self._source.domains.get(domain, 1), what)
         if self._process.should_stop():
-            raise interrupted()
+            raise stopped()
         if op_type in CONTROL_FLOW and not domain:
             self._expansion.expand(node, what)
             return

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import ExecutionError, InterruptedSearchError
+from autopar.errors import ExecutionError, stopped
 from autopar.ir.graph import Attr
 from autopar.ir.text import numpy_dtype
 from autopar.onnx import isolated_server
@@ -178,7 +178,7 @@ class Isolated:
         waiting.register(self._process.stdout, select.POLLIN)
         while not waiting.poll(_POLL_MILLISECONDS):
             if self.should_stop():
-                raise interrupted()
+                raise stopped()
         return isolated_server.receive(self._process.stdout)
 
     def _end(self) -> str:
@@ -187,11 +187,6 @@ class Isolated:
         if code == -signal.SIGXCPU:
             return "does not come to an end with it in the processor time allowed"
         return f"crashes on it ({signal.Signals(-code).name})" if code < 0 else f"ends on it with exit code {code}"
-
-
-def interrupted() -> InterruptedSearchError:
-    """Return what to raise when an import is to stop."""
-    return InterruptedSearchError("stopped while the model was imported", hint="let it run longer")
 
 
 _idle: list[Isolated] = []

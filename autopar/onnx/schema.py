@@ -10,8 +10,8 @@ from onnx import AttributeProto
 
 from autopar.errors import ModelError
 
-MAX_RANK = 32
-"""Dims of a tensor; numpy, which runs ops, knows up to 64, and some ops add dims."""
+MAX_RANK = 16
+"""Dims of a tensor; gradients of products are written with one of 26 letters per dim, and ops may add some."""
 MAX_ELEMENTS = 2**53
 """Elements of a tensor; beyond, a double, in which costs are computed, no longer counts each."""
 

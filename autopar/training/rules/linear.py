@@ -11,7 +11,7 @@ from autopar.ir.graph import Op
 from autopar.training.rules.base import Grads, Rule, float_attr, grad_of, int_attr
 from autopar.training.tape import Shape, Tape, unsupported
 
-_BATCH = "abcdefghij"
+_BATCH = "abcdefghijlopqrstuvwxyz"
 
 
 def _contract(t: Tape, terms: Sequence[tuple[str, str]], target: str, shape: Shape, sizes: Mapping[str, int]) -> str:
