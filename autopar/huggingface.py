@@ -5,13 +5,15 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopar import models
 from autopar.errors import ModelError
 from autopar.plan import write_atomically
-from autopar.torch_export import check_installed, to_onnx
+from autopar.torch_export import to_onnx
 
 if TYPE_CHECKING:
     import onnx
@@ -76,8 +78,11 @@ def build(source: str | Path, settings: Mapping[str, int], cache_dir: Path | Non
             raise ModelError(
                 f"{name}={value} cannot be set on a Hugging Face model", hint="--set seq=2048, tokens per sequence"
             )
-    check_installed(_NEEDED)
     seq = settings.get("seq") or default_seq(config)
+    native = models.read_architecture(config, seq)
+    if not isinstance(native, models.Unbuilt):
+        return models.build_config("decoder", native, str(config["model_type"]))
+    _check_exportable(native)
     if cache_dir is None:
         return _model(config, seq)
     made_by = [_VERSION, seq, *(version(name) for name in _NEEDED)]
@@ -86,6 +91,21 @@ def build(source: str | Path, settings: Mapping[str, int], cache_dir: Path | Non
     if not path.exists():
         write_atomically(path, _model(config, seq).SerializeToString(deterministic=True))
     return path
+
+
+def _check_exportable(native: models.Unbuilt) -> None:
+    """Refuse a model that only PyTorch can export where PyTorch, or what its export needs, is missing.
+
+    Raises:
+        ModelError: If a package is missing.
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ModelError(
+            f"autopar has no builder for {native.reason}; exporting it needs {', '.join(missing)}, which is not "
+            "installed",
+            hint='pip install "autopar[torch]"',
+        )
 
 
 def _model(config: dict[str, Any], seq: int) -> "onnx.ModelProto":

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
-from autopar.models import bert, deepseek, gpt, llama, mixtral, mlp, resnet, unet, vit
+from autopar.models import bert, decoder, deepseek, gpt, llama, mixtral, mlp, resnet, unet, vit
+from autopar.models.architectures import Unbuilt, read_architecture
 from autopar.models.spec import Config, ModelSpec
 from autopar.models.values import initial_values, num_parameters
 from autopar.plan import write_atomically
@@ -18,12 +19,16 @@ from autopar.plan import write_atomically
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Config", "ModelSpec", "build", "build_config", "initial_values", "names", "num_parameters", "save", "spec"]
+__all__ = [
+    "Config", "ModelSpec", "Unbuilt", "build", "build_config", "initial_values", "names", "num_parameters",
+    "read_architecture", "save", "spec",
+]  # fmt: skip
 
 FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "gpt": gpt.build,
     "llama": llama.build,
     "bert": bert.build,
+    "decoder": decoder.build,
     "mixtral": mixtral.build,
     "deepseek": deepseek.build,
     "vit": vit.build,

@@ -23,7 +23,8 @@ BUFFERS_KEY = "autopar.buffers"
 """Model metadata: comma-separated names of the initializers that are not trained."""
 
 INIT_KEY = "autopar.init"
-"""Initializer metadata: `normal STD`, `constant VALUE`, `rope-cos THETA` or `rope-sin THETA`."""
+"""Initializer metadata: `normal STD`, `constant VALUE`, `rope-cos THETA` or `rope-sin THETA`, or, of any frequencies in
+radians per position, `angles-cos SCALE:FREQUENCY,...` or `angles-sin SCALE:FREQUENCY,...`."""
 
 Dims = Sequence[int | str]
 """A shape; a string names a dynamic dim."""

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.models.builder import BUFFERS_KEY, INIT_KEY
+from autopar.models.rotary import Rope
 
 if TYPE_CHECKING:
     import onnx
@@ -29,11 +30,22 @@ def num_parameters(model: "onnx.ModelProto") -> int:
     return sum(prod(tensor.dims) for tensor in _weights(model) if tensor.name not in untrained)
 
 
-def _rope_angles(shape: tuple[int, ...], theta: float) -> NDArray[np.float64]:
-    """Return angles [1, S, D/2]: position s times `theta ** (-2 i / D)` (Su et al. 2021, section 3.2.2)."""
-    _, seq, half = shape
-    frequencies = theta ** (-np.arange(half) / half)
-    return np.multiply.outer(np.arange(seq), frequencies).reshape(shape)
+def _rotary_table(kind: str, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return a table [1, S, D/2] of cosines or sines of position times frequency, times a scale.
+
+    Args:
+        kind: `rope-cos` or `rope-sin` of a base, `angles-cos` or `angles-sin` of a scale and frequencies.
+        text: What follows the kind in the metadata.
+        shape: Of the table.
+    """
+    form, function = kind.split("-")
+    if form == "rope":
+        scale, frequencies = 1.0, Rope(float(text), 2 * shape[-1]).frequencies()
+    else:
+        first, rest = text.split(":")
+        scale, frequencies = float(first), np.array([float(number) for number in rest.split(",")])
+    angles = np.multiply.outer(np.arange(shape[1]), frequencies).reshape(shape)
+    return scale * (np.cos(angles) if function == "cos" else np.sin(angles))
 
 
 def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray[np.float32]]:
@@ -47,16 +59,13 @@ def initial_values(model: "onnx.ModelProto", seed: int = 0) -> dict[str, NDArray
     for tensor in _weights(model):
         shape = tuple(tensor.dims)
         kind, text = next(p.value for p in tensor.metadata_props if p.key == INIT_KEY).split()
-        number = float(text)
         match kind:
             case "normal":
-                array = rng.normal(0.0, number, shape)
+                array = rng.normal(0.0, float(text), shape)
             case "constant":
-                array = np.full(shape, number)
-            case "rope-cos":
-                array = np.cos(_rope_angles(shape, number))
-            case "rope-sin":
-                array = np.sin(_rope_angles(shape, number))
+                array = np.full(shape, float(text))
+            case "rope-cos" | "rope-sin" | "angles-cos" | "angles-sin":
+                array = _rotary_table(kind, text, shape)
             case _:
                 raise AssertionError(f"weight {tensor.name} has the unknown initialisation {kind!r}")
         values[tensor.name] = array.astype(np.float32)

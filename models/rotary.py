@@ -1,0 +1,87 @@
+"""Rotary position embeddings (Su et al. 2021) and the scalings that stretch them to longer contexts.
+
+Dim pair `i` of a head with `D` rotated dims turns by `position * frequency_i`; without scaling
+`frequency_i = theta ** (-2 i / D)`. A scaling changes the frequencies and may multiply the tables.
+"""
+
+from dataclasses import dataclass
+from math import log, pi
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Scaling = Literal["default", "linear", "llama3", "yarn", "longrope"]
+"""Names of the scalings as Hugging Face configurations spell them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions of one kind of attention.
+
+    Attributes:
+        theta: Base of the frequencies.
+        size: Rotated dims of a head, an even number.
+        scaling: How the frequencies are stretched.
+        factor: Ratio of the stretched context to the original one.
+        original: Tokens of the original context.
+        low: `llama3`: wavelengths above `original / low` are stretched whole. `yarn`: rotations in the original
+            context below which a dim is interpolated whole (`beta_slow`).
+        high: `llama3`: wavelengths below `original / high` are kept. `yarn`: rotations above which a dim is kept
+            (`beta_fast`).
+        truncate: `yarn`: whether the limits of the ramp are whole dims.
+        factors: `longrope`: a divisor per frequency.
+        amplitude: What the tables are multiplied by.
+    """
+
+    theta: float
+    size: int
+    scaling: Scaling = "default"
+    factor: float = 1.0
+    original: int = 0
+    low: float = 1.0
+    high: float = 4.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+    amplitude: float = 1.0
+
+    def frequencies(self) -> NDArray[np.float64]:
+        """Return the angle in radians that a position turns each pair of dims by: (size / 2,).
+
+        Sources: linear: Chen et al. 2023 (position interpolation); llama3: Grattafiori et al. 2024 and the released
+        code; yarn: Peng et al. 2023, section 3; longrope: Ding et al. 2024.
+        """
+        plain = self.theta ** (-np.arange(0, self.size, 2) / self.size)
+        match self.scaling:
+            case "default":
+                return plain
+            case "linear":
+                return plain / self.factor
+            case "llama3":
+                turns = self.original * plain / (2 * pi)  # rotations within the original context
+                kept = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+                return kept * plain + (1 - kept) * plain / self.factor
+            case "yarn":
+                first, last = self._pair_of(self.high), self._pair_of(self.low)
+                if self.truncate:
+                    first, last = np.floor(first), np.ceil(last)
+                first, last = max(first, 0.0), min(last, self.size - 1.0)
+                ramp = (np.arange(self.size // 2) - first) / max(last - first, 1e-3)
+                kept = 1.0 - np.clip(ramp, 0.0, 1.0)
+                return kept * plain + (1 - kept) * plain / self.factor
+            case "longrope":
+                return plain / np.array(self.factors)
+
+    def _pair_of(self, turns: float) -> float:
+        """Return the pair of dims, a real number, that makes so many rotations within the original context."""
+        return self.size * log(self.original / (2 * pi * turns)) / (2 * log(self.theta))
+
+
+def yarn_amplitude(factor: float, mscale: float = 1.0) -> float:
+    """Return what YaRN multiplies the tables by: `0.1 mscale ln(factor) + 1` (Peng et al. 2023, section 3.4)."""
+    return 0.1 * mscale * log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def longrope_amplitude(factor: float, original: int) -> float:
+    """Return what LongRoPE multiplies the tables by: `sqrt(1 + ln(factor) / ln(original))` (Ding et al. 2024)."""
+    return (1.0 + log(factor) / log(original)) ** 0.5 if factor > 1 else 1.0

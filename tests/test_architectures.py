@@ -1,0 +1,304 @@
+"""Hugging Face configurations that are built without PyTorch, held to transformers."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from autopar import huggingface, models
+from autopar.errors import ModelError
+from autopar.execute import run_graph
+from autopar.models.architectures import READERS
+from autopar.models.decoder import TRANSPOSED, DecoderConfig
+from autopar.onnx import load
+from autopar.training import training_step
+from autopar.workload import open_workload
+from tests.gradients import as_float64, feeds_of, gradients
+
+Array = NDArray[Any]
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None,
+    reason="needs torch and transformers",
+)
+SEQ, VOCAB, LAYERS = 12, 48, 2
+_TINY = {
+    "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "intermediate_size": 40, "max_position_embeddings": 64, "pad_token_id": None, "bos_token_id": None,
+    "eos_token_id": None,
+}  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_LONG = {
+    "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 32,
+}  # fmt: skip
+_FALCON = {**_TINY, "hidden_size": 32, "ffn_hidden_size": 40}
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {**_TINY, "num_key_value_heads": 2},
+    "llama, biases, tied": {**_TINY, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "llama, scaled rotary": {**_TINY, "num_key_value_heads": 2, "rope_parameters": _LLAMA3},
+    "llama, linear rotary": {
+        **_TINY, "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
+    },
+    "llama, yarn": {**_TINY, "rope_parameters": _YARN},
+    "mistral": {**_TINY, "num_key_value_heads": 2, "head_dim": 16},
+    "qwen2": {**_TINY, "num_key_value_heads": 2},
+    "qwen3": {**_TINY, "num_key_value_heads": 2, "head_dim": 16},
+    "phi3": {**_TINY, "num_key_value_heads": 2},
+    "phi3, long": {**_TINY, "rope_parameters": _LONG, "original_max_position_embeddings": 32},
+    "olmo2": {**_TINY, "num_key_value_heads": 2},
+    "nemotron": {**_TINY, "head_dim": 16, "num_key_value_heads": 2},
+    "granite": {
+        **_TINY, "num_key_value_heads": 2, "embedding_multiplier": 3.0, "logits_scaling": 5.0,
+        "residual_multiplier": 0.5, "attention_multiplier": 0.25,
+    },
+    "starcoder2": {**_TINY, "num_key_value_heads": 2, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+    "gpt_neox": _TINY,
+    "gpt_neox, one after the other": {**_TINY, "use_parallel_residual": False},
+    "gpt2": {"vocab_size": VOCAB, "n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": SEQ},
+    "gpt2, short": {"vocab_size": VOCAB, "n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 2 * SEQ},
+    "opt": {**_TINY, "ffn_dim": 40, "word_embed_proj_dim": 32, "dropout": 0.0},
+    "falcon": _FALCON,
+    "falcon, grouped": {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    "falcon, heads": {**_FALCON, "multi_query": False, "parallel_attn": False},
+}  # fmt: skip
+"""Small configurations, `model_type` first."""
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Return a small configuration."""
+    return {"model_type": name.split(",")[0], **TINY[name]}
+
+
+def part_of_weight(weight: Array, name: str, config: DecoderConfig) -> Array:
+    """Return the rows of a fused weight [out, ...] that a weight of ours stands for, `name` ending in its part."""
+    part, attention = name.rpartition(".")[2], config.attention
+    if part in ("gate", "up"):
+        return np.split(weight, 2)[part == "up"]
+    heads, kv_heads, size = attention.heads, attention.kv_heads, attention.size
+    index = "qkv".index(part)
+    match attention.fused:
+        case "blocks":
+            ends = np.cumsum([heads * size, kv_heads * size, kv_heads * size])
+            return np.split(weight, ends[:-1])[index]
+        case "heads":
+            rows = weight.reshape(heads, 3, size, *weight.shape[1:])[:, index]
+        case "groups":
+            grouped = weight.reshape(kv_heads, heads // kv_heads + 2, size, *weight.shape[1:])
+            rows = grouped[:, :-2] if part == "q" else grouped[:, index - 3]
+    return rows.reshape(-1, *weight.shape[1:])
+
+
+def weight_of(tensors: dict[str, Array], name: str, config: DecoderConfig) -> Array:
+    """Return what a weight of ours is in the tensors of a checkpoint, or of its gradients."""
+    own = name.removesuffix(TRANSPOSED)
+    if own in tensors:
+        weight = tensors[own]
+    else:  # gpt2 keeps its matrices [in, out], so that parts are columns
+        whole = tensors[own.rpartition(".")[0]]
+        turned = not config.attention.transposed and whole.ndim == 2
+        weight = part_of_weight(whole.T if turned else whole, own, config)
+        weight = weight.T if turned else weight
+    return weight.T if name.endswith(TRANSPOSED) else weight
+
+
+@needs_transformers
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_models_are_those_of_transformers(name: str) -> None:
+    """Equal parameters; with equal weights, equal logits and gradients, in float64."""
+    import torch
+    import transformers
+
+    config = config_of(name)
+    torch.manual_seed(0)
+    known = transformers.AutoConfig.for_model(**config)
+    known._attn_implementation = "eager"
+    module = transformers.AutoModelForCausalLM.from_config(known, attn_implementation="eager").double().eval()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    native = models.read_architecture(config, SEQ)
+    assert isinstance(native, DecoderConfig)
+    model = models.build_config("decoder", native)
+    assert models.num_parameters(model) == module.num_parameters()
+    tables = {key: value.astype(np.float64) for key, value in models.initial_values(model).items()}
+
+    step = training_step(as_float64(load(model, batch=2)), loss="cross-entropy", optimizer="sgd")
+    weights = {key: tensor.detach().numpy() for key, tensor in module.state_dict().items()}
+    trained = [value.name for value in step.parameters]
+    given = {**tables, **{key: weight_of(weights, key, native) for key in trained}}
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (2, SEQ))
+    labels = np.random.default_rng(1).integers(0, VOCAB, (2, SEQ))
+    feeds = feeds_of(step, {**given, "input_ids": tokens, "labels": labels})
+    found = gradients(step, feeds)
+    logits = run_graph(as_float64(load(model, batch=2)), {**given, "input_ids": tokens})["logits"]
+
+    expected = module(input_ids=torch.tensor(tokens)).logits
+    torch.nn.functional.cross_entropy(expected.flatten(0, 1), torch.tensor(labels.ravel())).backward()
+    np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-6, atol=1e-6)
+    theirs = {key: value.grad.numpy() for key, value in module.named_parameters() if value.grad is not None}
+    assert set(found) == set(trained)
+    for key in trained:
+        np.testing.assert_allclose(found[key], weight_of(theirs, key, native), rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_every_family_has_a_small_configuration() -> None:
+    """So that none is left out above."""
+    assert {name.split(",")[0] for name in TINY} == set(READERS)
+
+
+PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
+    "meta-llama/Llama-3.1-8B": (
+        8_030_261_248,
+        {
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+            "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+            "rope_scaling": {
+                "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3",
+            },
+        },
+    ),
+    "meta-llama/Llama-3.1-405B": (
+        405_853_388_800,
+        {
+            "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+            "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256,
+        },
+    ),
+    "mistralai/Mistral-7B-v0.1": (
+        7_241_732_096,
+        {
+            "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "sliding_window": 4096,
+        },
+    ),
+    "Qwen/Qwen2.5-7B": (
+        7_615_616_512,
+        {
+            "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+            "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "sliding_window": 131072,
+            "use_sliding_window": False,
+        },
+    ),
+    "Qwen/Qwen3-32B": (
+        32_762_123_264,
+        {
+            "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+        },
+    ),
+    "microsoft/Phi-3-mini-4k-instruct": (
+        3_821_079_552,
+        {
+            "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32064, "sliding_window": 2047,
+        },
+    ),
+    "tiiuae/falcon-7b": (
+        6_921_720_704,
+        {
+            "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+            "multi_query": True, "parallel_attn": True, "new_decoder_architecture": False, "vocab_size": 65024,
+        },
+    ),
+    "EleutherAI/gpt-neox-20b": (
+        20_554_567_680,
+        {
+            "model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44,
+            "num_attention_heads": 64, "rotary_pct": 0.25, "rotary_emb_base": 10000, "vocab_size": 50432,
+        },
+    ),
+    "bigcode/starcoder2-15b": (
+        15_957_889_024,
+        {
+            "model_type": "starcoder2", "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 40,
+            "num_attention_heads": 48, "num_key_value_heads": 4, "vocab_size": 49152, "sliding_window": 4096,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "openai-community/gpt2": (124_439_808, {"model_type": "gpt2"}),
+    "facebook/opt-6.7b": (
+        6_658_473_984,
+        {
+            "model_type": "opt", "hidden_size": 4096, "ffn_dim": 16384, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "word_embed_proj_dim": 4096,
+        },
+    ),
+}  # fmt: skip
+"""Parameters of published checkpoints, a tied embedding counted once, and the sizes in their configurations."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_have_the_published_parameters(name: str) -> None:
+    """Without PyTorch."""
+    count, config = PUBLISHED[name]
+
+    native = models.read_architecture(config, 1024)
+
+    assert isinstance(native, DecoderConfig)
+    assert models.num_parameters(models.build_config("decoder", native)) == count
+
+
+LLAMA = {"model_type": "llama", **_TINY}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "unheard-of"}, "model_type='unheard-of'; known are"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"hidden_act": "mish"}, "hidden_act='mish'"),
+        ({"rope_scaling": {"type": "spiral"}}, "rope_type='spiral'"),
+        ({"num_experts": 8}, "num_experts=8"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"model_type": "mistral", "sliding_window": 4}, "sliding_window=4 below the 12 tokens"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention=True"),
+    ],
+)
+def test_what_a_builder_does_not_know_is_said(change: dict[str, Any], reason: str) -> None:
+    """Nothing that changes the model is dropped silently."""
+    native = models.read_architecture({**LLAMA, **change}, SEQ)
+
+    assert isinstance(native, models.Unbuilt)
+    assert reason in native.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size of the configuration is 'wide'"),
+        ({"num_hidden_layers": -2}, "num_hidden_layers of the configuration is -2"),
+        ({"num_attention_heads": 5}, "hidden_size 32 of the configuration is not divisible by its 5 heads"),
+        ({"num_key_value_heads": 3}, "4 query heads are not divisible by 3"),
+        ({"head_dim": 7}, "7 of the 7 elements of a head cannot be rotated in pairs"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps of the configuration is nan"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings of the configuration is 'no'"),
+        ({"rope_scaling": 3}, "rope_scaling of the configuration is 3, not a table"),
+        ({"model_type": "gpt2", "n_positions": 8}, "learned positions for 8 tokens, fewer than the 12"),
+    ],
+)
+def test_an_impossible_configuration_gets_one_error(change: dict[str, Any], message: str) -> None:
+    """It names the field."""
+    with pytest.raises(ModelError, match=re.escape(message)):
+        models.read_architecture({**LLAMA, **change}, SEQ)
+
+
+def test_a_configuration_opens_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a `config.json` is a model wherever one is accepted."""
+    monkeypatch.setattr(huggingface, "find_spec", lambda name: None)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+
+    graph = open_workload(f"hf:{tmp_path}", dims={"seq": SEQ}).forward(4)
+
+    assert graph.values[graph.outputs[0]].shape == (4, SEQ, VOCAB)
