@@ -14,7 +14,12 @@ from autopar.cost import FSDP, MEGATRON_FP16, MIXED, DtypePolicy, Resharder, Sta
 from autopar.degrees import Degrees
 from autopar.errors import InfeasibleError
 from autopar.formulate.fold import fold
+from autopar.formulate.selective import selective_ops
 from autopar.formulate.step import Pipeline
+from autopar.ir.blocks import find_blocks
+from autopar.models import layers
+from autopar.models.builder import Builder
+from autopar.onnx import load
 from autopar.plan import StagePlan
 from autopar.prediction import Prediction, Predictor
 from autopar.program.lower import lower, lower_blocks
@@ -23,6 +28,7 @@ from autopar.recompute import ON_DEVICE, Recompute, format_recompute
 from autopar.simulate import simulate
 from autopar.simulate.blocks import BlockMemories
 from autopar.simulate.ranges import chain_bytes
+from autopar.training import training_step
 from autopar.workload import open_workload
 from tests.executions import COSTS, model_graph, model_rules, random_plan
 from tests.test_runtime import SPACE
@@ -197,6 +203,57 @@ def test_selective_recompute_drops_the_scores_of_unfused_attention(cache_dir: Pa
     for name in ("fused", "unfused"):
         assert seconds[name, NONE] < seconds[name, SELECTIVE] < seconds[name, FULL]
         assert seconds[name, SELECTIVE] - seconds[name, NONE] < 0.4 * (seconds[name, FULL] - seconds[name, NONE])
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "seq", "left"), [(256, 4, 1024, 22), (2048, 32, 2048, 18), (1024, 4, 4096, 18)]
+)
+def test_selective_recompute_drops_scores_of_any_width(
+    hidden: int, heads: int, seq: int, left: int, cache_dir: Path
+) -> None:
+    """Of 5 bytes per score none remain, however much scores dominate; nor norms (4) of wide layers and the GELU (8).
+
+    A layer without dropout keeps 32 sbh + 5 as^2b (Korthikanti et al., 2022). At (2048, 32, 2048) scores are 5 x 32 x
+    2048 / 2048 = 160 of the 192 bytes: dropping anything frees about as much per second as full recompute does.
+    """
+    model = predictor("gpt2", cache_dir, num_layers=4, hidden=hidden, heads=heads, seq=seq, vocab=51200)
+    kept = {}
+    for flavour in (NONE, SELECTIVE):
+        program, _ = model.lowered(Degrees(microbatch=2, global_batch=2, recompute=str(flavour)), A100, UNFUSED)
+        stage = program.stages[0]
+        block = list(BlockMemories(program.table(), True).walk(stage.blocks, stage.recompute))[2]
+        kept[flavour] = block.kept / (2 * seq * hidden)
+
+    assert kept == {NONE: 32 + 5 * heads * seq / hidden, SELECTIVE: left}
+
+
+def test_selective_recompute_drops_the_scores_of_attention_written_as_single_ops() -> None:
+    """Softmax between two products of activations: its result goes, whatever it takes to make it again.
+
+    A softmax over a product with parameters, as of a router, is none of these.
+    """
+    g = Builder("scores")
+    width, length = 16, 1024
+    y = g.input("x", ("batch", length, width))
+    for layer in range(3):
+        q, k, v = (layers.linear(g, y, f"{layer}.{part}", width, width, bias=False) for part in "qkv")
+        turned = g.op("Transpose", k, name=f"{layer}.turned", perm=(0, 2, 1))
+        product = g.op("MatMul", q, turned, name=f"{layer}.product")
+        scaled = g.op("Mul", product, g.parameter(f"{layer}.scale", (1,)), name=f"{layer}.scaled")
+        mixed = g.op(
+            "MatMul", g.op("Softmax", scaled, name=f"{layer}.probabilities", axis=-1), v, name=f"{layer}.mixed"
+        )
+        routed = g.op("Softmax", layers.linear(g, mixed, f"{layer}.router", width, width), name=f"{layer}.y", axis=-1)
+        y = g.op("Add", routed, y, name=f"{layer}.sum")
+    folded = fold(training_step(find_blocks(load(g.model({y: ("batch", length, width)}), batch=2)), loss="mse"))
+
+    again = {
+        kind.ops[position].name.partition(".")[2]
+        for kind, positions in zip(folded.kinds, selective_ops(folded, COSTS), strict=True)
+        for position in positions
+    }
+
+    assert {"product", "scaled", "probabilities"} <= again
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mlp-xs"])

@@ -1,11 +1,15 @@
 """What selective recompute runs again, found from the structure of a block.
 
 Between products with parameters (projections, convolutions) lie ops that are cheap for the bytes they leave behind:
-the scores and the softmax of attention, norms, activation functions. Of the values that a forward saves, those are
-dropped that can be made again without such a product, from values that are saved anyway, and that free at least
-`WORTH` times as many bytes per second as running the whole forward again would. So Megatron-LM's selective recompute
-(Korthikanti et al., 2022, arXiv:2205.05198) is found where attention keeps its scores, and norms and activation
-functions where it does not.
+the scores and the softmax of attention, norms, activation functions. Dropped of the values that a forward saves is, out
+of those that can be made again without such a product from values that are saved anyway:
+
+1. the core of attention: whatever has one number per score. Megatron-LM's selective recompute means these always
+   (Korthikanti et al., 2022, arXiv:2205.05198), however wide the model.
+2. what frees at least `WORTH` times as many bytes per second of rerun as running all the rest of the forward again:
+   norms and activation functions.
+
+Fused attention keeps no scores, so that only the second rule finds something there.
 
 Bytes and seconds are those of the whole block on one device: what is worth it does not change much when both are
 divided alike, and all placements of a block share one answer.
@@ -17,13 +21,15 @@ from functools import lru_cache
 from math import fsum
 
 from autopar.cost import CostModel, op_flops
+from autopar.cost.products import PRODUCT_KINDS
 from autopar.formulate.facts import moved_bytes, states_of
 from autopar.formulate.fold import VIEW_KINDS, BlockKind, Folded
 from autopar.formulate.options import whole_shapes
 from autopar.ir.graph import Op, Phase
 
 WORTH = 2.0
-"""Bytes per second of rerun that a value must free, in units of what full recompute frees per second."""
+"""Bytes per second of rerun that a value must free, in units of what rerunning the forward without the core of
+attention frees per second."""
 
 
 def is_forward(op: Op) -> bool:
@@ -33,10 +39,17 @@ def is_forward(op: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Droppable:
-    """Something the forward leaves behind: its bytes, and the positions of the ops that make it again."""
+    """Something the forward leaves behind.
+
+    Attributes:
+        bytes: Its bytes.
+        ops: Positions of the ops that make it again.
+        is_core: Whether it belongs to the core of attention: one number per score.
+    """
 
     bytes: float
     ops: frozenset[int]
+    is_core: bool
 
 
 @lru_cache(maxsize=64)  # meshes are many, graphs few
@@ -55,9 +68,11 @@ def _of_kind(folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: M
     if not any(op.phase is Phase.BACKWARD for op in kind.ops):
         return frozenset()
     search = _Search(folded, kind, costs, element_bytes)
-    chosen: set[int] = set()
-    left = search.droppable()
-    rate = search.rate_of_full()
+    droppable = search.droppable()
+    core = [item for item in droppable if item.is_core]
+    left = [item for item in droppable if not item.is_core]
+    chosen = {position for item in core for position in item.ops}
+    rate = search.rate_of_rest(fsum(item.bytes for item in core), frozenset(chosen))
     while left:
         rates = [item.bytes / max(1e-12, search.seconds_of(item.ops - chosen)) for item in left]
         best = max(range(len(left)), key=rates.__getitem__)
@@ -73,6 +88,7 @@ class _Search:
     def __init__(self, folded: Folded, kind: BlockKind, costs: CostModel, element_bytes: Mapping[str, float]) -> None:
         graph = folded.graph
         self._kind, self._values, self._bytes = kind, graph.values, element_bytes
+        self._keeps_scores = costs.stack.attention == "unfused"
         self._forward = [position for position, op in enumerate(kind.ops) if is_forward(op)]
         self._maker = {name: position for position in self._forward for name in kind.ops[position].outputs if name}
         self._seconds, self._kept = {}, {}
@@ -105,23 +121,43 @@ class _Search:
     def seconds_of(self, ops: frozenset[int]) -> float:
         return fsum(self._seconds[position] for position in ops)
 
-    def rate_of_full(self) -> float:
-        """Return the bytes that full recompute frees per second of rerun."""
-        freed = fsum(self._size(name) for name in self._saved) + fsum(self._kept.values())
-        return freed / max(1e-12, fsum(self._seconds.values()))
+    def rate_of_rest(self, dropped: float, ops: frozenset[int]) -> float:
+        """Return the bytes freed per second of rerun if the forward but for `ops`, which free `dropped`, runs again."""
+        freed = fsum(self._size(name) for name in self._saved) + fsum(self._kept.values()) - dropped
+        return freed / max(1e-12, fsum(self._seconds.values()) - self.seconds_of(ops))
 
     def droppable(self) -> list[_Droppable]:
         """Return what could be made again without a product with parameters, with the ops that would make it."""
         found = []
+        scores = self._scores()
         for name in sorted(self._saved - self._leaving):
             ops = self._making(self._maker[name])
             if ops is not None:
-                found.append(_Droppable(self._size(name), ops))
+                found.append(_Droppable(self._size(name), ops, name in scores))
         for position, kept in self._kept.items():
             ops = self._making(position) if kept else None
             if ops is not None:
-                found.append(_Droppable(kept, ops))
+                found.append(_Droppable(kept, ops, self._keeps_scores))
         return found
+
+    def _scores(self) -> frozenset[str]:
+        """Return the probabilities of attention that is written as single ops, and what is made of them.
+
+        That is a softmax over the product of two activations, and all ops behind it up to the next product.
+        """
+        products: set[str] = set()  # products of activations, and what other ops make of them
+        probabilities: set[str] = set()
+        for position in self._forward:
+            op = self._kind.ops[position]
+            if op.kind in PRODUCT_KINDS:
+                if position not in self._products:
+                    products |= set(op.outputs)
+                continue
+            if not probabilities.isdisjoint(op.inputs) or (op.kind == "Softmax" and not products.isdisjoint(op.inputs)):
+                probabilities |= set(op.outputs)
+            elif not products.isdisjoint(op.inputs):
+                products |= set(op.outputs)
+        return frozenset(probabilities)
 
     def views_of(self, chosen: set[int]) -> set[int]:
         """Return the views of what chosen ops make: they cost nothing and would be kept by their name."""
