@@ -61,7 +61,9 @@ def default_seq(config: Mapping[str, Any]) -> int:
     return min(_LONGEST, int(config.get("max_position_embeddings") or config.get("n_positions") or _LONGEST))
 
 
-def build(source: str | Path, settings: Mapping[str, int], cache_dir: Path | None = None) -> "Path | onnx.ModelProto":
+def build(
+    source: str | Path, settings: Mapping[str, int | float], cache_dir: Path | None = None
+) -> "Path | onnx.ModelProto":
     """Return the ONNX model of a configuration: a file of the cache, written when it is first asked for.
 
     Args:
@@ -73,12 +75,15 @@ def build(source: str | Path, settings: Mapping[str, int], cache_dir: Path | Non
         ModelError: If the configuration is wrong, its family unknown, or a package missing.
     """
     config = read_config(source)
+    sizes: dict[str, int] = {}
     for name, value in settings.items():
-        if name not in SETTINGS or value < 1:
+        if name in SETTINGS and not isinstance(value, float) and value > 0:
+            sizes[name] = int(value)
+        else:
             raise ModelError(
                 f"{name}={value} cannot be set on a Hugging Face model", hint="--set seq=2048, tokens per sequence"
             )
-    seq = settings.get("seq") or default_seq(config)
+    seq = sizes.get("seq") or default_seq(config)
     native = models.read_architecture(config, seq)
     if not isinstance(native, models.Unbuilt):
         return models.build_config("decoder", native, str(config["model_type"]))

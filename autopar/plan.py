@@ -43,7 +43,7 @@ class ModelInfo:
         source: File path or `zoo:NAME`, as the user gave it.
         sha256: Hash of the model file; for zoo models of the serialised graph.
         num_parameters: Trained elements.
-        dims: Dynamic dims that were bound by the user.
+        dims: Dynamic dims, or fields of a zoo model's configuration, that were set by the user.
         tokens: Tokens of one sample; 0 if the model does not read tokens.
     """
 
@@ -51,7 +51,7 @@ class ModelInfo:
     source: str
     sha256: str
     num_parameters: int
-    dims: tuple[tuple[str, int], ...] = ()
+    dims: tuple[tuple[str, int | float], ...] = ()
     tokens: int = 0
 
 

@@ -233,7 +233,7 @@ def predict(
     cluster: str | Path | Cluster = "h100",
     stack: str | Path | Stack = DEFAULT,
     mode: str = "train",
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | float] | None = None,
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",

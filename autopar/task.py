@@ -189,7 +189,7 @@ def prepare(
     cluster: str | Path | Cluster = "h100",
     mode: str = "train",
     global_batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | float] | None = None,
     memory_limit: float | None = None,
     loss: str = "auto",
     optimizer: str = "adam",

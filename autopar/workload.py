@@ -53,7 +53,7 @@ class Workload:
     source: str
     model: "str | Path | onnx.ModelProto"
     mode: str
-    dims: Mapping[str, int]
+    dims: Mapping[str, int | float]
     loss: str
     optimizer: str
     should_stop: StopCallback = never
@@ -78,7 +78,7 @@ class Workload:
             self.should_stop = before
 
     @property
-    def bound(self) -> Mapping[str, int]:
+    def bound(self) -> Mapping[str, int | float]:
         """Sizes of dynamic dims of what is imported."""
         # What --set names on such a model went into its builder; it has no dynamic dim but the batch.
         return {} if self.source.startswith((ZOO, HUGGING_FACE)) else self.dims
@@ -222,7 +222,9 @@ class Workload:
     def info(self) -> ModelInfo:
         """Return what a plan records of the model."""
         graph = next(iter(self._folded.values())).graph
-        dims = tuple(sorted((name, int(value)) for name, value in self.dims.items()))
+        dims = tuple(
+            sorted((name, value if isinstance(value, float) else int(value)) for name, value in self.dims.items())
+        )
         sha256 = graph.metadata["sha256"]
         return ModelInfo(graph.name, self.source, sha256, graph.num_parameters, dims, _tokens(graph))
 
@@ -323,7 +325,7 @@ def open_workload(
     model: str | Path,
     *,
     mode: str = "train",
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | float] | None = None,
     loss: str = "auto",
     optimizer: str = "adam",
     cache_dir: Path | None = None,

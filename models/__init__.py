@@ -4,8 +4,9 @@ Adding a family is a file with `SPECS` and `build(name, config)`, and a line in 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,22 +93,37 @@ def build(name: str, **overrides: Any) -> "onnx.ModelProto":
     'logits'
     """
     entry = spec(name)
-    known = {field.name: getattr(entry.config, field.name) for field in fields(entry.config)}
-    for key, value in overrides.items():
+    known = {field.name: field for field in fields(entry.config)}
+    for key in overrides:
         if key not in known:
             raise ModelError(f"{name} has no hyperparameter {key!r}", hint=f"choose from {', '.join(known)}")
-        if isinstance(known[key], bool):
-            if value not in (0, 1):
-                raise ModelError(f"{key}={value!r} of {name} is neither 0 nor 1", hint=f"published: {key}={known[key]}")
-            overrides[key] = bool(value)
-            continue
-        if not isinstance(value, type(known[key])) or isinstance(value, bool):
-            kind = type(known[key]).__name__
-            raise ModelError(f"{key}={value!r} of {name} is not of type {kind}", hint=f"published: {key}={known[key]}")
-        sizes = value if isinstance(value, tuple) else (value,)
-        if not sizes or min(sizes) <= 0:
-            raise ModelError(f"{key}={value} of {name} is not positive", hint=f"published: {key}={known[key]}")
-    return FAMILIES[entry.family](name, replace(entry.config, **overrides))
+    changed = {key: _checked(name, known[key], getattr(entry.config, key), value) for key, value in overrides.items()}
+    return FAMILIES[entry.family](name, replace(entry.config, **changed))
+
+
+def _checked(name: str, field: Field[Any], published: Any, value: Any) -> Any:
+    """Return a hyperparameter in the type of its field.
+
+    Fractions may be given as whole numbers. A field allows positive numbers, or those from `metadata["least"]` on.
+
+    Raises:
+        ModelError: If the value is of another type, or too small.
+    """
+    key, hint = field.name, f"published: {field.name}={published}"
+    if isinstance(published, bool):
+        if value not in (0, 1):
+            raise ModelError(f"{key}={value!r} of {name} is neither 0 nor 1", hint=hint)
+        return bool(value)
+    kind = type(published)
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+        raise ModelError(f"{key}={value!r} of {name} is not of type {kind.__name__}", hint=hint)
+    least = field.metadata.get("least")
+    sizes = value if isinstance(value, tuple) else (value,)
+    if least is not None and min(sizes) < least:
+        raise ModelError(f"{key}={value} of {name} is below {least}", hint=hint)
+    if least is None and not all(size > 0 and isfinite(size) for size in sizes or (0,)):
+        raise ModelError(f"{key}={value} of {name} is not positive", hint=hint)
+    return float(value) if kind is float else value
 
 
 def build_config(family: str, config: Config, name: str = "") -> "onnx.ModelProto":

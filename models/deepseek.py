@@ -7,7 +7,7 @@ mixture. Places per expert are limited as in `mixtral`. The rest is LLaMA.
 Dims as in `mixtral`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autopar.models import layers, llama, mixtral
@@ -50,7 +50,7 @@ class DeepseekConfig:
     experts: int = 64
     top_k: int = 6
     shared: int = 2
-    dense_layers: int = 1
+    dense_layers: int = field(default=1, metadata={"least": 0})
     capacity_factor: float = 1.25
     rope_theta: float = 1e4
 

@@ -245,7 +245,11 @@ def test_file_that_is_a_folder_is_refused_before_the_work(
         ),
         (
             "solve zoo:gpt2 --gpus 8 --set batch=x",
-            "Invalid value for '--set': the size of dim 'batch' is 'x', not a whole number above 0",
+            "Invalid value for '--set': 'batch' is set to 'x', not to a number from 0 on",
+        ),
+        (
+            "predict zoo:gpt2 --set seq=-1",
+            "Invalid value for '--set': 'seq' is set to '-1', not to a number from 0 on",
         ),
         (
             "solve zoo:gpt2 --gpus 8 --set b=1 --set b=2",

@@ -14,6 +14,7 @@ from autopar.errors import ModelError
 from autopar.models.builder import Builder
 from autopar.models.deepseek import DeepseekConfig, experts
 from autopar.models.mixtral import MixtralConfig, moe
+from autopar.onnx import load
 
 TINY: dict[str, dict[str, Any]] = {
     "gpt2": {"num_layers": 2, "hidden": 24, "heads": 4, "seq": 6, "vocab": 40},
@@ -329,9 +330,33 @@ def test_unknown_names_are_answered_with_the_nearest_ones() -> None:
             {"capacity_factor": 0.0},
             r"capacity_factor=0.0 of mixtral-8x7b is not positive\n  hint: published: capacity_factor=1.25",
         ),
+        (
+            "deepseek-moe-16b",
+            {"dense_layers": -1},
+            r"dense_layers=-1 of deepseek-moe-16b is below 0\n  hint: published: dense_layers=1",
+        ),
+        ("deepseek-moe-16b", {"dense_layers": 0.5}, "dense_layers=0.5 of deepseek-moe-16b is not of type int"),
+        ("mixtral-8x7b", {"capacity_factor": float("inf")}, "capacity_factor=inf of mixtral-8x7b is not positive"),
         ("vit-b16", {"patch": 15}, "an image of 224 pixels cannot be cut into patches of 15"),
     ],
 )
 def test_impossible_overrides_are_refused(name: str, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         models.build(name, **overrides)
+
+
+@pytest.mark.parametrize(("factor", "capacity"), [(1, 1024), (1.5, 1536)])
+def test_fractions_may_be_given_as_whole_numbers(factor: float, capacity: int) -> None:
+    """Of 4096 tokens that choose 2 of 8 experts each, an expert has places for 1024 times the factor."""
+    graph = load(models.build("mixtral-8x7b", num_layers=1, capacity_factor=factor), batch=1)
+
+    assert graph.values["layers.0.moe.slots"].shape == (1, 8, capacity)
+
+
+def test_a_deepseek_model_may_have_no_dense_layer() -> None:
+    """`dense_layers` is the one number of a configuration that may be 0."""
+    model = models.build("deepseek-moe-16b", num_layers=2, dense_layers=0)
+
+    products = {node.output[0] for node in model.graph.node}
+    assert {"layers.0.moe.router", "layers.1.moe.router"} <= products
+    assert not any(name.startswith("layers.0.mlp.") for name in products)

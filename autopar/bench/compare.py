@@ -29,7 +29,7 @@ def compare(
     cluster: str | Path | Cluster = "h100",
     mode: str = "train",
     global_batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | float] | None = None,
     top_k: int = 3,
     time_limit: float | None = None,
     solver: str = "auto",

@@ -32,7 +32,7 @@ class BenchJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster: str = "h100"
     mode: str = "train"
     global_batch: int | None = None
-    dims: Mapping[str, int] = {}
+    dims: Mapping[str, int | float] = {}
     memory_limit: float | None = None
 
     def request(self) -> dict[str, object]:

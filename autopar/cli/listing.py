@@ -25,7 +25,13 @@ from autopar.units import format_bytes
 @cache_options
 @json_option
 def rules(
-    model: str, mode: str, dims: dict[str, int], kind: str | None, cache_dir: Path | None, no_cache: bool, as_json: bool
+    model: str,
+    mode: str,
+    dims: dict[str, int | float],
+    kind: str | None,
+    cache_dir: Path | None,
+    no_cache: bool,
+    as_json: bool,
 ) -> None:
     """Print how the ops of a model can be sharded.
 
@@ -48,7 +54,9 @@ def rules(
 @dims_option("Size in the model's configuration that shall differ, e.g. num_layers=4")
 @click.option("--list", "list_all", is_flag=True, help="List the models of the zoo.")
 @json_option
-def write_model(name: str | None, output: Path | None, dims: dict[str, int], list_all: bool, as_json: bool) -> None:
+def write_model(
+    name: str | None, output: Path | None, dims: dict[str, int | float], list_all: bool, as_json: bool
+) -> None:
     """Write a model of the zoo, or list it.
 
     The file is ONNX without weights, so that it is small however large the model is.

@@ -37,8 +37,10 @@ def together(*options: Option) -> Option:
     return add
 
 
-def _as_mapping(ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    dims: dict[str, int] = {}
+def _as_mapping(
+    ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, int | float], ...]
+) -> dict[str, int | float]:
+    dims: dict[str, int | float] = {}
     for name, size in value:
         if dims.setdefault(name, size) != size:
             raise click.BadParameter(f"dim {name!r} is set to {dims[name]} and to {size}", ctx, param)

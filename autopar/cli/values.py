@@ -36,18 +36,22 @@ def gigabytes(text: str) -> float:
     return positive_number(number)
 
 
-def dim_binding(text: str) -> tuple[str, int]:
-    """Return name and size of a dim written as `DIM=VALUE`.
+def dim_binding(text: str) -> tuple[str, int | float]:
+    """Return name and size of a dim, or of a field of a zoo model's configuration, written as `DIM=VALUE`.
+
+    What a dim or field allows (0, fractions) is known once the model is: dims of files are whole numbers above 0.
 
     Raises:
-        click.BadParameter: If it is written otherwise, or the size is not positive.
+        click.BadParameter: If it is written otherwise, or the size is no finite number from 0 on.
     """
     name, separator, size = (part.strip() for part in text.partition("="))
     if not (separator and name):
         raise click.BadParameter(f"{text!r} is not of the form DIM=VALUE, e.g. batch=8")
-    if not (size.isdecimal() and int(size) > 0):
-        raise click.BadParameter(f"the size of dim {name!r} is {size!r}, not a whole number above 0")
-    return name, int(size)
+    if re.fullmatch(r"[0-9]{1,18}", size):
+        return name, int(size)
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+([eE][+-]?[0-9]{1,2})?", size) or not math.isfinite(float(size)):
+        raise click.BadParameter(f"{name!r} is set to {size!r}, not to a number from 0 on")
+    return name, float(size)
 
 
 def solver_name(name: str) -> str:

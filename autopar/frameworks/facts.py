@@ -320,10 +320,10 @@ _USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size
 _GPT2 = ("n_layer", "n_embd", "n_head", "vocab_size")
 
 
-def config_sizes(config: Mapping[str, Any], dims: Mapping[str, int]) -> Sizes | None:
+def config_sizes(config: Mapping[str, Any], dims: Mapping[str, int | float]) -> Sizes | None:
     """Return the sizes of a decoder that a Hugging Face configuration states, None if it is another kind of model."""
     family = str(config["model_type"])
-    seq = dims.get("seq") or default_seq(config)
+    seq = int(dims.get("seq") or default_seq(config))
     if family == "gpt2" and all(isinstance(config.get(name), int) for name in _GPT2):
         layers, hidden, heads, vocab = (config[name] for name in _GPT2)
         ffn = config.get("n_inner") or 4 * hidden

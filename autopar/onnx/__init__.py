@@ -16,7 +16,7 @@ __all__ = ["load"]
 def load(
     source: "str | Path | onnx.ModelProto",
     *,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int | float] | None = None,
     batch: int | None = None,
     should_stop: StopCallback = never,
 ) -> Graph:

@@ -93,22 +93,25 @@ class Ports:
     batch: Batch | None
 
 
-def bind(source: Source, dims: Mapping[str, int], batch: int | None) -> Ports:
+def bind(source: Source, dims: Mapping[str, int | float], batch: int | None) -> Ports:
     """Return the data inputs with every dim bound.
 
     Raises:
-        ModelError: If dims are unbound, not positive, or not in the model.
+        ModelError: If dims are unbound, no positive whole numbers, or not in the model.
     """
-    for name, size in (*dims.items(), *([("batch", batch)] if batch is not None else [])):
-        if size < 1:
+    bound: dict[str, int] = {}
+    for name, size in dims.items():
+        if isinstance(size, float) or size < 1:
             raise ModelError(f"dim {name!r} is set to {size}", hint="sizes are positive whole numbers")
+        bound[name] = int(size)
+    if batch is not None and batch < 1:
+        raise ModelError(f"dim 'batch' is set to {batch}", hint="sizes are positive whole numbers")
     graph = source.model.graph
     weights = {tensor.name for tensor in graph.initializer}
     data = [item for item in graph.input if item.name not in weights]
     shapes = [_shape(item) for item in data]
     fixed = [shape[0] for shape in shapes if shape and isinstance(shape[0], int)]
     exported = fixed[0] if fixed else None
-    bound = dict(dims)
     if batch is not None:
         for shape in shapes:
             if shape and isinstance(shape[0], str):

@@ -36,7 +36,7 @@ _MAX_DATA = 256  # elements of a constant that shape inference is shown
 
 @border
 def import_model(
-    source: Source, dims: Mapping[str, int], batch: int | None, should_stop: StopCallback = never
+    source: Source, dims: Mapping[str, int | float], batch: int | None, should_stop: StopCallback = never
 ) -> Graph:
     """Return the model as a graph; see `autopar.onnx.load`."""
     with isolated(should_stop) as process:
@@ -48,7 +48,7 @@ def import_model(
     return graph
 
 
-def _sweep(source: Source, dims: Mapping[str, int], batch: int | None, process: Isolated) -> "_Sweep":
+def _sweep(source: Source, dims: Mapping[str, int | float], batch: int | None, process: Isolated) -> "_Sweep":
     """Return the finished sweep over the model."""
     ports = bind(source, dims, batch)
     if ports.batch is not None and ports.batch.replaced:
