@@ -1,5 +1,7 @@
 """Attention as one kernel or as several: what is multiplied, moved and kept, by hand; alignment of channels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,25 @@ def test_fused_attention_multiplies_whole_fragments_and_blocks() -> None:
 
     assert fused_flops(plain) == [2 * 2048 * (96 + 96) * (1024 + 64)]
     assert fused_flops(padded) == fused_flops(plain)
+
+
+@pytest.mark.parametrize("kind", ["autopar::AttentionPart", "autopar::ScaledAttentionPart"])
+def test_a_shard_of_causal_queries_has_its_share_of_the_products(kind: str) -> None:
+    """Of 2048 queries 512 lie on each of 4 devices, and attend to 1024 keys on average: balanced as in frameworks.
+
+    Contiguous shards attend to 256, 768, 1280 and 1792 keys.
+    """
+    shard, whole = heads(1, 8, 512, 96), heads(1, 8, 2048, 96)
+    start = np.zeros((1, 0), np.int64)
+    part = replace(FORWARD, kind=kind, attrs=(*FORWARD.attrs, ("size", 2048)))
+    gradient = replace(BACKWARD, kind="autopar::AttentionGradPart", attrs=part.attrs)
+
+    forward = attention_work(part, [shard, whole, whole, start], [shard])
+    backward = attention_work(gradient, [shard, whole, whole, shard, start], [shard, whole, whole])
+
+    assert forward.attended == backward.attended == 1024
+    assert forward.flops == attention_work(FORWARD, [whole] * 3, [whole]).flops / 4
+    assert backward.flops == attention_work(BACKWARD, [whole] * 4, [whole] * 3).flops / 4
 
 
 def test_channels_that_are_no_multiple_of_8_keep_unfused_attention_from_the_tensor_cores() -> None:

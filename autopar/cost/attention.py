@@ -3,6 +3,11 @@
 Fused (flash attention): causal blocks above the diagonal are left out, scores never leave the chip, the gradient
 computes them again: 5 products where the forward has 2. Channels per head are padded to whole fragments.
 
+Queries of causal attention that are sharded (context parallelism) are priced as balanced: each of cp devices has 1/cp
+of the products, as where it holds the i-th and the (2 cp - 1 - i)-th of 2 cp chunks (Megatron-LM, torchtitan, zigzag
+ring attention) or all queries of some heads (DeepSpeed-Ulysses). Of contiguous shards the last one would have 2 - 1/cp
+times as many.
+
 Unfused: batched products of all queries with all keys, and between them scale, mask, softmax and dropout in two
 kernels that read and write the scores; probabilities, what dropout left of them and its mask are kept for the backward
 pass.
@@ -17,9 +22,15 @@ from autopar.cost.arrays import FloatArray, num_elements
 from autopar.cost.products import Product, Shapes, shape_of
 from autopar.ir.graph import Op
 
-_FORWARD = frozenset({"Attention", "autopar::AttentionPart", "autopar::ScaledAttentionPart"})
-_GRADIENT = frozenset({"autopar::AttentionGrad", "autopar::AttentionGradPart", "autopar::MaskedAttentionGrad"})
-ATTENTION_KINDS = _FORWARD | _GRADIENT
+# Of some queries (`size`: of how many), and of some query heads with all key heads.
+_QUERIES_PARTS = frozenset({"autopar::AttentionPart", "autopar::ScaledAttentionPart", "autopar::AttentionGradPart"})
+_HEADS_PARTS = frozenset(
+    f"autopar::{scaled}{masked}AttentionHeadsPart" for scaled in ("", "Scaled") for masked in ("", "Masked")
+)
+_GRADIENT = frozenset(
+    f"autopar::{masked}AttentionGrad{part}" for masked in ("", "Masked") for part in ("", "Part", "HeadsPart")
+)
+ATTENTION_KINDS = frozenset({"Attention"}) | _QUERIES_PARTS | _HEADS_PARTS | _GRADIENT
 
 BLOCK = 128  # queries a thread block of FlashAttention-2 takes, and keys it takes at a time
 CHANNEL_BLOCK = 32  # FlashAttention-2 pads channels per head to a multiple of it
@@ -66,8 +77,8 @@ class AttentionWork:
 def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
     """Return the work of an op of `ATTENTION_KINDS`.
 
-    Q, K and V are (batch, heads, length, channels) or (batch, length, heads x channels). Of a causal block the last
-    one counts, where the most is left to do.
+    Q, K and V are (batch, heads, length, channels) or (batch, length, heads x channels). Of a shard of causal queries,
+    a kind named `...Part`, a query attends to as many keys on average as all `size` queries do.
     """
     is_gradient = op.kind in _GRADIENT
     if is_gradient:  # (q, k, v, ..., dy) -> (dq, dk, dv); `...Part` is told its start in a scalar behind dy
@@ -82,7 +93,8 @@ def attention_work(op: Op, inputs: Shapes, outputs: Shapes) -> AttentionWork:
     heads = q[:, 1] if q.shape[1] == 4 else np.full(len(q), max(1, int(_number(op, "q_num_heads", 1))))
     batch = (q[:, 0] * heads).astype(np.float64)
     rows = np.maximum(batch * queries, 1.0)
-    attended = keys - np.minimum(queries, keys) / 2.0 if op.attr("is_causal", 0) else keys.astype(np.float64)
+    all_queries = _number(op, "size", 0) if op.kind in _QUERIES_PARTS else queries
+    attended = keys - np.minimum(all_queries, keys) / 2.0 if op.attr("is_causal", 0) else keys.astype(np.float64)
     return AttentionWork(
         is_gradient, batch, queries.astype(np.float64), keys.astype(np.float64),
         num_elements(q) / rows, num_elements(y) / rows, attended,

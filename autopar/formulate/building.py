@@ -144,7 +144,8 @@ class _Builder:
             local, rows = choices.on_one_axis[index].local, choices.local_kinds == index
             assert local is not None
             part = choices.select(rows)
-            other = replace(op, kind=local.kind)
+            size = self.graph.values[op.inputs[local.input]].shape[local.dim]
+            other = replace(op, kind=local.kind, attrs=(*op.attrs, ("size", size)))
             seconds[rows] = self.costs.op_seconds(other, part.local_inputs, part.local_outputs, sizes, fused)
         for halos in choices.halos:
             nbytes = halos.elements.astype(np.float64) * self.wire[op.inputs[halos.input]]
