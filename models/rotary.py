@@ -51,26 +51,29 @@ class Rope:
         Sources: linear: Chen et al. 2023 (position interpolation); llama3: Grattafiori et al. 2024 and the released
         code; yarn: Peng et al. 2023, section 3; longrope: Ding et al. 2024.
         """
-        plain = self.theta ** (-np.arange(0, self.size, 2) / self.size)
+        plain: NDArray[np.float64] = self.theta ** (-np.arange(0, self.size, 2) / self.size)
         match self.scaling:
             case "default":
                 return plain
             case "linear":
-                return plain / self.factor
+                return plain / np.float64(self.factor)
             case "llama3":
                 turns = self.original * plain / (2 * pi)  # rotations within the original context
-                kept = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
-                return kept * plain + (1 - kept) * plain / self.factor
+                return self._blended(plain, np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0))
             case "yarn":
                 first, last = self._pair_of(self.high), self._pair_of(self.low)
                 if self.truncate:
                     first, last = np.floor(first), np.ceil(last)
                 first, last = max(first, 0.0), min(last, self.size - 1.0)
                 ramp = (np.arange(self.size // 2) - first) / max(last - first, 1e-3)
-                kept = 1.0 - np.clip(ramp, 0.0, 1.0)
-                return kept * plain + (1 - kept) * plain / self.factor
+                return self._blended(plain, 1.0 - np.clip(ramp, 0.0, 1.0))
             case "longrope":
-                return plain / np.array(self.factors)
+                return plain / np.array(self.factors, np.float64)
+
+    def _blended(self, plain: NDArray[np.float64], kept: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return frequencies of which a share `kept` is as without scaling, and the rest divided by the factor."""
+        blended: NDArray[np.float64] = kept * plain + (1 - kept) * plain / self.factor
+        return blended
 
     def _pair_of(self, turns: float) -> float:
         """Return the pair of dims, a real number, that makes so many rotations within the original context."""

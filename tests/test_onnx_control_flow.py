@@ -23,7 +23,8 @@ LOOPS = {
     "carried, with its own weight": (
         """m (float[2,3] x) => (float[2,3] y, float[4,2,3] rows) <int64 trips = {4}, bool yes = {1}> {
             y, rows = Loop (trips, yes, x) <body =
-                b (int64 i, bool go, float[2,3] h) => (bool on, float[2,3] z, float[2,3] r) <float[3,3] w = {1,2,3,4,5,6,7,8,9}> {
+                b (int64 i, bool go, float[2,3] h) => (bool on, float[2,3] z, float[2,3] r) 
+                        <float[3,3] w = {1,2,3,4,5,6,7,8,9}> {
                     on = Identity (go)  c = Constant <value = float[3] {1,2,3}> ()
                     f = Cast <to = 1> (i)  s = Add (h, f)  m = MatMul (s, w)  t = Tanh (m)  z = Add (t, c)
                     r = Neg (z) }> }""",
