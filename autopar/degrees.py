@@ -4,12 +4,12 @@ devices = dp x cp x tp x pp            ep divides dp: the devices of an expert g
 global batch = dp x microbatch x (number of microbatches)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
 from autopar.plan import OFFLOADS
 from autopar.recompute import Recompute
-from autopar.schedule import SCHEDULES
+from autopar.schedule import SCHEDULES, usual_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Degrees:
         recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
             nothing again but keep in host memory what they save.
         offload: What lies in host memory between steps: "" for nothing, or "optimizer".
-        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`.
+        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; "" for the usual one of the mode: 1F1B in
+            training, interleaved with several stages per group, and forward-only in inference.
         interleave: Stages per group of devices.
         microbatch: Samples of one microbatch per data-parallel device.
         global_batch: Samples per step.
@@ -51,7 +52,7 @@ class Degrees:
     sequence_parallel: bool = False
     recompute: str = "none"
     offload: str = ""
-    schedule: str = "1f1b"
+    schedule: str = ""
     interleave: int = 1
     microbatch: int = 1
     global_batch: int = 1
@@ -67,7 +68,7 @@ class Degrees:
             raise JobError(f"recompute {self.recompute!r}", hint=f"choose {', '.join(Recompute)}")
         if self.offload not in OFFLOADS:
             raise JobError(f"offload {self.offload!r}", hint=f"choose {', '.join(filter(None, OFFLOADS))}")
-        if self.schedule not in SCHEDULES:
+        if self.schedule and self.schedule not in SCHEDULES:
             raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
         self._check_batch()
         self._check_data()
@@ -120,6 +121,14 @@ class Degrees:
     def sharing(self) -> int:
         """How many of these share what ZeRO splits."""
         return self.shard or self.data
+
+    def in_mode(self, mode: str) -> "Degrees":
+        """Return the degrees with the usual schedule of a mode, "train" or "infer", if they name none.
+
+        >>> Degrees().in_mode("train").schedule, Degrees().in_mode("infer").schedule
+        ('1f1b', 'forward-only')
+        """
+        return self if self.schedule else replace(self, schedule=usual_schedule(mode))
 
     @property
     def gpus(self) -> int:

@@ -123,7 +123,7 @@ class Predictor:
         """
         cluster = job_machine(degrees.gpus, cluster)
         check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
-        degrees = self.sharing(degrees)
+        degrees = self.settled(degrees)
         program, plan = self.lowered(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
         costs = CostModel(cluster, policy, stack)
         timeline = simulate(program, costs, trace=trace)
@@ -158,7 +158,7 @@ class Predictor:
         memory_limit: float | None = None,
     ) -> Plan:
         """Return the plan of degrees; arguments and errors as of `predict`."""
-        degrees, folded = self.sharing(degrees), self._folded(degrees)
+        degrees, folded = self.settled(degrees), self._folded(degrees)
         costs = CostModel(cluster, policy, kernels(stack))
         rules = self._rules_of(degrees.samples, folded)
         job = Job(
@@ -195,8 +195,12 @@ class Predictor:
             draft.decide(tactic)
         return summarise(draft.plan(), folded)
 
-    def sharing(self, degrees: Degrees) -> Degrees:
-        """Return degrees that say how many data-parallel devices share what ZeRO splits, if there is a choice."""
+    def settled(self, degrees: Degrees) -> Degrees:
+        """Return degrees with their defaults filled in.
+
+        Defaults are the schedule of the mode, and the number of data-parallel devices that share what ZeRO splits.
+        """
+        degrees = degrees.in_mode(self.workload.mode)
         if not degrees.zero or degrees.shard or not degrees.may_share_apart:
             return degrees
         key = degrees.data, degrees.tp

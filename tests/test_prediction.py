@@ -116,6 +116,18 @@ def test_a_layer_has_the_collectives_of_megatron(
         assert Counter(str(instruction.kind) for instruction in found) == expected
 
 
+def test_the_schedule_follows_the_mode() -> None:
+    """Degrees that name no schedule run forward passes alone in inference, and 1F1B in training."""
+    dims = {"hidden": 8, "num_layers": 2}
+    degrees = Degrees(pp=2, global_batch=4)
+
+    found = {mode: autopar.predict("zoo:mlp-xs", degrees, mode=mode, dims=dims).plan for mode in ("train", "infer")}
+
+    assert {mode: plan.schedule for mode, plan in found.items()} == {"train": "1f1b", "infer": "forward-only"}
+    with pytest.raises(TacticError, match="gpipe does not go with mode infer"):
+        autopar.predict("zoo:mlp-xs", replace(degrees, schedule="gpipe"), mode="infer", dims=dims)
+
+
 def test_devices_that_share_are_neighbours() -> None:
     """They are inside what copies, and next to the tensor axis."""
     mesh = mesh_by_degrees(Degrees(dp=12, zero=1, shard=4, tp=2, global_batch=12))
@@ -133,12 +145,12 @@ def test_as_many_share_as_leave_each_the_least(dp: int, ep: int, tp: int, expect
     dims = {"num_layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "seq": 16, "vocab": 256}
     predictor = Predictor(open_workload(name, dims=dims))
 
-    found = predictor.sharing(Degrees(dp=dp, ep=ep, tp=tp, zero=1, global_batch=dp))
+    found = predictor.settled(Degrees(dp=dp, ep=ep, tp=tp, zero=1, global_batch=dp))
 
     assert found.sharing == expected
-    assert predictor.sharing(replace(found, zero=0, shard=0)).shard == 0
-    assert predictor.sharing(replace(found, shard=0, cp=2, ep=2, tp=2, dp=24, global_batch=24)).shard == 0
-    assert predictor.sharing(replace(found, shard=1)).shard == 1
+    assert predictor.settled(replace(found, zero=0, shard=0)).shard == 0
+    assert predictor.settled(replace(found, shard=0, cp=2, ep=2, tp=2, dp=24, global_batch=24)).shard == 0
+    assert predictor.settled(replace(found, shard=1)).shard == 1
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,12 @@ def _degree(name: str, text: str) -> Option:
     callback=lambda _context, _option, value: value or "",
     help="What lies in host memory between steps.",
 )
-@click.option("--schedule", default="1f1b", show_default=True, metavar="NAME", help="Order of microbatches.")
+@click.option(
+    "--schedule",
+    callback=lambda _context, _option, value: value or "",
+    metavar="NAME",
+    help="Order of microbatches; default: 1f1b, in inference forward-only.",
+)
 @_degree("interleave", "Stages per group of devices.")
 @click.option("--layers", callback=_layers, metavar="N,N,...", help="Layers per stage; default: an even cut.")
 @_degree("microbatch", "Samples per microbatch and data-parallel device.")

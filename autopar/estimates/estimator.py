@@ -31,7 +31,7 @@ from autopar.formulate.step import Pipeline, time_of
 from autopar.prediction import Predictor, kernels
 from autopar.program.lower import lower_blocks
 from autopar.recompute import ON_DEVICE, Recompute
-from autopar.schedule import SCHEDULES
+from autopar.schedule import SCHEDULES, usual_schedule
 from autopar.task import job_machine
 
 FloatArray = NDArray[np.float64]
@@ -73,7 +73,7 @@ class Estimator:
             JobError: If a plan does not fit the model or its schedule.
             TacticError: If it has more stages than the model has blocks.
         """
-        known = map(self.predictor.sharing, plans)
+        known = map(self.predictor.settled, plans)
         found = np.array([_estimate(self.table(own), own) for own in known], dtype=np.float64).reshape(-1, 2)
         return Estimates(found[:, 0], found[:, 1])
 
@@ -99,17 +99,16 @@ class Estimator:
             TacticError: If the model cannot be placed so.
         """
         least = {Recompute.FULL, Recompute.OFFLOAD} & set(flavours) or set(flavours)
-        least = least if SCHEDULES[degrees.schedule].trains else {Recompute.NONE}
         table, plain = self._bare(degrees), self._plain(degrees)
+        least = least if SCHEDULES[plain.schedule].trains else {Recompute.NONE}
         return min(table.live(replace(plain, recompute=str(flavour))) for flavour in least)
 
     def _bare(self, degrees: Degrees) -> Table:
-        joint = "1f1b" if SCHEDULES[degrees.schedule].trains else degrees.schedule
+        joint = usual_schedule(self.predictor.workload.mode)
         return self.table(replace(self._plain(degrees), schedule=joint, interleave=1))
 
-    @staticmethod
-    def _plain(degrees: Degrees) -> Degrees:
-        return replace(degrees, zero=0, shard=0, offload="")
+    def _plain(self, degrees: Degrees) -> Degrees:
+        return replace(degrees.in_mode(self.predictor.workload.mode), zero=0, shard=0, offload="")
 
     def table(self, degrees: Degrees) -> Table:
         """Return the table a plan is estimated from, made if it is not there.
@@ -122,6 +121,7 @@ class Estimator:
                 the cluster has fewer devices than it takes.
             JobError: As of `estimate`.
         """
+        degrees = degrees.in_mode(self.predictor.workload.mode)
         machine, number = self._machine(degrees.gpus)
         if degrees.offload or degrees.recompute == Recompute.OFFLOAD:
             machine.known_host()
@@ -149,7 +149,7 @@ class Estimator:
             pp=1,
             interleave=1,
             layers=(),
-            schedule="1f1b" if schedule.trains else degrees.schedule,
+            schedule=usual_schedule(self.predictor.workload.mode),
             recompute=Recompute.SELECTIVE if schedule.trains else Recompute.NONE,
             offload="",
             global_batch=devices * degrees.microbatch,

@@ -314,7 +314,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         zero=zero,
         sequence_parallel=tp > 1,
         recompute=str(recompute),
-        schedule=schedule if pp > 1 else "1f1b",
+        schedule=schedule if pp > 1 else "",
         interleave=(len(layers) // pp if layers else each) if pp > 1 else 1,
         microbatch=fields.whole("parallelism.pipeline_parallel_microbatch_size", 1) if pp > 1 else local,
         global_batch=batch if isinstance(batch, int) and batch > 0 else dp * local,

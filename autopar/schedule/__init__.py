@@ -20,7 +20,7 @@ from autopar.schedule.dependencies import follow
 from autopar.schedule.joint import ForwardOnly, GPipe, Interleaved, OneForwardOneBackward
 from autopar.schedule.zero_bubble import ZeroBubble, ZeroBubbleV
 
-__all__ = ["SCHEDULES", "Pass", "Schedule", "Task", "ZeroBubble", "chunks_of", "follow"]
+__all__ = ["SCHEDULES", "Pass", "Schedule", "Task", "ZeroBubble", "chunks_of", "follow", "usual_schedule"]
 
 SCHEDULES: dict[str, Schedule] = {
     "1f1b": OneForwardOneBackward(),
@@ -31,3 +31,8 @@ SCHEDULES: dict[str, Schedule] = {
     "zb-v": ZeroBubbleV(),
     "forward-only": ForwardOnly(),
 }
+
+
+def usual_schedule(mode: str) -> str:
+    """Return the schedule of plans that name none: 1F1B in mode "train", forward-only in mode "infer"."""
+    return "1f1b" if mode == "train" else "forward-only"

@@ -105,7 +105,8 @@ def stages_by_degrees(degrees: Degrees, folded: Folded) -> tuple[Tactic, ...]:
     Raises:
         TacticError: If layers are given that the model does not have.
     """
-    schedule = "interleaved" if degrees.interleave > 1 and degrees.schedule == "1f1b" else degrees.schedule
+    joint = degrees.schedule in ("", "1f1b")
+    schedule = "interleaved" if degrees.interleave > 1 and joint else degrees.schedule or None
     stages = blocks_per_stage(folded, degrees.layers) if degrees.layers else degrees.pp
     pipeline = Pipeline(stages, schedule, degrees.num_microbatches, degrees.interleave)
     found: list[Tactic] = [pipeline]

@@ -16,7 +16,7 @@ from autopar.plan import OFFLOADS, BlockPlan, Job, ModelInfo, Plan, StagePlan
 from autopar.program.lower import lower
 from autopar.recompute import FLAVOURS, format_recompute, parse_recompute
 from autopar.recompute import Recompute as Flavour
-from autopar.schedule import SCHEDULES
+from autopar.schedule import SCHEDULES, usual_schedule
 from autopar.sharding import Mesh
 from autopar.simulate import Timeline, simulate
 from autopar.tactics.apply import Applier, Outcome, Refused, Splitting
@@ -113,7 +113,7 @@ class Draft:
         self.num_microbatches, self.trips = num_microbatches, trips
         self.state = State(Topology(folded, rules, mesh))
         self.applier = Applier(self.state, batch)
-        self._schedule = "1f1b" if job.mode == "train" else "forward-only"
+        self._schedule = usual_schedule(job.mode)
         self._blocks: tuple[int, ...] = (folded.num_blocks,)  # per stage
         self._chunks = 1
         self._recompute: dict[int | None, str] = {None: "none"}
@@ -288,7 +288,7 @@ class Draft:
         )
 
     def _cut(self, tactic: Pipeline) -> None:
-        schedule = tactic.schedule or ("1f1b" if self.job.mode == "train" else "forward-only")
+        schedule = tactic.schedule or usual_schedule(self.job.mode)
         if schedule not in SCHEDULES:
             raise TacticError(f"there is no schedule {schedule!r}", hint=f"there are {', '.join(SCHEDULES)}")
         if SCHEDULES[schedule].trains != (self.job.mode == "train"):
