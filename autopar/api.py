@@ -28,7 +28,7 @@ from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simu
 from autopar.sizing.explain import explain_infeasible
 from autopar.sizing.hope import search_plans
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
-from autopar.verdict import conclude, searching
+from autopar.verdict import conclude, searching, simulated
 from autopar.workload import open_plan, open_workload
 
 
@@ -210,6 +210,22 @@ def simulate_plan(
     """
     program, costs, _ = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
     return simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
+
+
+def simulate_again(
+    plan: Plan,
+    *,
+    model: str | Path | None = None,
+    stack: str | Path | Stack | None = None,
+    trace: bool = False,
+    bucket: float = BUCKET_BYTES,
+    stragglers: Stragglers = EVEN,
+    cache_dir: Path | None = None,
+) -> tuple[Plan, Timeline]:
+    """Return a plan with what the simulator finds for it now, and the timeline; arguments as of `simulate_plan`."""
+    program, costs, folded = lower_plan(plan, model=model, stack=stack, cache_dir=cache_dir)
+    timeline = simulate(program, costs, trace=trace, bucket=bucket, stragglers=stragglers, verified=True)
+    return simulated(plan, timeline, folded, costs), timeline
 
 
 def simulate_devices(

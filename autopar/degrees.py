@@ -31,8 +31,8 @@ class Degrees:
         recompute: What layers run again in the backward pass: "none", "selective" or "full"; or "offload", if they run
             nothing again but keep in host memory what they save.
         offload: What lies in host memory between steps: "" for nothing, or "optimizer".
-        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; "" for the usual one of the mode: 1F1B in
-            training, interleaved with several stages per group, and forward-only in inference.
+        schedule: Order of microbatches, a key of `autopar.schedule.SCHEDULES`; "" for the usual one of the mode: in
+            training 1F1B, interleaved with several stages per group, in inference forward-only.
         interleave: Stages per group of devices.
         microbatch: Samples of one microbatch per data-parallel device.
         global_batch: Samples per step.

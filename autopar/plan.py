@@ -30,7 +30,7 @@ offloads the optimizer, which older readers would not see."""
 OFFLOADS = ("", "optimizer")
 """What a stage can keep in host memory between steps, by `StagePlan.offload`."""
 
-_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival")
+_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -287,6 +287,20 @@ class PartTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """What the reader of a prediction should know before believing it.
+
+    Attributes:
+        kind: "fit" (it does not), "memory", "mfu", "cost" (ops of guessed cost), "idle", "calibration", "choice" (among
+            plans that are equally fast as far as can be told) or "request" (an option without effect).
+        text: A sentence.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Simulated:
     """What the event simulator found for the lowered plan; seconds and bytes.
 
@@ -302,6 +316,7 @@ class Simulated:
         parts: Where the step of the busiest stage goes, in the field's words; they add up to the step.
         against: Parts of the step by the formula and simulated, of plans that were searched for.
         error: Mean absolute error of the software stack's calibration, as a share of the step; None if uncalibrated.
+        remarks: What is unusual about these figures (`autopar.remarks`).
     """
 
     step_seconds: float
@@ -315,6 +330,7 @@ class Simulated:
     parts: tuple[tuple[str, float], ...] = ()
     error: float | None = None
     against: tuple[PartTimes, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

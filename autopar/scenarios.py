@@ -86,6 +86,7 @@ class Cell:
             "items_per_second": self.items_per_second,
             "mfu": None if plan is None or plan.simulated is None else plan.simulated.mfu,
             "peak_bytes": self.peak_bytes,
+            "remarks": [] if plan is None or plan.simulated is None else [own.text for own in plan.simulated.remarks],
             "price_per_million": self.price_per_million,
             "gap": None if search is None else search.gap,
             "termination": None if search is None else search.termination,

@@ -14,6 +14,7 @@ from autopar.plan import PartTimes, PhaseTime, Plan, SearchReport, Simulated, St
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
+from autopar.remarks import remarks
 from autopar.search.assemble import assemble
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
@@ -146,30 +147,27 @@ def _against(time: StepTime, num_microbatches: int, timeline: Timeline) -> tuple
 def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) -> Plan:
     """Return a plan with what the simulator found for it."""
     busiest = timeline.busiest
-    peak = costs.cluster.device.peak(costs.policy.numbers)
     flops = model_flops(folded) * plan.num_microbatches
-    return replace(
-        plan,
-        simulated=Simulated(
-            step_seconds=timeline.step_seconds,
-            compute_seconds=busiest.busy_seconds,
-            exposed_seconds=busiest.collective_seconds + busiest.gather_seconds,
-            gradient_seconds=busiest.gradient_seconds,
-            bubble_seconds=busiest.bubble_seconds + busiest.wait_seconds,
-            mfu=flops / (timeline.step_seconds * peak * plan.job.gpus),
-            stages=tuple(
-                StageMemory(
-                    stage.memory.bytes,
-                    {str(c): amount for c, amount in stage.memory.breakdown if amount},
-                    stage.host_bytes,
-                )
-                for stage in timeline.stages
-            ),
-            host_bytes=timeline.host.bytes if timeline.host else 0.0,
-            parts=step_parts(plan, timeline, folded),
-            error=timeline.error,
+    found = Simulated(
+        step_seconds=timeline.step_seconds,
+        compute_seconds=busiest.busy_seconds,
+        exposed_seconds=busiest.collective_seconds + busiest.gather_seconds,
+        gradient_seconds=busiest.gradient_seconds,
+        bubble_seconds=busiest.bubble_seconds + busiest.wait_seconds,
+        mfu=flops / (timeline.step_seconds * costs.cluster.total_peak(costs.policy.numbers, plan.job.gpus)),
+        stages=tuple(
+            StageMemory(
+                stage.memory.bytes,
+                {str(c): amount for c, amount in stage.memory.breakdown if amount},
+                stage.host_bytes,
+            )
+            for stage in timeline.stages
         ),
+        host_bytes=timeline.host.bytes if timeline.host else 0.0,
+        parts=step_parts(plan, timeline, folded),
+        error=timeline.error,
     )
+    return replace(plan, simulated=replace(found, remarks=remarks(plan, found, folded, costs)))
 
 
 def _with_workers(phase: PhaseTime, outcome: Outcome) -> PhaseTime:

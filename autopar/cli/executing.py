@@ -81,7 +81,8 @@ def simulate(
         "stragglers": Stragglers(stragglers, seed),
         "cache_dir": resolve_cache_dir(cache_dir, no_cache=no_cache),
     }
-    timeline = api.simulate_plan(plan, trace=trace is not None or critical_path, **request)
+    plan, timeline = api.simulate_again(plan, trace=trace is not None or critical_path, **request)
+    assert plan.simulated is not None, "it was simulated"
     devices = api.simulate_devices(plan, **request) if flat else None
     if trace is not None:
         write_chrome_trace(timeline, trace)
@@ -92,12 +93,13 @@ def simulate(
             "peak_bytes": timeline.peak_bytes,
             "host": timeline.host,
             "stages": timeline.stages,
+            "remarks": plan.simulated.remarks,
             **({"critical_path": timeline.path} if critical_path else {}),
             **({} if devices is None else {"flat_seconds": devices.step_seconds}),
         }
         echo_json(found)
         return
-    click.echo(format_timeline(timeline), nl=False)
+    click.echo(format_timeline(timeline, plan.simulated.remarks), nl=False)
     if critical_path:
         click.echo("\n" + format_path(timeline.path), nl=False)
     if devices is not None:

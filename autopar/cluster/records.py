@@ -264,6 +264,20 @@ class Cluster:
             total, devices = total + (price or 0.0), devices - used
         return total
 
+    def total_peak(self, numbers: str, devices: int) -> float:
+        """Return the dense FLOP/s of the first devices together, for a class of numbers.
+
+        Raises:
+            ClusterError: If a device states no peak for it.
+        """
+        if not self.groups:
+            return devices * self.device.peak(numbers)
+        total = 0.0
+        for group in self.groups:
+            used = min(devices, group.devices)
+            total, devices = total + group.cluster.total_peak(numbers, used), devices - used
+        return total
+
     def known_host(self) -> Host:
         """Return the host of a device.
 

@@ -43,6 +43,15 @@ ACTIVATIONS = frozenset(
 )  # fmt: skip
 """Kinds that compute an exponential per element."""
 
+COMPUTING = frozenset(
+    {
+        "ConvInteger", "DFT", "DeformConv", "Det", "GRU", "GridSample", "If", "LSTM", "Loop", "MatMulInteger",
+        "MaxRoiPool", "NonMaxSuppression", "NonZero", "QLinearConv", "QLinearMatMul", "RNN", "RoiAlign", "STFT", "Scan",
+        "TopK", "Unique",
+    }
+)  # fmt: skip
+"""Kinds that compute more than they move, sort, or run step by step, and have no formula of their own."""
+
 NORM_SHARE = 0.7
 ACTIVATION_SHARE = 0.62
 PLAIN_SHARE = 1.1
@@ -53,6 +62,16 @@ def bandwidth_share(kind: str) -> float:
     if kind in NORMS:
         return NORM_SHARE
     return ACTIVATION_SHARE if kind in ACTIVATIONS else PLAIN_SHARE
+
+
+def is_guessed(kind: str) -> bool:
+    """Whether the bytes of a kind of op, all it is priced by, are not what it takes: kinds of other domains included.
+
+    >>> [is_guessed(kind) for kind in ("Add", "autopar::ErfGrad", "LSTM", "com.microsoft::MatMulNBits")]
+    [False, False, True, True]
+    """
+    domain, _, name = kind.rpartition("::")
+    return domain not in ("", "autopar") or name.removesuffix("Grad") in COMPUTING
 
 
 def _keeps_rows(op: Op, rank: int) -> bool:

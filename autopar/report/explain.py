@@ -17,6 +17,7 @@ from autopar.report.summary import (
     headline,
     memory_breakdown,
     memory_categories,
+    notes,
 )
 from autopar.report.text import WIDTH, bar, format_entries, format_share, format_table, heading, shorten
 from autopar.search.summary import name_stages
@@ -36,7 +37,8 @@ def format_explain(plan: Plan, *, ops: bool = False) -> str:
         plan: The plan.
         ops: Whether to list the placements of every op too, and not of the persistent tensors alone.
     """
-    lines = [*headline(plan), "", *format_entries([("plan", plan.summary)])]
+    told = [] if plan.simulated is None else notes(plan.simulated)
+    lines = [*headline(plan), "", *format_entries([("plan", plan.summary), *told])]
     if plan.simulated is not None:
         lines += _time(plan.simulated)
         lines += _memory(plan, plan.simulated)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
 from autopar.report.parts import time_parts
-from autopar.report.summary import assumptions, headline
+from autopar.report.summary import assumptions, headline, notes
 from autopar.report.text import format_entries, format_share, format_table, heading
 from autopar.report.timeline import format_host, format_timeline
 from autopar.units import format_bytes, format_count, format_seconds
@@ -34,6 +34,7 @@ def format_prediction(plan: Plan, timeline: "Timeline") -> str:
         ("memory", fits),
         *format_host(timeline),
         *assumptions(plan),
+        *notes(plan.simulated, without="fit"),  # the line above has it
     ]
     lines = [*headline(plan), "", *format_entries(entries)]
     lines += heading("Stages")

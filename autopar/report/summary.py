@@ -107,6 +107,7 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
             ("memory", _fullest(plan, simulated)),
             *_price(plan, simulated),
             *assumptions(plan),
+            *notes(simulated),
         ]
     search = plan.search
     if search is not None:
@@ -195,6 +196,11 @@ def assumptions(plan: Plan) -> list[tuple[str, str]]:
     if schedule is None or not schedule.steps_overlap or len(plan.stages) == 1:
         return []
     return [("assumes", "a group of devices starts its next step while others finish: no norm of all gradients first")]
+
+
+def notes(simulated: Simulated, without: str = "") -> list[tuple[str, str]]:
+    """Return what is unusual about the figures of a plan, remarks of one kind left out."""
+    return [("note", remark.text) for remark in simulated.remarks if remark.kind != without]
 
 
 def _spent(simulated: Simulated) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import TYPE_CHECKING
 
+from autopar.plan import Remark
 from autopar.report.text import format_entries, format_share, format_table
 from autopar.units import format_bytes, format_seconds
 
@@ -86,8 +87,13 @@ def _copies(timeline: "Timeline") -> list[str]:
     return ["", *format_table(("stage", "host link", "waited for", "in host memory"), rows)]
 
 
-def format_timeline(timeline: "Timeline") -> str:
-    """Return the report of a simulated step. The times of a stage, waits for its host included, add up to the step."""
+def format_timeline(timeline: "Timeline", remarks: Sequence[Remark] = ()) -> str:
+    """Return the report of a simulated step. The times of a stage, waits for its host included, add up to the step.
+
+    Args:
+        timeline: The step.
+        remarks: What is unusual about it.
+    """
     step = timeline.step_seconds
     parts = [
         (
@@ -121,7 +127,12 @@ def format_timeline(timeline: "Timeline") -> str:
     ]
     lines = [
         *format_entries(
-            [("step time", format_band(timeline)), ("peak", format_bytes(timeline.peak_bytes)), *format_host(timeline)]
+            [
+                ("step time", format_band(timeline)),
+                ("peak", format_bytes(timeline.peak_bytes)),
+                *format_host(timeline),
+                *(("note", remark.text) for remark in remarks),
+            ]
         ),
         "",
         *format_table(

@@ -1,5 +1,6 @@
 """One model on several clusters and numbers of GPUs, as text."""
 
+from autopar.plan import Remark
 from autopar.report.text import bar, format_entries, format_items, format_share, format_table, heading
 from autopar.scenarios import Cell, WhatIf
 from autopar.units import format_bytes, format_count, format_seconds
@@ -24,6 +25,8 @@ def format_whatif(found: WhatIf) -> str:
         lines += [*heading(f"{found.unit.capitalize()}s per second"), *_bars(solved)]
         lines += heading("Best plans")
         lines += format_entries([(_name(cell), _plan(cell)) for cell in solved])
+        noted = [(_name(cell), remark.text) for cell in solved for remark in _remarks(cell)]
+        lines += [*heading("Notes"), *format_entries(noted)] if noted else []
     if failed:
         lines += heading("Without a plan")
         lines += format_items(
@@ -77,6 +80,11 @@ def _bars(cells: list[Cell]) -> list[str]:
         speed = cell.items_per_second or 0.0
         rows.append((_name(cell), bar(speed, most, _BAR), format_share(speed, most)))
     return format_table(("", "", "of the fastest"), rows)
+
+
+def _remarks(cell: Cell) -> tuple[Remark, ...]:
+    simulated = None if cell.plan is None else cell.plan.simulated
+    return () if simulated is None else simulated.remarks
 
 
 def _plan(cell: Cell) -> str:

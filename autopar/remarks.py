@@ -1,0 +1,160 @@
+"""Remarks on a simulated plan: what its reader should know before believing the figures, a sentence each.
+
+Thresholds are constants with their source. `remarks` is the list of checks; `Simulated.remarks` carries the findings to
+the report, the page and the JSON.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from autopar.cluster import PRESETS, Cluster
+from autopar.cost import CostModel, Stack, bundled_stacks, load_policy
+from autopar.cost.collectives import widest_tier
+from autopar.cost.traffic import is_guessed
+from autopar.formulate.fold import Folded
+from autopar.formulate.options import whole_shapes
+from autopar.ir.graph import Phase
+from autopar.plan import Plan, Remark, Simulated
+from autopar.search.roles import AxisRole, roles_of_axes
+from autopar.units import format_bytes
+
+NEAR_LIMIT = 0.95
+"""Share of the memory limit from which on a peak is remarked on, by hand: half of the published peaks are predicted
+within 2 to 35 %, depending on the source (docs/benchmarks/validation_2026-11-27.md)."""
+
+LARGEST_MEMORY = max(cluster.device.memory for cluster in PRESETS.values())
+"""Bytes of the largest device known: those of B300, GB300 and MI355X, by their data sheets."""
+
+PUBLISHED_MFU = (
+    ("A100", 0.642),  # MPT-7B on 8, bfloat16: mosaicml/llm-foundry, scripts/train/benchmarking
+    ("H100", 0.625),  # Nemotron-4 15B on 16, bfloat16: NVIDIA/dgxc-benchmarking v25.02.02
+    ("H200", 0.625),  # the H100's, whose matrix units it has
+    ("V100", 0.549),  # GPT on one: alpa-projects/alpa, osdi22_artifact/results_intra_ablation_ref.tsv
+    ("GB200", 0.476),  # Grok-1 on 128 and 512, bfloat16: NVIDIA/dgxc-benchmarking v25.05.05
+    ("TPU-v5e", 0.635),  # 32B on 2,048: AI-Hypercomputer/maxtext, README
+    ("TPU-v5p", 0.715),  # 32B on 64: AI-Hypercomputer/maxtext, README
+    ("TPU-v6e", 0.504),  # Llama 3.1 70B on 256, bfloat16: AI-Hypercomputer/tpu-recipes, trillium
+    ("TPU-v7x", 0.523),  # Llama 3.1 70B on 64, bfloat16: AI-Hypercomputer/tpu-recipes, ironwood
+)
+"""Greatest MFU of training steps published for a device, whose name holds the text, in 16-bit numbers."""
+
+GREATEST_MFU = max(share for _, share in PUBLISHED_MFU)
+"""Greatest MFU published for any device."""
+
+GUESSED_SHARE = 0.25
+"""Share of the computing time from which on ops of guessed cost are remarked on, by hand."""
+
+
+def remarks(plan: Plan, found: Simulated, folded: Folded, costs: CostModel) -> tuple[Remark, ...]:
+    """Return the remarks on a simulated plan.
+
+    Args:
+        plan: The plan.
+        found: What the simulator found for it.
+        folded: The graph of one of its microbatches.
+        costs: The costs it was simulated with.
+    """
+    checks = (
+        _memory(plan, found),
+        _mfu(plan, found, costs),
+        _guessed(folded, costs),
+        _idle(plan, folded, costs.cluster),
+        _calibration(plan.job.gpus, costs.cluster, costs.stack),
+    )
+    return tuple(Remark(kind, text) for kind, text in checks if text)
+
+
+def _memory(plan: Plan, found: Simulated) -> tuple[str, str]:
+    limit = plan.job.memory_limit
+    number, fullest = max(enumerate(found.stages), key=lambda entry: entry[1].peak / limit)
+    peak = format_bytes(fullest.peak)
+    if fullest.peak > LARGEST_MEMORY:
+        return "memory", (
+            f"{peak} per device is more than any device has ({format_bytes(LARGEST_MEMORY)}): check the sizes of the "
+            "model and the batch"
+        )
+    where = f"stage {number} takes" if len(found.stages) > 1 else "a device takes"
+    if fullest.peak > limit:
+        return "fit", f"does not fit: {where} {peak}, over the limit of {format_bytes(limit)}"
+    if fullest.peak >= NEAR_LIMIT * limit:
+        share = f"{100 * fullest.peak / limit:.1f} %"
+        return "memory", f"little memory to spare: {where} {peak}, {share} of the limit, which estimates may miss"
+    return "memory", ""
+
+
+def _mfu(plan: Plan, found: Simulated, costs: CostModel) -> tuple[str, str]:
+    if plan.job.mode != "train" or load_policy(plan.job.precision).numbers != "half":
+        return "mfu", ""  # nothing comparable is published
+    if found.mfu == 0:
+        return "mfu", "an MFU of 0: no op of the model is a matrix product, a convolution or attention"
+    name = costs.cluster.device.name
+    known = () if costs.cluster.groups else (share for text, share in PUBLISHED_MFU if text.lower() in name.lower())
+    most = max(known, default=GREATEST_MFU)
+    if found.mfu <= most:
+        return "mfu", ""
+    whose = "any device" if most == GREATEST_MFU else name
+    return "mfu", f"an MFU above the {100 * most:.1f} % that is published for {whose}: expect a longer step"
+
+
+def _guessed(folded: Folded, costs: CostModel) -> tuple[str, str]:
+    """Return a remark if ops whose cost is a guess take much of the computing time of an unpartitioned microbatch."""
+    ops = [(op, kind.count) for kind in folded.kinds for op in kind.ops if op.phase is not Phase.UPDATE]
+    if not any(is_guessed(op.kind) for op, _ in ops):
+        return "cost", ""
+    element_bytes = costs.policy.graph_read_bytes(folded.graph)
+    seconds: dict[str, float] = {}
+    for op, count in ops:
+        inputs, outputs = whole_shapes(folded.graph, op)
+        own = count * float(costs.op_seconds(op, inputs, outputs, element_bytes)[0])
+        seconds[op.kind] = seconds.get(op.kind, 0.0) + own
+    guessed = {kind: own for kind, own in seconds.items() if is_guessed(kind)}
+    share = sum(guessed.values()) / sum(seconds.values())
+    if share < GUESSED_SHARE:
+        return "cost", ""
+    names = ", ".join(sorted(guessed, key=lambda kind: -guessed[kind]))
+    return "cost", f"{100 * share:.0f} % of the computing time is of {names}, priced by the bytes they move alone"
+
+
+def _idle(plan: Plan, folded: Folded, cluster: Cluster) -> tuple[str, str]:
+    """Return a remark if devices do what others do as well."""
+    idle, across = 0.0, False
+    for number in range(len(plan.all_variants)):
+        alone = plan.of_variant(number) if plan.variants else plan
+        axes = idle_axes(roles_of_axes(alone.mesh, alone.blocks, folded))
+        devices = sum(end - start for start, end in {stage.devices for stage in alone.stages})
+        idle += devices * (1 - 1 / prod(found.axis.size for found in axes))
+        across = across or any(widest_tier(found.axis, cluster) > 0 for found in axes)
+    if not idle:
+        return "idle", ""
+    why = "no plan was found in which they make the step shorter"
+    if across:
+        link = cluster.inter
+        why += f"; between nodes a device reaches {format_bytes(link.bandwidth)}/s ({link.tier})"
+    return "idle", f"{idle:.0f} of {plan.job.gpus} GPUs do no useful work: {why}"
+
+
+def idle_axes(roles: Sequence[AxisRole]) -> list[AxisRole]:
+    """Return the mesh axes all devices of which do the same work."""
+    return [found for found in roles if found.role == "idle" and found.axis.size > 1]
+
+
+def _calibration(gpus: int, cluster: Cluster, stack: Stack) -> tuple[str, str]:
+    device = cluster.device
+    kind = "calibration"
+    if stack.fit is None:
+        known = [own.name for own in bundled_stacks().values() if own.fit is not None and _is_for(own, cluster)]
+        if known:
+            return kind, f"step time not calibrated; for {device.name} there is --stack {' or '.join(known)}"
+        return kind, f"step time not calibrated on {device.name}: it follows from the figures of the cluster alone"
+    if stack.clusters and not _is_for(stack, cluster):
+        names = dict.fromkeys(PRESETS[name].device.name for name in stack.clusters if name in PRESETS)
+        return kind, f"stack {stack.name} is calibrated on {', '.join(names) or 'other devices'}, not on {device.name}"
+    for valid in stack.fit.valid:
+        if valid.name == "n_gpus" and not valid.low <= gpus <= valid.high:
+            return kind, f"stack {stack.name} is calibrated on {valid.low:g} to {valid.high:g} GPUs, not on {gpus}"
+    return kind, ""
+
+
+def _is_for(stack: Stack, cluster: Cluster) -> bool:
+    """Whether a stack was made for the devices of a cluster."""
+    return any(PRESETS[name].device == cluster.device for name in stack.clusters if name in PRESETS)
