@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -589,3 +590,49 @@ def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--version"])
 
     assert (code, capsys.readouterr().out) == (0, f"autopar, version {autopar.__version__}\n")
+
+
+_HEAVY = {"highspy", "numba", "ortools", "pandas", "torch"}
+_MISTAKES = (
+    ("solve", "absent.onnx", "--gpus", "8"),
+    ("solve", "text.onnx", "--gpus", "8"),
+    ("solve", "zoo:gtp2", "--gpus", "8"),
+    ("solve", "hf:absent", "--gpus", "8"),
+    ("solve", "zoo:gpt2", "--gpus", "8", "--cluster", "nope"),
+    ("predict", "absent.onnx", "--global-batch", "8"),
+    ("predict", "zoo:gpt2", "--gpus", "8", "--dp", "4", "--global-batch", "8"),
+    ("whatif", "absent.onnx", "--gpus", "8"),
+    ("rules", "absent.onnx"),
+    ("partition", "absent.onnx", "--mesh", "dp=2", "--tactics", "absent.yaml"),
+    ("benchmark", "absent.onnx", "--gpus", "8"),
+    ("explain", "absent.json"),
+    ("simulate", "absent.json"),
+    ("run", "absent.json", "--ranks", "2"),
+    ("export", "absent.json", "--to", "jax"),
+    ("report", "absent.json", "-o", "report.html"),
+    ("diff", "absent.json", "absent.json"),
+)
+"""Commands with a plain mistake in what they are to read."""
+
+
+def test_a_plain_mistake_is_told_without_importing_what_plans(tmp_path: Path) -> None:
+    """Importing solvers and kernels takes seconds of processor time; none of it is needed to miss a file."""
+    (tmp_path / "text.onnx").write_text("no model")
+    script = f"""
+import sys
+from autopar.cli import main
+for command in {_MISTAKES!r}:
+    code = main([*command])
+    print(code, *sorted({_HEAVY!r} & sys.modules.keys()), *command)
+"""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "AUTOPAR_CACHE_DIR": str(tmp_path / "cache"),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines() == [" ".join(("2", *command)) for command in _MISTAKES]

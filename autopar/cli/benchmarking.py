@@ -22,6 +22,7 @@ from autopar.cli.options import (
     resolve_cache_dir,
     top_k_option,
 )
+from autopar.cli.preflight import check_request
 from autopar.cli.values import comma_separated, file_path, solver_names
 from autopar.display import show_progress
 
@@ -116,6 +117,7 @@ def benchmark(
             "give a MODEL and --gpus N, or --spec NAME, or --all, or --jobs FILE, or --problems DIR", context
         )
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    check_request(model, request["dims"], request["cluster"])
     from autopar import bench
     from autopar.bench.conditions import conditions
     from autopar.bench.report import format_comparison

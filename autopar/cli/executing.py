@@ -66,14 +66,15 @@ def simulate(
 
     PLAN is a plan.json. It is checked that the plan computes the model. Prints time and memory of every stage.
     """
-    from autopar import api
     from autopar.plan import Plan
-    from autopar.report import format_flat, format_path, format_timeline
-    from autopar.simulate import Stragglers, write_chrome_trace
 
     plan = Plan.load(plan_file)
     if trace is not None:
         prepare_file(trace)
+    from autopar import api
+    from autopar.report import format_flat, format_path, format_timeline
+    from autopar.simulate import Stragglers, write_chrome_trace
+
     request: dict[str, Any] = {
         "model": model,
         "stack": stack,
@@ -140,18 +141,22 @@ def run(plan_file: Path, ranks: int | None, as_json: bool, **settings: Any) -> i
     with those of the unpartitioned model, and measured seconds with predicted ones. Started by torchrun, a process is
     one rank.
     """
+    from autopar.plan import Plan
+
+    world = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if world is None and ranks is None:
+        raise click.UsageError("give --ranks N, the number of GPUs of the plan")
+    Plan.load(plan_file)  # what is wrong with it is said before the rest is imported
     from autopar.ranks.launch import run_plan, run_under_torchrun
     from autopar.ranks.records import RunRequest
     from autopar.ranks.table import format_run
 
-    world = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
     with show_progress() as progress:
         if world is not None:
             request = RunRequest(str(plan_file), int(world), **settings)
             report = run_under_torchrun(request, int(os.environ["RANK"]), progress)
         else:
-            if ranks is None:
-                raise click.UsageError("give --ranks N, the number of GPUs of the plan")
+            assert ranks is not None, "asked for above"
             report = run_plan(RunRequest(str(plan_file), ranks, **settings), progress)
     if report is None:
         return ExitCode.DONE

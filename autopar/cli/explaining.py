@@ -62,7 +62,6 @@ def explain(
     plan's first; Ctrl-C ends that with what is known.
     """
     from autopar.plan import Plan
-    from autopar.report import format_explain
 
     options = {"--tactics": tactics, "--pins": pins, "--alternatives": alternatives, "--op": name is not None}
     asked = [option for option, given in options.items() if given]
@@ -77,6 +76,8 @@ def explain(
         raise click.UsageError("--json belongs to --alternatives and --op; plan.json has the rest")
     plan = Plan.load(plan_file)
     if not asked:
+        from autopar.report import format_explain
+
         click.echo(format_explain(plan, ops=ops), nl=False)
         return ExitCode.DONE
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)

@@ -38,7 +38,6 @@ def export(
     PLAN is a plan.json. Frameworks are megatron, torchtitan, deepspeed and nemo, which take degrees; jax, pytorch and
     onnx, which take placements of tensors. What a framework cannot be told is listed in the file and on standard error.
     """
-    from autopar import frameworks
     from autopar.plan import Plan, write_atomically
 
     if target == "onnx" and output is None:
@@ -46,7 +45,10 @@ def export(
     if output is not None and not output.is_dir():
         prepare_file(output)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
-    exported = frameworks.export(Plan.load(plan_file), target, model=model, cache_dir=cache)
+    plan = Plan.load(plan_file)
+    from autopar import frameworks
+
+    exported = frameworks.export(plan, target, model=model, cache_dir=cache)
     if output is None:
         click.echo(exported.text, nl=False)
     else:

@@ -14,6 +14,7 @@ from autopar.cli.options import (
     model_options,
     resolve_cache_dir,
 )
+from autopar.cli.preflight import check_request
 from autopar.cli.values import file_path
 from autopar.units import format_bytes
 
@@ -38,6 +39,7 @@ def rules(
     The rules are found by running each distinct op of MODEL on shards of its inputs.
     """
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    check_request(model, dims)
     from autopar import api
     from autopar.report import format_rules, rules_to_json
 

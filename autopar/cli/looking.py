@@ -50,13 +50,14 @@ def report(
     PLAN is a plan.json. The page is one HTML file with all it needs in it: it opens from disk, offline. It shows where
     the time and the memory of every stage go over the step, how the search went, and each distinct block, sharded.
     """
-    from autopar.page import look, write_page
     from autopar.plan import Plan
 
     prepare_file(output)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
-    plans = [Plan.load(path) for path in others]
-    write_page(look(Plan.load(plan_file), others=plans, model=model, stack=stack, cache_dir=cache), output)
+    plan, *plans = [Plan.load(path) for path in (plan_file, *others)]
+    from autopar.page import look, write_page
+
+    write_page(look(plan, others=plans, model=model, stack=stack, cache_dir=cache), output)
     click.echo(f"wrote {output}", err=True)
 
 

@@ -21,6 +21,7 @@ from autopar.cli.options import (
     stack_option,
     training_options,
 )
+from autopar.cli.preflight import check_request
 from autopar.cli.values import file_path, positive_whole
 
 
@@ -59,6 +60,7 @@ def partition(
     if output is not None:
         prepare_folder(output)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    check_request(model, request["dims"], request["cluster"])
     from autopar.partitioning import as_mesh, partition_steps
     from autopar.report.partitioning import format_partition
     from autopar.tactics.files import load_schedule
@@ -78,6 +80,8 @@ def diff(first: Path, second: Path) -> None:
     Both are plan.json files of one model. Prints degrees, stages and placements that differ, and time and memory.
     """
     from autopar.plan import Plan
+
+    plans = Plan.load(first), Plan.load(second)
     from autopar.report import format_difference
 
-    click.echo(format_difference(Plan.load(first), Plan.load(second)), nl=False)
+    click.echo(format_difference(*plans), nl=False)

@@ -22,6 +22,7 @@ from autopar.cli.options import (
     stack_option,
     training_options,
 )
+from autopar.cli.preflight import check_request
 from autopar.cli.values import positive_whole
 
 _SOME = 0.05
@@ -116,10 +117,8 @@ def predict(
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
     from dataclasses import fields
 
-    from autopar import prediction
     from autopar.degrees import Degrees
     from autopar.errors import JobError
-    from autopar.report.prediction import format_prediction
 
     degrees = Degrees(**{field.name: request.pop(field.name) for field in fields(Degrees)})
     product = f"dp {degrees.dp} x cp {degrees.cp} x tp {degrees.tp} x pp {degrees.pp}"
@@ -130,6 +129,10 @@ def predict(
             f"{product} are {degrees.gpus} devices, not {gpus}",
             hint=f"--gpus {degrees.gpus}, or other degrees",
         )
+    check_request(model, request["dims"], request["cluster"])
+    from autopar import prediction
+    from autopar.report.prediction import format_prediction
+
     found = prediction.predict(model, degrees, cache_dir=cache, **request)
     if found.whole > _SOME or (found.degrees.sharing < found.degrees.data and not degrees.shard):
         share = f"{100 * found.whole:.0f} % of the parameters stay whole, whose dims do not divide"

@@ -23,6 +23,7 @@ from autopar.cli.options import (
     seed_option,
     top_k_option,
 )
+from autopar.cli.preflight import check_request
 from autopar.cli.sizing import question, refuse_alone, sizing_options
 from autopar.cli.values import file_path
 from autopar.display import show_progress
@@ -90,6 +91,7 @@ def solve(
     if dump_problem is not None:
         prepare_file(dump_problem)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    check_request(model, request["dims"], request["cluster"])
     if asked is not None:
         return _find_gpus(model, output, cache, {**request, **asked}, as_json=as_json)
     from autopar import api

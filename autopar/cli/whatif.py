@@ -24,6 +24,7 @@ from autopar.cli.options import (
     stack_option,
     time_limit_option,
 )
+from autopar.cli.preflight import check_request
 from autopar.cli.values import comma_separated, price_by_cluster, whole_numbers
 from autopar.display import show_progress
 
@@ -67,6 +68,7 @@ def whatif(
     if output is not None:
         prepare_folder(output)
     cache = resolve_cache_dir(cache_dir, no_cache=no_cache)
+    check_request(model, request["dims"], *request["clusters"])
     from autopar.report.whatif import format_whatif
     from autopar.scenarios import whatif as ask
 

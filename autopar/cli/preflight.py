@@ -1,0 +1,39 @@
+"""What is plainly wrong with a request, said before planning is imported, which takes seconds of processor time."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_MAX_BYTES = 1 << 26
+"""Size of a model file up to which it is read twice, once here: hundredths of a second."""
+
+
+def check_request(model: str, dims: Mapping[str, int], *clusters: str) -> None:
+    """Check that a model and clusters are there, and that the model can be read.
+
+    Args:
+        model: Path of an ONNX file, `zoo:NAME` or `hf:PATH`.
+        dims: What `--set` says.
+        clusters: Names of presets, or paths of YAML files.
+
+    Raises:
+        ModelError: If there is no such model, or its file cannot be read, or dims are not bound.
+        ClusterError: If there is no such cluster, or its file is wrong.
+    """
+    if clusters:
+        from autopar.cluster import load_cluster
+
+        for cluster in clusters:
+            load_cluster(cluster)
+    if model.startswith("zoo:"):
+        from autopar import models
+
+        models.spec(model.removeprefix("zoo:"))
+    elif model.startswith("hf:"):
+        from autopar.huggingface import read_config
+
+        read_config(model.removeprefix("hf:"))
+    elif not (path := Path(model)).is_file() or path.stat().st_size <= _MAX_BYTES:
+        from autopar.onnx.batch import bind
+        from autopar.onnx.reader import read
+
+        bind(read(path), dims, 1)  # dim 0 of the inputs is for the planner to choose
