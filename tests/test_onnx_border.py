@@ -135,6 +135,10 @@ MALFORMED: dict[str, tuple[onnx.ModelProto, str]] = {
         changed(model([node("Relu", ["x"], ["y"])]), lambda made: made.opset_import.add(domain="d", version=2**40)),
         "version 1099511627776 of domain 'd'",
     ),
+    "no opset": (
+        changed(model([node("Relu", ["x"], ["y"])]), lambda made: setattr(made.opset_import[0], "version", 0)),
+        "version 0 of domain ''",
+    ),
     "a function that calls itself": (
         model([node("f", ["x"], ["y"], domain="local")], functions=[function("f", "f")]),
         "'f' calls itself",
@@ -166,6 +170,22 @@ def test_malformed_models_are_one_error(name: str, tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match=message):
         load(path)
+
+
+def test_files_that_cannot_be_a_model_are_not_read(tmp_path: Path) -> None:
+    """A device has no end, and a checkpoint may be larger than memory: the first bytes and the size are enough."""
+    for name, head in (("checkpoint", b"PK\x03\x04"), ("model", b"\x08\x0a")):
+        with (tmp_path / name).open("wb") as file:
+            file.write(head)
+            file.truncate(10**12)
+
+    for path, message in (
+        (Path("/dev/zero"), "is a device"),
+        (tmp_path / "checkpoint", "is a zip archive"),
+        (tmp_path / "model", "has 1000000000000 bytes"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            load(path)
 
 
 def test_as_many_calls_as_can_be_read_are_inlined() -> None:

@@ -22,7 +22,7 @@ from autopar.onnx.isolated import Isolated, isolated
 from autopar.onnx.operands import check_operands
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
-from autopar.onnx.schema import check_node, check_shape
+from autopar.onnx.schema import check_node, check_shape, is_known, unknown_op
 from autopar.onnx.simplify import same_as
 from autopar.onnx.tensors import MAX_CONSTANT, constant_tensor, has_data, read_array, read_attrs, tensor_type
 from autopar.onnx.upgrade import TARGET_OPSET, Draft, upgrade
@@ -211,7 +211,10 @@ class _Sweep:
         domain = "" if node.domain == "ai.onnx" else node.domain
         name = node.name or (node.output[0] if node.output else "") or f"{op_type}_{index}"
         what = f"node {name!r} ({domain + '::' if domain else ''}{op_type})"
-        check_node(node, domain, self._source.domains.get(domain, 1), what)
+        version = self._source.domains.get(domain, 1) if domain else self._source.opset
+        known = is_known(op_type, domain, version)
+        if known:
+            check_node(node, domain, version, what)
         if self._process.should_stop():
             raise stopped()
         if op_type in CONTROL_FLOW and not domain:
@@ -228,6 +231,8 @@ class _Sweep:
             return
         if op_type == "ConstantOfShape" and not domain and self._filled(node, inputs, what):
             return
+        if not known:
+            raise unknown_op(domain, version, what)
         kind = f"{domain}::{op_type}" if domain else op_type
         draft = Draft(name, kind, inputs, list(node.output), dict(read_attrs(node.attribute, what)))
         drafts = [draft] if self._source.opset >= TARGET_OPSET or domain else upgrade(draft, self._source.opset, self)

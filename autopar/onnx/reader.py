@@ -1,6 +1,7 @@
 """From a file to a model that can be walked node by node: read, checked, local functions inlined."""
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ _MAGIC = {
     b"\x89HDF": "an HDF5 file (a Keras model?)",
     b"\x80\x02": "a pickle (a PyTorch checkpoint?)",
 }
+_MAX_BYTES = 2**31 - 1  # of a protobuf message
 _FIELD_IR_VERSION = 0x08  # the first byte of every ModelProto: its field 1, a varint
 
 
@@ -110,7 +112,7 @@ def _domains(model: onnx.ModelProto) -> dict[str, int]:
         ModelError: If one is no version.
     """
     for item in model.opset_import:
-        if not 0 <= item.version <= _NEWEST_VERSION:
+        if not (0 if item.domain else 1) <= item.version <= _NEWEST_VERSION:
             raise ModelError(f"the model imports version {item.version} of domain {item.domain!r}")
     return {"" if item.domain == "ai.onnx" else item.domain: item.version for item in model.opset_import}
 
@@ -118,15 +120,26 @@ def _domains(model: onnx.ModelProto) -> dict[str, int]:
 def _bytes(path: Path) -> bytes:
     if path.is_dir():
         raise ModelError(f"{path} is a directory", hint="give the .onnx file inside it")
+    if path.is_char_device() or path.is_block_device():
+        raise ModelError(f"{path} is a device, not a file")
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            _check_beginning(file.peek(), path)
+            size = os.fstat(file.fileno()).st_size
+            if size > _MAX_BYTES:
+                raise ModelError(
+                    f"{path} has {size} bytes; an ONNX file has {_MAX_BYTES} at most",
+                    hint="save the model with its weights as external data",
+                )
+            return file.read()
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist", hint="give an .onnx file, or a zoo name such as zoo:gpt2") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _parse(data: bytes, path: Path) -> onnx.ModelProto:
+def _check_beginning(data: bytes, path: Path) -> None:
+    """Check the first bytes of a file."""
     for magic, what in _MAGIC.items():
         if data.startswith(magic):
             raise ModelError(
@@ -135,6 +148,9 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     if not data or data[0] != _FIELD_IR_VERSION:
         what = "is empty" if not data else "is not an ONNX model"
         raise ModelError(f"{path} {what}", hint="export it with torch.onnx.export(..., dynamo=True)")
+
+
+def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)

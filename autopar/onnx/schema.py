@@ -29,26 +29,33 @@ _MAY_BE_EMPTY: Mapping[str, tuple[str, ...]] = {
 """Lists that mean the same whether they are empty or absent, or that hold elements."""
 
 
+def is_known(op_type: str, domain: str, version: int) -> bool:
+    """Whether ONNX defines an op in a version of a domain."""
+    return bool(onnx.defs.has(op_type, version, domain))
+
+
+def unknown_op(domain: str, version: int, what: str) -> ModelError:
+    """Return the error for a node whose op nobody defines."""
+    unknown = f"is of the unknown domain {domain!r}"
+    if not domain or domain == "ai.onnx.ml":
+        unknown = f"is unknown at opset {version}"
+    return ModelError(
+        f"{what} {unknown}", hint="export with standard ONNX ops only, or add the op to the model as a local function"
+    )
+
+
 def check_node(node: onnx.NodeProto, domain: str, version: int, what: str) -> None:
     """Check that a node has the inputs, outputs and attributes that its op has to have.
 
     Args:
-        node: The node.
+        node: The node; its op is known.
         domain: Its domain, "" for the default one.
         version: The version of the domain that the model imports.
         what: The node, for errors.
 
     Raises:
-        ModelError: If there is no such op, or the node has another form.
+        ModelError: If the node has another form.
     """
-    if not onnx.defs.has(node.op_type, version, domain):
-        unknown = f"is of the unknown domain {domain!r}"
-        if not domain or domain == "ai.onnx.ml":
-            unknown = f"is unknown at opset {version}"
-        raise ModelError(
-            f"{what} {unknown}",
-            hint="export with standard ONNX ops only, or add the op to the model as a local function",
-        )
     schema = _schema(node.op_type, version, domain)
     _check_slots("inputs", node.input, schema.inputs, schema.min_input, schema.max_input, what)
     _check_slots("outputs", node.output, schema.outputs, schema.min_output, schema.max_output, what)
