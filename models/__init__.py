@@ -3,8 +3,9 @@
 Adding a family is a file with `SPECS` and `build(name, config)`, and a line in each of the two tables below.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import Field, fields, replace
+from dataclasses import Field, asdict, fields, replace
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -21,9 +22,15 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "Config", "ModelSpec", "Unbuilt", "build", "build_config", "initial_values", "names", "num_parameters",
-    "read_architecture", "save", "spec",
+    "Config", "ModelSpec", "Unbuilt", "build", "build_config", "configured", "initial_values", "name_of", "names",
+    "num_parameters", "published", "read_architecture", "save", "sizes_of", "spec",
 ]  # fmt: skip
+
+CONFIG_KEY = "autopar.config"
+"""Model metadata: the family and the configuration that a graph of the zoo was built from, as JSON."""
+_LAYERS = "num_layers"
+_SAMPLE = ("seq", "image_size")
+"""Fields that state the size of one sample: a published model keeps its name at any of them."""
 
 FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "gpt": gpt.build,
@@ -92,13 +99,29 @@ def build(name: str, **overrides: Any) -> "onnx.ModelProto":
     >>> build("gpt2", num_layers=1, seq=16).graph.output[0].name
     'logits'
     """
+    entry, config = configured(name, overrides)
+    model = FAMILIES[entry.family](name_of(entry, config), config)
+    model.metadata_props.add(key=CONFIG_KEY, value=json.dumps({"family": entry.family, **asdict(config)}))
+    return model
+
+
+def configured(name: str, overrides: Mapping[str, Any]) -> tuple[ModelSpec, Config]:
+    """Return the zoo entry of a model and its configuration with some fields changed.
+
+    Args:
+        name: Name in the zoo.
+        overrides: Fields of the family's configuration that shall differ.
+
+    Raises:
+        ModelError: If the name or a field is unknown, or the configuration makes no sense.
+    """
     entry = spec(name)
     known = {field.name: field for field in fields(entry.config)}
     for key in overrides:
         if key not in known:
             raise ModelError(f"{name} has no hyperparameter {key!r}", hint=f"choose from {', '.join(known)}")
     changed = {key: _checked(name, known[key], getattr(entry.config, key), value) for key, value in overrides.items()}
-    return FAMILIES[entry.family](name, replace(entry.config, **changed))
+    return entry, replace(entry.config, **changed)
 
 
 def _checked(name: str, field: Field[Any], published: Any, value: Any) -> Any:
@@ -124,6 +147,75 @@ def _checked(name: str, field: Field[Any], published: Any, value: Any) -> Any:
     if least is None and not all(size > 0 and isfinite(size) for size in sizes or (0,)):
         raise ModelError(f"{key}={value} of {name} is not positive", hint=hint)
     return float(value) if kind is float else value
+
+
+def name_of(entry: ModelSpec, config: Config) -> str:
+    """Return the name of a configuration that was made from a zoo entry: a published name only for published sizes.
+
+    Args:
+        entry: The entry it was made from.
+        config: The configuration.
+
+    >>> name_of(*configured("gpt2", {"seq": 128})), name_of(*configured("gpt2", {"num_layers": 2}))
+    ('gpt2', 'gpt2-2-layers')
+    >>> name_of(*configured("gpt3-175b", {"num_layers": 12, "hidden": 768, "heads": 12, "seq": 1024}))
+    'gpt2'
+    >>> name_of(*configured("gpt2", {"hidden": 256, "heads": 4}))
+    'gpt-12-layers-hidden-256'
+    """
+    like = published(entry.family, config, prefer=entry.name)
+    if like is not None:
+        return like.name
+    base, own = _own_sizes(entry.config), _own_sizes(config)
+    if _LAYERS in own and {**base, _LAYERS: own[_LAYERS]} == own:
+        return f"{entry.name}-{own[_LAYERS]}-layers"
+    sizes = [f"{own[_LAYERS]}-layers"] if _LAYERS in own else []
+    sizes += [f"hidden-{own['hidden']}"] if "hidden" in own else []
+    return "-".join([entry.family, *(sizes or ["changed"])])
+
+
+def published(family: str, config: Config, prefer: str = "") -> ModelSpec | None:
+    """Return the zoo entry of a family that has a configuration at some size of a sample; None if none has.
+
+    Args:
+        family: Key of `FAMILIES`.
+        config: The configuration.
+        prefer: Name of the entry to return if several have it.
+    """
+    found = {
+        item.name: item
+        for item in MODELS.values()
+        if item.family == family and _own_sizes(item.config) == _own_sizes(config)
+    }
+    exact = next((item for item in found.values() if item.config == config), None)
+    return found.get(prefer) or exact or next(iter(found.values()), None)
+
+
+def _own_sizes(config: Config) -> dict[str, Any]:
+    """Return the fields of a configuration but for the size of one sample."""
+    return {name: value for name, value in asdict(config).items() if name not in _SAMPLE}
+
+
+def sizes_of(model: "onnx.ModelProto") -> tuple[str, Config] | None:
+    """Return the family and the configuration that a model of the zoo was built from; None for other models.
+
+    Raises:
+        ModelError: If the model's metadata names a family or a field that the zoo does not have.
+    """
+    text = next((item.value for item in model.metadata_props if item.key == CONFIG_KEY), None)
+    if text is None:
+        return None
+    try:
+        stated = json.loads(text)
+        family = str(stated.pop("family"))
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
+        entry = next(item for item in MODELS.values() if item.family == family)
+        return family, configured(entry.name, values)[1]
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        raise ModelError(
+            f"the metadata {CONFIG_KEY} of the model states no configuration of the zoo",
+            hint="write the model again with autopar model NAME -o FILE.onnx",
+        ) from None
 
 
 def build_config(family: str, config: Config, name: str = "") -> "onnx.ModelProto":

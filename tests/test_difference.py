@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,8 +63,20 @@ def test_variants_are_compared_stage_by_stage() -> None:
     assert "not compared of some stages: the meshes have different axes" in other
 
 
-def test_plans_of_different_models_are_not_compared() -> None:
+@pytest.mark.parametrize("other", [{"name": "other"}, {"num_parameters": 7}, {"tokens": 7}])
+def test_plans_of_different_models_are_not_compared(other: dict[str, Any]) -> None:
+    """A model of another name, another number of parameters or another length of a sequence is another model."""
     plan = two_stage_plan()
 
     with pytest.raises(PlanError, match="one plan is for tiny"):
-        format_difference(plan, replace(plan, model=replace(plan.model, name="other")))
+        format_difference(plan, replace(plan, model=replace(plan.model, **other)))
+
+
+def test_plans_of_different_files_say_so() -> None:
+    """An export of a model and the zoo's graph of it may name their values differently."""
+    plan = two_stage_plan()
+
+    text = format_difference(plan, replace(plan, model=replace(plan.model, sha256="another")))
+
+    assert "made for different files of a model of this name and size" in text
+    assert "made for different files" not in format_difference(plan, plan)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
@@ -360,3 +361,39 @@ def test_a_deepseek_model_may_have_no_dense_layer() -> None:
     products = {node.output[0] for node in model.graph.node}
     assert {"layers.0.moe.router", "layers.1.moe.router"} <= products
     assert not any(name.startswith("layers.0.mlp.") for name in products)
+
+
+@pytest.mark.parametrize(
+    ("base", "changed", "name"),
+    [
+        ("llama3-8b", {"seq": 4096}, "llama3-8b"),
+        ("llama3-8b", {"num_layers": 4}, "llama3-8b-4-layers"),
+        ("gpt3-175b", {"num_layers": 12, "hidden": 768, "heads": 12, "seq": 1024}, "gpt2"),
+        ("gpt3-175b", {"num_layers": 2, "hidden": 64, "heads": 4}, "gpt-2-layers-hidden-64"),
+        ("resnet50", {"channels": 32}, "resnet-changed"),
+    ],
+)
+def test_a_graph_has_a_published_name_only_at_published_sizes(base: str, changed: dict[str, int], name: str) -> None:
+    """The size of a sample does not make another model; a change of depth keeps the name of what was changed."""
+    assert models.build(base, **changed).graph.name == name
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet50", "mixtral-8x7b"])
+def test_a_graph_carries_its_configuration(name: str, tmp_path: Path) -> None:
+    """Written to a file and read back, a model of the zoo states its sizes."""
+    models.save(models.build(name), tmp_path / "model.onnx")
+
+    found = models.sizes_of(onnx.load(tmp_path / "model.onnx", load_external_data=False))
+
+    assert found == (models.spec(name).family, models.spec(name).config)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", '{"family": "gpt"', '{"family": "none"}', '{"family": "gpt", "heads": "x"}']
+)
+def test_a_configuration_that_was_edited_is_refused(text: str) -> None:
+    model = models.build("gpt2", num_layers=1)
+    next(item for item in model.metadata_props if item.key == models.CONFIG_KEY).value = text
+
+    with pytest.raises(ModelError, match=r"autopar\.config"):
+        models.sizes_of(model)

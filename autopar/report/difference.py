@@ -7,9 +7,13 @@ from autopar.errors import PlanError
 from autopar.plan import BlockPlan, Plan
 from autopar.report.parts import time_parts
 from autopar.report.summary import headline, memory_categories
-from autopar.report.text import format_change, format_entries, format_table, heading
+from autopar.report.text import WIDTH, format_change, format_entries, format_table, heading, wrap
 from autopar.units import format_bytes, format_seconds
 
+_ANOTHER_FILE = (
+    "The plans were made for different files of a model of this name and size; values that both files name alike are "
+    "compared."
+)
 _MOST = 20
 """Placements listed per distinct block before the rest is counted."""
 
@@ -20,20 +24,26 @@ def format_difference(first: Plan, second: Plan) -> str:
     Raises:
         PlanError: If the plans are of different models, or of steps of different modes.
     """
-    if first.model.name != second.model.name or first.job.mode != second.job.mode:
-        raise PlanError(
-            f"one plan is for {first.model.name} ({first.job.mode}), the other for {second.model.name} "
-            f"({second.job.mode})",
-            hint="compare plans of one model",
-        )
+    what, other = _what(first), _what(second)
+    if what != other:
+        raise PlanError(f"one plan is for {what}, the other for {other}", hint="compare plans of one model")
     changes = [*_outer(first, second)]
     lines = [*headline(first), ""]
+    if first.model.sha256 != second.model.sha256:
+        lines += [*wrap(_ANOTHER_FILE, WIDTH), ""]
     lines += format_entries([("first", first.summary), ("second", second.summary)])
     lines += heading("Decisions")
     lines += format_table(("what", "first", "second"), changes) if changes else ["the same mesh, stages and schedule"]
     lines += _placements(first, second)
     lines += _costs(first, second)
     return "\n".join(lines) + "\n"
+
+
+def _what(plan: Plan) -> str:
+    """Return what a plan is for: its model, by name and size, the size of a sample, and the mode of a step."""
+    model = plan.model
+    sample = f", samples of {model.tokens} tokens" if model.tokens else ""
+    return f"{model.name} ({model.num_parameters:,} parameters{sample}, {plan.job.mode})"
 
 
 def _outer(first: Plan, second: Plan) -> Iterator[tuple[str, str, str]]:
