@@ -105,6 +105,7 @@ class Predictor:
         *,
         policy: DtypePolicy = MIXED,
         memory_limit: float | None = None,
+        first_layers: int = 0,
         trace: bool = False,
     ) -> Prediction:
         """Return what a plan by degrees comes to.
@@ -115,6 +116,7 @@ class Predictor:
             stack: The software.
             policy: Bytes per element.
             memory_limit: Bytes per device a plan should use; None for most of the device's memory.
+            first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
             trace: Whether to collect the bars of a trace.
 
         Raises:
@@ -124,7 +126,9 @@ class Predictor:
         cluster = job_machine(degrees.gpus, cluster)
         check_request(degrees.gpus, cluster, degrees.global_batch, memory_limit)
         degrees = self.settled(degrees)
-        program, plan = self.lowered(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
+        program, plan = self.lowered(
+            degrees, cluster, stack, policy=policy, memory_limit=memory_limit, first_layers=first_layers
+        )
         costs = CostModel(cluster, policy, stack)
         timeline = simulate(program, costs, trace=trace)
         plan = replace(simulated(plan, timeline, self._folded(degrees), costs), objective=timeline.step_seconds)
@@ -139,10 +143,13 @@ class Predictor:
         *,
         policy: DtypePolicy = MIXED,
         memory_limit: float | None = None,
+        first_layers: int = 0,
     ) -> tuple[Program, Plan]:
         """Return the plan of degrees and its program; arguments and errors as of `predict`."""
         folded = self._folded(degrees)
-        plan = self.planned(degrees, cluster, stack, policy=policy, memory_limit=memory_limit)
+        plan = self.planned(
+            degrees, cluster, stack, policy=policy, memory_limit=memory_limit, first_layers=first_layers
+        )
         program = lower(plan, folded, CostModel(cluster, policy, kernels(stack)))
         if self.verify:
             verify_program(program, folded, self._rules_of(degrees.samples, folded))
@@ -156,6 +163,7 @@ class Predictor:
         *,
         policy: DtypePolicy = MIXED,
         memory_limit: float | None = None,
+        first_layers: int = 0,
     ) -> Plan:
         """Return the plan of degrees; arguments and errors as of `predict`."""
         degrees, folded = self.settled(degrees), self._folded(degrees)
@@ -191,7 +199,7 @@ class Predictor:
             return self._placed[key]
 
         draft = placed(len(placing)).again(job, degrees.num_microbatches)
-        for tactic in stages_by_degrees(degrees, folded):
+        for tactic in stages_by_degrees(degrees, folded, first_layers):
             draft.decide(tactic)
         return summarise(draft.plan(), folded)
 
@@ -242,6 +250,7 @@ def predict(
     loss: str = "auto",
     optimizer: str = "adam",
     precision: str = "mixed",
+    first_layers: int = 0,
     cache_dir: Path | None = None,
     trace: bool = False,
 ) -> Prediction:
@@ -261,6 +270,7 @@ def predict(
         loss: Loss of the training step.
         optimizer: Optimizer of the training step.
         precision: What is stored in which precision, a key of `autopar.cost.POLICIES`.
+        first_layers: Layers of every stage, the first ones, that recompute; 0 for all.
         cache_dir: Where discovered rules are kept between runs; None to keep nothing.
         trace: Whether to collect the bars of a trace.
 
@@ -272,7 +282,15 @@ def predict(
     workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
     predictor = Predictor(workload, cache_dir)
     policy = load_policy(precision)
-    found = predictor.predict(degrees, machine, software, policy=policy, memory_limit=memory_limit, trace=trace)
+    found = predictor.predict(
+        degrees,
+        machine,
+        software,
+        policy=policy,
+        memory_limit=memory_limit,
+        first_layers=first_layers,
+        trace=trace,
+    )
     _check_work(found.plan, workload.folded(degrees.samples))
     return found
 

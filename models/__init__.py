@@ -29,8 +29,8 @@ __all__ = [
 CONFIG_KEY = "autopar.config"
 """Model metadata: the family and the configuration that a graph of the zoo was built from, as JSON."""
 _LAYERS = "num_layers"
-_SAMPLE = ("seq", "image_size")
-"""Fields that state the size of one sample: a published model keeps its name at any of them."""
+_NO_SIZES = ("seq", "image_size", "rope_theta")
+"""Fields at any value of which a model keeps its name: the size of a sample, the base of the rotary frequencies."""
 
 FAMILIES: "Mapping[str, Callable[[str, Any], onnx.ModelProto]]" = {
     "gpt": gpt.build,
@@ -175,7 +175,7 @@ def name_of(entry: ModelSpec, config: Config) -> str:
 
 
 def published(family: str, config: Config, prefer: str = "") -> ModelSpec | None:
-    """Return the zoo entry of a family that has a configuration at some size of a sample; None if none has.
+    """Return the zoo entry of a family that has a configuration, samples of any size; None if none has.
 
     Args:
         family: Key of `FAMILIES`.
@@ -192,8 +192,8 @@ def published(family: str, config: Config, prefer: str = "") -> ModelSpec | None
 
 
 def _own_sizes(config: Config) -> dict[str, Any]:
-    """Return the fields of a configuration but for the size of one sample."""
-    return {name: value for name, value in asdict(config).items() if name not in _SAMPLE}
+    """Return the fields of a configuration that make another model of it."""
+    return {name: value for name, value in asdict(config).items() if name not in _NO_SIZES}
 
 
 def sizes_of(model: "onnx.ModelProto") -> tuple[str, Config] | None:

@@ -90,7 +90,7 @@ def import_config(
     """Predict what a configuration of a framework comes to.
 
     FILE holds the arguments of a training script of Megatron-LM, a torchtitan configuration or a DeepSpeed one. Prints
-    what was understood and what was ignored, then what `predict` prints.
+    what was understood, what was ignored and what is assumed otherwise, then what `predict` prints.
     """
     from autopar import prediction
     from autopar.frameworks.configurations import read_configuration
@@ -103,11 +103,14 @@ def import_config(
         click.echo(f"understood: {sentence}", err=True)
     for sentence in found.ignored:
         click.echo(f"ignored: {sentence}", err=True)
+    for sentence in found.assumed:
+        click.echo(f"assumed: {sentence}", err=True)
     given = context.get_parameter_source("precision") is click.core.ParameterSource.COMMANDLINE
     predicted = prediction.predict(
         found.model,
         found.degrees,
         dims=found.dims,
+        first_layers=found.first_layers,
         precision=precision if given or found.precision is None else found.precision,
         cache_dir=resolve_cache_dir(cache_dir, no_cache=no_cache),
         **request,

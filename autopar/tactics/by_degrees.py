@@ -1,11 +1,12 @@
 """Plans by degrees as schedules of tactics."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import prod
 
 from autopar.degrees import Degrees
 from autopar.formulate.fold import Folded
+from autopar.recompute import Recompute as Flavour
 from autopar.search.space import divisors
 from autopar.sharding import Axis, Mesh
 from autopar.tactics.records import (
@@ -20,7 +21,7 @@ from autopar.tactics.records import (
     Tactic,
     ZeRO,
 )
-from autopar.tactics.stages import blocks_per_stage, even_blocks
+from autopar.tactics.stages import blocks_per_stage, even_blocks, layers
 
 SHARD = "shard"
 """Axis of the data-parallel devices that share what ZeRO splits, where these are not all."""
@@ -99,8 +100,14 @@ def placing_by_degrees(degrees: Degrees) -> tuple[Tactic, ...]:
     return tuple(found)
 
 
-def stages_by_degrees(degrees: Degrees, folded: Folded) -> tuple[Tactic, ...]:
+def stages_by_degrees(degrees: Degrees, folded: Folded, first_layers: int = 0) -> tuple[Tactic, ...]:
     """Return the tactics that say what stages there are, in which order they run and what they recompute.
+
+    Args:
+        degrees: The plan.
+        folded: The graph of one microbatch.
+        first_layers: Layers of every stage, the first ones, that recompute, as Megatron-LM's block method has it; 0
+            for all.
 
     Raises:
         TacticError: If layers are given that the model does not have.
@@ -110,11 +117,25 @@ def stages_by_degrees(degrees: Degrees, folded: Folded) -> tuple[Tactic, ...]:
     stages = blocks_per_stage(folded, degrees.layers) if degrees.layers else degrees.pp
     pipeline = Pipeline(stages, schedule, degrees.num_microbatches, degrees.interleave)
     found: list[Tactic] = [pipeline]
-    if degrees.recompute != "none":
+    if degrees.recompute != "none" and not first_layers:
         found.append(Recompute(degrees.recompute))
+    elif degrees.recompute != "none":
+        found += _first_layers(degrees, folded, first_layers)
     if degrees.offload:
         found.append(Offload(degrees.offload))
     return tuple(found)
+
+
+def _first_layers(degrees: Degrees, folded: Folded, number: int) -> list[Tactic]:
+    """Return the tactics by which so many layers of every stage recompute, the first ones."""
+    repeated = set(layers(folded))
+    found: list[Tactic] = []
+    for stage, (start, stop) in enumerate(ranges_by_degrees(degrees, folded)):
+        again = [index for index in range(start, stop) if index in repeated][:number]
+        words = [degrees.recompute if index in again else str(Flavour.NONE) for index in range(start, stop)]
+        runs = " ".join(f"{word}*{len(list(run))}" for word, run in groupby(words))
+        found.append(Recompute(runs, (stage,)))
+    return found
 
 
 def ranges_by_degrees(degrees: Degrees, folded: Folded) -> tuple[tuple[int, int], ...]:
