@@ -450,11 +450,15 @@ class Exported:
         name: Name of the file, if the caller has none.
         data: Its content.
         lost: What of the plan the framework cannot be told, a sentence each.
+        granted: What the prediction takes for granted and the file does not ask for, a sentence each.
+        outcome: What the file comes to when it is read back and predicted; empty for placements.
     """
 
     name: str
     data: bytes
     lost: tuple[str, ...]
+    granted: tuple[str, ...] = ()
+    outcome: str = ""
 
     @property
     def text(self) -> str:

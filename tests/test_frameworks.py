@@ -174,17 +174,19 @@ def test_zero_holds_on_data_and_context_devices(cache_dir: Path) -> None:
 
 
 def test_shards_inside_replicas_are_hybrid(cache_dir: Path, tmp_path: Path) -> None:
-    """ZeRO over the links of a node only is torchtitan's HSDP, there and back; others say that they lose it."""
+    """ZeRO over the links of a node only is torchtitan's HSDP and several instances of Megatron's optimizer."""
     hybrid = planned("zoo:llama3-8b", LLAMA, cache_dir, dp=4, zero=3, shard=2)
 
     found = tomllib.loads(hybrid.export("torchtitan").text)["parallelism"]
 
     assert (found["data_parallel_replicate_degree"], found["data_parallel_shard_degree"]) == (2, 2)
-    assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("megatron").lost)
+    assert arguments(hybrid)["--num-distributed-optimizer-instances"] == "2"
     assert any("ZeRO over 2 of 4" in sentence for sentence in hybrid.export("deepspeed").lost)
     (tmp_path / "job.toml").write_text(hybrid.export("torchtitan").text)
     degrees = read_configuration(tmp_path / "job.toml", "torchtitan", gpus=4, model="zoo:llama3-8b").degrees
     assert (degrees.dp, degrees.zero, degrees.shard) == (4, 3, 2)
+    (tmp_path / "args").write_text(hybrid.export("megatron").text)
+    assert read_configuration(tmp_path / "args", "megatron", gpus=4).degrees == degrees
 
 
 @pytest.fixture(scope="module")
@@ -458,7 +460,7 @@ def test_megatron_scripts_are_read(tmp_path: Path) -> None:
         ("", "no arguments"),
         ("--num-layers four --tensor-model-parallel-size 1", "--num-layers is followed by 'four'"),
         ("--tensor-model-parallel-size 3", "8 devices are not divisible"),
-        ("--num-layers 4", "sizes of the model are not stated: --hidden-size"),
+        ("--num-layers 4 --micro-batch-size 1", "sizes of the model are not stated: --hidden-size"),
         ("--pipeline-model-parallel-layout Etx|t", "no pipeline layout"),
         ("--lr '1", "cannot be read"),
         ("--recompute-granularity half", "half is not known"),

@@ -37,6 +37,7 @@ def export(
 
     PLAN is a plan.json. Frameworks are megatron, torchtitan, deepspeed and nemo, which take degrees; jax, pytorch and
     onnx, which take placements of tensors. What a framework cannot be told is listed in the file and on standard error.
+    A configuration by degrees is read back and predicted; one that does not fit into memory is not written.
     """
     from autopar.plan import Plan, write_atomically
 
@@ -55,8 +56,12 @@ def export(
         path = output / exported.name if output.is_dir() else output
         write_atomically(path, exported.data)
         click.echo(f"wrote {path}", err=True)
+    if exported.outcome:
+        click.echo(exported.outcome, err=True)
     for sentence in exported.lost:
         click.echo(f"not expressed: {sentence}", err=True)
+    for sentence in exported.granted:
+        click.echo(f"taken for granted: {sentence}", err=True)
     return ExitCode.DONE
 
 

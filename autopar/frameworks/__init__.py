@@ -7,19 +7,20 @@ from autopar.errors import ExportError
 from autopar.formulate.fold import Folded
 from autopar.frameworks import deepspeed, jax, megatron, nemo, onnx_devices, pytorch, torchtitan
 from autopar.frameworks.facts import Facts, read
+from autopar.frameworks.outcome import outcome_of
 from autopar.plan import Exported, Plan
 from autopar.search.summary import name_stages
 from autopar.workload import open_plan
 
 __all__ = ["BY_DEGREES", "BY_PLACEMENTS", "Exported", "Facts", "export", "read", "targets"]
 
-BY_DEGREES: dict[str, Callable[[Facts], Exported]] = {
+BY_DEGREES: dict[str, Callable[[Facts, str], Exported]] = {
     "megatron": megatron.export,
     "torchtitan": torchtitan.export,
     "deepspeed": deepspeed.export,
     "nemo": nemo.export,
 }
-"""Frameworks that take degrees."""
+"""Frameworks that take degrees; a file also says what it comes to."""
 
 BY_PLACEMENTS: dict[str, Callable[[Plan, Folded], Exported]] = {"jax": jax.export, "pytorch": pytorch.export}
 """Frameworks that take placements of tensors."""
@@ -42,6 +43,7 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: P
 
     Raises:
         ExportError: If there is no such framework, or it cannot run anything like the plan.
+        InfeasibleError: If what the framework would run does not fit into memory; the hint has a plan that does.
         ModelError: If the model is not there.
         PlanError: If it is another one than the plan was made for.
     """
@@ -63,7 +65,9 @@ def export(plan: Plan, to: str, *, model: str | Path | None = None, cache_dir: P
     workload = open_plan(plan, model, cache_dir=cache_dir)
     folded = workload.folded(plan.microbatch)
     if to in BY_DEGREES:
-        return BY_DEGREES[to](read(plan, folded))
+        facts = read(plan, folded, workload.proto())
+        written = BY_DEGREES[to](facts, "")
+        return BY_DEGREES[to](facts, outcome_of(plan, to, written, facts, workload, cache_dir).sentence)
     if to in BY_PLACEMENTS:
         return BY_PLACEMENTS[to](plan, folded)
     return onnx_devices.export(plan, folded, workload.proto())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autopar import models
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
@@ -30,18 +31,37 @@ def read_configuration(
         ExportError: If there is no such framework, or the file cannot be read, or says too little.
         JobError: If its degrees contradict each other.
     """
-    if framework not in READERS:
-        raise ExportError(f"no configurations of {framework!r} are read", hint=f"choose {', '.join(READERS)}")
+    _check_framework(framework)
     try:
         text = Path(path).read_text()
     except OSError as error:
         raise ExportError(f"cannot read {str(path)!r}: {error.strerror}", hint="check the path") from None
     except UnicodeDecodeError:
         raise ExportError(f"{str(path)!r} is no text", hint="give the configuration, not a checkpoint") from None
+    return parse_configuration(text, framework, gpus=gpus, model=model)
+
+
+def parse_configuration(
+    text: str, framework: str, *, gpus: int | None = None, model: str | None = None
+) -> Configuration:
+    """Return what the text of a configuration states; arguments and errors as of `read_configuration`."""
+    _check_framework(framework)
     return READERS[framework](text, gpus, model)
 
 
-# torchtitan.
+def _check_framework(framework: str) -> None:
+    if framework not in READERS:
+        raise ExportError(f"no configurations of {framework!r} are read", hint=f"choose {', '.join(READERS)}")
+
+
+# torchtitan; the defaults are those of its configuration classes (`TORCHTITAN_SOURCE`).
+
+_LOCAL_BATCH = 8
+"""Default of training.local_batch_size."""
+_SEQUENCE = 2048
+"""Default of training.seq_len."""
+_SELECTIVE = "2"
+"""Default of activation_checkpoint.selective_ac_option."""
 
 
 def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration:
@@ -61,7 +81,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
     if not isinstance(shards, int) or shards < 1:
         raise ExportError(f"data_parallel_shard_degree is {shards!r}", hint="write -1 or a whole number above 0")
     dp = replicas * shards
-    local = fields.whole("training.local_batch_size", 1)
+    local = fields.whole("training.local_batch_size", _LOCAL_BATCH)
     batch = fields.get("training.global_batch_size", -1)
     parts = fields.get("parallelism.module_fqns_per_model_part", None)
     layers = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts) if parts else ()
@@ -72,8 +92,8 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
     each = 2 if schedule in ("interleaved", "zb-v") else 1
     reshard = fields.get("parallelism.fsdp_reshard_after_forward", "default")
     zero = 0 if shards == 1 else 2 if reshard == "never" or (reshard == "default" and pp > 1) else 3
-    recompute = fields.get("activation_checkpoint.mode", "selective")
-    fields.get("activation_checkpoint.selective_ac_option", None)
+    recompute = str(fields.get("activation_checkpoint.mode", "selective"))
+    assumed = [*_titan_recompute(fields, recompute), *_titan_stages(pp, parts)]
     degrees = Degrees(
         dp=dp,
         tp=tp,
@@ -82,7 +102,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         ep=ep,
         zero=zero,
         sequence_parallel=tp > 1,
-        recompute=str(recompute),
+        recompute=recompute,
         schedule=schedule if pp > 1 else "",
         interleave=(len(layers) // pp if layers else each) if pp > 1 else 1,
         microbatch=fields.whole("parallelism.pipeline_parallel_microbatch_size", 1) if pp > 1 else local,
@@ -93,9 +113,46 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         degrees = replace(degrees, shard=shards // ep)
     if model is None:
         raise ExportError("a torchtitan configuration does not state the sizes of its model", hint="give --model")
-    seq = fields.get("training.seq_len", None)
-    dims = {"seq": seq} if isinstance(seq, int) and model.startswith(("zoo:", "hf:")) else {}
-    return Configuration(degrees, model, dims, "fsdp", tuple(fields.understood()), tuple(fields.ignored()))
+    if kv_heads := _key_value_heads(model):
+        _check_key_value_heads(kv_heads, tp)
+    seq = fields.whole("training.seq_len", _SEQUENCE)
+    dims = {"seq": seq} if model.startswith(("zoo:", "hf:")) else {}
+    return Configuration(
+        degrees, model, dims, "fsdp", tuple(fields.understood()), tuple(fields.ignored()), tuple(assumed)
+    )
+
+
+def _titan_recompute(fields: "_Fields", mode: str) -> list[str]:
+    """Return what of selective recompute is taken otherwise than torchtitan has it."""
+    option = str(fields.get("activation_checkpoint.selective_ac_option", _SELECTIVE))
+    if mode != "selective" or option == "op":
+        return []
+    return [
+        f"selective recompute is by op in every layer; torchtitan recomputes one layer in {option} whole "
+        f"(selective_ac_option {option!r})"
+    ]
+
+
+def _titan_stages(pp: int, parts: object) -> list[str]:
+    """Return that stages are cut otherwise than torchtitan cuts them if nobody says."""
+    if pp == 1 or parts:
+        return []
+    return ["layers are cut evenly; torchtitan leaves one fewer in the first and in the last stage"]
+
+
+def _key_value_heads(model: str) -> int:
+    """Return the key-value heads of a model of the zoo that tells them, else 0."""
+    if not model.startswith("zoo:"):
+        return 0
+    return int(getattr(models.spec(model.removeprefix("zoo:")).config, "kv_heads", 0))
+
+
+def _check_key_value_heads(kv_heads: int, tp: int) -> None:
+    if kv_heads % tp:
+        raise ExportError(
+            f"{kv_heads} key-value heads do not divide over tensor_parallel_degree {tp}; torchtitan refuses that",
+            hint=f"choose a degree that divides {kv_heads}",
+        )
 
 
 # DeepSpeed.
@@ -130,9 +187,20 @@ def _deepspeed(text: str, gpus: int | None, model: str | None) -> Configuration:
     fields.get("zero_optimization.offload_optimizer.pin_memory", None)
     offload = "optimizer" if device == "cpu" else ""
     degrees = Degrees(dp=dp, tp=tp, zero=zero, offload=offload, microbatch=microbatch, global_batch=batch)
+    assumed = _deepspeed_overlap(fields, degrees)
     half = fields.get("bf16.enabled", False) is True
     precision = "mixed" if half else "megatron-fp16" if fields.get("fp16.enabled", False) is True else "fp32"
-    return Configuration(degrees, model, {}, precision, tuple(fields.understood()), tuple(fields.ignored()))
+    return Configuration(
+        degrees, model, {}, precision, tuple(fields.understood()), tuple(fields.ignored()), tuple(assumed)
+    )
+
+
+def _deepspeed_overlap(fields: "_Fields", degrees: Degrees) -> list[str]:
+    """Return what the simulator takes for granted of communication and DeepSpeed does only if it is told to."""
+    overlaps = fields.get("zero_optimization.overlap_comm", degrees.zero == 3)  # the default of ZeRO 3 is true
+    if degrees.dp == 1 or (degrees.zero and overlaps is True):
+        return []
+    return ["gradients are reduced while the backward runs; DeepSpeed does that with ZeRO and overlap_comm"]
 
 
 class _Fields:

@@ -3,6 +3,8 @@
 import json
 
 from autopar.frameworks.facts import ON_CPU, Facts
+from autopar.frameworks.granted import OVERLAPPED_GATHERS, OVERLAPPED_GRADIENTS, taken_for_granted
+from autopar.frameworks.known import DEEPSPEED_SOURCE
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
@@ -10,8 +12,13 @@ COMMENT = "autopar"
 """Key of what the file says about itself; JSON has no comments."""
 
 
-def export(facts: Facts) -> Exported:
-    """Return a plan as a DeepSpeed configuration."""
+def export(facts: Facts, outcome: str = "") -> Exported:
+    """Return a plan as a DeepSpeed configuration.
+
+    Args:
+        facts: The plan.
+        outcome: What the file comes to, for what it says about itself.
+    """
     lost = list(facts.lost)
     fields: dict[str, object] = {
         "train_batch_size": facts.plan.job.global_batch,
@@ -29,17 +36,16 @@ def export(facts: Facts) -> Exported:
             lost.append("ZeRO 3 with tensor parallelism: DeepSpeed's automatic tensor parallelism takes ZeRO 0 to 2")
         if facts.sequence_parallel:
             lost.append("sequence parallelism between tensor-parallel blocks")
-    if facts.sharded not in (0, facts.dp):
-        lost.append(f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices")
+    if facts.zero and facts.sharded < facts.dp:
+        lost.append(f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices{_groups(facts)}")
     if facts.pp > 1:
-        lost.append(
-            f"the pipeline: build a PipelineModule with num_stages={facts.pp} and layers per stage "
-            f"{', '.join(map(str, facts.layers))}; DeepSpeed runs 1F1B"
-        )
+        lost.append(_pipeline(facts))
         if facts.zero > 1:
             lost.append(f"ZeRO {facts.zero} in a pipeline: DeepSpeed's pipeline engine takes ZeRO 0 or 1")
     if facts.cp > 1:
-        lost.append(f"context parallelism of {facts.cp}: pass a mesh to deepspeed.initialize")
+        lost.append(
+            f"context parallelism of {facts.cp}: DeepSpeed splits heads instead (Ulysses, sequence_parallel_size)"
+        )
     if facts.ep > 1:
         lost.append(f"expert parallelism of {facts.ep}: give ep_size={facts.ep} to the MoE layers")
     if set(facts.flavours) != {Recompute.NONE}:
@@ -47,18 +53,49 @@ def export(facts: Facts) -> Exported:
         lost.append(f"recompute ({counts} layers): call deepspeed.checkpointing.checkpoint in the model")
     if any(facts.offloaded):
         lost.append(f"activations of {sum(facts.offloaded)} layers in host memory: DeepSpeed moves checkpoints only")
-    comment = {"plan": facts.plan.summary, "not expressed": lost}
+    asked = frozenset({OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else ())
+    granted = taken_for_granted(facts, asked)
+    comment = {
+        "plan": facts.plan.summary,
+        **({"outcome": outcome} if outcome else {}),
+        "names": f"Keys are those of {DEEPSPEED_SOURCE}.",
+        "not expressed": lost,
+        "taken for granted": granted,
+    }
     text = json.dumps({COMMENT: comment, **fields}, indent=2, ensure_ascii=False) + "\n"
-    return Exported("deepspeed.json", text.encode(), tuple(lost))
+    return Exported("deepspeed.json", text.encode(), tuple(lost), granted, outcome)
+
+
+def _groups(facts: Facts) -> str:
+    """Return how DeepSpeed is told that groups share, if it can be."""
+    if facts.zero < 3:
+        return ""
+    return f": mics_shard_size {facts.sharded} with deepspeed.zero.MiCS_Init"
+
+
+def _pipeline(facts: Facts) -> str:
+    """Return how the pipeline is built in code: DeepSpeed has one stage per group of devices."""
+    each = facts.interleave
+    layers = [sum(facts.layers[start : start + each]) for start in range(0, len(facts.layers), each)]
+    told = (
+        f"the pipeline: build a PipelineModule with num_stages={facts.pp} and layers per stage "
+        f"{', '.join(map(str, layers))}; DeepSpeed runs 1F1B"
+    )
+    if each > 1:
+        told += f", not {facts.plan.schedule} with {each} stages per group of devices"
+    elif facts.plan.schedule != "1f1b":
+        told += f", not {facts.plan.schedule}"
+    return told
 
 
 def _zero(facts: Facts, lost: list[str]) -> dict[str, object]:
     """Return the section of ZeRO, with the optimizer on the CPU (ZeRO-Offload) where the plan offloads its state."""
+    overlap = {"overlap_comm": True} if facts.zero else {}
     if not facts.hosted:
-        return {"stage": facts.zero}
+        return {"stage": facts.zero, **overlap}
     lost.append(ON_CPU)
     if not facts.zero:
         lost.append("an optimizer that is offloaded whole: DeepSpeed offloads with ZeRO only, and 1 is exported")
     if len(facts.hosted) < len(facts.plan.stages):
         lost.append("which stages offload the optimizer: DeepSpeed does on all of them")
-    return {"stage": max(1, facts.zero), "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    return {"stage": max(1, facts.zero), **overlap, "offload_optimizer": {"device": "cpu", "pin_memory": True}}

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
+import onnx
+
 from autopar import models
 from autopar.errors import ExportError
 from autopar.formulate.fold import Folded
@@ -49,6 +51,8 @@ class Sizes:
         top_k: Experts per token.
         family: Family of the zoo.
         tied: Whether the head is the token embedding.
+        rope_theta: Base of the rotary frequencies; 0 if it is not known or there are none.
+        head_size: Width of a head; 0 for `hidden / heads`.
     """
 
     layers: int
@@ -62,6 +66,8 @@ class Sizes:
     top_k: int = 0
     family: str = ""
     tied: bool = False
+    rope_theta: float = 0.0
+    head_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +132,20 @@ class Facts:
         """Product of the data axes whose devices share anything (ZeRO above 0)."""
         return prod(found.axis.size for found in self.axes if found.role == "dp" and found.zero)
 
+    @property
+    def shards_apart(self) -> bool:
+        """Whether data-parallel devices share over an axis outside one whose devices hold copies."""
+        data = sorted((found for found in self.axes if found.role == "dp"), key=lambda found: found.axis.stride)
+        return any(found.zero for found in data[1:]) and not data[0].zero
 
-def read(plan: Plan, folded: Folded) -> Facts:
+
+def read(plan: Plan, folded: Folded, model: onnx.ModelProto | None = None) -> Facts:
     """Return a plan in degrees.
 
     Args:
         plan: The plan.
         folded: The graph of one of its microbatches.
+        model: The model of the plan, which states its sizes if the zoo wrote it; None if it need not be asked.
 
     Raises:
         ExportError: If an axis of the mesh is nothing that degrees have a word for, so that no degrees make the plan.
@@ -194,7 +207,7 @@ def read(plan: Plan, folded: Folded) -> Facts:
         recompute=tuple(tuple(_RERUN.get(flavour, flavour) for flavour in stage) for stage in flavours),
         offloaded=tuple(stage.count(Recompute.OFFLOAD) for stage in flavours),
         hosted=tuple(index for index, stage in enumerate(plan.stages) if stage.offload),
-        sizes=_sizes(plan),
+        sizes=_sizes(plan, model),
         lost=tuple(lost),
     )
 
@@ -293,27 +306,35 @@ def sizes_of(family: str, config: Config) -> Sizes | None:
         case LlamaConfig():
             return Sizes(
                 config.num_layers, config.hidden, config.heads, config.kv_heads, config.ffn, config.seq,
-                config.vocab, family=family,
+                config.vocab, family=family, rope_theta=config.rope_theta,
             )  # fmt: skip
         case MixtralConfig():
             return Sizes(
                 config.num_layers, config.hidden, config.heads, config.kv_heads, config.ffn, config.seq,
-                config.vocab, config.experts, config.top_k, family=family,
+                config.vocab, config.experts, config.top_k, family=family, rope_theta=config.rope_theta,
             )  # fmt: skip
     return None
 
 
-def _sizes(plan: Plan) -> Sizes | None:
-    """Return the sizes of the model of a plan, None if its source does not state them."""
+def _sizes(plan: Plan, model: onnx.ModelProto | None) -> Sizes | None:
+    """Return the sizes of the model of a plan, None if neither its source nor the model states them."""
     source = plan.model.source
     if source.startswith(HUGGING_FACE):
         return config_sizes(read_config(source.removeprefix(HUGGING_FACE)), dict(plan.model.dims))
     if not source.startswith(ZOO):
-        return None
+        return None if model is None else _stated(plan, model)
     entry = models.spec(source.removeprefix(ZOO))
     known = {field.name: getattr(entry.config, field.name) for field in fields(entry.config)}
     changed = {name: type(known[name])(value) for name, value in plan.model.dims}
     return sizes_of(entry.family, replace(entry.config, **changed))
+
+
+def _stated(plan: Plan, model: onnx.ModelProto) -> Sizes | None:
+    """Return the sizes that the metadata of a file of the zoo state, if the plan's parameters are of these sizes."""
+    stated = models.sizes_of(model)
+    if stated is None or models.num_parameters(models.build_config(*stated)) != plan.model.num_parameters:
+        return None
+    return sizes_of(*stated)
 
 
 _USUAL = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
@@ -343,4 +364,6 @@ def config_sizes(config: Mapping[str, Any], dims: Mapping[str, int | float]) -> 
         config.get("num_experts_per_tok") or 0,
         family=family,
         tied=bool(config.get("tie_word_embeddings", False)),
+        rope_theta=float(config.get("rope_theta") or 0.0),
+        head_size=config.get("head_dim") or 0,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from autopar.formulate.fold import Folded
 from autopar.frameworks.facts import offloads_lost
-from autopar.frameworks.header import header
+from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.placements import (
     boundary_placements,
     has_chunks,
@@ -93,7 +93,7 @@ def export(plan: Plan, folded: Folded) -> Exported:
             continue
         spec = partition_spec(placements, plan.mesh, len(value.shape))
         boundaries.append(f"    {name!r}: {spec},  # {_shape(value.shape)}, blocks {_ranges(instances)}\n")
-    text = header(plan, "Shardings for JAX", lost) + _SCRIPT.format(
+    text = header(plan, "Shardings for JAX", Remarks(lost)) + _SCRIPT.format(
         stages=[stage.devices for stage in plan.stages],
         shape=plan.device_mesh.shape,
         axes=tuple(axis.name for axis in plan.mesh),

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from autopar.errors import ExportError
-from autopar.frameworks.facts import ON_CPU, Facts, Sizes
-from autopar.frameworks.header import header
+from autopar.frameworks.facts import ON_CPU, Facts
+from autopar.frameworks.granted import (
+    EXPERTS_BY_ALL_TO_ALL,
+    OVERLAPPED_GATHERS,
+    OVERLAPPED_GRADIENTS,
+    taken_for_granted,
+)
+from autopar.frameworks.header import Remarks, header
+from autopar.frameworks.known import MEGATRON_SOURCE
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
@@ -17,26 +24,56 @@ _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _SCHEDULES = ("1f1b", "interleaved")
 _FAMILIES = ("gpt", "llama", "mistral", "mixtral")
 """Families whose layers the arguments describe."""
+_ROTARY_BASE = 10000
+"""Default of --rotary-base."""
+DIVISIBLE_BY = 128
+"""Default of --make-vocab-size-divisible-by."""
 
 
-def export(facts: Facts) -> Exported:
-    """Return a plan as a file of arguments, one per line."""
+def export(facts: Facts, outcome: str = "") -> Exported:
+    """Return a plan as a file of arguments, one per line.
+
+    Args:
+        facts: The plan.
+        outcome: What the file comes to, for its header.
+    """
     lost = list(facts.lost)
     arguments = [
         *_degrees(facts, lost),
         *_zero(facts, lost),
+        *_overlap(facts),
         *_recompute(facts, lost),
         *_offload(facts, lost),
         ("--micro-batch-size", facts.microbatch),
         ("--global-batch-size", facts.plan.job.global_batch),
         *_precision(facts, lost),
-        *_sizes(facts.sizes, lost),
+        *_sizes(facts, lost),
     ]
     if facts.sequence_parallel is False and facts.ep > 1 and facts.tp > 1:
         lost.append("Megatron asks for --sequence-parallel when experts and tensor parallelism are combined")
     lines = [name if value is True else f"{name} {value}" for name, value in arguments]
-    text = header(facts.plan, "Arguments for Megatron-LM", lost) + "\n".join(lines) + "\n"
-    return Exported("megatron.args", text.encode(), tuple(lost))
+    asked = frozenset(sentence for name, sentence in _ASKED.items() if name in dict(arguments))
+    granted = taken_for_granted(facts, asked)
+    remarks = Remarks(lost, granted, f"Arguments are those of {MEGATRON_SOURCE}.", outcome, _environment(facts))
+    text = header(facts.plan, "Arguments for Megatron-LM", remarks) + "\n".join(lines) + "\n"
+    return Exported("megatron.args", text.encode(), tuple(lost), granted, outcome)
+
+
+_ASKED = {
+    "--overlap-grad-reduce": OVERLAPPED_GRADIENTS,
+    "--overlap-param-gather": OVERLAPPED_GATHERS,
+    "--moe-token-dispatcher-type": EXPERTS_BY_ALL_TO_ALL,
+}
+"""What arguments ask for that the simulator assumes."""
+
+
+def _environment(facts: Facts) -> list[str]:
+    """Return what Megatron-LM checks in the environment (`validate_args`)."""
+    if facts.zero in _SHARDING:
+        return ["CUDA_DEVICE_MAX_CONNECTIONS other than 1: Megatron's FSDP refuses 1"]
+    if facts.tp > 1 or facts.cp > 1:
+        return ["CUDA_DEVICE_MAX_CONNECTIONS=1, for tensor and context parallelism before Blackwell"]
+    return []
 
 
 Argument = tuple[str, object]
@@ -103,10 +140,18 @@ def _zero(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         yield "--no-gradient-accumulation-fusion", True
         if facts.pp > 1:
             lost.append(f"ZeRO {facts.zero} in a pipeline: check that your version of Megatron's FSDP runs in one")
-    if facts.sharded not in (0, facts.dp):
-        lost.append(
-            f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices; Megatron-LM shares over all of them"
-        )
+    if facts.sharded < facts.dp:
+        yield "--num-distributed-optimizer-instances", facts.dp // facts.sharded
+        if facts.shards_apart:
+            lost.append("devices that share are no neighbours here; Megatron-LM puts shards inside copies")
+
+
+def _overlap(facts: Facts) -> Iterable[Argument]:
+    """Return the overlap of communication with compute that the simulator assumes."""
+    if facts.dp * facts.cp > 1:
+        yield "--overlap-grad-reduce", True
+        if facts.zero:
+            yield "--overlap-param-gather", True
 
 
 def _recompute(facts: Facts, lost: list[str]) -> Iterable[Argument]:
@@ -168,7 +213,8 @@ def _precision(facts: Facts, lost: list[str]) -> Iterable[Argument]:
         lost.append(f"precision {name!r}")
 
 
-def _sizes(sizes: Sizes | None, lost: list[str]) -> Iterable[Argument]:
+def _sizes(facts: Facts, lost: list[str]) -> Iterable[Argument]:
+    sizes = facts.sizes
     if sizes is None:
         lost.append("sizes of the model: it is no decoder of known sizes; add --num-layers, --hidden-size and the like")
         return
@@ -177,10 +223,15 @@ def _sizes(sizes: Sizes | None, lost: list[str]) -> Iterable[Argument]:
     yield "--num-layers", sizes.layers
     yield "--hidden-size", sizes.hidden
     yield "--num-attention-heads", sizes.heads
+    if sizes.head_size not in (0, sizes.hidden // sizes.heads):
+        yield "--kv-channels", sizes.head_size
     yield "--seq-length", sizes.seq
     yield "--max-position-embeddings", sizes.seq
-    yield "--vocab-size", sizes.vocab
+    yield from _vocabulary(sizes.vocab, facts.tp, lost)
     yield "--ffn-hidden-size", sizes.ffn
+    yield "--hidden-dropout", 0
+    yield "--attention-dropout", 0
+    yield "--no-create-attention-mask-in-dataloader", True  # causal attention needs none, of seq x seq bytes a sample
     if sizes.kv_heads != sizes.heads:
         yield "--group-query-attention", True
         yield "--num-query-groups", sizes.kv_heads
@@ -188,6 +239,8 @@ def _sizes(sizes: Sizes | None, lost: list[str]) -> Iterable[Argument]:
         yield "--swiglu", True
         yield "--normalization", "RMSNorm"
         yield "--position-embedding-type", "rope"
+        if sizes.rope_theta not in (0, _ROTARY_BASE):
+            yield "--rotary-base", int(sizes.rope_theta)
         yield "--disable-bias-linear", True
     if not sizes.tied:
         yield "--untie-embeddings-and-output-weights", True
@@ -195,6 +248,21 @@ def _sizes(sizes: Sizes | None, lost: list[str]) -> Iterable[Argument]:
         yield "--num-experts", sizes.experts
         yield "--moe-router-topk", sizes.top_k
         yield "--moe-ffn-hidden-size", sizes.ffn
+        if facts.plan.job.precision in ("mixed", "fsdp"):
+            yield "--moe-grouped-gemm", True  # of bfloat16 only
+        if facts.ep > 1:
+            yield "--moe-token-dispatcher-type", "alltoall"
+
+
+def _vocabulary(vocab: int, tp: int, lost: list[str]) -> Iterable[Argument]:
+    """Return the vocabulary, and how far it is padded where that would be further than here."""
+    yield "--vocab-size", vocab
+    if vocab % (DIVISIBLE_BY * tp):
+        yield "--make-vocab-size-divisible-by", 1
+    if vocab % tp:
+        lost.append(
+            f"a vocabulary of {vocab}: Megatron-LM pads it to {-(-vocab // tp) * tp}, which {tp} devices divide"
+        )
 
 
 @dataclass(frozen=True, slots=True)

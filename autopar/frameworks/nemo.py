@@ -4,13 +4,25 @@ from collections import Counter
 
 from autopar.cluster import cluster_from_dict
 from autopar.frameworks.facts import ON_CPU, Facts
-from autopar.frameworks.header import header
+from autopar.frameworks.granted import taken_for_granted
+from autopar.frameworks.header import Remarks, header
+from autopar.frameworks.known import NEMO_SOURCE
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
+_NAMES = (
+    f"Names are those of {NEMO_SOURCE}. NeMo 3 has no such recipes: Megatron-Bridge takes their place, with names of "
+    "its own."
+)
 
-def export(facts: Facts) -> Exported:
-    """Return a plan as `name=value` lines for a recipe of NeMo 2."""
+
+def export(facts: Facts, outcome: str = "") -> Exported:
+    """Return a plan as `name=value` lines for a recipe of NeMo 2.
+
+    Args:
+        facts: The plan.
+        outcome: What the file comes to, for its header.
+    """
     lost = list(facts.lost)
     per_node = min(facts.gpus, cluster_from_dict(facts.plan.job.cluster).devices_per_node)
     values: dict[str, object] = {
@@ -30,7 +42,7 @@ def export(facts: Facts) -> Exported:
         values["data.seq_length"] = facts.sizes.seq
     if facts.zero > 1:
         lost.append(f"ZeRO {facts.zero}; the distributed optimizer is ZeRO 1")
-    elif facts.sharded not in (0, facts.dp):
+    elif facts.zero and facts.sharded < facts.dp:
         lost.append(f"ZeRO over {facts.sharded} of {facts.dp} data-parallel devices")
     if facts.pp > 1 and facts.plan.schedule not in ("1f1b", "interleaved"):
         lost.append(f"schedule {facts.plan.schedule!r}; NeMo runs 1F1B, interleaved where stages take turns")
@@ -38,9 +50,9 @@ def export(facts: Facts) -> Exported:
     values |= _recompute(facts, lost)
     values |= _offload(facts, lost)
     lines = "".join(f"{name}={value}\n" for name, value in values.items())
-    return Exported(
-        "nemo.values", (header(facts.plan, "Values for a recipe of NeMo 2", lost) + lines).encode(), tuple(lost)
-    )
+    granted = taken_for_granted(facts)
+    text = header(facts.plan, "Values for a recipe of NeMo 2", Remarks(lost, granted, _NAMES, outcome)) + lines
+    return Exported("nemo.values", text.encode(), tuple(lost), granted, outcome)
 
 
 def _stages(facts: Facts, lost: list[str]) -> dict[str, object]:

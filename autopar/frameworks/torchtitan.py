@@ -1,24 +1,58 @@
 """torchtitan: a plan as the sections of a job configuration (TOML)."""
 
+from autopar.errors import ExportError
 from autopar.frameworks.facts import Facts, offloads_lost
-from autopar.frameworks.header import header
-from autopar.frameworks.known import TORCHTITAN_SCHEDULES
+from autopar.frameworks.granted import OVERLAPPED_GATHERS, OVERLAPPED_GRADIENTS, taken_for_granted
+from autopar.frameworks.header import Remarks, header
+from autopar.frameworks.known import TORCHTITAN_SCHEDULES, TORCHTITAN_SOURCE
 from autopar.plan import Exported
 from autopar.recompute import Recompute
 
+_NAMES = (
+    f"Fields are those of {TORCHTITAN_SOURCE}. torchtitan 0.3.0 reads no TOML: there a configuration is a function in "
+    "Python (--module, --config), activation_checkpoint.mode and the module output have other names, and "
+    "enable_sequence_parallel is a field."
+)
 
-def export(facts: Facts) -> Exported:
-    """Return a plan as TOML that goes into a job configuration."""
+
+def export(facts: Facts, outcome: str = "") -> Exported:
+    """Return a plan as TOML that goes into a job configuration.
+
+    Args:
+        facts: The plan.
+        outcome: What the file comes to, for its header.
+
+    Raises:
+        ExportError: If torchtitan refuses such a plan.
+    """
+    _check_heads(facts)
     lost = [*facts.lost, *offloads_lost(facts.plan)]
     sections: dict[str, dict[str, object]] = {
         "training": _training(facts, lost),
         "parallelism": _parallelism(facts, lost),
         "activation_checkpoint": _recompute(facts, lost),
     }
-    text = header(facts.plan, "Sections for a torchtitan job configuration", lost)
+    # FSDP reduces and gathers beside compute by itself.
+    granted = taken_for_granted(facts, frozenset({OVERLAPPED_GRADIENTS, OVERLAPPED_GATHERS} if facts.zero else ()))
+    remarks = Remarks(lost, granted, _NAMES, outcome)
+    text = header(facts.plan, "Sections for a torchtitan job configuration", remarks)
     for name, fields in sections.items():
         text += f"\n[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in fields.items())
-    return Exported("torchtitan.toml", text.encode(), tuple(lost))
+    return Exported("torchtitan.toml", text.encode(), tuple(lost), granted, outcome)
+
+
+def _check_heads(facts: Facts) -> None:
+    """Refuse tensor parallelism over more devices than divide the key-value heads.
+
+    Raises:
+        ExportError: If they do not divide.
+    """
+    if facts.sizes is not None and facts.sizes.kv_heads % facts.tp:
+        kv_heads = facts.sizes.kv_heads
+        raise ExportError(
+            f"{kv_heads} key-value heads do not divide over tp={facts.tp} devices: torchtitan refuses that",
+            hint=f"plan with a tensor-parallel degree that divides {kv_heads}, or export --to megatron",
+        )
 
 
 def _toml(value: object) -> str:
@@ -55,8 +89,7 @@ def _parallelism(facts: Facts, lost: list[str]) -> dict[str, object]:
             lost.append("ZeRO 1: torchtitan's FSDP also splits gradients and, between steps, parameters")
         elif facts.zero == 2:
             lost.append("ZeRO 2: torchtitan's FSDP also splits parameters between steps")
-    data = sorted((found for found in facts.axes if found.role == "dp"), key=lambda found: found.axis.stride)
-    if any(found.zero for found in data[1:]) and not data[0].zero:
+    if facts.shards_apart:
         lost.append("devices that share parameters are no neighbours here; torchtitan puts shards inside replicas")
     fields["tensor_parallel_degree"] = facts.tp
     if facts.tp > 1 and not facts.sequence_parallel:

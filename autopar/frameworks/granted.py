@@ -1,0 +1,38 @@
+"""What a prediction takes for granted of the software that runs a plan, and a configuration does not ask for."""
+
+from autopar.cost import BUCKET_BYTES
+from autopar.frameworks.facts import Facts
+from autopar.task import job_stack
+
+OVERLAPPED_GRADIENTS = "gradients are reduced while the backward runs"
+OVERLAPPED_GATHERS = "parameters are gathered while the blocks before compute"
+GATHERED_CONTEXT = "context parallelism gathers keys and values whole in every layer"
+EXPERTS_BY_ALL_TO_ALL = "tokens go to experts and back by all-to-all"
+
+
+def taken_for_granted(facts: Facts, asked: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return what the simulator assumes of the software, a sentence each.
+
+    Args:
+        facts: The plan.
+        asked: Sentences of this module that the configuration does ask for.
+    """
+    found: list[str] = []
+    data = facts.dp * facts.cp
+    if data > 1:
+        found += [OVERLAPPED_GRADIENTS, f"gradients are reduced in buckets of {BUCKET_BYTES / 1e6:g} MB"]
+    if facts.zero and data > 1:
+        found.append(OVERLAPPED_GATHERS)
+    if facts.tp > 1:
+        found.append("collectives of tensor parallelism in the backward run beside weight-gradient products")
+    if facts.cp > 1:
+        found.append(GATHERED_CONTEXT)
+    if facts.ep > 1:
+        found.append(EXPERTS_BY_ALL_TO_ALL)
+    if facts.sizes is not None and facts.sizes.experts:
+        found.append("an expert takes a limited number of tokens (the zoo's capacity factor) and drops the others")
+    if job_stack(facts.plan.job).attention == "fused":
+        found.append("attention is one kernel that keeps no scores (flash attention)")
+    if facts.pp > 1:
+        found.append("no stage waits for a norm of all gradients before its update")
+    return tuple(sentence for sentence in found if sentence not in asked)

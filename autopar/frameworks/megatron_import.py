@@ -1,0 +1,339 @@
+"""Megatron-LM's arguments as degrees: what a training script would run, its own defaults included.
+
+Defaults and refusals are those of `megatron/training/arguments.py` (`MEGATRON_SOURCE`): what Megatron-LM refuses is
+refused here, and a default of its own is never replaced by one of ours without a word in `Configuration.assumed`.
+"""
+
+from math import gcd
+
+from autopar.degrees import Degrees
+from autopar.errors import ExportError
+from autopar.frameworks.configuration import Configuration, data_parallel_degree
+from autopar.frameworks.megatron import Arguments, parse, parse_layout
+from autopar.frameworks.megatron_model import read_model, vocabulary_multiple
+
+_WORLD = (("--nproc-per-node", "--nproc_per_node"), ("--nnodes",))
+_DEGREES = {
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size",
+}
+_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""ZeRO level by `--data-parallel-sharding-strategy`; the first is the default."""
+
+
+def read_arguments(text: str, gpus: int | None, model: str | None) -> Configuration:
+    """Return what arguments of Megatron-LM state.
+
+    Args:
+        text: A file of arguments, or a shell script with them.
+        gpus: Number of devices; None if the text says.
+        model: The model; None if the arguments state its sizes.
+
+    Raises:
+        ExportError: If the text has no arguments, Megatron-LM would refuse them, or no plan of ours is like them.
+        JobError: If its degrees contradict each other.
+    """
+    arguments = Taken(parse(text))
+    assumed: list[str] = []
+    shape = {name: arguments.whole(option) or 1 for name, option in _DEGREES.items()}
+    if gpus is None:
+        per_node, nodes = (
+            next((number for option in names if (number := arguments.whole(option))), None) for names in _WORLD
+        )
+        gpus = per_node * (nodes or 1) if per_node else None
+    dp = data_parallel_degree(gpus, shape)
+    tp, pp, cp = shape["tp"], shape["pp"], shape["cp"]
+    ep = _experts(arguments, dp, tp)
+    layers, interleave = _stages(arguments, pp)
+    recompute, first_layers = _recompute(arguments, layers, pp * interleave)
+    zero = _zero(arguments)
+    shard = _sharing(arguments, zero, dp, ep)
+    offload = _offload(arguments)
+    microbatch = arguments.whole("--micro-batch-size")
+    if microbatch is None:
+        raise ExportError("there is no --micro-batch-size; Megatron-LM asks for one", hint="add --micro-batch-size 1")
+    _check_sequence(arguments, cp)
+    degrees = Degrees(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        zero=zero,
+        shard=shard,
+        sequence_parallel=arguments.flag("--sequence-parallel") and tp > 1,
+        recompute=recompute,
+        offload=offload,
+        interleave=interleave,
+        microbatch=microbatch,
+        global_batch=arguments.whole("--global-batch-size") or microbatch * dp,
+        layers=layers,
+    )
+    source, dims = (
+        (model, {}) if model is not None else read_model(arguments, vocabulary_multiple(arguments, tp), assumed)
+    )
+    _communication(arguments, degrees, assumed)
+    precision = "mixed" if arguments.flag("--bf16") else "megatron-fp16" if arguments.flag("--fp16") else "fp32"
+    return Configuration(
+        degrees,
+        source,
+        dims,
+        precision,
+        tuple(arguments.understood()),
+        tuple(arguments.ignored()),
+        tuple(assumed),
+        first_layers,
+    )
+
+
+class Taken:
+    """Arguments, and which of them were asked for."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self._taken: dict[str, None] = {}
+
+    def whole(self, name: str) -> int | None:
+        """Return a whole number from 1 on, None if it is not there."""
+        number = self._arguments.whole(name)
+        if number is not None:
+            self._taken[name] = None
+        return number
+
+    def flag(self, name: str) -> bool:
+        """Return whether an argument is there."""
+        return self.text(name) is not None
+
+    def text(self, name: str) -> str | bool | None:
+        """Return what follows an argument, True if nothing does, None if it is not there."""
+        value = self.peek(name)
+        if value is not None:
+            self._taken[name] = None
+        return value
+
+    def peek(self, name: str) -> str | bool | None:
+        """Return what follows an argument that stays ignored."""
+        return self._arguments.values.get(name)
+
+    def understood(self) -> list[str]:
+        """Return the arguments that were asked for."""
+        return [_written(name, self._arguments.values[name]) for name in self._taken]
+
+    def ignored(self) -> list[str]:
+        """Return the arguments that were not."""
+        return [_written(name, value) for name, value in self._arguments.values.items() if name not in self._taken]
+
+
+def _written(name: str, value: str | bool) -> str:
+    return name if value is True else f"{name} {value}"
+
+
+def _experts(arguments: Taken, dp: int, tp: int) -> int:
+    """Return the expert-parallel degree.
+
+    Megatron-LM deals experts out over groups of ep x etp devices, etp the tensor-parallel degree unless stated; here
+    they are dealt out over data-parallel devices, and each is split over the tensor-parallel ones.
+    """
+    ep = arguments.whole("--expert-model-parallel-size") or 1
+    split = arguments.whole("--expert-tensor-parallel-size") or tp
+    experts = arguments.peek("--num-experts")
+    if ep == 1 and (split == tp or experts is None):
+        return ep
+    count = int(experts) if isinstance(experts, str) and experts.isdecimal() else 0
+    if count % ep:
+        raise ExportError(
+            f"{count} experts are not divisible by --expert-model-parallel-size {ep}",
+            hint=f"--expert-model-parallel-size {gcd(count, ep)}",
+        )
+    if dp % ep == 0 and split == tp:
+        return ep
+    why = f"--expert-model-parallel-size {ep} does not divide the data-parallel degree {dp}"
+    if split != tp:
+        why = f"--expert-tensor-parallel-size {split} with --tensor-model-parallel-size {tp}" + (
+            f", and {why}" if dp % ep else ""
+        )
+    fits = [size for size in range(1, dp + 1) if dp % size == 0 and count % size == 0 and size * tp <= ep * split]
+    nearest = max(fits, default=1)
+    raise ExportError(
+        f"{why}: Megatron-LM deals experts out over tensor-parallel devices, too, {ep * split} in a group; plans here "
+        f"deal them out over data-parallel devices only, and split each over the {tp} tensor-parallel ones",
+        hint=f"--expert-model-parallel-size {nearest} --expert-tensor-parallel-size {tp} is the nearest here: groups "
+        f"of {nearest * tp}",
+    )
+
+
+def _zero(arguments: Taken) -> int:
+    distributed = arguments.flag("--use-distributed-optimizer")
+    strategy = arguments.peek("--data-parallel-sharding-strategy")
+    if not arguments.flag("--use-megatron-fsdp"):
+        return int(distributed)
+    arguments.text("--ckpt-format")
+    arguments.flag("--no-gradient-accumulation-fusion")
+    if strategy is None:
+        return int(distributed)
+    if strategy not in _SHARDING:
+        raise ExportError(
+            f"--data-parallel-sharding-strategy {strategy} is not known", hint=f"choose {', '.join(_SHARDING)}"
+        )
+    arguments.text("--data-parallel-sharding-strategy")
+    return _SHARDING[str(strategy)]
+
+
+def _sharing(arguments: Taken, zero: int, dp: int, ep: int) -> int:
+    """Return how many data-parallel devices share what ZeRO splits; 0 for all."""
+    copies = arguments.whole("--num-distributed-optimizer-instances") or 1
+    if copies == 1 or not zero:
+        return 0
+    if (dp // ep) % copies:
+        raise ExportError(
+            f"{dp // ep} data-parallel devices are not divisible by --num-distributed-optimizer-instances {copies}",
+            hint=f"--num-distributed-optimizer-instances {gcd(dp // ep, copies)}",
+        )
+    return dp // ep // copies
+
+
+def _recompute(arguments: Taken, layers: tuple[int, ...], stages: int) -> tuple[str, int]:
+    """Return what layers recompute, and how many of every stage do; 0 for all."""
+    if offloaded := arguments.whole("--cpu-offloading-num-layers"):
+        if offloaded != (arguments.whole("--num-layers") or 0) - 1:  # of L layers Megatron-LM offloads L - 1 at most
+            raise ExportError(
+                f"--cpu-offloading-num-layers {offloaded}: only all layers but the last can be predicted",
+                hint="write one less than --num-layers, or leave it out",
+            )
+        return "offload", 0
+    granularity = arguments.text("--recompute-granularity")
+    if granularity not in (None, "full", "selective"):
+        raise ExportError(f"--recompute-granularity {granularity} is not known", hint="write full or selective")
+    if granularity is None:
+        return "selective" if arguments.flag("--recompute-activations") else "none", 0
+    if granularity == "selective":
+        return "selective", 0
+    method, number = arguments.text("--recompute-method"), arguments.whole("--recompute-num-layers")
+    if method not in ("uniform", "block") or number is None:
+        raise ExportError(
+            "--recompute-granularity full without --recompute-method and --recompute-num-layers; Megatron-LM asks for "
+            "both",
+            hint="add --recompute-method uniform --recompute-num-layers 1",
+        )
+    if method == "uniform":  # all layers, whatever the size of a unit
+        return "full", 0
+    total = arguments.whole("--num-layers")
+    longest = max(layers, default=0) or -(-(total or number) // stages)
+    return "full", 0 if number >= longest else number
+
+
+def _offload(arguments: Taken) -> str:
+    """Return what lies in host memory between steps."""
+    fraction = arguments.peek("--optimizer-offload-fraction")
+    if not arguments.flag("--optimizer-cpu-offload"):
+        return ""
+    arguments.flag("--use-precision-aware-optimizer")
+    if fraction is not None:
+        arguments.text("--optimizer-offload-fraction")
+        if not isinstance(fraction, str) or _number(fraction) != 1.0:
+            raise ExportError(
+                f"--optimizer-offload-fraction {fraction}: all of the optimizer's state or none can be predicted",
+                hint="write 1.0, or leave --optimizer-cpu-offload out",
+            )
+    return "optimizer"
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _stages(arguments: Taken, pp: int) -> tuple[tuple[int, ...], int]:
+    """Return layers per stage (empty for an even cut) and stages per group of devices."""
+    layout = arguments.text("--pipeline-model-parallel-layout")
+    number = arguments.whole("--num-layers")
+    if isinstance(layout, str):
+        layers = parse_layout(layout)
+        if len(layers) % pp:
+            raise ExportError(f"the layout {layout!r} has {len(layers)} stages for {pp} groups of devices")
+        if number is not None and sum(layers) != number:
+            raise ExportError(f"the layout {layout!r} has {sum(layers)} layers, --num-layers is {number}")
+        return layers, len(layers) // pp
+    virtual = arguments.whole("--num-virtual-stages-per-pipeline-rank") or 1
+    first = arguments.whole("--decoder-first-pipeline-num-layers")
+    last = arguments.whole("--decoder-last-pipeline-num-layers")
+    if each := arguments.whole("--num-layers-per-virtual-pipeline-stage"):
+        if number is None:
+            raise ExportError("--num-layers-per-virtual-pipeline-stage without --num-layers", hint="add --num-layers")
+        if number % (pp * each):
+            raise ExportError(
+                f"{number} layers are not divisible by {pp} groups x {each} layers per stage",
+                hint=_with_layout(number, pp),
+            )
+        return (), number // (pp * each)
+    if number is None:
+        return (), virtual
+    if first is None and last is None:
+        return _even_stages(arguments, number, pp, virtual), virtual
+    between = pp - (first is not None) - (last is not None)
+    rest = number - (first or 0) - (last or 0)
+    if virtual > 1 or (rest % between if between else rest):
+        raise ExportError(
+            f"{rest} layers are not divisible by {between} stages"
+            if virtual == 1
+            else "--num-virtual-stages-per-pipeline-rank with a first or last stage of its own size is not read",
+            hint=_with_layout(number, pp),
+        )
+    middle = (rest // between,) * between if between else ()
+    return (*(() if first is None else (first,)), *middle, *(() if last is None else (last,))), 1
+
+
+def _even_stages(arguments: Taken, number: int, pp: int, virtual: int) -> tuple[int, ...]:
+    """Return layers per stage of an even cut, in which embedding and loss may count as a layer each; empty if equal."""
+    embedding, loss = (int(arguments.flag(f"--account-for-{part}-in-pipeline-split")) for part in ("embedding", "loss"))
+    stages = pp * virtual
+    each, rest = divmod(number + embedding + loss, stages)
+    if rest:
+        counted = f"{number} layers" + (", embedding and loss counted as layers," if embedding or loss else "")
+        raise ExportError(
+            f"{counted} are not divisible by {stages} stages: Megatron-LM refuses that, or leaves layers out",
+            hint=_with_layout(number, pp),
+        )
+    if stages == 1 or not (embedding or loss):
+        return ()
+    return (each - embedding, *(each,) * (stages - 2), each - loss)
+
+
+def _with_layout(number: int, pp: int) -> str:
+    """Return the argument that states an uneven cut: the first stages have a layer more."""
+    each, more = divmod(number, pp)
+    words = [f"t*{each + (stage < more)}" for stage in range(pp)]
+    return f"--pipeline-model-parallel-layout 'E{'|'.join(words)},L'"
+
+
+def _check_sequence(arguments: Taken, cp: int) -> None:
+    """Refuse a sequence that context parallelism does not divide into two parts per device."""
+    seq = arguments.whole("--seq-length")
+    if cp > 1 and seq is not None and seq % (2 * cp):
+        raise ExportError(
+            f"--seq-length {seq} is not divisible by 2 x --context-parallel-size {cp}; Megatron-LM refuses that",
+            hint=f"--seq-length {-(-seq // (2 * cp)) * 2 * cp}",
+        )
+
+
+def _communication(arguments: Taken, degrees: Degrees, assumed: list[str]) -> None:
+    """Add what the simulator takes for granted of communication and Megatron-LM does only if it is told to."""
+    if degrees.dp * degrees.cp > 1 and not arguments.flag("--overlap-grad-reduce"):
+        assumed.append(
+            "gradients are reduced while the backward runs; Megatron-LM does that with --overlap-grad-reduce"
+        )
+    if degrees.zero and degrees.data > 1 and not arguments.flag("--overlap-param-gather"):
+        assumed.append("parameters are gathered while compute runs; Megatron-LM does that with --overlap-param-gather")
+    dispatcher = arguments.peek("--moe-token-dispatcher-type")
+    if degrees.ep > 1 and dispatcher == "alltoall":
+        arguments.text("--moe-token-dispatcher-type")
+    elif degrees.ep > 1:
+        assumed.append(
+            "tokens go to experts by all-to-all; Megatron-LM's default is --moe-token-dispatcher-type allgather"
+        )
+    if degrees.cp > 1:
+        kind = arguments.peek("--cp-comm-type") or "p2p"
+        assumed.append(f"context parallelism gathers keys and values in every layer; Megatron-LM runs {kind}")

@@ -1,0 +1,144 @@
+"""Configurations that frameworks' own defaults complete: read as the framework would run them, or refused as there."""
+
+from pathlib import Path
+
+import pytest
+
+from autopar.degrees import Degrees
+from autopar.errors import ExportError
+from autopar.frameworks.configuration import Configuration
+from autopar.frameworks.configurations import parse_configuration
+
+LLAMA = (
+    "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
+    "--vocab-size 32000 --swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0.0 --bf16 --micro-batch-size 1 "
+)
+GPT2 = (
+    "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
+    "--vocab-size 50257 --make-vocab-size-divisible-by 1 --micro-batch-size 1 --global-batch-size 32 --bf16 "
+)
+MOE = LLAMA + "--num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 1536 --global-batch-size 2048 "
+
+
+def read(text: str, gpus: int = 8) -> Configuration:
+    """Return what arguments of Megatron-LM state."""
+    return parse_configuration(text, "megatron", gpus=gpus)
+
+
+def test_a_gated_mlp_has_two_thirds_of_the_width() -> None:
+    """`validate_args`: int(4 h 2/3 / 64) * 64 with --swiglu, 4 h without."""
+    assert read(LLAMA).dims["ffn"] == 10880
+    assert read(LLAMA + "--ffn-hidden-size 11008").model == "zoo:llama2-7b"
+
+
+def test_sizes_of_a_published_model_have_its_name() -> None:
+    """The base that sizes are stated against is no name."""
+    found = read(GPT2)
+
+    assert (found.model, found.dims) == ("zoo:gpt2", {})
+
+
+def test_a_vocabulary_is_padded_as_megatron_pads_it() -> None:
+    """To a multiple of --make-vocab-size-divisible-by (128) times the tensor-parallel degree."""
+    assert read(GPT2.replace("--make-vocab-size-divisible-by 1 ", "")).dims["vocab"] == 50304
+    assert read(GPT2 + "--tensor-model-parallel-size 2").dims["vocab"] == 50258
+
+
+def test_grouped_queries_without_a_number_are_one_group() -> None:
+    assert read(LLAMA + "--group-query-attention").dims["kv_heads"] == 1
+    assert read(LLAMA).dims["kv_heads"] == 32
+
+
+def test_arguments_without_a_precision_run_in_float32() -> None:
+    assert read(LLAMA).precision == "mixed"
+    assert read(LLAMA.replace("--bf16 ", "")).precision == "fp32"
+
+
+def test_layers_that_embedding_and_loss_count_among() -> None:
+    text = LLAMA.replace("32 --hidden-size", "30 --hidden-size") + "--pipeline-model-parallel-size 4 "
+    text += "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+
+    assert read(text).degrees.layers == (7, 8, 8, 7)
+
+
+def test_the_block_method_recomputes_the_first_layers_of_every_stage() -> None:
+    full = LLAMA + "--pipeline-model-parallel-size 4 --recompute-granularity full --recompute-method block "
+
+    assert read(full + "--recompute-num-layers 3").first_layers == 3
+    assert read(full + "--recompute-num-layers 8").first_layers == 0
+
+
+def test_a_torchtitan_file_without_a_batch_has_torchtitans(tmp_path: Path) -> None:
+    found = parse_configuration("[training]\nsteps = 10\n", "torchtitan", gpus=8, model="zoo:llama3-8b")
+
+    assert found.degrees == Degrees(dp=8, zero=3, recompute="selective", microbatch=8, global_batch=64)
+    assert found.dims == {"seq": 2048}
+    assert any("selective_ac_option '2'" in sentence for sentence in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (LLAMA, "--overlap-grad-reduce"),
+        (LLAMA + "--use-distributed-optimizer", "--overlap-param-gather"),
+        (LLAMA + "--context-parallel-size 2", "Megatron-LM runs p2p"),
+        (LLAMA.replace("--hidden-dropout 0 ", ""), "runs --hidden-dropout 0.1"),
+        (LLAMA.replace("--normalization RMSNorm ", ""), "Megatron-LM's are LayerNorm"),
+        (LLAMA.replace("--position-embedding-type rope ", ""), "Megatron-LM's are learned_absolute"),
+        (LLAMA.replace("--disable-bias-linear ", ""), "no biases"),
+        (LLAMA.replace("--untie-embeddings-and-output-weights ", ""), "131,072,000 parameters"),
+        (LLAMA.replace("--vocab-size 32000 ", ""), "a vocabulary of 128256"),
+        (MOE + "--expert-model-parallel-size 8", "allgather"),
+    ],
+)
+def test_what_is_taken_otherwise_is_said(text: str, sentence: str) -> None:
+    """A default of Megatron-LM is not replaced without a word."""
+    assert any(sentence in found for found in read(text).assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            LLAMA.replace("32 --hidden-size", "30 --hidden-size") + "--pipeline-model-parallel-size 4",
+            r"30 layers are not divisible by 4 stages[\s\S]*'Et\*8\|t\*8\|t\*7\|t\*7,L'",
+        ),
+        (LLAMA + "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 3", "divisible by 12 stages"),
+        (LLAMA + "--pipeline-model-parallel-layout Et*30|t,L", "has 31 layers, --num-layers is 32"),
+        (LLAMA.replace("--micro-batch-size 1", ""), "no --micro-batch-size"),
+        (LLAMA + "--recompute-granularity full", "Megatron-LM asks for both"),
+        (LLAMA + "--context-parallel-size 8 --seq-length 2056", "divisible by 2 x --context-parallel-size 8"),
+        (LLAMA + "--kv-channels 64", "--kv-channels 64 with 32 heads"),
+        (LLAMA + "--multi-latent-attention", "--multi-latent-attention makes a model that is not in the zoo"),
+        (GPT2 + "--group-query-attention --num-query-groups 4", "4 key-value heads of 12 without --swiglu"),
+        (MOE.replace("--swiglu", "") + "--ffn-hidden-size 16384", "experts without --swiglu"),
+        (MOE + "--expert-model-parallel-size 3", "128 experts are not divisible"),
+    ],
+)
+def test_what_megatron_refuses_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        read(text)
+
+
+def test_experts_over_tensor_parallel_devices_are_refused_with_the_nearest_groups() -> None:
+    """TP2 PP8 EP32 on 256 devices, with whole experts on each: groups of 32 devices, 16 of them data parallel."""
+    text = MOE + "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 8 --expert-model-parallel-size 32 "
+
+    with pytest.raises(ExportError, match="does not divide the data-parallel degree 16") as raised:
+        read(text + "--expert-tensor-parallel-size 1", gpus=256)
+
+    assert "32 in a group" in str(raised.value)
+    assert "--expert-model-parallel-size 16 --expert-tensor-parallel-size 2 is the nearest" in str(raised.value)
+    nearest = text.replace("size 32 ", "size 16 ") + "--expert-tensor-parallel-size 2"
+    assert read(nearest, gpus=256).degrees.ep == 16
+
+
+def test_key_value_heads_have_to_divide_for_torchtitan() -> None:
+    """The framework torchtitan splits them; Megatron-LM copies them to more devices than there are heads."""
+    text = "[parallelism]\ntensor_parallel_degree = 16\n"
+
+    with pytest.raises(ExportError, match="8 key-value heads do not divide over tensor_parallel_degree 16"):
+        parse_configuration(text, "torchtitan", gpus=16, model="zoo:llama3-70b")
+    grouped = LLAMA + "--group-query-attention --num-query-groups 2 --tensor-model-parallel-size 4"
+    assert read(grouped).degrees.tp == 4
