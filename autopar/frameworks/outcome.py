@@ -139,10 +139,8 @@ def _refusal(plan: Plan, to: str, read: Configuration, found: Prediction, predic
         except (JobError, TacticError):
             continue
         if other.fits:
-            hint = (
-                f"{_figures(other)}: autopar predict {plan.model.source} {as_options(degrees)}{_settings(plan)} -o DIR"
-            )
-            return InfeasibleError(message, hint=f"this fits, export it instead, {hint}")
+            command = f"autopar predict {plan.model.source} {as_options(degrees)}{_settings(plan, read.precision)}"
+            return InfeasibleError(message, hint=f"{command} -o DIR, and export that: {_figures(other)}")
     return InfeasibleError(message, hint="plan for more GPUs, or with another --memory-limit")
 
 
@@ -179,8 +177,9 @@ def as_options(degrees: Degrees) -> str:
     return " ".join([*words, f"--global-batch {degrees.global_batch}"])
 
 
-def _settings(plan: Plan) -> str:
+def _settings(plan: Plan, precision: str | None) -> str:
     """Return the options beside the degrees that a prediction like the plan takes."""
     cluster = str(plan.job.cluster.get("name", ""))
     where = f" --cluster {cluster}" if cluster in PRESETS and cluster != "h100" else ""
-    return "".join(f" --set {name}={value}" for name, value in plan.model.dims) + where
+    stored = "" if precision in (None, "mixed") else f" --precision {precision}"
+    return "".join(f" --set {name}={value}" for name, value in plan.model.dims) + where + stored
