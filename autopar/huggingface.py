@@ -29,6 +29,18 @@ _LARGE = 1 << 22
 _ATTENTION = "autopar"
 SETTINGS = ("seq",)
 """What `--set` may name on such a model."""
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+"""Fields in which configurations state the experts of a layer."""
+_ZOO_SIZES = {
+    "num_layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads", "num_attention_heads"),
+    "ffn": ("moe_intermediate_size", "intermediate_size"),
+    "vocab": ("vocab_size",),
+    "top_k": ("num_experts_per_tok", "num_experts_per_token"),
+}
+"""Fields of the zoo's mixtures of experts, and the fields of configurations that state them."""
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
@@ -87,6 +99,7 @@ def build(
     native = models.read_architecture(config, seq)
     if not isinstance(native, models.Unbuilt):
         return models.build_config("decoder", native, str(config["model_type"]))
+    check_dense(config, seq)
     _check_exportable(native)
     if cache_dir is None:
         return _model(config, seq)
@@ -113,6 +126,38 @@ def _check_exportable(native: models.Unbuilt) -> None:
         )
 
 
+def check_dense(config: Mapping[str, Any], seq: int) -> None:
+    """Refuse mixtures of experts, of which an export does not say how they run.
+
+    The form that can be traced gathers the weights of its experts for every token, and the others run each expert on
+    all tokens or in a loop over data: time and memory of the graph are not those of any framework.
+
+    Args:
+        config: The configuration.
+        seq: Tokens per sequence, for the hint.
+
+    Raises:
+        ModelError: If it states more than one expert; the hint has the nearest model of the zoo.
+    """
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    for part in parts:
+        experts = next((part[name] for name in _EXPERTS if isinstance(part.get(name), int) and part[name] > 1), 0)
+        if not experts:
+            continue
+        sizes = {
+            name: next((part[key] for key in keys if isinstance(part.get(key), int)), None)
+            for name, keys in _ZOO_SIZES.items()
+        }
+        stated = {**{name: size for name, size in sizes.items() if size}, "experts": experts, "seq": seq}
+        settings = " ".join(f"--set {name}={size}" for name, size in stated.items())
+        shared = "deepseek-moe-16b" if part.get("n_shared_experts") else "mixtral-8x7b"
+        raise ModelError(
+            f"{config['model_type']} is a mixture of {experts} experts: its export copies the weights of experts for "
+            "every token, or runs all experts on all tokens, so that its costs say nothing",
+            hint=f"zoo:{shared} {settings} is the nearest model, with experts as one product that can be dealt out",
+        )
+
+
 def _model(config: dict[str, Any], seq: int) -> "onnx.ModelProto":
     module = _module(config)
     return to_onnx(module, _inputs(module, seq))
@@ -132,8 +177,6 @@ def _module(config: dict[str, Any]) -> Any:
     _register()
     known.use_cache = False
     known._attn_implementation = _ATTENTION
-    if any(getattr(known, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
-        known._experts_implementation = "batched_mm"  # the only one that can be traced
     names = config.get("architectures") or []
     kind = getattr(transformers, names[0], None) if names else None
     with _without_memory():

@@ -13,6 +13,7 @@ from autopar import huggingface, torch_export
 from autopar.cli import main
 from autopar.errors import ModelError
 from autopar.execute import run_graph
+from autopar.huggingface import check_dense
 from autopar.ir.blocks import block_kinds, find_blocks
 from autopar.ir.graph import Graph
 from autopar.onnx import load
@@ -34,10 +35,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"architectures": ["GPT2LMHeadModel"], **GPT2, "bos_token_id": 0, "eos_token_id": 0},
     "gemma": {"architectures": ["GemmaForCausalLM"], **DECODER, "num_key_value_heads": 2, "head_dim": 8},
     "bert": {"architectures": ["BertForMaskedLM"], **DECODER},
-    "mixtral": {
-        "architectures": ["MixtralForCausalLM"], **DECODER, "num_local_experts": 4, "num_experts_per_tok": 2,
-        "num_key_value_heads": 2,
-    },
     "vit": {"architectures": ["ViTForImageClassification"], **DECODER, "image_size": 32, "patch_size": 8},
 }  # fmt: skip
 
@@ -76,6 +73,30 @@ def test_only_the_sequence_can_be_set(tmp_path: Path) -> None:
     """Everything else stands in the configuration."""
     with pytest.raises(ModelError, match="heads=8 cannot be set"):
         open_workload(f"hf:{written('llama', tmp_path)}", dims={"heads": 8})
+
+
+@pytest.mark.parametrize(
+    ("stated", "experts", "model"),
+    [
+        ({"num_local_experts": 4, "num_experts_per_tok": 2}, 4, "zoo:mixtral-8x7b"),
+        ({"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 48}, 128, "zoo:mixtral-8x7b"),
+        ({"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2}, 64, "zoo:deepseek-moe-16b"),
+        ({"text_config": {**DECODER, "num_experts": 16}}, 16, "zoo:mixtral-8x7b"),
+    ],
+)
+def test_mixtures_of_experts_are_refused(stated: dict[str, Any], experts: int, model: str, tmp_path: Path) -> None:
+    """Before anything is exported, with the nearest model of the zoo."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "sparse", **DECODER, **stated}))
+
+    with pytest.raises(ModelError, match=f"sparse is a mixture of {experts} experts") as raised:
+        open_workload(f"hf:{tmp_path}")
+
+    assert f"{model} --set num_layers=3 --set hidden=32" in raised.value.hint
+    assert f"--set experts={experts} --set seq=16" in raised.value.hint
+
+
+def test_a_configuration_with_one_expert_is_dense() -> None:
+    check_dense({"model_type": "dense", **DECODER, "num_experts": 1}, SEQ)
 
 
 @needs_torch

@@ -17,6 +17,7 @@ from autopar.execute import run_graph
 from autopar.ir.blocks import find_blocks
 from autopar.ir.graph import Graph, Op, Phase, Role, State, Value
 from autopar.ir.verify import verify
+from autopar.models.builder import Builder
 from autopar.onnx import load
 from autopar.training import LOSS_SCALE, STEP, training_step
 from tests.gradients import EXECUTOR, as_float64, check_gradient, feeds_of, gradients
@@ -416,3 +417,26 @@ def test_labels_are_batched_like_the_inputs_of_the_model() -> None:
 
     assert step.inputs == ("input_ids", "labels", STEP)
     assert json.loads(step.metadata["batch_inputs"]) == ["input_ids", "labels"]
+
+
+def gathered_experts(tokens: int) -> Graph:
+    """Return a mixture of 4 experts as PyTorch's exporter writes it: each token gets a copy of its expert."""
+    g = Builder("sparse")
+    x_Td = g.input("x", ("batch", 8))
+    logits_TE = g.op("MatMul", x_Td, g.parameter("router", (8, 4)), name="logits")
+    _, chosen_T1 = g.ops("TopK", logits_TE, g.constant((1,)), names=("best", "chosen"), axis=-1)
+    weights_Tdd = g.op("GatherND", g.parameter("experts", (4, 8, 8)), chosen_T1, name="copies")
+    rows_T1d = g.op("Unsqueeze", x_Td, g.constant((1,)), name="rows")
+    y_T1d = g.op("MatMul", rows_T1d, weights_Tdd, name="made")
+    g.op("Squeeze", y_T1d, g.constant((1,)), name="y")
+    return load(g.model({"y": ("batch", 8)}), batch=tokens)
+
+
+def test_copies_of_experts_are_refused() -> None:
+    """More of them than there are experts: nothing trains so."""
+    with pytest.raises(ModelError, match=r"'copies' \(GatherND\) copies \(16, 8, 8\) of the weights 'experts'"):
+        training_step(find_blocks(gathered_experts(16)))
+
+
+def test_a_few_gathered_matrices_are_no_mixture_of_experts() -> None:
+    assert training_step(find_blocks(gathered_experts(4))).states

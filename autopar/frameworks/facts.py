@@ -360,8 +360,6 @@ def config_sizes(config: Mapping[str, Any], dims: Mapping[str, int | float]) -> 
         config.get("intermediate_size") or 4 * hidden,
         seq,
         vocab,
-        config.get("num_local_experts") or 0,
-        config.get("num_experts_per_tok") or 0,
         family=family,
         tied=bool(config.get("tie_word_embeddings", False)),
         rope_theta=float(config.get("rope_theta") or 0.0),

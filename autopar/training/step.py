@@ -8,6 +8,7 @@ from autopar.errors import JobError
 from autopar.ir.graph import Graph, Op, Phase, Role, State
 from autopar.training.backward import backward, needed_values
 from autopar.training.batch_norm import use_batch_statistics
+from autopar.training.experts import check_experts
 from autopar.training.losses import LOSS_SCALE, choose_loss
 from autopar.training.optimizers import OPTIMIZERS
 from autopar.training.tape import Tape
@@ -36,6 +37,7 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") 
         names the loss, the optimizer and the constant factor of the loss (`LOSS_SCALE`).
 
     Raises:
+        ModelError: If it copies a matrix of weights for every token (`check_experts`).
         UnsupportedOpError: If a gradient must pass through an op that has no rule.
         JobError: If the loss or optimizer is unknown, the loss does not apply, or nothing is trained by it.
     """
@@ -43,6 +45,7 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") 
         raise JobError(f"there is no optimizer {optimizer!r}", hint=f"choose {' or '.join(OPTIMIZERS)}")
     if any(op.phase is not Phase.FORWARD for op in graph.ops):
         raise JobError(f"{graph.name!r} is a training step already", hint="plan it with --mode infer, as it is")
+    check_experts(graph)
     output, write_loss = choose_loss(graph, loss)
     graph = use_batch_statistics(_used_for(graph, output))
     trained = [value.name for value in graph.parameters if value.is_float]
