@@ -7,7 +7,8 @@ import pytest
 import autopar
 from autopar.degrees import Degrees
 from autopar.models.builder import Builder
-from autopar.search.roles import AxisRole, AxisTallies, experts_of
+from autopar.search.experts import experts_of
+from autopar.search.roles import AxisRole, AxisTallies
 from autopar.search.summary import summarise_roles
 from autopar.sharding import Axis, Partial, Placement, Replicate, Shard
 from autopar.workload import open_workload
@@ -102,15 +103,23 @@ def test_axes_of_any_role_may_deal_out_experts(roles: list[AxisRole], words: str
     assert summarise_roles(two_stage_plan(), roles).summary.startswith(f"{words}, ")
 
 
-def test_what_holds_a_matrix_per_expert_is_told_from_other_parameters_of_rank_three(tmp_path: Path) -> None:
-    """Neither the kernel of a convolution over time nor an embedding of positions, one matrix for all samples."""
+def test_experts_are_told_by_what_ops_do_with_them(tmp_path: Path) -> None:
+    """A kernel over time, written as products and sums too, a table of positions and matrices per head are none."""
     g = Builder("speech")
-    x = g.input("x", ("batch", 4, 8))
-    x = g.op("Conv", x, g.parameter("conv.weight", (6, 4, 3)), name="conv")
-    x = g.op("Add", x, g.parameter("positions.weight", (1, 6, 6)), name="add")
-    x = g.op("MatMul", x, g.parameter("experts.weight", (6, 6, 2)), name="experts")
+    x = g.input("x", ("batch", 6, 8))
+    scores = g.op("MatMul", x, g.parameter("router.weight", (8, 5)), name="scores")
+    chosen, _ = g.ops("TopK", scores, g.constant((2,)), names=("chosen", "expert"), axis=-1)
+    total = g.op("ReduceSum", chosen, g.constant((2,)), name="total")
+    x = g.op("Mul", x, total, name="weighted")
+    x = g.op("Conv", x, g.parameter("conv.weight", (6, 6, 3)), name="conv", pads=(1, 1))
+    x = g.op("Add", x, g.parameter("positions.weight", (1, 6, 8)), name="add")
+    x = g.op("Unsqueeze", x, g.constant((1,)), name="rows")
+    x = g.op("MatMul", x, g.parameter("heads.weight", (4, 8, 8)), name="heads")
+    x = g.op("ReduceSum", x, g.constant((1,)), name="merged", keepdims=1)
+    turned = g.op("Transpose", g.parameter("experts.weight", (5, 2, 8)), name="turned", perm=(0, 2, 1))
+    x = g.op("MatMul", x, turned, name="y")
     path = tmp_path / "speech.onnx"
-    path.write_bytes(g.model({x: ("batch", 6, 6, 2)}).SerializeToString())
+    path.write_bytes(g.model({x: ("batch", 5, 6, 2)}).SerializeToString())
 
     found = experts_of(open_workload(path, mode="infer").folded(6))
 
@@ -118,3 +127,18 @@ def test_what_holds_a_matrix_per_expert_is_told_from_other_parameters_of_rank_th
     assert experts_of(folded("mixtral-8x7b")) == {
         f"layers.{layer}.moe.{name}.weight" for layer in (0, 1) for name in ("gate", "up", "down")
     }
+    assert not experts_of(folded("gpt2"))
+
+
+def test_a_depthwise_kernel_is_no_expert(tmp_path: Path) -> None:
+    """A state-space layer has a kernel [channels, 1, taps], which exporters turn before they convolve with it."""
+    g = Builder("mamba")
+    x = g.input("x", ("batch", 8, 16))
+    taps = g.op("Unsqueeze", g.parameter("conv.weight", (8, 1, 4)), g.constant((0,)), name="taps")
+    windows = g.op("Reshape", x, g.constant((0, 8, 4, 4)), name="windows")
+    mixed = g.op("ReduceSum", g.op("Mul", windows, taps, name="weighted"), g.constant((3,)), name="mixed", keepdims=0)
+    x = g.op("MatMul", mixed, g.parameter("out.weight", (4, 16)), name="y")
+    path = tmp_path / "mamba.onnx"
+    path.write_bytes(g.model({x: ("batch", 8, 16)}).SerializeToString())
+
+    assert experts_of(open_workload(path, mode="infer").folded(6)) == frozenset()

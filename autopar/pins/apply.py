@@ -13,7 +13,7 @@ from autopar.pins.records import ROLES, Choices, Pins
 from autopar.pins.restrict import SEQUENCE_RANK, PlacementPins, check_tactics
 from autopar.pins.space import Frame, pinned_space
 from autopar.recompute import Hosted
-from autopar.search.roles import experts_of
+from autopar.search.experts import experts_of
 from autopar.search.space import Configuration
 
 

@@ -20,7 +20,7 @@ from autopar.formulate.recipes import Data, Facts, Placed, Tensor, wanted
 from autopar.formulate.tables import Decision
 from autopar.ir.graph import Op, Phase, Value
 from autopar.pins.records import ROLES, Pins
-from autopar.search.roles import experts_of
+from autopar.search.experts import experts_of
 from autopar.sharding import Mesh
 from autopar.tactics import Replicate, Shard, Tactic
 from autopar.tactics.apply import Applier

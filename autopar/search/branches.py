@@ -24,8 +24,9 @@ from autopar.formulate.zero import LEVELS, keep_levels
 from autopar.ir.graph import Phase, Role
 from autopar.recompute import BY_SECONDS, ON_DEVICE, Recompute
 from autopar.schedule import SCHEDULES
+from autopar.search.experts import experts_of
 from autopar.search.outcome import Candidate, draft_of
-from autopar.search.roles import AxisRole, activations_of, experts_of
+from autopar.search.roles import AxisRole, activations_of
 from autopar.search.signature import LEVELLED
 from autopar.search.space import Family
 

@@ -2,7 +2,7 @@
 
 The solver decides op by op what a mesh axis does; the word says what it does to most of the elements: an axis that
 splits dim 0 of most activations is data parallel, one that splits most parameters where they are used is tensor
-parallel (expert parallel where it splits dim 0 of rank-3 parameters), one that splits dim 1 of most activations is
+parallel (expert parallel where it splits the experts of a mixture), one that splits dim 1 of most activations is
 sequence parallel, one that splits height or width of most activations is spatially parallel. An axis that does none of
 this but splits some of the parameters, or most activations by other dims, by several, or into terms, is tensor
 parallel in part of the model: the head by the vocabulary, say, where the weight it shares with an embedding is copied.
@@ -19,6 +19,7 @@ from autopar.formulate.facts import states_of
 from autopar.formulate.fold import Folded
 from autopar.ir.graph import Op, Phase, Role
 from autopar.plan import BlockPlan
+from autopar.search.experts import experts_of
 from autopar.sharding import Axis, Partial, Placement, Placements, Shard, parse_placements
 
 _SOME = 0.05
@@ -187,24 +188,6 @@ def _tally(axes: list[AxisTallies], block: BlockPlan, folded: Folded) -> None:
                 add(field, name, text, split_in_use.get(states.owners[name], frozenset()))
             elif name in activations:
                 add("activations", name, text)
-
-
-def experts_of(folded: Folded) -> frozenset[str]:
-    """Return the parameters that hold one matrix per expert: those of rank 3, but for kernels of convolutions."""
-    return _experts(folded.pattern)
-
-
-@lru_cache(maxsize=32)
-def _experts(folded: Folded) -> frozenset[str]:
-    parameters, values = states_of(folded).parameters, folded.graph.values
-    ops = [op for kind in folded.kinds for op in kind.ops if op.phase is Phase.FORWARD]
-    kernels = {name for op in ops if op.kind in ("Conv", "ConvTranspose") for name in op.inputs}
-    # One matrix for all, as embeddings of positions have it, is nothing to deal out.
-    return frozenset(
-        name
-        for name in parameters
-        if len(values[name].shape) == 3 and values[name].shape[0] > 1 and name not in kernels
-    )
 
 
 def activations_of(folded: Folded, kind: int) -> frozenset[str]:

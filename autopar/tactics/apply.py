@@ -9,6 +9,7 @@ from typing import assert_never
 from autopar.discover import Strategy
 from autopar.errors import TacticError
 from autopar.ir.graph import Phase, Role, Value
+from autopar.search.experts import experts_of
 from autopar.sharding import Placement, Placements, parse_placements
 from autopar.tactics.propagate import Conflict, propagate
 from autopar.tactics.records import (
@@ -370,11 +371,11 @@ class Applier:
     def _experts(self) -> list[str]:
         """Return the parameters of one matrix per expert: split along the first dim, what they are used in is, too."""
         found: dict[str, None] = {}
+        experts = experts_of(self.topology.folded)
         for parameter in self.topology.folded.parameters:
             name = parameter.value.name
             for key, slot in self.topology.readers.get(name, ()):
-                op = self.topology.ops[key]
-                if op.phase is not Phase.FORWARD or len(parameter.value.shape) != 3:
+                if self.topology.ops[key].phase is not Phase.FORWARD or name not in experts:
                     continue
                 if any(
                     sharded_dim(strategy.inputs[slot]) == 0 and sharded_dim(strategy.outputs[0]) is not None
