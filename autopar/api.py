@@ -20,7 +20,7 @@ from autopar.problem import Problem
 from autopar.program.lower import lower
 from autopar.program.records import Program
 from autopar.program.verify import verify_program
-from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
+from autopar.progress import TROUBLE, Progress, ProgressCallback, StopCallback, never, silent
 from autopar.result_cache import ResultCache
 from autopar.search.engine import HERE, Engine
 from autopar.search.planner import OVERTIME_SECONDS
@@ -143,7 +143,7 @@ def solve(
 def _keep(plan: Plan, cache: ResultCache, progress: ProgressCallback) -> None:
     trouble = cache.keep(plan)
     if trouble:
-        progress(Progress("cache", detail=trouble))
+        progress(Progress(TROUBLE, detail=trouble))
 
 
 @seldom_collected()
@@ -173,7 +173,7 @@ def plan_task(
     if not outcome.candidates and not outcome.stopped:
         raise explain()
     try:
-        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end)
+        plan = conclude(outcome, task, effort.solver, effort.top_k, clock, end, should_stop)
     except InfeasibleError:  # it fits by the formula, and not when simulated
         raise explain() from None
     if dump_problem is not None:

@@ -8,7 +8,7 @@ from math import inf, isfinite
 
 import click
 
-from autopar.progress import Progress, ProgressCallback
+from autopar.progress import TROUBLE, Progress, ProgressCallback
 from autopar.units import format_seconds
 
 _LOG_INTERVAL = 10.0  # seconds between lines of a log file within one phase
@@ -83,6 +83,9 @@ def _bars() -> Iterator[ProgressCallback]:
     with Bars(*columns, console=Console(stderr=not _in_notebook()), transient=True) as bars:
 
         def update(progress: Progress) -> None:
+            if progress.phase == TROUBLE:  # it stays when the bars go
+                bars.console.print(f"{TROUBLE}: {progress.detail}", markup=False, highlight=False)
+                return
             if progress.phase not in tasks:
                 for known in tasks.values():  # phases follow each other: a new one ends those before it
                     bars.update(known, total=1, completed=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar import models
-from autopar.errors import ModelError
+from autopar.errors import ModelError, PlanError
 from autopar.plan import write_atomically
 from autopar.torch_export import to_onnx
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import onnx
 
 _NEEDED = ("torch", "onnxscript", "transformers")
-_VERSION = 1
+FOLDER = "huggingface"
+"""Folder of the cache."""
+_VERSION = 2
 """Of what is done to a model on the way; a new one makes cached files useless."""
 _SAMPLES = 2
 _LONGEST = 4096
@@ -105,10 +107,23 @@ def build(
         return _model(config, seq)
     made_by = [_VERSION, seq, *(version(name) for name in _NEEDED)]
     key = hashlib.sha256(json.dumps([config, made_by], sort_keys=True).encode()).hexdigest()[:16]
-    path = cache_dir / "huggingface" / f"{config['model_type']}-{key}.onnx"
-    if not path.exists():
-        write_atomically(path, _model(config, seq).SerializeToString(deterministic=True))
+    folder = cache_dir / FOLDER
+    for path in folder.glob(f"{key}-*.onnx"):
+        if path == folder / _file_name(key, path.read_bytes()):  # else it is damaged, and made again
+            return path
+    model = _model(config, seq)
+    data = model.SerializeToString(deterministic=True)
+    path = folder / _file_name(key, data)
+    try:
+        write_atomically(path, data)
+    except PlanError:  # a full or read-only disk costs no more than the export next time
+        return model
     return path
+
+
+def _file_name(key: str, data: bytes) -> str:
+    """Return the name of a cached model: what it was made from, and the hash of its content."""
+    return f"{key}-{hashlib.sha256(data).hexdigest()[:16]}.onnx"
 
 
 def _check_exportable(native: models.Unbuilt) -> None:

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+TROUBLE = "cache"
+"""Phase of a progress that says why something could not be kept for the next run; the work goes on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

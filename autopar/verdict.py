@@ -14,6 +14,7 @@ from autopar.plan import PartTimes, PhaseTime, Plan, SearchReport, Simulated, St
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
+from autopar.progress import StopCallback, never
 from autopar.remarks import remarks
 from autopar.search.assemble import assemble
 from autopar.search.outcome import Candidate, Outcome
@@ -50,7 +51,15 @@ def searching(effort: Effort, task: Task) -> Effort:
     return effort.after(min(VERIFY_SECONDS, max(VERIFY_SHARE * limit, min(AS_IMPORT * own, MOST_SHARE * limit))))
 
 
-def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: PhaseClock, end: float = math.inf) -> Plan:
+def conclude(
+    outcome: Outcome,
+    task: Task,
+    method: str,
+    top_k: int,
+    clock: PhaseClock,
+    end: float = math.inf,
+    should_stop: StopCallback = never,
+) -> Plan:
     """Return the plan a search comes to: its best candidates lowered, verified, simulated and ranked.
 
     Args:
@@ -60,6 +69,8 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         top_k: Number of plans wanted.
         clock: Has timed the search.
         end: When to have done, on the monotonic clock: then the best plan so far is returned.
+        should_stop: Polled between two candidates; once true the best plan so far is returned, as of an interrupted
+            search.
 
     Raises:
         InfeasibleError: If there is no candidate, or none fits when simulated.
@@ -72,7 +83,7 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
         raise InterruptedSearchError("no plan found until well after the time limit", hint="allow more time")
     with clock("simulate"):
         astray: list[str] = []
-        plans = _verified(outcome, task, top_k, astray, end)
+        plans = _verified(outcome, task, top_k, astray, end, should_stop)
         if not plans and astray:
             raise PinError(f"no plan that was found keeps to the pins: {astray[0]}", hint="pin something else")
         if not plans:
@@ -82,7 +93,9 @@ def conclude(outcome: Outcome, task: Task, method: str, top_k: int, clock: Phase
     return replace(plans[0], search=report, alternatives=runners_up)
 
 
-def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str], end: float) -> list[Plan]:
+def _verified(
+    outcome: Outcome, task: Task, top_k: int, astray: list[str], end: float, should_stop: StopCallback
+) -> list[Plan]:
     """Return the best plans by simulated time, none akin to a better one; note how others go astray of the pins.
 
     A candidate that is faster by the formula than the fastest plan simulated may be faster still: it is simulated, too,
@@ -94,6 +107,9 @@ def _verified(outcome: Outcome, task: Task, top_k: int, astray: list[str], end: 
     for candidate in outcome.candidates:
         began = time.monotonic()
         if found and began + LONGER * longest > end:
+            break
+        if found and should_stop():
+            outcome.stopped = outcome.stopped or "interrupted"
             break
         known = [own for _, own in found]
         enough = len(found) >= VERIFY * top_k and (candidate.objective >= best or len(found) >= VERIFY_MOST)

@@ -189,7 +189,6 @@ class Workload:
         Raises:
             UnsupportedOpError: If an op has no implementation to execute.
             ExecutionError: If no process can be started.
-            OSError: If the cache cannot be written.
         """
         graph, folded = self._probed
         if folded is None:

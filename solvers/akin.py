@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autopar.compiled import compiled
 from autopar.problem import Problem
-from autopar.solvers.compiled import compiled
 from autopar.solvers.eliminate import MAX_ENTRIES, order_of
 from autopar.solvers.entries import separate
 from autopar.solvers.field import Floats, Ints, prepare

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.compiled import compiled
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.solvers.base import Budget
-from autopar.solvers.compiled import compiled
 from autopar.solvers.dominance import Flags, undominated, undominated_of
 from autopar.solvers.entries import separate
 from autopar.solvers.field import Field, Floats, Ints, labels_of, penalty

@@ -11,7 +11,7 @@ no more neighbours than it takes until the maxima so far and the means of the re
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solvers.compiled import compiled
+from autopar.compiled import compiled
 from autopar.solvers.field import Field, Floats, Ints, labels_of
 from autopar.solvers.flat import Flat, FlatMemory
 from autopar.solvers.memory import Memory

@@ -7,7 +7,7 @@ Whatever is computed is what the same sums of numpy would be, entry by entry.
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solvers.compiled import compiled
+from autopar.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

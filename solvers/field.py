@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.compiled import compiled
 from autopar.problem import FORBIDDEN, Numbers, Problem
 from autopar.solvers import entries
-from autopar.solvers.compiled import compiled
 from autopar.solvers.entries import SAME_COLUMNS, SAME_ROWS
 
 Floats = NDArray[np.float64]

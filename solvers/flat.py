@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solvers.compiled import compiled
+from autopar.compiled import compiled
 from autopar.solvers.field import Field, Floats, Ints
 from autopar.solvers.memory import Memory
 

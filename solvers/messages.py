@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.solvers.compiled import compiled
+from autopar.compiled import compiled
 from autopar.solvers.field import Floats, Ints
 from autopar.solvers.flat import Flat
 

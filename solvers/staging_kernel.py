@@ -7,7 +7,7 @@ that no other one beats in both R and W (`autopar.staging`).
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.solvers.compiled import compiled
+from autopar.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.solvers.compiled import compiled
+from autopar.compiled import compiled
 from autopar.solvers.field import Floats, Ints
 from autopar.solvers.flat import Flat, FlatMemory, indicator
 

@@ -381,12 +381,92 @@ def test_signals_do_what_they_did_before_once_the_search_is_over() -> None:
     """A library user's handlers are given back."""
     before = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
 
-    with Interruption() as interruption:
+    with Interruption(keeps=True) as interruption:
         signal.raise_signal(signal.SIGTERM)
         requested = interruption.requested()
 
     assert requested
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_search_looks_ends_the_command(number: signal.Signals) -> None:
+    """While a model is imported there is nothing to keep, and nobody who would look at a flag."""
+    before = signal.getsignal(number)
+
+    with pytest.raises(KeyboardInterrupt), Interruption():
+        signal.raise_signal(number)
+
+    assert signal.getsignal(number) == before
+
+
+def test_signals_that_the_caller_ignores_stay_ignored() -> None:
+    """As under `nohup`, whose terminal may be closed."""
+    script = """
+import signal
+from autopar.cli.interruption import Interruption, raise_on_signals
+raise_on_signals()
+with Interruption(keeps=True) as interruption:
+    signal.raise_signal(signal.SIGHUP)
+    assert not interruption.requested()
+    signal.raise_signal(signal.SIGTERM)
+    assert interruption.requested()
+"""
+    command = ["nohup", sys.executable, "-c", script]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
+    """With one message, and everything on the way out: temporary folders, processes."""
+    script = """
+import sys, time
+from autopar.cli import main
+class Waits:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "autopar.cli.commands":
+            print("ready", flush=True)
+            time.sleep(60)
+sys.meta_path.insert(0, Waits)
+sys.argv[1:] = ["doctor"]
+try:
+    code = main()
+finally:
+    print("let go")
+sys.exit(code)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None, "it was asked to be a pipe"
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out, err) == (130, "let go\n", "\nerror: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "message"),
+    [
+        ("| true", 141, ""),
+        ("> /dev/full", 2, "error: cannot write standard output: No space left on device"),
+        ("2> /dev/full | cat", 0, ""),
+        ("2>&- | cat", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written(redirected: str, code: int, message: str) -> None:
+    """A reader that has gone costs no word, a full disk one error; progress that nobody hears costs nothing."""
+    script = "import sys; from autopar.cli import main; sys.argv[1:] = ['clusters']; sys.exit(main())"
+    shell = f'set -o pipefail; {sys.executable} -c "{script}" {redirected}'
+
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+
+    assert done.returncode == code, done.stderr
+    assert done.stderr.partition("\n")[0] == message
 
 
 def test_second_signal_ends_the_process() -> None:
@@ -395,6 +475,7 @@ def test_second_signal_ends_the_process() -> None:
 import sys, time
 from autopar.cli.interruption import Interruption
 with Interruption() as interruption:
+    interruption.requested()
     print("ready", flush=True)
     while not interruption.requested():
         time.sleep(0.01)

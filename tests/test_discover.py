@@ -1,5 +1,6 @@
 """Discovery for whole graphs: what it costs, what it keeps, what it admits."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -8,11 +9,12 @@ import pytest
 
 from autopar.discover import Rule, Rules, Scaled, Strategy, discover
 from autopar.discover.rules import rule_from_json, rule_to_json
+from autopar.discover.store import VERSION
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph, Op, Value
 from autopar.models import build
 from autopar.onnx import load
-from autopar.progress import Progress
+from autopar.progress import TROUBLE, Progress
 from autopar.sharding import Partial, Replicate, Shard
 from autopar.training import training_step
 from tests.single_ops import Input, floats, indices, ints, single_op, with_sums
@@ -81,18 +83,53 @@ def test_second_run_executes_nothing(tmp_path: Path) -> None:
     assert list(first) == list(second)
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1, "rules": {"a": 3}, "signatures": {}}', "\0\0"])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"version": 1, "rules": {"a": 3}, "signatures": {}}', "\0\0", "bit"]
+)
 def test_damaged_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
     """It is only a cache."""
     graph = chain(1, 32, 64)
     expected = discover(graph, cache_dir=tmp_path)
     (file,) = tmp_path.iterdir()
-    file.write_text(damage)
+    file.write_text(file.read_text().replace("S(0)", "S(1)", 1) if damage == "bit" else damage)
 
     rules = discover(graph, cache_dir=tmp_path)
 
     assert list(rules) == list(expected)
-    assert len(json.loads(file.read_text())["rules"]) == 2
+    assert len(json.loads(file.read_text())["content"]["rules"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("kind", 3), ("inputRanks", ["2"]), ("strategies", [{"inputs": ["X"], "outputs": []}]), ("seconds", None)],
+)
+def test_cached_rules_have_to_be_rules(tmp_path: Path, field: str, value: object) -> None:
+    """Whoever writes the file may know its hash: what is no rule is found out all the same."""
+    graph = chain(1, 32, 64)
+    expected = discover(graph, cache_dir=tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = json.loads(file.read_text())["content"]
+    next(iter(content["rules"].values()))[field] = value
+    text = json.dumps(content)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    file.write_text(f'{{"version": {VERSION}, "sha256": "{digest}", "content": {text}}}')
+
+    rules = discover(graph, cache_dir=tmp_path)
+
+    assert rules.num_cached == 0
+    assert list(rules) == list(expected)
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_costs_nothing(tmp_path: Path) -> None:
+    """The rules are there; the next run has to find them again."""
+    (tmp_path / "cache").write_text("no folder")
+    told: list[Progress] = []
+
+    rules = discover(chain(1, 32, 64), cache_dir=tmp_path / "cache", progress=told.append)
+
+    assert len(rules) == 2
+    (trouble,) = [progress.detail for progress in told if progress.phase == TROUBLE]
+    assert trouble.startswith(f"cannot write '{tmp_path / 'cache'}")
 
 
 def test_cache_keeps_what_other_runs_found(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
@@ -9,7 +10,8 @@ from autopar.bench.compare import compare
 from autopar.bench.jobs import BenchJob
 from autopar.bench.records import Comparison
 from autopar.bench.specs import BenchSpec
-from autopar.errors import InterruptedSearchError
+from autopar.errors import InterruptedSearchError, WorkerError
+from autopar.machine import follow_parent
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 
 Compare = Callable[..., Comparison]
@@ -21,13 +23,18 @@ def in_fresh_process(*args: Any, **request: Any) -> Comparison:
 
     Raises:
         InterruptedSearchError: If that process was interrupted.
+        WorkerError: If it was killed.
     """
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"), initializer=follow_parent) as pool:
         try:
             return pool.submit(compare, *args, **request).result()
         except KeyboardInterrupt:  # Ctrl-C reaches every process of the terminal
             raise InterruptedSearchError(
                 "interrupted in the middle of a case", hint="run the rest with --gpus"
+            ) from None
+        except BrokenProcessPool:
+            raise WorkerError(
+                "the process of a case was killed", hint="out of memory? run the rest with --gpus"
             ) from None
 
 

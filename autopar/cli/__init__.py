@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from autopar.cli.codes import ExitCode
+from autopar.cli.interruption import raise_on_signals
 
 __all__ = ["main"]
 
@@ -18,6 +19,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Arguments after the program's name; None takes those of the process.
     """
     try:
+        if args is None:
+            raise_on_signals()
         from autopar.cli import entry  # here, so that Ctrl-C while the commands are loaded ends in no traceback
 
         return entry.main(args)

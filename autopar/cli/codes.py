@@ -12,3 +12,4 @@ class ExitCode(IntEnum):
     DEVIATES = 4  # a run does not compute what the model computes
     RANK_FAILED = 5
     INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+    OUTPUT_CLOSED = 141  # 128 + SIGPIPE, likewise: nobody reads standard output any more

@@ -9,6 +9,7 @@ import click
 from autopar.cli.codes import ExitCode
 from autopar.cli.commands import app
 from autopar.cli.invocation import Invocation
+from autopar.cli.output import OutputClosedError, abandon_output, open_streams
 from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError, RankError
 
 
@@ -18,6 +19,8 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: Arguments after the program's name; None takes those of the process.
     """
+    if args is None:
+        open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show "×" gets "?" instead of a traceback
@@ -39,6 +42,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _report(error.args[0], error.hint, ExitCode.BAD_INPUT)
     except click.Abort:
         return _report("interrupted", "", ExitCode.INTERRUPTED)
+    except OutputClosedError:
+        abandon_output()
+        return ExitCode.OUTPUT_CLOSED
     return result if isinstance(result, int) else ExitCode.DONE
 
 

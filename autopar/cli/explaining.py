@@ -110,22 +110,26 @@ def _solve_again(
     from autopar.alternatives import Weighing, view_tensor, weigh
     from autopar.report.alternatives import format_tensor, format_weighing
 
-    with Interruption() as interruption, show_progress() as progress:
-        request: dict[str, Any] = {
-            "time_limit": seconds,
-            "model": model,
-            "cache_dir": cache,
-            "progress": progress,
-            "should_stop": interruption.requested,
-        }
-        found = weigh(plan, **request) if name is None else view_tensor(plan, name, **request)
-    if folder is not None and isinstance(found, Weighing):
-        _write(plan, found, folder, model, cache)
-    if as_json:
-        echo_json(found)
-    else:
-        click.echo(format_weighing(found) if isinstance(found, Weighing) else format_tensor(found), nl=False)
-    return ExitCode.INTERRUPTED if interruption.requested() else ExitCode.DONE
+    with Interruption() as interruption:
+        with show_progress() as progress:
+            request: dict[str, Any] = {
+                "time_limit": seconds,
+                "model": model,
+                "cache_dir": cache,
+                "progress": progress,
+                "should_stop": interruption.requested,
+            }
+            found = weigh(plan, **request) if name is None else view_tensor(plan, name, **request)
+        stopped = interruption.requested()
+        try:
+            if folder is not None and isinstance(found, Weighing):
+                _write(plan, found, folder, model, cache)
+        finally:  # a full disk does not cost the answer
+            if as_json:
+                echo_json(found)
+            else:
+                click.echo(format_weighing(found) if isinstance(found, Weighing) else format_tensor(found), nl=False)
+    return ExitCode.INTERRUPTED if stopped else ExitCode.DONE
 
 
 def _write(plan: "Plan", found: "Weighing", folder: Path, model: str | None, cache: Path | None) -> None:

@@ -58,7 +58,8 @@ def select(
     if stream and as_json:
         raise click.UsageError("give either --stream or --json", context)
     began = context.obj.began if isinstance(context.obj, Invocation) else time.monotonic()
-    with Interruption() as interruption:  # a signal while the heavy parts are imported must not lose anything either
+    # A signal while the heavy parts are imported must not lose anything either.
+    with Interruption(keeps=True) as interruption:
         from autopar.report.selection import describe_nothing, format_choice, format_status, format_steps
         from autopar.report.selection import selection_to_dict as to_dict
         from autopar.selection import select as solve
@@ -78,7 +79,7 @@ def select(
         if as_json:
             import msgspec
 
-            click.echo(msgspec.json.encode(to_dict(selection)))
+            click.echo(msgspec.json.encode(to_dict(selection)).decode())
         elif choice is not None:
             click.echo(f"{format_status(selection)}\n{format_choice(choice)}")
         sys.stdout.flush()

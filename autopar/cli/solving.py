@@ -100,19 +100,22 @@ def solve(
 
     if request["workers"] is None and request["engine"] == "local" and dump_problem is None:
         request["workers"] = usual_workers()
-    with Interruption() as interruption, show_progress() as progress, infeasible_as_json(as_json):
-        plan = api.solve(
-            model,
-            cache_dir=cache,
-            dump_problem=dump_problem,
-            progress=progress,
-            should_stop=interruption.requested,
-            rival=None if grid_seconds == 0 else partial(_grid, grid_seconds, progress, interruption.requested),
-            **request,
-        )
-    if output is not None:
-        write_folder(plan, output, cache)
-    click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
+    with Interruption() as interruption, infeasible_as_json(as_json):
+        with show_progress() as progress:
+            plan = api.solve(
+                model,
+                cache_dir=cache,
+                dump_problem=dump_problem,
+                progress=progress,
+                should_stop=interruption.requested,
+                rival=None if grid_seconds == 0 else partial(_grid, grid_seconds, progress, interruption.requested),
+                **request,
+            )
+        try:
+            if output is not None:
+                write_folder(plan, output, cache)
+        finally:  # a full disk does not cost the answer
+            click.echo(plan.to_json().decode() if as_json else format_report(plan), nl=as_json)
     interrupted = plan.search is not None and plan.search.termination == "interrupted"
     return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
 
@@ -136,12 +139,16 @@ def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dic
 
     for name in ("gpus", "workers", "engine", "ray_address"):
         del request[name]
-    with Interruption() as interruption, show_progress() as progress, infeasible_as_json(as_json):
-        found = find_gpus(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
-    if output is not None and found.plan is not None:
-        write_folder(found.plan, output, cache)
-    if as_json:
-        echo_json(found)
-    else:
-        click.echo(format_sizing(found), nl=False)
-    return ExitCode.INTERRUPTED if interruption.requested() else ExitCode.DONE
+    with Interruption() as interruption, infeasible_as_json(as_json):
+        with show_progress() as progress:
+            found = find_gpus(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
+        stopped = interruption.requested()
+        try:
+            if output is not None and found.plan is not None:
+                write_folder(found.plan, output, cache)
+        finally:  # a full disk does not cost the answer
+            if as_json:
+                echo_json(found)
+            else:
+                click.echo(format_sizing(found), nl=False)
+    return ExitCode.INTERRUPTED if stopped else ExitCode.DONE

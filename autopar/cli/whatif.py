@@ -72,14 +72,17 @@ def whatif(
     from autopar.report.whatif import format_whatif
     from autopar.scenarios import whatif as ask
 
-    with Interruption() as interruption, show_progress() as progress:
-        found = ask(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
-    if output is not None:
-        _write(found, output, cache)
-    if as_json:
-        echo_json(found.to_mapping())
-    else:
-        click.echo(format_whatif(found), nl=False)
+    with Interruption() as interruption:
+        with show_progress() as progress:
+            found = ask(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
+        try:
+            if output is not None:
+                _write(found, output, cache)
+        finally:  # a full disk does not cost the answer
+            if as_json:
+                echo_json(found.to_mapping())
+            else:
+                click.echo(format_whatif(found), nl=False)
     if found.stopped:
         return ExitCode.INTERRUPTED
     return ExitCode.DONE if found.plans else ExitCode.INFEASIBLE

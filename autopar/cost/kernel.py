@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from autopar.compiled import compiled
 
 Floats = NDArray[np.float64]
 
@@ -34,4 +35,4 @@ def _shortened(seconds: Floats, part: Floats, first: NDArray[np.int16]) -> None:
                         first[tensor, source, target] = first[tensor, source, middle]
 
 
-shortened: Callable[..., None] = numba.njit(cache=True, nogil=True)(_shortened)
+shortened: Callable[..., None] = compiled(_shortened)

@@ -13,7 +13,7 @@ from autopar.discover.sketch import Sketch, sketch_op
 from autopar.discover.store import Store
 from autopar.discover.workers import Answer, Workers
 from autopar.ir.graph import Graph
-from autopar.progress import Progress, ProgressCallback, silent
+from autopar.progress import TROUBLE, Progress, ProgressCallback, silent
 
 
 def discover(
@@ -42,7 +42,6 @@ def discover(
     Raises:
         UnsupportedOpError: If an op has no implementation to execute.
         ExecutionError: If no process can be started.
-        OSError: If the cache cannot be written.
     """
     start = perf_counter()
     sketches = {op.name: sketch_op(graph, op) for op in graph.ops}
@@ -89,7 +88,9 @@ class _Discovery:
                     if following is not None:
                         workers.submit(following)
         finally:
-            self._store.save()  # also when interrupted: what was found is not lost
+            trouble = self._store.save()  # also when interrupted: what was found is not lost
+            if trouble:
+                self._progress(Progress(TROUBLE, detail=trouble))
 
     def rules(self) -> dict[Sketch, Rule]:
         """Return the rule of each op; what went wrong for one of a signature is told by all of it."""

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from autopar.errors import GraphError
 from autopar.ir.graph import Op
@@ -243,35 +245,64 @@ def _strategy_to_json(strategy: Strategy) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value or key in ("inputs", "outputs")}
 
 
+class _StrategyRecord(msgspec.Struct):
+    """The JSON of a strategy."""
+
+    inputs: list[str]
+    outputs: list[str]
+    scaled: tuple[tuple[int | str, int], ...] = ()
+    halos: tuple[tuple[int, int, int, int, Literal["zero", "lowest"]], ...] = ()
+    replaced: tuple[tuple[str, int, int], ...] = ()
+    local: tuple[str, int, int] | None = None
+    cyclic: bool = False
+    uneven: bool = False
+
+    def strategy(self) -> Strategy:
+        """Return the strategy."""
+        return Strategy(
+            inputs=tuple(map(parse_placement, self.inputs)),
+            outputs=tuple(map(parse_placement, self.outputs)),
+            scaled=tuple(Scaled(*scaled) for scaled in self.scaled),
+            halos=tuple(Halo(*halo) for halo in self.halos),
+            replaced=tuple(Replaced(*number) for number in self.replaced),
+            local=None if self.local is None else Local(*self.local),
+            cyclic=self.cyclic,
+            uneven=self.uneven,
+        )
+
+
+class _RuleRecord(msgspec.Struct, rename="camel"):
+    """The JSON of a rule."""
+
+    kind: str
+    strategies: tuple[_StrategyRecord, ...]
+    signature: str
+    input_ranks: tuple[int | None, ...]
+    output_ranks: tuple[int, ...]
+    executions: int
+    reason: str
+    shapes: tuple[str, ...]
+    settings: str
+    seconds: float
+
+
 def rule_from_json(data: Mapping[str, Any]) -> Rule:
     """Return the rule `rule_to_json` wrote.
 
     Raises:
-        KeyError, TypeError, ValueError: If the data is no rule.
+        msgspec.ValidationError: If the data is no rule.
+        ShardingError: If a placement in it is none.
     """
+    record = msgspec.convert(data, _RuleRecord)
     return Rule(
-        kind=data["kind"],
-        strategies=tuple(map(_strategy_from_json, data["strategies"])),
-        signature=data["signature"],
-        input_ranks=tuple(data["inputRanks"]),
-        output_ranks=tuple(data["outputRanks"]),
-        num_executions=data["executions"],
-        reason=data["reason"],
-        shapes=tuple(data["shapes"]),
-        settings=data["settings"],
-        seconds=data["seconds"],
-    )
-
-
-def _strategy_from_json(data: Mapping[str, Any]) -> Strategy:
-    local = data.get("local")
-    return Strategy(
-        inputs=tuple(map(parse_placement, data["inputs"])),
-        outputs=tuple(map(parse_placement, data["outputs"])),
-        scaled=tuple(Scaled(*scaled) for scaled in data.get("scaled", ())),
-        halos=tuple(Halo(*halo) for halo in data.get("halos", ())),
-        replaced=tuple(Replaced(*number) for number in data.get("replaced", ())),
-        local=None if local is None else Local(*local),
-        cyclic=data.get("cyclic", False),
-        uneven=data.get("uneven", False),
+        kind=record.kind,
+        strategies=tuple(strategy.strategy() for strategy in record.strategies),
+        signature=record.signature,
+        input_ranks=record.input_ranks,
+        output_ranks=record.output_ranks,
+        num_executions=record.executions,
+        reason=record.reason,
+        shapes=record.shapes,
+        settings=record.settings,
+        seconds=record.seconds,
     )

@@ -1,22 +1,38 @@
 """The rules found so far, on disk.
 
 One JSON file per version of onnx and of this package's search: rules by signature, and for each real op (by the digest
-of its sketch) the signature it shrinks to, so that a second run executes nothing. The file is replaced atomically; one
-that cannot be read is ignored and written anew.
+of its sketch) the signature it shrinks to, so that a second run executes nothing. The file is replaced atomically and
+holds the hash of its content, and every rule in it is checked for its form; a file with a fault is ignored and written
+anew.
 """
 
-import json
-import os
-import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+import hashlib
 from pathlib import Path
 from typing import Any
 
-from autopar.discover.rules import Rule, rule_from_json, rule_to_json
+import msgspec
 
-VERSION = 6
+from autopar.discover.rules import Rule, rule_from_json, rule_to_json
+from autopar.errors import PlanError
+from autopar.plan import write_atomically
+
+VERSION = 7
 """Raise it whenever the search may find other rules than before."""
+
+
+class _Content(msgspec.Struct):
+    """What a file holds: rules by signature, and signatures by digest of a sketch."""
+
+    rules: dict[str, Any]
+    signatures: dict[str, str]
+
+
+class _File(msgspec.Struct):
+    """A file: content as JSON, and its SHA-256."""
+
+    version: int
+    sha256: str
+    content: msgspec.Raw
 
 
 class Store:
@@ -47,41 +63,34 @@ class Store:
         self._signatures[digest] = rule.signature
         self._changed = True
 
-    def save(self) -> None:
+    def save(self) -> str:
         """Write what is new, together with what others wrote meanwhile.
 
-        Raises:
-            OSError: If the folder cannot be written.
+        Returns:
+            Why it could not be written, for people; "" if it was, or need not be.
         """
         if self._path is None or not self._changed:
-            return
+            return ""
         self._load(self._path)
-        data = {
-            "version": VERSION,
-            "rules": {signature: rule_to_json(rule) for signature, rule in sorted(self._rules.items())},
-            "signatures": dict(sorted(self._signatures.items())),
-        }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.stem, suffix=".tmp")
+        rules = {signature: rule_to_json(rule) for signature, rule in sorted(self._rules.items())}
+        content = msgspec.json.encode(_Content(rules, dict(sorted(self._signatures.items()))))
+        file = _File(VERSION, hashlib.sha256(content).hexdigest(), msgspec.Raw(content))
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file)
-            os.replace(temporary, self._path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+            write_atomically(self._path, msgspec.json.encode(file))
+        except PlanError as error:
+            return str(error.args[0])
         self._changed = False
+        return ""
 
     def _load(self, path: Path) -> None:
         """Add what the file holds; own entries win."""
         try:
-            data: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if data["version"] != VERSION:
+            file = msgspec.json.decode(path.read_bytes(), type=_File)
+            if file.version != VERSION or hashlib.sha256(file.content).hexdigest() != file.sha256:
                 return
-            rules = {signature: rule_from_json(rule) for signature, rule in data["rules"].items()}
-            signatures = {str(digest): str(signature) for digest, signature in data["signatures"].items()}
-        except (OSError, KeyError, TypeError, ValueError, AttributeError):
+            content = msgspec.json.decode(file.content, type=_Content)
+            rules = {signature: rule_from_json(rule) for signature, rule in content.rules.items()}
+        except (OSError, msgspec.MsgspecError, ValueError):
             return  # absent or damaged: a cache may be rebuilt
         self._rules = rules | self._rules
-        self._signatures = signatures | self._signatures
+        self._signatures = content.signatures | self._signatures

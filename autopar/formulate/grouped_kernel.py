@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from autopar.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -19,7 +20,7 @@ def _holding(counts: Floats, sizes: Floats, stage: int, mixture: int, held: Floa
         held[moment] = total
 
 
-_holds = numba.njit(cache=True, nogil=True)(_holding)
+_holds = compiled(_holding)
 
 
 def _fitting(held: Floats, room: float) -> bool:
@@ -33,7 +34,7 @@ def _fitting(held: Floats, room: float) -> bool:
     return True
 
 
-_fits = numba.njit(cache=True, nogil=True)(_fitting)
+_fits = compiled(_fitting)
 
 
 def _too_full(counts: Floats, sizes: Floats, stage: int, mixture: int, held: Floats, room: float, first: int) -> int:
@@ -58,7 +59,7 @@ def _too_full(counts: Floats, sizes: Floats, stage: int, mixture: int, held: Flo
     return -1
 
 
-_is_full_at = numba.njit(cache=True, nogil=True)(_too_full)
+_is_full_at = compiled(_too_full)
 
 
 def _growing(
@@ -114,7 +115,7 @@ def _growing(
         _holds(counts, sizes, changed, mixture, held[changed])
 
 
-_grows = numba.njit(cache=True, nogil=True)(_growing)
+_grows = compiled(_growing)
 
 
 def _giving_way(
@@ -169,7 +170,7 @@ def _giving_way(
     return False
 
 
-_gives_way = numba.njit(cache=True, nogil=True)(_giving_way)
+_gives_way = compiled(_giving_way)
 
 
 def _fastest_together(
@@ -245,4 +246,4 @@ def _fastest_together(
     return True, best, over
 
 
-fastest_together: Callable[..., tuple[bool, Ints, Ints]] = numba.njit(cache=True, nogil=True)(_fastest_together)
+fastest_together: Callable[..., tuple[bool, Ints, Ints]] = compiled(_fastest_together)

@@ -1,11 +1,11 @@
 """The hot loops of cuts, compiled: frontiers of windows, and dynamic programs over stages."""
 
 from collections.abc import Callable
-from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from autopar.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -74,7 +74,7 @@ def _thin_out(new: Floats, keep: Ints, count: int, most: int) -> int:
     return size
 
 
-_thin = numba.njit(cache=True, nogil=True)(_thin_out)
+_thin = compiled(_thin_out)
 
 
 def _in_order(new: Floats, origin: Ints, size: int, flavours: int, ends: Ints, line: Ints, order: Ints) -> None:
@@ -112,7 +112,7 @@ def _in_order(new: Floats, origin: Ints, size: int, flavours: int, ends: Ints, l
         heads[origin[first, 1]] += 1
 
 
-_in_turn = numba.njit(cache=True, nogil=True)(_in_order)
+_in_turn = compiled(_in_order)
 
 
 def _frontiers(
@@ -348,7 +348,7 @@ def _held_behind(lengths: Ints, seconds: Floats, cap: float) -> Ints:
     return behind
 
 
-_most_behind = numba.njit(cache=True, nogil=True)(_held_behind)
+_most_behind = compiled(_held_behind)
 
 
 def _earliest_end(
@@ -424,7 +424,7 @@ def _stage_end(sums: Floats, start: int, cap: float, after: int) -> int:
     return int(min(reach, len(sums) - 1 - after))
 
 
-_reaching = numba.njit(cache=True, nogil=True)(_stage_end)
+_reaching = compiled(_stage_end)
 
 
 def _runs(sums: Floats, num_stages: int, firsts: Ints, large: float, small: float) -> Ints:
@@ -531,14 +531,12 @@ def _priced_apart(inside: Floats, outside: Floats, own: float, more: float) -> F
     return result
 
 
-_compiled: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
-
-frontiers: Callable[..., tuple[Floats, Ints, Ints, Ints]] = _compiled(_frontiers)
-uniform: Callable[..., Floats] = _compiled(_uniform)
-fullest: Callable[..., tuple[Floats, Floats, Floats]] = _compiled(_fullest)
-slowest: Callable[..., float] = _compiled(_slowest)
-earliest_end: Callable[..., tuple[float, Ints, Ints]] = _compiled(_earliest_end)
-evenest: Callable[..., float] = _compiled(_evenest)
-even_waves: Callable[..., Ints] = _compiled(_even_waves)
-runs: Callable[..., Ints] = _compiled(_runs)
-priced_apart: Callable[..., Floats] = _compiled(_priced_apart)
+frontiers: Callable[..., tuple[Floats, Ints, Ints, Ints]] = compiled(_frontiers)
+uniform: Callable[..., Floats] = compiled(_uniform)
+fullest: Callable[..., tuple[Floats, Floats, Floats]] = compiled(_fullest)
+slowest: Callable[..., float] = compiled(_slowest)
+earliest_end: Callable[..., tuple[float, Ints, Ints]] = compiled(_earliest_end)
+evenest: Callable[..., float] = compiled(_evenest)
+even_waves: Callable[..., Ints] = compiled(_even_waves)
+runs: Callable[..., Ints] = compiled(_runs)
+priced_apart: Callable[..., Floats] = compiled(_priced_apart)

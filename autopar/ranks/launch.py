@@ -30,6 +30,7 @@ from autopar.ranks.worker import REQUEST_FILE, ErrorEvent, Event, ProgressEvent,
 _POLL = 0.05  # seconds between looks at the processes
 _GRACE = 1.0  # seconds in which ranks that fail together may say why, so that the cause is named and not a consequence
 _STOP = 2.0  # seconds between asking a process to end and ending it
+_STILL = 10.0  # seconds that a rank may be stopped (SIGSTOP, a debugger) while the others wait for it
 
 
 _LINUX = {
@@ -52,6 +53,7 @@ class _Process:
         log: What it wrote to standard error.
         error: What it said before it gave up.
         failed: When it was found to have failed; 0 while it has not.
+        stopped: When it was found to be stopped; 0 while it runs.
     """
 
     rank: int
@@ -59,6 +61,7 @@ class _Process:
     log: Path
     error: ErrorEvent | None = None
     failed: float = field(default=0.0)
+    stopped: float = field(default=0.0)
 
 
 def check_installed(backend: str) -> None:
@@ -187,6 +190,7 @@ def _watch(processes: Sequence[_Process], progress: ProgressCallback) -> RunRepo
         for each in processes:
             if not each.failed and (each.process.poll() or each.error):
                 each.failed = now
+        _check_running(processes, now)
         failed = [each for each in processes if each.failed]
         if failed and (now - min(each.failed for each in failed) > _GRACE or len(failed) == len(processes)):
             raise _cause(failed)
@@ -194,6 +198,30 @@ def _watch(processes: Sequence[_Process], progress: ProgressCallback) -> RunRepo
             if report is None:
                 raise RankError("all ranks ended, but rank 0 reported nothing", hint="please report this")
             return report
+
+
+def _check_running(processes: Sequence[_Process], now: float) -> None:
+    """Check that no rank has been stopped for long: the others would wait for it until they time out.
+
+    Raises:
+        RankError: If one has.
+    """
+    for each in processes:
+        number = _stop_signal(each.process)
+        each.stopped = (each.stopped or now) if number else 0.0
+        if number and now - each.stopped > _STILL:
+            raise RankError(
+                f"rank {each.rank} was stopped by {signal.Signals(number).name} and did not go on for {_STILL:g} s",
+                hint="run again; kill -CONT lets a stopped process go on",
+            )
+
+
+def _stop_signal(process: "subprocess.Popen[bytes]") -> int:
+    """Return the signal that has stopped a process; 0 if it runs or has ended."""
+    if process.poll() is not None:
+        return 0
+    state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    return 0 if state is None else state.si_status
 
 
 def _listen(rank: int, stream: IO[bytes], events: "queue.SimpleQueue[tuple[int, Event | None]]") -> None:

@@ -6,9 +6,10 @@ the longest path once per candidate of a search.
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from autopar.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -43,7 +44,7 @@ def _longest_path(
     return starts, ends
 
 
-longest_path: Callable[..., tuple[Floats, Floats]] = numba.njit(cache=True, nogil=True)(_longest_path)
+longest_path: Callable[..., tuple[Floats, Floats]] = compiled(_longest_path)
 
 
 def _queue_ends(
@@ -74,7 +75,7 @@ def _queue_ends(
     return ends
 
 
-queue_ends: Callable[..., Floats] = numba.njit(cache=True, nogil=True)(_queue_ends)
+queue_ends: Callable[..., Floats] = compiled(_queue_ends)
 
 
 FORWARD, BACKWARD, WEIGHT = range(3)
@@ -128,7 +129,7 @@ def _runnable(
     return order, count
 
 
-runnable: Callable[..., tuple[Ints, int]] = numba.njit(cache=True, nogil=True)(_runnable)
+runnable: Callable[..., tuple[Ints, int]] = compiled(_runnable)
 
 
 def _held_most(place: Ints, chunk: Ints, num_chunks: int, last: int) -> tuple[Ints, int]:
@@ -185,7 +186,7 @@ def _held_most(place: Ints, chunk: Ints, num_chunks: int, last: int) -> tuple[In
     return found[:count], least
 
 
-held_most: Callable[..., tuple[Ints, int]] = numba.njit(cache=True, nogil=True)(_held_most)
+held_most: Callable[..., tuple[Ints, int]] = compiled(_held_most)
 
 
 def _least_cut(
@@ -252,4 +253,4 @@ def _least_cut(
             stops[own] = stops[own - 1] + 1
 
 
-least_cut: Callable[..., float] = numba.njit(cache=True, nogil=True)(_least_cut)
+least_cut: Callable[..., float] = compiled(_least_cut)

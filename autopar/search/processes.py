@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -18,11 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import wait as wait_for
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from autopar.collector import uncollected
+from autopar.machine import follow_parent
 from autopar.search.crew import Order, Team
 from autopar.search.pieces import Finding, Piece, Workbench
 
@@ -33,6 +32,10 @@ if TYPE_CHECKING:  # it knows this module
 
 _IMPORTED = ["autopar.search.planner", "autopar.solvers.auto", "autopar.workload", "autopar.task"]
 """What the server imports before the first worker starts."""
+
+_FOR_CALLER = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Signals that the caller decides about. A terminal, `timeout` and batch systems send them to every process of a group,
+and workers that ended then would take along what they have found."""
 
 _bench: Workbench | None = None
 """In a worker: where it works."""
@@ -127,14 +130,14 @@ def open_server() -> None:
 
 @contextmanager
 def _nameless() -> Iterator[None]:
-    """Keep new processes from importing the caller's script, and from Ctrl-C.
+    """Keep new processes from importing the caller's script, and from signals that the caller decides about.
 
-    They need nothing of the script, and it may not expect to be imported. Ctrl-C reaches all processes of a terminal,
-    those that are still starting, too; who called decides what it means.
+    They need nothing of the script, and it may not expect to be imported. Processes that are still starting get these
+    signals too.
     """
     main = sys.modules["__main__"]
     resource_tracker.ensure_running()  # which any of them starts, and which lets signals through when it has started
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_CALLER)  # inherited
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
@@ -146,17 +149,10 @@ def _nameless() -> Iterator[None]:
 def _begin(search: bytes, stop: "c_byte") -> None:
     """Prepare a worker."""
     global _bench
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process it works for, also between two pieces
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    for number in _FOR_CALLER:  # also between two pieces
+        signal.signal(number, signal.SIG_IGN)
+    follow_parent()
     _bench = Workbench.unpacked(search, lambda: bool(stop.value))
-
-
-def _follow_parent() -> None:
-    """End with the process that started this one, however that ended."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "workers are started by another process"
-    wait_for([parent.sentinel])
-    os._exit(1)
 
 
 def _do(piece: Piece, end: float, state: bytes | None) -> Finding:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.compiled import compiled
 from autopar.sharding import Axis
 from autopar.simulate.layout import NETWORK, Resource
 
@@ -187,9 +187,7 @@ def _fit_one(
         now = starts[place]
 
 
-_compiled: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
-
-_fit: Callable[..., tuple[int, float, float]] = _compiled(_fit_one)
+_fit: Callable[..., tuple[int, float, float]] = compiled(_fit_one)
 
 
 def _fit_each(
@@ -224,4 +222,4 @@ def _fit_each(
     return begin, end
 
 
-_fit_all: Callable[..., tuple[FloatArray, FloatArray]] = _compiled(_fit_each)
+_fit_all: Callable[..., tuple[FloatArray, FloatArray]] = compiled(_fit_each)

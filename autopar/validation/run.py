@@ -3,13 +3,15 @@
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from autopar import models
 from autopar.cost import Stack
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, WorkerError
+from autopar.machine import follow_parent
 from autopar.models.spec import Config
 from autopar.prediction import Prediction, Predictor
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -132,6 +134,9 @@ def predict_rows(
         workers: Processes.
         progress: Told how many rows are done.
         should_stop: Polled.
+
+    Raises:
+        WorkerError: If a process is killed.
     """
     groups, done = batches(rows), 0
     if workers == 1:
@@ -142,7 +147,7 @@ def predict_rows(
             done += 1
             progress(Progress("predict", done, len(rows), detail=row.id))
         return
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=follow_parent)
     try:
         futures: set[Future[list[Outcome]]] = {
             pool.submit(_predict_rows, group, cache_dir, tuple(stacks)) for group in groups
@@ -154,5 +159,7 @@ def predict_rows(
                 yield from outcomes
                 done += len(outcomes)
                 progress(Progress("predict", done, len(rows), detail=outcomes[-1].row.id))
+    except BrokenProcessPool:
+        raise WorkerError("a process was killed", hint="out of memory? use fewer --workers") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

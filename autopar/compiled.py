@@ -1,0 +1,76 @@
+"""Functions compiled to machine code by numba: the hot loops that numpy has no words for.
+
+Machine code is kept between processes, in files that numba runs without a question. So it is kept only where nobody
+else can write: beside the source, whose bytecode Python trusts in the same way, or in a folder that is the user's own.
+"""
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core.caching import FunctionCache
+
+from autopar.errors import JobError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Kept(FunctionCache):  # type: ignore[misc]
+    """Machine code on disk; a disk that is full or read-only costs no more than compiling again."""
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep the machine code of one signature."""
+        with suppress(OSError):
+            super().save_overload(sig, data)
+
+
+def compiled(function: F) -> F:
+    """Return `function` compiled on its first call; later processes find the machine code in a cache.
+
+    Raises:
+        JobError: If others may write to the folder of the cache.
+    """
+    kernel: Any = numba.njit(nogil=True)(function)
+    try:
+        kept = _Kept(function)
+    except RuntimeError:  # neither the folder of the source nor one of the user can be written to
+        return kernel  # type: ignore[no-any-return]
+    folder = Path(kept.cache_path)
+    if folder != Path(function.__code__.co_filename).parent / "__pycache__":
+        _check_private(folder)
+    kernel._cache = kept
+    return kernel  # type: ignore[no-any-return]
+
+
+@lru_cache
+def _check_private(folder: Path) -> None:
+    """Check that nobody else can put files into a folder, or another folder in its place.
+
+    Raises:
+        JobError: If somebody can.
+    """
+    for each in (folder, *folder.resolve().parents):
+        status = each.stat()
+        own = status.st_uid in (0, os.geteuid())
+        is_sticky = each != folder and status.st_mode & stat.S_ISVTX  # there others cannot rename what is not theirs
+        by_group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
+        if not own or ((status.st_mode & stat.S_IWOTH or by_group) and not is_sticky):
+            raise JobError(
+                f"numba would run machine code from {str(folder)!r}, and others may write to {str(each)!r}",
+                hint=f"chmod go-w {each}, or set NUMBA_CACHE_DIR to a folder of your own",
+            )
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether a group is that of one user alone: many systems give each user a group of the same name."""
+    try:
+        return grp.getgrgid(group).gr_name == pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
