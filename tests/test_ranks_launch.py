@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -154,6 +155,37 @@ def test_a_rank_that_ends_early_ends_the_run(
 
     assert hint in error.value.hint
     assert time.monotonic() - start < 30, "far less than the other rank takes"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP])
+def test_a_rank_that_is_stopped_ends_the_run(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one would wait for it until it times out; both are gone afterwards."""
+    monkeypatch.setattr(launch, "_STILL", 0.2)
+    script = f"import os, time; os.kill(os.getpid(), {int(number)}); time.sleep(60)"
+
+    with pytest.raises(RankError, match=f"rank 1 was stopped by {number.name} and did not go on for 0.2 s"):
+        _watch([SLEEP, script], tmp_path)
+
+
+def test_a_rank_that_goes_on_in_time_is_let_alone(tmp_path: Path) -> None:
+    """As after a debugger has looked at it."""
+    process = subprocess.Popen([sys.executable, "-c", SLEEP], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    rank = launch._Process(0, process, tmp_path / "log")
+    try:
+        process.send_signal(signal.SIGSTOP)
+        while not launch._stop_signal(process):
+            time.sleep(0.01)
+        launch._check_running([rank], now=1.0)
+        process.send_signal(signal.SIGCONT)
+        while launch._stop_signal(process):
+            time.sleep(0.01)
+        launch._check_running([rank], now=100.0)
+    finally:
+        launch._stop([rank])
+
+    assert rank.stopped == 0.0
 
 
 def test_the_cause_is_named_and_not_the_consequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -347,7 +347,8 @@ def test_a_worker_survives_an_interruption() -> None:
     with Processes(task.search(Effort()), 1) as crew:
         (before,) = _done(crew, 0, bounding)
         (pid,) = crew.pids
-        os.kill(pid, signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, number)
         (after,) = _done(crew, 1, bounding)
 
         assert crew.pids == (pid,), "another one would have been started in its place"
@@ -456,7 +457,10 @@ def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_ctrl_c_does_not_reach_what_is_starting() -> None:
-    """The server that workers are forked from and what it needs itself: both would say where they were interrupted."""
+    """The server that workers are forked from and what it needs itself: both would say where they were interrupted.
+
+    Nor do the signals by which batch systems end all processes of a group.
+    """
     script = """
 from pathlib import Path
 from autopar.search.processes import open_server
@@ -469,7 +473,8 @@ for pid in Path("/proc/self/task").glob("*/children"):
 
     blocked = [int(line.split()[1], 16) for line in done.stdout.splitlines()]
     assert len(blocked) == 2
-    assert all(mask & 1 << signal.SIGINT - 1 for mask in blocked)
+    signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    assert all(mask & 1 << number - 1 for mask in blocked for number in signals)
 
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")

@@ -223,6 +223,25 @@ def test_a_configuration_is_planned_and_exported(name: str, tmp_path: Path, caps
 
 @needs_torch
 @pytest.mark.slow
+def test_a_damaged_model_of_the_cache_is_made_again(tmp_path: Path) -> None:
+    """And a cache that cannot be written to costs no more than the export next time."""
+    source = written("llama", tmp_path)
+    path = huggingface.build(source, {"seq": 8}, tmp_path / "cache")
+    assert isinstance(path, Path)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    (tmp_path / "file").write_text("no folder")
+
+    again = huggingface.build(source, {"seq": 8}, tmp_path / "cache")
+    kept = huggingface.build(source, {"seq": 8}, tmp_path / "file")
+
+    assert again == path
+    assert path.read_bytes() == data
+    assert not isinstance(kept, Path)
+
+
+@needs_torch
+@pytest.mark.slow
 def test_the_same_model_is_the_same_file(tmp_path: Path) -> None:
     """An export is reproducible, so that a plan still fits its model when the cache was emptied, or without one."""
     first, second = (tmp_path / "1", tmp_path / "2")

@@ -77,6 +77,19 @@ def _candidates(*times: tuple[float, float]) -> list[_Known]:
     ]
 
 
+def test_an_interruption_is_answered_after_the_candidate_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is simulated by then; it counts as interrupted, so that no cache keeps it as the answer."""
+    plan = _plan()
+    monkeypatch.setattr(verdict, "_verify", lambda candidate, task, astray: plan)
+    outcome = Outcome(candidates=_candidates((1.0, 1.0), (2.0, 2.0)))  # type: ignore[arg-type]
+
+    found = verdict.conclude(outcome, _task(), "test", 3, PhaseClock(), should_stop=lambda: True)
+
+    assert found.search is not None
+    assert found.search.termination == "interrupted"
+    assert found.alternatives == ()
+
+
 def test_what_may_be_faster_than_the_fastest_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth is faster by the formula than any before it is simulated; the fifth is not."""
     known = _candidates((1.0, 2.0), (1.1, 1.9), (1.2, 1.8), (1.3, 1.4), (1.5, 1.0))

@@ -1,6 +1,6 @@
 """The command line. Results go to standard output, progress and errors to standard error.
 
-Exit codes: 0 done, 2 bad input, 3 nothing fits, 130 interrupted.
+Exit codes: 0 done, 2 bad input, 3 nothing fits, 130 interrupted, 141 nobody reads the answer.
 """
 
 import sys

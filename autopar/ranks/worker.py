@@ -5,6 +5,7 @@ and reports on standard output, a line of JSON per event. It ends at once when w
 """
 
 import os
+import shutil
 import sys
 import threading
 import traceback
@@ -92,7 +93,7 @@ def run_worker(request: RunRequest, rank: int, init_method: str, progress: Progr
 
 def main(folder: Path, rank: int) -> int:
     """Be one rank of the run described in a folder; return the exit code."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     request = msgspec.json.decode((folder / REQUEST_FILE).read_bytes(), type=RunRequest)
 
     def tell(progress: Progress) -> None:
@@ -125,10 +126,11 @@ def _emit(event: Event) -> None:
     sys.stdout.flush()
 
 
-def _end_with_parent() -> None:
-    """End when standard input does: whoever started this process has gone, however that happened."""
+def _end_with_parent(folder: Path) -> None:
+    """End when standard input does: whoever started this process has gone, and cannot remove its folder any more."""
     while os.read(sys.stdin.fileno(), 1):
         pass
+    shutil.rmtree(folder, ignore_errors=True)  # other ranks do the same
     os._exit(1)
 
 
