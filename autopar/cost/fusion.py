@@ -142,14 +142,16 @@ def _chains(ops: Sequence[Op], readers: Mapping[str, Sequence[int]], source: Cal
             for chain in met.values():
                 chain.closed = True
             continue
-        joined = _Chain([position])
-        for chain in met.values():
-            if not chain.closed:
-                joined.members[:0] = chain.members
-        for member in joined.members:
-            chain_of.update((name, joined) for name in ops[member].outputs if name)
-        for chain in met.values():
-            chain.closed = True  # whoever still holds a chain that was joined, or was read from outside
+        # The longest takes in the others, so that a graph that is one chain takes no longer than one of many.
+        joined, *others = sorted(
+            (chain for chain in met.values() if not chain.closed), key=lambda chain: -len(chain.members)
+        ) or [_Chain()]
+        for chain in others:
+            joined.members += chain.members
+            for member in chain.members:
+                chain_of.update((name, joined) for name in ops[member].outputs if name)
+        joined.members.append(position)
+        chain_of.update((name, joined) for name in op.outputs if name)
     found: dict[str, Fused] = {}
     for chain in {id(chain): chain for chain in chain_of.values()}.values():
         members = set(chain.members)
