@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from autopar.plan import BlockPlan, StagePlan
 from autopar.recompute import Recompute
+from autopar.schedule import SCHEDULES
 from autopar.search.roles import AxisRole, expert_degree
 from autopar.search.space import Configuration
 
@@ -82,7 +83,8 @@ def signature(
         roles: What the mesh axes do.
         others: What those of further meshes do.
     """
-    ordered = configuration.num_stages > 1 and configuration.num_microbatches > 1
+    splits = SCHEDULES[configuration.schedule].splits
+    ordered = configuration.num_stages > 1 and (configuration.num_microbatches > 1 or splits)
     return Signature(
         _degrees(roles),
         configuration.num_stages,

@@ -16,6 +16,10 @@ from autopar.units import format_seconds
 GROUP_NODES = 4
 """Nodes that the two free axes of a mesh of three span at most."""
 
+NEIGHBOURS = 8
+"""Devices that the minor axis of a mesh has at most where nodes have fewer: tensor parallelism of eight is customary,
+and over nodes of one or two devices it leaves them."""
+
 PLAIN = frozenset({"1f1b", "gpipe", "forward-only"})
 """Schedules in which a pass goes through all groups of devices before the last one is busy."""
 
@@ -104,7 +108,9 @@ def divisors(number: int) -> list[int]:
 
 
 def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
-    """Yield the meshes of one stage: two axes of which the minor one lies within a node, and one axis of all devices.
+    """Yield the meshes of one stage: one axis of all devices, and two of which the minor one lies within a node.
+
+    Where nodes are small it may have up to `NEIGHBOURS` devices.
 
     Which axis does what is the solver's choice, so that an 8×8 mesh stands for 8-way data times 8-way tensor
     parallelism, for 64-way data parallelism and for anything between. The latter takes two collectives there, one per
@@ -113,12 +119,12 @@ def meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]:
 
     >>> [str(mesh) for mesh in meshes(16, 8)]
     ['inner=16', 'outer=8×inner=2', 'outer=4×inner=4', 'outer=2×inner=8']
-    >>> [str(mesh) for mesh in meshes(4, 8)]
-    ['inner=4', 'outer=2×inner=2']
+    >>> [str(mesh) for mesh in meshes(4, 8)], [str(mesh) for mesh in meshes(4, 1)]
+    (['inner=4', 'outer=2×inner=2'], ['inner=4', 'outer=2×inner=2'])
     """
     yield Mesh.of(inner=num_devices)
     for inner in divisors(num_devices):
-        if 1 < inner < num_devices and inner <= devices_per_node:
+        if 1 < inner < num_devices and inner <= max(devices_per_node, NEIGHBOURS):
             yield Mesh.of(outer=num_devices // inner, inner=inner)
 
 
@@ -131,11 +137,11 @@ def data_major_meshes(num_devices: int, devices_per_node: int) -> Iterator[Mesh]
     ['dp=4×outer=2×inner=2', 'dp=2×outer=4×inner=2', 'dp=2×outer=2×inner=4']
     """
     for inner in divisors(num_devices):
-        if not 1 < inner <= devices_per_node:
+        if not 1 < inner <= max(devices_per_node, NEIGHBOURS):
             continue
         for outer in divisors(num_devices // inner):
             dp = num_devices // (inner * outer)
-            if outer > 1 and dp > 1 and inner * outer <= GROUP_NODES * devices_per_node:
+            if outer > 1 and dp > 1 and inner * outer <= max(GROUP_NODES * devices_per_node, NEIGHBOURS):
                 yield Mesh.of(**dict(zip(DATA_MAJOR, (dp, outer, inner), strict=True)))
 
 
@@ -146,9 +152,8 @@ def configurations(
 
     Pipeline degrees are the divisors of the number of GPUs up to the number of blocks. Microbatch counts are the
     divisors of the global batch; on a mesh with a data-parallel axis those that leave it samples to split. Every
-    schedule is listed where it makes a difference; with one stage or one microbatch there is nothing to order.
-    Interleaved stages need a whole number of rounds, and those schedules whose bubble is small only where microbatches
-    fill the pipeline are listed from as many microbatches as stages on.
+    schedule is listed where it makes a difference. One stage has nothing to order; one microbatch passes through GPipe
+    as through 1F1B and through ZB-H2 as through ZB-H1. Interleaved stages need a whole number of rounds.
 
     Args:
         gpus: Number of devices.
@@ -254,12 +259,13 @@ def _schedules(mode: str, num_stages: int, num_microbatches: int, num_blocks: in
         yield "forward-only", 1
         return
     yield "1f1b", 1
-    if num_stages == 1 or num_microbatches == 1:
+    if num_stages == 1:
         return
-    yield "gpipe", 1
-    if num_microbatches < num_stages:
-        return
-    yield from (("zb-h1", 1), ("zb-h2", 1))
+    if num_microbatches > 1:
+        yield "gpipe", 1
+    yield "zb-h1", 1  # of one microbatch, too: the group before waits for half a backward
+    if num_microbatches > 1:
+        yield "zb-h2", 1
     if 2 * num_stages <= num_blocks:
         yield "zb-v", 2
     if num_microbatches % num_stages == 0:
@@ -368,4 +374,5 @@ def _data_major_words(grids: Sequence[str], num_nodes: int) -> tuple[str, ...]:
     return (
         f"meshes of three axes whose major one is data parallel {', '.join(grids)}; every discovered sharding of every "
         f"op on the other two{span}",
+        "left out: meshes of three axes whose major one is not data parallel, and meshes of four",
     )
