@@ -337,7 +337,7 @@ def test_interrupted_search_writes_its_best_plan_and_exits_with_130(
         (["figures", "PLAN", "-o", "OUT"], "autopar.page.look"),
         (["whatif", "zoo:gpt2", "--gpus", "8", "-o", "OUT"], "autopar.scenarios.whatif"),
         (["explain", "PLAN", "--alternatives", "-o", "OUT"], "autopar.alternatives.weigh"),
-        (["simulate", "PLAN", "--trace", "OUT"], "autopar.api.simulate_plan"),
+        (["simulate", "PLAN", "--trace", "OUT"], "autopar.api.simulate_again"),
     ],
 )
 def test_ctrl_c_in_the_middle_of_the_work_leaves_nothing(
