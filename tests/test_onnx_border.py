@@ -113,6 +113,10 @@ MALFORMED: dict[str, tuple[onnx.ModelProto, str]] = {
             TensorProto(name="z", dims=[1, 2**40], data_type=1)]),
         "output of node 'y'.*1.21e\\+24",
     ),
+    "an Einsum of more elements": (
+        model([node("Einsum", ["x", "x"], ["y"], equation="ab,cd->abcd")], shape=(2**20, 2**20)),
+        "output of node 'y'.*1.21e\\+24",
+    ),
     "a dim below zero": (
         model([node("Add", ["x", "z"], ["y"])], weights=[TensorProto(name="z", dims=[-6], data_type=1)]),
         "initializer 'z'.*negative dim",

@@ -124,7 +124,8 @@ def _stored(workload: Workload) -> Mapping[str, Callable[[], Array]]:
     for node in source.model.graph.node:
         if node.op_type == "Constant":
             tensor = constant_tensor(node, f"node {node.name!r}")
-            found[node.output[0]] = lambda tensor=tensor: read_array(tensor, source.folder)  # type: ignore[misc]
+            if has_data(tensor, source.folder):
+                found[node.output[0]] = lambda tensor=tensor: read_array(tensor, source.folder)  # type: ignore[misc]
     return found
 
 
