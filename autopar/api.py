@@ -122,7 +122,7 @@ def solve(
         cache_dir=cache_dir,
         progress=progress,
         pins=pins,
-        should_stop=lambda: should_stop() or time.monotonic() > end,
+        should_stop=lambda: time.monotonic() > end,  # a signal ends it at once: there is nothing to keep yet
     )
     cache = ResultCache(cache_dir, task, effort)
     plan = cache.answer() if dump_problem is None else None

@@ -16,6 +16,7 @@ from autopar.errors import InterruptedSearchError, ModelError
 from autopar.onnx import load
 from autopar.onnx.functions import MAX_NODES
 from autopar.onnx.isolated import Isolated, RefusedError, isolated
+from autopar.task import prepare
 
 node = helper.make_node
 
@@ -364,12 +365,12 @@ def test_an_import_can_be_stopped() -> None:
 
 
 @pytest.mark.parametrize("phase", ["import", "discover"])
-def test_a_search_is_stopped_while_it_is_prepared(phase: str) -> None:
+def test_a_job_is_stopped_while_it_is_prepared(phase: str) -> None:
     """There is no plan yet to return, so that it is an error, in whatever phase before the search."""
     told: list[str] = []
 
     with pytest.raises(InterruptedSearchError, match="before the search began"):
-        api.solve(
+        prepare(
             "zoo:mlp-xs",
             gpus=2,
             progress=lambda step: told.append(step.phase),

@@ -137,17 +137,8 @@ def test_goals_that_no_number_meets_are_known(goal: dict[str, Any], unit: str) -
 
 def test_who_interrupts_is_not_told_that_nothing_does() -> None:
     """A number that was not looked at to the end may do."""
-    told: list[str] = []
-
     with pytest.raises(InterruptedSearchError, match="interrupted before a number of GPUs had a plan that fits"):
-        find_gpus(
-            "zoo:mlp-xs",
-            memory_limit=4.0e3,
-            max_gpus=4,
-            progress=lambda step: told.append(step.phase),
-            should_stop=lambda: not {"import", "discover"}.issuperset(told),
-            **MLP,
-        )
+        find_gpus("zoo:mlp-xs", memory_limit=4.0e3, max_gpus=4, should_stop=lambda: True, **MLP)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,6 @@ def compare(
         precision=precision,
         cache_dir=cache_dir,
         progress=progress,
-        should_stop=should_stop,
     )
     results = [_plan(task, effort, progress, should_stop)]
     tasks = [partial(BASELINES[name].find, task, effort, name, _named(progress, name)) for name in methods]

@@ -103,18 +103,16 @@ def find_gpus(
     price = machine.gpu_hour_price if gpu_hour_price is None else gpu_hour_price
     goal = Goal(target_seconds, budget, Per(per), steps, price)
     effort = Effort(solver, top_k, time_limit or COUNT_SECONDS, seed)
-    task = _first_task(model, max_gpus, progress, should_stop, request)
+    task = _first_task(model, max_gpus, progress, request)
     finder = Finder(task, goal, effort, max_gpus, progress, should_stop)
     return finder.find()
 
 
-def _first_task(
-    model: str | Path, most: int, progress: ProgressCallback, should_stop: StopCallback, request: Mapping[str, Any]
-) -> Task:
+def _first_task(model: str | Path, most: int, progress: ProgressCallback, request: Mapping[str, Any]) -> Task:
     """Return the task on one node, or what of it there is; pins are applied number by number."""
     own = dict(request)
     pins = own.pop("pins", None)
-    task = prepare(model, gpus=1, progress=progress, should_stop=should_stop, **own)
+    task = prepare(model, gpus=1, progress=progress, **own)
     if own.get("global_batch") is None and default_batch(task.workload, 1) != default_batch(task.workload, 2):
         raise JobError(
             "the batch of this model depends on the number of GPUs if nobody states it",
