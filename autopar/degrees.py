@@ -7,6 +7,7 @@ global batch = dp x microbatch x (number of microbatches)
 from dataclasses import dataclass, replace
 
 from autopar.errors import JobError
+from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
 from autopar.plan import OFFLOADS
 from autopar.recompute import Recompute
 from autopar.schedule import SCHEDULES, usual_schedule
@@ -39,7 +40,7 @@ class Degrees:
         layers: Layers per stage in the order of the chain; empty for an even cut.
 
     Raises:
-        JobError: If a number is not positive, or does not divide what it has to.
+        JobError: If a number is not positive, is more than can be planned, or does not divide what it has to.
     """
 
     dp: int = 1
@@ -72,13 +73,26 @@ class Degrees:
             raise JobError(f"there is no schedule {self.schedule!r}", hint=f"choose {', '.join(SCHEDULES)}")
         self._check_batch()
         self._check_data()
+        self._check_amounts()
         if self.sequence_parallel and self.tp == 1:
             raise JobError("sequence parallelism without tensor parallelism", hint="give --tp 2 or more")
+        if min(self.layers, default=0) < 0:
+            raise JobError(f"layers per stage are {self.layers}", hint="stages have 0 layers or more")
         if self.layers and len(self.layers) != self.num_stages:
             raise JobError(
                 f"layers are given for {len(self.layers)} stages, there are {self.num_stages}",
                 hint="there are pp x interleave stages",
             )
+
+    def _check_amounts(self) -> None:
+        for what, number, most in (
+            ("devices", self.gpus, MAX_DEVICES),
+            ("stages", self.num_stages, MAX_DEVICES),
+            ("microbatches", self.num_microbatches, MAX_MICROBATCHES),
+            ("samples", self.global_batch, MAX_BATCH),
+        ):
+            if number > most:
+                raise JobError(f"{number} {what} are more than can be planned", hint=f"at most {most} can")
 
     def _check_data(self) -> None:
         if self.dp % self.ep:

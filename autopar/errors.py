@@ -112,16 +112,3 @@ class ExportError(AutoparError, ValueError):
 def stopped() -> InterruptedSearchError:
     """Return what to raise when the preparation of a search is stopped: there is nothing to return yet."""
     return InterruptedSearchError("stopped before the search began", hint="let it run longer")
-
-
-def fault_in_file(source: str, error: Exception) -> str:
-    """Return in one line what is wrong with a text that was read as YAML, and where.
-
-    Args:
-        source: What to call the text.
-        error: What its parser raised if the text is no YAML, or what its reader raised, on that of the parser then.
-    """
-    parser = error if hasattr(error, "problem_mark") else error.__cause__ or error.__context__
-    mark = getattr(parser, "problem_mark", None)
-    problem = getattr(parser, "problem", None) or str(error).partition("\n")[0]
-    return f"{source}{'' if mark is None else f', line {mark.line + 1}'}: {problem}"

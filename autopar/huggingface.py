@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -11,8 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar import models
-from autopar.errors import ModelError, PlanError
+from autopar.errors import AutoparError, ModelError, PlanError
+from autopar.escaping import one_line
+from autopar.limits import MAX_LAYERS, MAX_SIZE
 from autopar.plan import write_atomically
+from autopar.reading import UnreadableError, parse_json
 from autopar.torch_export import to_onnx
 
 if TYPE_CHECKING:
@@ -29,6 +34,20 @@ _LONGEST = 4096
 _LARGE = 1 << 22
 """Elements from which on a tensor is made without memory."""
 _ATTENTION = "autopar"
+_MOST_TOKENS = 10_000_000
+"""Tokens of an example; two of them take 160 MB."""
+_SHOWN = 300
+"""Characters of a reason that a message shows."""
+_SIZE = re.compile(r"^(num|n)_|_(size|dim|layers?|heads?|positions|embeddings)$|^d_(model|ff|kv)$")
+"""Names of fields that hold a size."""
+_WHOLE = {
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 0),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "vocab_size", "num_channels", "patch_size", "image_size"), 1),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_attention_heads", "n_head", "num_heads"), 1),
+}
+"""Fields that are whole numbers, or lists of them, with the least that makes a model."""
+_UNSET = -1
+"""What some families write for a size that is not set."""
 SETTINGS = ("seq",)
 """What `--set` may name on such a model."""
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
@@ -58,16 +77,45 @@ def read_config(source: str | Path) -> dict[str, Any]:
     if path.is_dir():
         path = path / "config.json"
     try:
-        config = json.loads(path.read_bytes())
+        config = parse_json(path.read_bytes(), foreign=True)
     except OSError as error:
         raise ModelError(
             f"{path} cannot be read: {error.strerror}", hint="give hf:FOLDER or hf:config.json on this machine"
         ) from None
-    except ValueError as error:
+    except UnreadableError as error:
         raise ModelError(f"{path} is no JSON: {error}", hint="download the config.json of the model again") from None
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelError(f"{path} has no model_type", hint="give the config.json of a transformers model")
+    _check(config, path)
     return config
+
+
+def _check(config: Mapping[str, Any], path: Path) -> None:
+    """Check what transformers takes as it is, and then loops over, divides by or calls.
+
+    Raises:
+        ModelError: If a field is not what it has to be; the message names it.
+    """
+    hint = "give the config.json of a transformers model"
+    names = config.get("architectures")
+    if not isinstance(config["model_type"], str):
+        raise ModelError(f"{path}: model_type is {config['model_type']!r}, not a name", hint=hint)
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ModelError(f"{path}: architectures is {names!r}, not a list of names", hint=hint)
+    for name, value in config.items():
+        if value is None or not (name in _WHOLE or _SIZE.search(name)):
+            continue
+        least, most = _WHOLE.get(name, _UNSET), MAX_LAYERS if name.endswith(("layers", "layer")) else MAX_SIZE
+        for size in value if isinstance(value, list) else [value]:
+            is_whole = isinstance(size, int) and not isinstance(size, bool)
+            if (is_whole and not least <= size <= most) or (name in _WHOLE and not is_whole):
+                raise ModelError(f"{path}: {name} is {size!r}", hint=f"it is a whole number from {least} to {most}")
+    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(groups, int) and (not groups or heads % groups):
+        raise ModelError(
+            f"{path}: num_attention_heads {heads} is not divisible by num_key_value_heads {groups}",
+            hint="heads share keys and values in equal groups",
+        )
 
 
 def default_seq(config: Mapping[str, Any]) -> int:
@@ -102,6 +150,8 @@ def build(
     if not isinstance(native, models.Unbuilt):
         return models.build_config("decoder", native, str(config["model_type"]))
     check_dense(config, seq)
+    if seq > _MOST_TOKENS:
+        raise ModelError(f"seq={seq} is more than PyTorch can trace", hint=f"--set seq={_MOST_TOKENS}, or less")
     _check_exportable(native)
     if cache_dir is None:
         return _model(config, seq)
@@ -174,8 +224,43 @@ def check_dense(config: Mapping[str, Any], seq: int) -> None:
 
 
 def _model(config: dict[str, Any], seq: int) -> "onnx.ModelProto":
-    module = _module(config)
-    return to_onnx(module, _inputs(module, seq))
+    with _border(config):
+        module = _module(config)
+        return to_onnx(module, _inputs(module, seq))
+
+
+@contextmanager
+def _border(config: Mapping[str, Any]) -> Iterator[None]:
+    """Turn what transformers and PyTorch raise into one error, and keep their remarks to themselves.
+
+    A configuration is run by the code of its family, of which there are hundreds: what it raises on a field that it
+    does not take can be anything.
+
+    Raises:
+        ModelError: If the configuration cannot be made a model of; the message has the reason, and the fields that
+            have a value which it names.
+    """
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except AutoparError:
+        raise
+    except Exception as error:
+        reason = one_line(" ".join(f"{type(error).__name__}: {error}".split()))[:_SHOWN]
+        named = [name for name, value in config.items() if isinstance(value, str) and repr(value) in reason]
+        fields = f" ({', '.join(map(one_line, named))})" if named else ""
+        raise ModelError(
+            f"transformers {transformers.__version__} cannot make a model of this {config['model_type']!r} "
+            f"configuration{fields}: {reason}",
+            hint="compare the field with the config.json that was published with the model",
+        ) from error
+    finally:
+        transformers.logging.set_verbosity(level)
 
 
 def _module(config: dict[str, Any]) -> Any:
@@ -194,6 +279,8 @@ def _module(config: dict[str, Any]) -> Any:
     known._attn_implementation = _ATTENTION
     names = config.get("architectures") or []
     kind = getattr(transformers, names[0], None) if names else None
+    if kind is not None and not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise ModelError(f"architectures: {names[0]!r} is no model of transformers", hint="name a class of models")
     with _without_memory():
         if kind is not None:
             return kind(known)

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost import DEFAULT, CostModel, Stack, load_stack
 from autopar.errors import JobError, PlanError
+from autopar.limits import MAX_DEVICES
 from autopar.pins import Pins, pins_of
 from autopar.plan import Job, Plan
 from autopar.program.lower import lower
@@ -18,6 +20,7 @@ from autopar.tactics.draft import Draft, Step, num_groups
 from autopar.tactics.reading import tactics_of
 from autopar.tactics.records import Pipeline, Tactic
 from autopar.task import check_request, default_limit, rules_for, stored_stack
+from autopar.units import parse_whole
 from autopar.verdict import simulated
 from autopar.workload import Workload, default_batch, open_plan, open_workload
 
@@ -181,13 +184,16 @@ def as_mesh(mesh: str | Mapping[str, int] | Mesh) -> Mesh:
         sizes: dict[str, int] = {}
         for part in mesh.split(","):
             name, separator, size = (text.strip() for text in part.partition("="))
-            if not (separator and name.isidentifier() and size.isdecimal()) or name in sizes:
+            number = parse_whole(size)
+            if not (separator and name.isidentifier()) or number is None or name in sizes:
                 raise JobError(f"{mesh!r} is no mesh", hint="name the axes with their sizes, e.g. b=16,m=2")
-            sizes[name] = int(size)
+            sizes[name] = number
     else:
         sizes = dict(mesh)
     if not sizes or min(sizes.values()) < 1:
         raise JobError(f"a mesh of sizes {sizes}", hint="sizes are whole numbers from 1")
+    if prod(sizes.values()) > MAX_DEVICES:
+        raise JobError(f"a mesh of {prod(sizes.values())} devices", hint=f"at most {MAX_DEVICES} can be planned")
     return Mesh.of(**sizes)
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autopar.errors import PlanError
+from autopar.plan_laws import check_plan
+from autopar.reading import UnreadableError, check
 from autopar.recompute import Recompute, parse_recompute
 from autopar.sharding import Axis, Mesh
 
@@ -29,6 +31,8 @@ offloads the optimizer, which older readers would not see."""
 
 OFFLOADS = ("", "optimizer")
 """What a stage can keep in host memory between steps, by `StagePlan.offload`."""
+
+_HINT = "give the plan.json that `autopar solve -o DIR` wrote"
 
 _OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
@@ -568,26 +572,23 @@ class Plan:
         """Read a plan.
 
         Raises:
-            PlanError: If the data is no plan of a known version (the message names the field), its microbatches do
-                not make its batch, or its stages do not have the variants they speak of.
+            PlanError: If the data is no plan of a known version, or its parts do not agree; the message names the
+                field, or what does not.
         """
         try:
             plan = msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
-            raise PlanError(
-                f"not a plan: {error}", hint="give the plan.json that `autopar solve -o DIR` wrote"
-            ) from None
+            if b"\\" in data or not data.isascii():  # only then can a text have control characters
+                check(msgspec.json.decode(data))
+        except RecursionError:
+            raise PlanError("not a plan: it is nested too deeply", hint=_HINT) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, UnreadableError) as error:
+            raise PlanError(f"not a plan: {error}", hint=_HINT) from None
         if not 1 <= plan.version <= PLAN_VERSION:
             raise PlanError(
                 f"plan of version {plan.version}, this autopar reads 1 to {PLAN_VERSION}", hint="solve the model again"
             )
+        check_plan(plan)
         check_variants(plan)
-        batch, count = plan.job.global_batch, plan.num_microbatches
-        if count < 1 or batch < 1 or batch % count:
-            raise PlanError(
-                f"a batch of {batch} cannot be {count} equal microbatches",
-                hint="choose a number that divides the batch",
-            )
         return plan
 
     @classmethod

@@ -38,6 +38,9 @@ class Hosted(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+_DIGITS = 9
+"""Of a number of blocks."""
+
 FLAVOURS = "none, offload, selective or full"
 """All of them, as errors name them."""
 
@@ -54,15 +57,16 @@ def parse_recompute(text: str, num_blocks: int) -> tuple[Recompute, ...]:
     flavours: list[Recompute] = []
     for run in text.split():
         name, star, count = run.partition("*")
-        if name not in set(Recompute) or (star and not count.isdecimal()):
+        if name not in set(Recompute) or (star and not (count.isdecimal() and len(count) <= _DIGITS)):
             raise PlanError(
                 f"{run!r} in {text!r} is no recompute of a stage",
                 hint=f"it is {FLAVOURS}, or runs of blocks such as 'full*4 none*2'",
             )
-        flavours += [Recompute(name)] * (int(count) if star else num_blocks)
+        flavours += [Recompute(name)] * (min(int(count), num_blocks + 1) if star else num_blocks)
     if len(flavours) != num_blocks:
         raise PlanError(
-            f"recompute {text!r} is for {len(flavours)} blocks, the stage has {num_blocks}",
+            f"recompute {text!r} is for {'more' if len(flavours) > num_blocks else 'fewer'} blocks than the "
+            f"{num_blocks} of the stage",
             hint="one flavour stands for all blocks; runs add up to them",
         )
     return tuple(flavours)

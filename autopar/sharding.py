@@ -126,7 +126,7 @@ def parse_placement(text: str) -> Placement:
         inner = text[2:-1]
         if text[0] == "P" and inner in REDUCTIONS:
             return Partial(inner)
-        if text[0] == "S" and (match := re.fullmatch(r"(\d+)(?:/([1-9]\d*))?", inner)):
+        if text[0] == "S" and (match := re.fullmatch(r"(\d{1,9})(?:/([1-9]\d{0,8}))?", inner)):
             return Shard(int(match[1]), int(match[2] or 1))
     raise ShardingError(f"{text!r} is not a placement", hint="write R, S(dim), S(dim/chunks), P or P(max)")
 

@@ -15,6 +15,7 @@ from autopar.errors import JobError, PinError, stopped
 from autopar.formulate.constraints import FREE, Constraints
 from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims, batch_dims
+from autopar.limits import MAX_BATCH, MAX_DEVICES
 from autopar.machine import peak_bytes
 from autopar.pins import Frame, Pins, constrain, load_pins, unequal_left
 from autopar.plan import Job, PhaseTime
@@ -339,11 +340,13 @@ def job_machine(gpus: int, cluster: Cluster) -> Cluster:
     """Return the part of a cluster that a job gets.
 
     Raises:
-        JobError: If it asks for no GPUs.
+        JobError: If it asks for no GPUs, or for more than can be planned.
         ClusterError: If the groups of the cluster have fewer.
     """
     if gpus < 1:
         raise JobError(f"{gpus} GPUs", hint="--gpus takes a whole number from 1 on")
+    if gpus > MAX_DEVICES:
+        raise JobError(f"{gpus} GPUs are more than can be planned", hint=f"at most {MAX_DEVICES} can")
     cluster.group_of(gpus - 1)
     return cluster.of_job(gpus)
 
@@ -352,7 +355,8 @@ def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_
     """Check the numbers of a request.
 
     Raises:
-        JobError: If the batch is not positive, devices do not fill nodes, or the limit is above the device's memory.
+        JobError: If the batch is not positive or too large, devices do not fill nodes, or the limit is above the
+            device's memory.
     """
     per_node = machine.devices_per_node
     if gpus > per_node and gpus % per_node:
@@ -363,6 +367,8 @@ def check_request(gpus: int, machine: Cluster, global_batch: int | None, memory_
         )
     if global_batch is not None and global_batch < 1:
         raise JobError(f"a global batch of {global_batch}", hint="--global-batch takes a whole number from 1 on")
+    if global_batch is not None and global_batch > MAX_BATCH:
+        raise JobError(f"a global batch of {global_batch} is more than can be planned", hint=f"at most {MAX_BATCH} can")
     if memory_limit is not None and not 0 < memory_limit <= machine.device.memory:
         raise JobError(
             f"a memory limit of {memory_limit / 1e9:g} GB on a device of {machine.device.memory / 1e9:g} GB",

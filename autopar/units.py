@@ -7,8 +7,14 @@ from decimal import Decimal
 _DECIMAL = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _NO_TIME = 1e-15
 """Seconds that are what is left of a sum by rounding."""
+_MAX_POWER = 30
+"""Of ten, before a unit: what is computed with quantities up to that stays finite."""
+_SHOWN = 40
+"""Characters of a quantity that a message shows."""
+_MAX_DIGITS = 18
+"""Of a whole number: as many as fit 64 bits."""
 _PREFIXES = ("P", "T", "G", "M", "k", "")
-_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
+_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,9})?)\s*([A-Za-z/]*)\s*$")
 
 
 def parse_quantity(text: str, unit: str) -> float:
@@ -29,6 +35,8 @@ def parse_quantity(text: str, unit: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a quantity like '80 G{unit}'")
     number, suffix = Decimal(match[1]), match[2]  # decimal, so that 19 us is 19e-6 and not its neighbour
+    if number and number.adjusted() > _MAX_POWER:
+        raise ValueError(f"{text[:_SHOWN]!r}{'...' * (len(text) > _SHOWN)} is larger than anything there is")
     if unit == "s":
         scales = {"s": 0, "ms": -3, "us": -6, "ns": -9}
         if suffix not in scales:
@@ -42,6 +50,15 @@ def parse_quantity(text: str, unit: str) -> float:
     if prefix.lower() not in _DECIMAL:
         raise ValueError(f"{text!r} has the unknown prefix {prefix!r}")
     return float(number * 1000 ** _DECIMAL[prefix.lower()])
+
+
+def parse_whole(text: str) -> int | None:
+    """Return a whole number that is written in decimal digits; None if the text is none, or longer than 64 bits.
+
+    >>> parse_whole("64"), parse_whole("-1"), parse_whole("9" * 5000)
+    (64, None, None)
+    """
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def _scaled(value: float, unit: str) -> str:

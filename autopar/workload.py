@@ -11,6 +11,7 @@ from autopar import huggingface, models
 from autopar.collector import uncollected
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, ModelError, PlanError, UnsupportedOpError, stopped
+from autopar.formulate.agreement import check_blocks
 from autopar.formulate.excerpt import Excerpt, excerpt
 from autopar.formulate.fold import Folded, fold
 from autopar.formulate.recipes import batch_dims
@@ -299,7 +300,7 @@ def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | 
 
     Raises:
         ModelError: If there is no such model.
-        PlanError: If it is another one than the plan was made for.
+        PlanError: If it is another one than the plan was made for, or the plan does not place its ops.
     """
     job = plan.job
     source = model or plan.model.source
@@ -311,12 +312,13 @@ def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | 
         optimizer=job.optimizer,
         cache_dir=cache_dir,
     )
-    workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
+    folded = workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
     if workload.info().sha256 != plan.model.sha256:
         raise PlanError(
             f"{workload.source!r} is not the model the plan was made for (its hash differs)",
             hint="solve again, or pass the original file with --model",
         )
+    check_blocks(plan, folded)
     return workload
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
+from autopar.limits import MAX_LAYERS, MAX_SIZE
 from autopar.models import bert, decoder, deepseek, gpt, llama, mixtral, mlp, resnet, unet, vit
 from autopar.models.architectures import Unbuilt, read_architecture
 from autopar.models.spec import Config, ModelSpec
@@ -61,6 +62,9 @@ MODELS: Mapping[str, ModelSpec] = {
     )
 }
 """Every model by name."""
+
+_COUNTS = ("num_layers", "blocks", "dense_layers")
+"""Hyperparameters that count layers."""
 
 
 def names() -> tuple[str, ...]:
@@ -146,6 +150,9 @@ def _checked(name: str, field: Field[Any], published: Any, value: Any) -> Any:
         raise ModelError(f"{key}={value} of {name} is below {least}", hint=hint)
     if least is None and not all(size > 0 and isfinite(size) for size in sizes or (0,)):
         raise ModelError(f"{key}={value} of {name} is not positive", hint=hint)
+    most = MAX_LAYERS if key in _COUNTS else MAX_SIZE
+    if max(sizes, default=0) > most:
+        raise ModelError(f"{key}={value} of {name} is more than {most}", hint=hint)
     return float(value) if kind is float else value
 
 

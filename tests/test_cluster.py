@@ -203,8 +203,8 @@ def test_errors_name_file_field_and_unit(tmp_path: Path, old: str, new: str, mes
 def test_a_text_that_is_no_yaml_is_said_so_in_one_line(read: Callable[..., object], error: type[AutoparError]) -> None:
     """With the name of its file and the line; as for pins."""
     for text, message in (
-        ("name: x\ndevice: [1, 2\nintra: 3\n", "own.yaml, line 3: did not find expected ',' or ']'"),
-        ("name: \x01", "own.yaml: unacceptable character #x0001: control characters are not allowed"),
+        ("name: x\ndevice: [1, 2\nintra: 3\n", "own.yaml, line 3: expected ',' or ']', but got ':'"),
+        ("name: \x01", "own.yaml: unacceptable character #x0001: special characters are not allowed"),
     ):
         with pytest.raises(error) as caught:
             read(text, "own.yaml")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from autopar.cluster import cluster_from_dict
 from autopar.errors import PlanError
+from autopar.formulate.agreement import check_blocks
 from autopar.pins import pins_from
 from autopar.plan import Plan
 from autopar.progress import ProgressCallback, silent
@@ -46,10 +47,11 @@ def task_of(
         progress=progress,
         pins=pins_from(job.pins) if job.pins else None,
     )
-    task.workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
+    folded = task.workload.folded(plan.microbatch)  # the model's numbers are known once it is imported
     if task.workload.info().sha256 != plan.model.sha256:
         raise PlanError(
             f"{task.workload.source!r} is not the model the plan was made for (its hash differs)",
             hint="solve again, or pass the original file with --model",
         )
+    check_blocks(plan, folded)
     return task

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from autopar.errors import JobError
+from autopar.reading import UnreadableError, parse_yaml
 
 
 class BenchJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,10 +51,10 @@ def load_jobs(path: Path) -> tuple[BenchJob, ...]:
         JobError: If the file cannot be read, is no list of jobs, or lists none.
     """
     try:
-        found = msgspec.yaml.decode(path.read_bytes(), type=list[BenchJob])
+        found = msgspec.convert(parse_yaml(path.read_text(encoding="utf-8")), list[BenchJob])
     except OSError as error:
         raise JobError(f"{path} cannot be read: {error.strerror}", hint="--jobs takes a YAML file") from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (UnreadableError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise JobError(f"{path}: {error}", hint="a job is `- {model: zoo:gpt2, gpus: 8, cluster: h100}`") from None
     if not found:
         raise JobError(f"{path} lists no job", hint="a job is `- {model: zoo:gpt2, gpus: 8, cluster: h100}`")

@@ -1,6 +1,7 @@
 """The entry point: runs a command and turns what may go wrong into a message and an exit code."""
 
 import io
+import re
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from autopar.cli.commands import app
 from autopar.cli.invocation import Invocation
 from autopar.cli.output import OutputClosedError, abandon_output, open_streams
 from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError, RankError
+from autopar.escaping import lines, one_line
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -31,7 +33,7 @@ def main(args: Sequence[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return ExitCode.BAD_INPUT
     except click.ClickException as error:
-        return _report(error.format_message(), _usage_hint(error), ExitCode.BAD_INPUT)
+        return _report(one_line(error.format_message()), _usage_hint(error), ExitCode.BAD_INPUT)
     except InfeasibleError as error:
         return _report_infeasible(error)
     except InterruptedSearchError as error:
@@ -66,7 +68,12 @@ def _usage_hint(error: click.ClickException) -> str:
 
 
 def _report(message: str, hint: str, code: ExitCode) -> int:
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {_shown(message)}", err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"hint: {_shown(hint)}", err=True)
     return code
+
+
+def _shown(message: str) -> str:
+    """Return a message whose further lines, which a name may have made, are told from ours by two spaces."""
+    return re.sub(r"\n(?! )", "\n  ", lines(message))

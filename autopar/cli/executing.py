@@ -18,7 +18,7 @@ from autopar.cli.options import (
     resolve_cache_dir,
     seed_option,
 )
-from autopar.cli.values import file_path, positive_number, positive_whole
+from autopar.cli.values import file_path, not_negative_number, positive_number, positive_whole, share
 from autopar.display import show_progress
 
 
@@ -31,7 +31,7 @@ from autopar.display import show_progress
 @click.option("--flat", is_flag=True, help="Also simulate every device apart, and print by how much it differs.")
 @click.option(
     "--bucket-mb",
-    type=click.FloatRange(min=0),
+    type=not_negative_number,
     default=25.0,
     show_default=True,
     metavar="MB",
@@ -39,7 +39,7 @@ from autopar.display import show_progress
 )
 @click.option(
     "--stragglers",
-    type=click.FloatRange(min=0, max=1),
+    type=share,
     default=0.0,
     show_default=True,
     metavar="SIGMA",

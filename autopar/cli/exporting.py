@@ -20,6 +20,7 @@ from autopar.cli.options import (
     stack_option,
 )
 from autopar.cli.values import file_path, positive_whole
+from autopar.escaping import one_line
 
 
 @click.command()
@@ -57,11 +58,11 @@ def export(
         write_atomically(path, exported.data)
         click.echo(f"wrote {path}", err=True)
     if exported.outcome:
-        click.echo(exported.outcome, err=True)
+        click.echo(one_line(exported.outcome), err=True)
     for sentence in exported.lost:
-        click.echo(f"not expressed: {sentence}", err=True)
+        click.echo(f"not expressed: {one_line(sentence)}", err=True)
     for sentence in exported.granted:
-        click.echo(f"taken for granted: {sentence}", err=True)
+        click.echo(f"taken for granted: {one_line(sentence)}", err=True)
     return ExitCode.DONE
 
 
@@ -105,11 +106,11 @@ def import_config(
         prepare_file(output)
     found = read_configuration(config_file, framework, gpus=gpus, model=model)
     for sentence in found.understood:
-        click.echo(f"understood: {sentence}", err=True)
+        click.echo(f"understood: {one_line(sentence)}", err=True)
     for sentence in found.ignored:
-        click.echo(f"ignored: {sentence}", err=True)
+        click.echo(f"ignored: {one_line(sentence)}", err=True)
     for sentence in found.assumed:
-        click.echo(f"assumed: {sentence}", err=True)
+        click.echo(f"assumed: {one_line(sentence)}", err=True)
     given = context.get_parameter_source("precision") is click.core.ParameterSource.COMMANDLINE
     predicted = prediction.predict(
         found.model,

@@ -12,7 +12,6 @@ command that knows them, those of a table named like a command to that command o
 file says.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import click
 
 from autopar.errors import JobError
+from autopar.reading import UnreadableError, parse_toml
 
 JOB_FILE = "autopar.toml"
 """The job file that is read if it lies in the current folder and no other one is named."""
@@ -39,10 +39,10 @@ def read_job_file(path: Path, commands: Mapping[str, click.Command]) -> dict[str
         JobError: If the file cannot be read, or says something that no command takes.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise JobError(f"cannot read job file {str(path)!r}: {error.strerror}", hint="name a file with --job") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (UnreadableError, UnicodeDecodeError) as error:
         raise JobError(f"job file {str(path)!r} is no TOML: {error}", hint="see https://toml.io") from None
     parameters = {name: dict(_parameters(command)) for name, command in commands.items()}
     everywhere = {key for known in parameters.values() for key in known}

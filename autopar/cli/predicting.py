@@ -24,6 +24,7 @@ from autopar.cli.options import (
 )
 from autopar.cli.preflight import check_request
 from autopar.cli.values import positive_whole
+from autopar.units import parse_whole
 
 _SOME = 0.05
 """Share of the parameters that ZeRO leaves whole from which on that is told."""
@@ -32,10 +33,11 @@ _SOME = 0.05
 def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
     if value is None:
         return ()
-    parts = [part.strip() for part in value.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    numbers = [parse_whole(part.strip()) for part in value.split(",")]
+    layers = tuple(number for number in numbers if number is not None)
+    if len(layers) < len(numbers):
         raise click.BadParameter(f"{value!r} is not a list of whole numbers, e.g. 9,10,10,9", ctx, param)
-    return tuple(int(part) for part in parts)
+    return layers
 
 
 def _degree(name: str, text: str) -> Option:

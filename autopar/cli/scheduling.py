@@ -5,6 +5,9 @@ import click
 from autopar.cli.codes import ExitCode
 from autopar.cli.values import positive_whole
 
+_MOST_PASSES = 100_000
+"""Forward passes of a chart: beyond, nobody reads it, and it takes minutes."""
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -33,7 +36,14 @@ def schedules(name: str | None, pp: int, microbatches: int, interleave: int, sec
     The list says what part of a step is idle if all stages are equal and nothing is sent, and how many microbatches a
     group of devices holds at most. A chart has a row per group of devices.
     """
+    from autopar.errors import JobError
     from autopar.report.schedules import format_chart, format_schedules
+
+    if pp * microbatches * interleave > _MOST_PASSES:
+        raise JobError(
+            f"{pp} groups x {interleave} stages x {microbatches} microbatches",
+            hint=f"at most {_MOST_PASSES:,} passes are drawn",
+        )
 
     forward, backward, weight = map(float, seconds)
     if name is None:

@@ -12,7 +12,7 @@ from autopar.cli.codes import ExitCode
 from autopar.cli.interruption import Interruption
 from autopar.cli.invocation import Invocation
 from autopar.cli.options import json_option
-from autopar.cli.values import file_path, positive_number, solver_name
+from autopar.cli.values import file_path, not_negative, positive_number, positive_whole, solver_name
 from autopar.errors import InfeasibleError, InterruptedSearchError
 
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ _MUCH = 0.5  # a gap that is this part of the last one told is told at once
 @click.option(
     "--solver", type=solver_name, default="portfolio", show_default=True, metavar="NAME", help="Solver of the problem."
 )
-@click.option(
-    "--threads", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Threads it may use."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="S", help="Of random draws.")
+@click.option("--threads", type=positive_whole(), default=2, show_default=True, metavar="N", help="Threads it may use.")
+@click.option("--seed", type=not_negative(), default=0, show_default=True, metavar="S", help="Of random draws.")
 @click.option("--stream", is_flag=True, help="Print every better choice when it is found, not only the last.")
 @click.option("-v", "--verbose", is_flag=True, help="Say on standard error what presolve removes.")
 @json_option

@@ -25,7 +25,7 @@ from autopar.cli.options import (
 )
 from autopar.cli.preflight import check_request
 from autopar.cli.sizing import question, refuse_alone, sizing_options
-from autopar.cli.values import file_path
+from autopar.cli.values import file_path, not_negative_number
 from autopar.display import show_progress
 from autopar.progress import ProgressCallback, StopCallback
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option(
     "--grid",
     "grid_seconds",
-    type=click.FloatRange(min=0),
+    type=not_negative_number,
     metavar="S",
     help="Seconds for the grid search whose best plan is told beside ours, 0 for none; default: a tenth of the search.",
 )

@@ -3,8 +3,16 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import click
+
+from autopar.units import parse_whole
+
+_SHOWN = 40
+"""Characters of a number that a message shows."""
+_MAX_WHOLE = 2**31 - 1
+"""Numbers that are typed; solvers take no longer ones, and nothing has so many of anything."""
 
 
 def positive_number(text: str) -> float:
@@ -19,6 +27,21 @@ def positive_number(text: str) -> float:
         raise click.BadParameter(f"{text!r} is not a number") from None
     if not (math.isfinite(number) and number > 0):
         raise click.BadParameter(f"{text} is not a finite number above 0")
+    return number
+
+
+def not_negative_number(text: str | float) -> float:
+    """Return a finite number, 0 or above.
+
+    Raises:
+        click.BadParameter: If the text is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number") from None
+    if not (math.isfinite(number) and number >= 0):
+        raise click.BadParameter(f"{text} is not a finite number, 0 or above")
     return number
 
 
@@ -105,12 +128,15 @@ def whole_numbers(text: str | tuple[int, ...]) -> tuple[int, ...]:
     if isinstance(text, tuple):
         return text
     parts = [part.strip() for part in text.split(",") if part.strip()]
+    numbers = []
     for part in parts:
-        if not (part.isdecimal() and int(part) > 0):
+        number = parse_whole(part)
+        if not number:
             raise click.BadParameter(f"{part!r} is not a whole number above 0; e.g. 32,64,128")
+        numbers.append(number)
     if not parts:
         raise click.BadParameter("no number; e.g. 32,64,128")
-    return tuple(int(part) for part in parts)
+    return tuple(numbers)
 
 
 def price_by_cluster(text: str) -> float | dict[str, float]:
@@ -130,11 +156,36 @@ def file_path() -> click.Path:
     return click.Path(path_type=Path)
 
 
+class _Whole(click.IntRange):
+    """A whole number that a solver takes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        if isinstance(value, str) and len(value) > _SHOWN:
+            self.fail(f"{value[:_SHOWN]!r}... is no number of {_SHOWN} digits or fewer", param, ctx)
+        number = super().convert(value, param, ctx)
+        if number > _MAX_WHOLE:
+            self.fail(f"{number} is more than {_MAX_WHOLE}", param, ctx)
+        return number
+
+
 def positive_whole() -> click.IntRange:
     """Return the type of a whole number from 1 on."""
-    return click.IntRange(min=1)
+    return _Whole(min=1)
 
 
 def not_negative() -> click.IntRange:
     """Return the type of a whole number from 0 on."""
-    return click.IntRange(min=0)
+    return _Whole(min=0)
+
+
+def share(text: str | float) -> float:
+    """Return a number from 0 to 1.
+
+    Raises:
+        click.BadParameter: If the text is none.
+    """
+    number = not_negative_number(text)
+    if number > 1:
+        raise click.BadParameter(f"{text} is not a number from 0 to 1")
+    return number

@@ -14,12 +14,13 @@ from autopar.cluster.host import Host
 from autopar.cluster.links import Link, Nics, Tuning
 from autopar.cluster.presets import PRESETS
 from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
-from autopar.errors import ClusterError, fault_in_file
+from autopar.errors import ClusterError
+from autopar.reading import UnreadableError, check, parse_yaml
 from autopar.units import parse_quantity
 
 _EXAMPLES = {"B": "80 GB", "B/s": "234 GB/s", "FLOP/s": "312 TFLOP/s", "s": "8 us"}
 
-_SLICE = re.compile(r"(?P<preset>.+)-(?P<sizes>\d+(x\d+)+)")
+_SLICE = re.compile(r"(?P<preset>.+)-(?P<sizes>\d{1,12}(x\d{1,12})+)")
 """A preset with the shape of the slice a job has, e.g. `tpu-v5p-4x4x8`."""
 
 _Quantity = str | int | float
@@ -250,17 +251,16 @@ def _mixed(prefix: str, data: _ClusterFile) -> Cluster:
     return Cluster.mixed(data.name, tuple(groups), between)
 
 
-def _schema_error(source: str, error: msgspec.DecodeError) -> ClusterError:
-    return ClusterError(
-        fault_in_file(source, error), hint="docs/cost_model.md lists the fields of a cluster file, with an example"
-    )
+_SCHEMA = "docs/cost_model.md lists the fields of a cluster file, with an example"
 
 
-def _read(source: str, decode: Callable[[], _ClusterFile]) -> Cluster:
+def _read(source: str, load: Callable[[], object]) -> Cluster:
     try:
-        parsed = decode()
-    except msgspec.DecodeError as error:  # also the base of ValidationError
-        raise _schema_error(source, error) from error
+        parsed = msgspec.convert(load(), _ClusterFile)
+    except UnreadableError as error:
+        raise ClusterError(error.in_file(source), hint=_SCHEMA) from error
+    except msgspec.ValidationError as error:
+        raise ClusterError(f"{source}: {error}", hint=_SCHEMA) from error
     try:
         return _cluster("", parsed)
     except ClusterError as error:
@@ -277,7 +277,12 @@ def cluster_from_dict(data: object, source: str = "cluster") -> Cluster:
     Raises:
         ClusterError: If a field is missing, unknown, of the wrong type or unit, or out of range; the message names it.
     """
-    return _read(source, lambda: msgspec.convert(data, _ClusterFile))
+
+    def load() -> object:
+        check(data)
+        return data
+
+    return _read(source, load)
 
 
 def parse_cluster(text: str, source: str = "cluster") -> Cluster:
@@ -286,7 +291,7 @@ def parse_cluster(text: str, source: str = "cluster") -> Cluster:
     Raises:
         ClusterError: If the text is no YAML, or as for `cluster_from_dict`.
     """
-    return _read(source, lambda: msgspec.yaml.decode(text, type=_ClusterFile))
+    return _read(source, lambda: parse_yaml(text))
 
 
 def format_cluster(cluster: Cluster) -> str:
@@ -339,7 +344,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         return cluster
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: bytes that are no text, or a path that is none
         raise ClusterError(
             f"{path} cannot be read: {error}", hint=f"known clusters are {', '.join(PRESETS)}"
         ) from error

@@ -15,6 +15,9 @@ from autopar.units import format_quantity
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 """What a link may have constants of its own for."""
 
+_MAX_SLOWDOWN = 1000
+"""Of work on a device while others communicate."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -119,9 +122,10 @@ class Link:
     def __post_init__(self) -> None:
         owner = f"link {self.tier!r}"
         _check_constants(owner, self)
-        if not self.overlap_slowdown >= 1:
+        if not 1 <= self.overlap_slowdown <= _MAX_SLOWDOWN:
             raise ClusterError(
-                f"{owner}: overlap_slowdown is {self.overlap_slowdown:g}", hint="it is a factor, 1 or above"
+                f"{owner}: overlap_slowdown is {self.overlap_slowdown:g}",
+                hint=f"it is a factor, from 1 to {_MAX_SLOWDOWN}",
             )
         require_whole(owner, 1, wraps=self.wraps)
         for size in self.torus:

@@ -193,6 +193,7 @@ class Cluster:
             )
         inner = self.devices_per_node
         for domain in self.domains:
+            require_whole(owner, 1, devices=domain.devices)
             if domain.devices <= inner or domain.devices % inner:
                 raise ClusterError(
                     f"{owner}: a domain of {domain.devices} devices does not consist of domains of {inner}",
@@ -221,6 +222,7 @@ class Cluster:
         """
         if not groups:
             raise ClusterError(f"cluster {name!r} has no groups", hint="list at least one")
+        require_whole(f"cluster {name!r}", 1, devices=sum(group.devices for group in groups))
         members = [group.cluster for group in groups]
         if any(member.domains for member in members):
             raise ClusterError(f"cluster {name!r}: a group has domains", hint="groups have an intra and an inter link")

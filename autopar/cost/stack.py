@@ -10,7 +10,7 @@ A stack is bundled by name (`stacks/*.yaml`) or a YAML file; docs/cost_model.md 
 
 import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -20,7 +20,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from autopar.errors import StackError, fault_in_file
+from autopar.errors import StackError
+from autopar.reading import UnreadableError, check, parse_yaml
 from autopar.units import format_quantity, parse_quantity
 
 Attention = Literal["fused", "unfused"]
@@ -323,10 +324,17 @@ def _stack(source: str, data: _StackFile) -> Stack:
         raise StackError(f"{source}: {error.args[0]}", hint=error.hint) from error
 
 
-def _schema_error(source: str, error: msgspec.DecodeError) -> StackError:
-    return StackError(
-        fault_in_file(source, error), hint="docs/cost_model.md lists the fields of a stack file, with an example"
-    )
+_SCHEMA = "docs/cost_model.md lists the fields of a stack file, with an example"
+
+
+def _read(source: str, load: Callable[[], object]) -> Stack:
+    try:
+        parsed = msgspec.convert(load(), _StackFile)
+    except UnreadableError as error:
+        raise StackError(error.in_file(source), hint=_SCHEMA) from error
+    except msgspec.ValidationError as error:
+        raise StackError(f"{source}: {error}", hint=_SCHEMA) from error
+    return _stack(source, parsed)
 
 
 def stack_from_dict(data: object, source: str = "stack") -> Stack:
@@ -339,11 +347,12 @@ def stack_from_dict(data: object, source: str = "stack") -> Stack:
     Raises:
         StackError: If a field is missing, unknown, of the wrong type or unit, or out of its bounds.
     """
-    try:
-        parsed = msgspec.convert(data, _StackFile)
-    except msgspec.ValidationError as error:
-        raise _schema_error(source, error) from error
-    return _stack(source, parsed)
+
+    def load() -> object:
+        check(data)
+        return data
+
+    return _read(source, load)
 
 
 def parse_stack(text: str, source: str = "stack") -> Stack:
@@ -352,11 +361,7 @@ def parse_stack(text: str, source: str = "stack") -> Stack:
     Raises:
         StackError: If the text is no YAML, or as for `stack_from_dict`.
     """
-    try:
-        parsed = msgspec.yaml.decode(text, type=_StackFile)
-    except msgspec.DecodeError as error:  # also the base of ValidationError
-        raise _schema_error(source, error) from error
-    return _stack(source, parsed)
+    return _read(source, lambda: parse_yaml(text))
 
 
 def format_stack(stack: Stack) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autopar.degrees import Degrees
 from autopar.errors import ExportError
+from autopar.limits import MAX_DEVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ def data_parallel_degree(gpus: int | None, shape: Mapping[str, int]) -> int:
         product *= degree
     if gpus is None:
         raise ExportError("the configuration does not say on how many devices it runs", hint="give --gpus N")
+    if max(gpus, product) > MAX_DEVICES:
+        raise ExportError(
+            f"{max(gpus, product)} devices are more than can be planned", hint=f"at most {MAX_DEVICES} can"
+        )
     if gpus % product:
         stated = " x ".join(f"{name} {degree}" for name, degree in shape.items())
         raise ExportError(f"{gpus} devices are not divisible by {stated}", hint=f"give a multiple of {product}")

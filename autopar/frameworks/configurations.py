@@ -1,7 +1,5 @@
 """Configurations of frameworks as plans: the degrees they state, the model, and what says nothing about either."""
 
-import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.deepspeed import COMMENT
 from autopar.frameworks.known import TORCHTITAN_SCHEDULES
 from autopar.frameworks.megatron_import import read_arguments
+from autopar.reading import UnreadableError, parse_json, parse_toml
 
 
 def read_configuration(
@@ -66,8 +65,8 @@ _SELECTIVE = "2"
 
 def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration:
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tables = parse_toml(text, foreign=True)
+    except UnreadableError as error:
         raise ExportError(f"the configuration is no TOML: {error}", hint="give the job's .toml file") from None
     fields = _Fields(tables)
     pp = fields.whole("parallelism.pipeline_parallel_degree", 1)
@@ -75,24 +74,22 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
     cp = fields.whole("parallelism.context_parallel_degree", 1)
     ep = fields.whole("parallelism.expert_parallel_degree", 1)
     replicas = fields.whole("parallelism.data_parallel_replicate_degree", 1)
-    shards = fields.get("parallelism.data_parallel_shard_degree", -1)
-    if shards == -1:
+    shards = fields.whole_or_auto("parallelism.data_parallel_shard_degree")
+    if shards is None:
         shards = data_parallel_degree(gpus, {"pp": pp, "tp": tp, "cp": cp, "replicas": replicas})
-    if not isinstance(shards, int) or shards < 1:
-        raise ExportError(f"data_parallel_shard_degree is {shards!r}", hint="write -1 or a whole number above 0")
     dp = replicas * shards
     local = fields.whole("training.local_batch_size", _LOCAL_BATCH)
-    batch = fields.get("training.global_batch_size", -1)
-    parts = fields.get("parallelism.module_fqns_per_model_part", None)
-    layers = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts) if parts else ()
-    name = fields.get("parallelism.pipeline_parallel_schedule", "1F1B")
-    schedule = next((ours for ours, theirs in TORCHTITAN_SCHEDULES.items() if theirs.lower() == str(name).lower()), "")
+    batch = fields.whole_or_auto("training.global_batch_size")
+    parts = fields.lists("parallelism.module_fqns_per_model_part")
+    layers = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+    name = fields.text("parallelism.pipeline_parallel_schedule", "1F1B")
+    schedule = next((ours for ours, theirs in TORCHTITAN_SCHEDULES.items() if theirs.lower() == name.lower()), "")
     if not schedule and pp > 1:
         raise ExportError(f"schedule {name!r} is not known", hint=f"choose {', '.join(TORCHTITAN_SCHEDULES.values())}")
     each = 2 if schedule in ("interleaved", "zb-v") else 1
-    reshard = fields.get("parallelism.fsdp_reshard_after_forward", "default")
+    reshard = fields.text("parallelism.fsdp_reshard_after_forward", "default")
     zero = 0 if shards == 1 else 2 if reshard == "never" or (reshard == "default" and pp > 1) else 3
-    recompute = str(fields.get("activation_checkpoint.mode", "selective"))
+    recompute = fields.text("activation_checkpoint.mode", "selective")
     assumed = [*_titan_recompute(fields, recompute), *_titan_stages(pp, parts)]
     degrees = Degrees(
         dp=dp,
@@ -106,7 +103,7 @@ def _torchtitan(text: str, gpus: int | None, model: str | None) -> Configuration
         schedule=schedule if pp > 1 else "",
         interleave=(len(layers) // pp if layers else each) if pp > 1 else 1,
         microbatch=fields.whole("parallelism.pipeline_parallel_microbatch_size", 1) if pp > 1 else local,
-        global_batch=batch if isinstance(batch, int) and batch > 0 else dp * local,
+        global_batch=batch or dp * local,
         layers=layers if pp > 1 else (),
     )
     if zero and replicas > 1 and shards % ep == 0 and degrees.may_share_apart:
@@ -160,8 +157,8 @@ def _check_key_value_heads(kv_heads: int, tp: int) -> None:
 
 def _deepspeed(text: str, gpus: int | None, model: str | None) -> Configuration:
     try:
-        tables = json.loads(text)
-    except json.JSONDecodeError as error:
+        tables = parse_json(text, foreign=True)
+    except UnreadableError as error:
         raise ExportError(f"the configuration is no JSON: {error}", hint="give the ds_config.json") from None
     if not isinstance(tables, dict):
         raise ExportError("the configuration is no JSON object", hint="give the ds_config.json")
@@ -180,7 +177,7 @@ def _deepspeed(text: str, gpus: int | None, model: str | None) -> Configuration:
     microbatch = microbatch or batch // (dp * max(1, steps))
     if not batch or not microbatch:
         raise ExportError('the configuration states no batch, or "auto"', hint="write numbers for the batch sizes")
-    zero = fields.get("zero_optimization.stage", 0)
+    zero = fields.whole("zero_optimization.stage", 0)
     device = fields.get("zero_optimization.offload_optimizer.device", "none")
     if device not in ("none", "cpu"):
         raise ExportError(f"offload_optimizer.device is {device!r}", hint="cpu and none are predicted")
@@ -219,6 +216,23 @@ class _Fields:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < min(1, default):
             raise ExportError(f"{name} is {value!r}", hint="write a whole number above 0")
+        return value
+
+    def whole_or_auto(self, name: str) -> int | None:
+        """Return a whole number; None for -1, or if nothing is said."""
+        return None if self.get(name, -1) == -1 else self.whole(name, 1)
+
+    def text(self, name: str, default: str) -> str:
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise ExportError(f"{name} is {value!r}", hint=f"write a text, such as {default!r}")
+        return value
+
+    def lists(self, name: str) -> list[list[Any]]:
+        """Return lists in a list; none if nothing is said."""
+        value = self.get(name, None) or []
+        if not (isinstance(value, list) and all(isinstance(part, list) for part in value)):
+            raise ExportError(f"{name} is {value!r}", hint="write a list of names for each stage, in a list")
         return value
 
     def understood(self) -> list[str]:

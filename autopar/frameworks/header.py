@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autopar.escaping import one_line
 from autopar.plan import Plan
 
 _WIDTH = 110
@@ -47,7 +48,7 @@ def header(plan: Plan, what: str, remarks: Remarks, mark: str = "# ") -> str:
     ]
     lines = [
         line
-        for sentence in sentences
+        for sentence in map(one_line, sentences)
         for line in textwrap.wrap(sentence, _WIDTH, subsequent_indent="  " if sentence.startswith("- ") else "")
     ]
     return "".join(f"{mark}{line}\n" for line in lines)

@@ -16,12 +16,16 @@ from autopar.frameworks.granted import (
 )
 from autopar.frameworks.header import Remarks, header
 from autopar.frameworks.known import MEGATRON_SOURCE
+from autopar.limits import MAX_LAYERS
 from autopar.plan import Exported
 from autopar.recompute import Recompute
+from autopar.units import parse_whole
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategy of Megatron's FSDP by ZeRO level."""
 _SCHEDULES = ("1f1b", "interleaved")
+_SHOWN = 60
+"""Characters of a layout that a message shows."""
 _FAMILIES = ("gpt", "llama", "mistral", "mixtral")
 """Families whose layers the arguments describe."""
 _ROTARY_BASE = 10000
@@ -122,10 +126,13 @@ def parse_layout(text: str) -> tuple[int, ...]:
     """
     plain = text.replace(",", "").replace(" ", "")
     while found := re.search(r"\(([^()]*)\)\*(\d+)|([EtmL])\*(\d+)", plain):
-        part, count = (found[1], found[2]) if found[2] else (found[3], found[4])
-        plain = plain[: found.start()] + part * int(count) + plain[found.end() :]
-    if re.search(r"[^EtmL|]", plain) or "t" not in plain:
-        raise ExportError(f"{text!r} is no pipeline layout", hint="write stages like Et*2|t*3|t*2,L")
+        part, number = (found[1], found[2]) if found[2] else (found[3], found[4])
+        count = parse_whole(number)
+        if count is None or len(part) * count > MAX_LAYERS:
+            raise ExportError(f"{text[:_SHOWN]!r} has more than {MAX_LAYERS:,} layers", hint="write fewer")
+        plain = plain[: found.start()] + part * count + plain[found.end() :]
+    if len(plain) > 2 * MAX_LAYERS or re.search(r"[^EtmL|]", plain) or "t" not in plain:
+        raise ExportError(f"{text[:_SHOWN]!r} is no pipeline layout", hint="write stages like Et*2|t*3|t*2,L")
     return tuple(stage.count("t") for stage in plain.split("|"))
 
 
@@ -284,9 +291,10 @@ class Arguments:
         value = self.values.get(name)
         if value is None:
             return default
-        if not (isinstance(value, str) and value.isdecimal() and int(value) > 0):
+        number = parse_whole(value) if isinstance(value, str) else None
+        if not number:
             raise ExportError(f"{name} is followed by {value!r}", hint="write a whole number above 0")
-        return int(value)
+        return number
 
 
 def parse(text: str) -> Arguments:

@@ -11,6 +11,7 @@ from autopar.errors import ExportError
 from autopar.frameworks.configuration import Configuration, data_parallel_degree
 from autopar.frameworks.megatron import Arguments, parse, parse_layout
 from autopar.frameworks.megatron_model import read_model, vocabulary_multiple
+from autopar.units import parse_whole
 
 _WORLD = (("--nproc-per-node", "--nproc_per_node"), ("--nnodes",))
 _DEGREES = {
@@ -140,7 +141,7 @@ def _experts(arguments: Taken, dp: int, tp: int) -> int:
     experts = arguments.peek("--num-experts")
     if ep == 1 and (split == tp or experts is None):
         return ep
-    count = int(experts) if isinstance(experts, str) and experts.isdecimal() else 0
+    count = (parse_whole(experts) if isinstance(experts, str) else 0) or 0
     if count % ep:
         raise ExportError(
             f"{count} experts are not divisible by --expert-model-parallel-size {ep}",

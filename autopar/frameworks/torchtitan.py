@@ -1,5 +1,7 @@
 """torchtitan: a plan as the sections of a job configuration (TOML)."""
 
+import json
+
 from autopar.errors import ExportError
 from autopar.frameworks.facts import Facts, offloads_lost
 from autopar.frameworks.granted import OVERLAPPED_GATHERS, OVERLAPPED_GRADIENTS, taken_for_granted
@@ -59,7 +61,7 @@ def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return f'"{value}"'
+        return json.dumps(value, ensure_ascii=False)  # a basic string of TOML has the escapes of JSON
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return str(value)

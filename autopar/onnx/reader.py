@@ -13,6 +13,7 @@ from autopar.errors import ModelError
 from autopar.onnx.border import border
 from autopar.onnx.functions import check_functions
 from autopar.onnx.isolated import RefusedError, isolated
+from autopar.onnx.names import with_plain_names
 from autopar.onnx.text import check_texts
 
 OLDEST_OPSET = 7
@@ -64,6 +65,7 @@ def read(source: str | Path | onnx.ModelProto) -> Source:
         data = _bytes(path)
         model, digest = _parse(data, path), hashlib.sha256(data).hexdigest()
     check_texts(model)
+    model = with_plain_names(model)
     if not model.graph.node or not model.opset_import:
         missing = "nodes" if not model.graph.node else "opset"
         raise ModelError(f"{what} has no {missing}: it is empty, truncated or not ONNX", hint="export the model again")

@@ -16,6 +16,7 @@ from autopar.tactics import Offload as OffloadTactic
 from autopar.tactics import Pipeline, Replicate, Shard, Tactic, schedule_from
 from autopar.tactics import Recompute as RecomputeTactic
 from autopar.tactics.files import read_yaml
+from autopar.units import parse_whole
 
 SECTIONS = ("pin", "forbid")
 _KEYS = tuple(own.name for own in fields(Choices))
@@ -225,7 +226,7 @@ def _mesh(value: object, where: str) -> Axes:
         axes = tuple((str(name), size) for name, size in value.items())
     elif isinstance(value, str | int):
         parts = str(value).replace("×", "x").split("x")
-        axes = tuple(("", int(part)) if part.strip().isdecimal() else ("", part) for part in parts)
+        axes = tuple(("", part if (size := parse_whole(part.strip())) is None else size) for part in parts)
     else:
         axes = ()
     if not axes or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for _, size in axes):
@@ -257,10 +258,11 @@ def _ranged(value: object, known: Sequence[str], where: str) -> list[tuple[tuple
 def _blocks(text: object, where: str) -> tuple[int, int] | None:
     if text == "layers":
         return None
-    first, _, last = str(text).partition("-")
-    if not first.isdecimal() or (last and not last.isdecimal()) or int(last or first) < int(first):
+    start, _, end = str(text).partition("-")
+    first, last = parse_whole(start), parse_whole(end or start)
+    if first is None or last is None or last < first:
         raise PinError(f"{where}: {text!r} are no blocks", hint="write first and last block: {0-7: full}")
-    return int(first), int(last or first)
+    return first, last
 
 
 def _tactics(value: object, where: str) -> tuple[Tactic, ...]:

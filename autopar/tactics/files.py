@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from autopar.errors import AutoparError, TacticError, fault_in_file
+from autopar.errors import AutoparError, TacticError
+from autopar.reading import UnreadableError, parse_yaml
 from autopar.tactics.records import (
     Automatic,
     ContextParallel,
@@ -64,20 +65,6 @@ def load_schedule(path: str | Path) -> tuple[Tactic, ...]:
     return schedule_from(content, str(path))
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses keys that are given twice, of which YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """See `yaml.SafeLoader`."""
-        known: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in known:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
-            if isinstance(key, yaml.ScalarNode):
-                known.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: str | Path, error: type[AutoparError], example: str) -> object:
     """Return what a YAML file holds.
 
@@ -90,13 +77,13 @@ def read_yaml(path: str | Path, error: type[AutoparError], example: str) -> obje
         AutoparError: An `error` that says where in the file.
     """
     try:
-        content: object = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        content: object = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as failure:
         raise error(f"cannot read {str(path)!r}: {failure.strerror}", hint="check the path") from None
     except UnicodeDecodeError:
         raise error(f"{str(path)!r} is not a text file", hint=example) from None
-    except yaml.YAMLError as failure:
-        raise error(fault_in_file(repr(str(path)), failure), hint=example) from None
+    except UnreadableError as failure:
+        raise error(failure.in_file(repr(str(path))), hint=example) from None
     return content
 
 
