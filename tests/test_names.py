@@ -5,6 +5,8 @@ import json
 import re
 import shlex
 import tomllib
+from contextlib import nullcontext
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,9 +16,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from autopar.cli import main
+from autopar.cluster import PRESETS, parse_cluster
+from autopar.cost.stack import parse_stack
+from autopar.errors import AutoparError
 from autopar.escaping import is_plain, lines
 from autopar.frameworks import targets
 from autopar.onnx.names import with_plain_names
+from autopar.plan import Plan
 from tests.fuzz.edges import MARK, NAMES
 
 HOSTILE = tuple(name for name in NAMES if name.strip() and len(name) < 100)
@@ -169,22 +175,31 @@ STATEMENTS = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("kind", ["cluster", "stack", "plan"])
-def test_files_of_ours_take_no_names_with_control_characters(
-    kind: str, name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All others are shown as they are, quotes, markup and all."""
-    assert main(("clusters", "a100", "--json")) == 0
-    cluster = json.loads(capsys.readouterr().out)
-    plan = json.loads((folder / "plan.json").read_text())
-    plan["summary"] = name
-    content = {"cluster": {**cluster, "name": name}, "stack": {"name": name}, "plan": plan}[kind]
-    file = tmp_path / ("own.json" if kind == "plan" else "own.yaml")
-    file.write_text(json.dumps(content, ensure_ascii=False))
+def test_files_of_ours_take_no_names_with_control_characters(name: str, folder: Path) -> None:
+    """All others are names like any, quotes, markup and all."""
+    plan = Plan.load(folder / "plan.json")
+    cluster = json.dumps({**PRESETS["a100"].to_dict(), "name": name}, ensure_ascii=False)
+    stack = json.dumps({"name": name}, ensure_ascii=False)
 
-    words = {
-        "cluster": ("clusters", str(file)),
-        "stack": ("predict", "zoo:mlp-xs", "--global-batch", "1", "--stack", str(file)),
-        "plan": ("explain", str(file)),
-    }[kind]
-    command(*words, capsys=capsys, code=0 if is_plain(name) else 2)
+    for read, text in (
+        (parse_cluster, cluster),
+        (parse_stack, stack),
+        (Plan.from_json, replace(plan, summary=name).to_json()),
+    ):
+        with nullcontext() if is_plain(name) else pytest.raises(AutoparError, match=r"has control characters|characters are not allowed"):
+            read(text)
+
+
+def test_configurations_of_frameworks_are_told_in_lines_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is understood and what is ignored, whatever its keys and values are."""
+    config = {f"a\n{MARK}": "\x1b[31m", "train_batch_size": 4, "zero_optimization": {"stage": 1, "b\u202e": "\n"}}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+
+    shown = command(
+        "import", str(tmp_path / "ds.json"), "--from", "deepspeed", "--gpus", "2", "--model", "zoo:mlp-xs",
+        capsys=capsys,
+    )  # fmt: skip
+
+    assert "ignored: a\\u000a" in shown
