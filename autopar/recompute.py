@@ -8,6 +8,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from autopar.errors import PlanError
+from autopar.units import parse_whole
 
 
 class Recompute(StrEnum):
@@ -38,9 +39,6 @@ class Hosted(StrEnum):
     OPTIMIZER = "optimizer"
 
 
-_DIGITS = 9
-"""Of a number of blocks."""
-
 FLAVOURS = "none, offload, selective or full"
 """All of them, as errors name them."""
 
@@ -57,12 +55,13 @@ def parse_recompute(text: str, num_blocks: int) -> tuple[Recompute, ...]:
     flavours: list[Recompute] = []
     for run in text.split():
         name, star, count = run.partition("*")
-        if name not in set(Recompute) or (star and not (count.isdecimal() and len(count) <= _DIGITS)):
+        length = parse_whole(count) if star else num_blocks
+        if name not in set(Recompute) or length is None:
             raise PlanError(
                 f"{run!r} in {text!r} is no recompute of a stage",
                 hint=f"it is {FLAVOURS}, or runs of blocks such as 'full*4 none*2'",
             )
-        flavours += [Recompute(name)] * (min(int(count), num_blocks + 1) if star else num_blocks)
+        flavours += [Recompute(name)] * min(length, num_blocks + 1)
     if len(flavours) != num_blocks:
         raise PlanError(
             f"recompute {text!r} is for {'more' if len(flavours) > num_blocks else 'fewer'} blocks than the "

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,9 @@ def run(case: Case, folder: Path) -> Run:
     began = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads of a test runner, which hold nothing of ours
+        pid = os.fork()
     if pid == 0:
         _child(case.arguments, folder)
     status, hung, most = _watch(pid)
