@@ -5,6 +5,7 @@ global batch = dp x microbatch x (number of microbatches)
 """
 
 from dataclasses import dataclass, replace
+from math import gcd
 
 from autopar.errors import JobError
 from autopar.limits import MAX_BATCH, MAX_DEVICES, MAX_MICROBATCHES
@@ -98,7 +99,7 @@ class Degrees:
         if self.dp % self.ep:
             raise JobError(
                 f"the expert-parallel degree {self.ep} does not divide the data-parallel degree {self.dp}",
-                hint="expert groups are made of data-parallel devices",
+                hint=f"expert groups are made of data-parallel devices: --ep {gcd(self.dp, self.ep)}",
             )
         if self.shard and not self.zero:
             raise JobError(f"{self.shard} devices share what ZeRO splits, without ZeRO", hint="give --zero 1, 2 or 3")

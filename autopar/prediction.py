@@ -277,22 +277,70 @@ def predict(
     Raises:
         AutoparError: If the model, the cluster, the stack or the degrees are wrong.
     """
+    setting = open_setting(
+        model,
+        cluster=cluster,
+        stack=stack,
+        mode=mode,
+        dims=dims,
+        loss=loss,
+        optimizer=optimizer,
+        precision=precision,
+        cache_dir=cache_dir,
+    )
+    return setting.predict(degrees, memory_limit=memory_limit, first_layers=first_layers, trace=trace)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """What plans by degrees are predicted for.
+
+    Attributes:
+        predictor: The model.
+        cluster: The hardware.
+        stack: The software.
+        policy: Bytes per element.
+    """
+
+    predictor: Predictor
+    cluster: Cluster
+    stack: Stack
+    policy: DtypePolicy
+
+    def predict(
+        self, degrees: Degrees, *, memory_limit: float | None = None, first_layers: int = 0, trace: bool = False
+    ) -> Prediction:
+        """Return what a plan comes to; arguments and errors as of `predict`."""
+        found = self.predictor.predict(
+            degrees,
+            self.cluster,
+            self.stack,
+            policy=self.policy,
+            memory_limit=memory_limit,
+            first_layers=first_layers,
+            trace=trace,
+        )
+        _check_work(found.plan, self.predictor.workload.folded(degrees.samples))
+        return found
+
+
+def open_setting(
+    model: str | Path,
+    *,
+    cluster: str | Path | Cluster = "h100",
+    stack: str | Path | Stack = DEFAULT,
+    mode: str = "train",
+    dims: Mapping[str, int | float] | None = None,
+    loss: str = "auto",
+    optimizer: str = "adam",
+    precision: str = "mixed",
+    cache_dir: Path | None = None,
+) -> Setting:
+    """Return what plans of a model are predicted for; arguments and errors as of `predict`."""
     machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     software = stack if isinstance(stack, Stack) else load_stack(stack)
     workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
-    predictor = Predictor(workload, cache_dir)
-    policy = load_policy(precision)
-    found = predictor.predict(
-        degrees,
-        machine,
-        software,
-        policy=policy,
-        memory_limit=memory_limit,
-        first_layers=first_layers,
-        trace=trace,
-    )
-    _check_work(found.plan, workload.folded(degrees.samples))
-    return found
+    return Setting(Predictor(workload, cache_dir), machine, software, load_policy(precision))
 
 
 def _check_work(plan: Plan, folded: Folded) -> None:

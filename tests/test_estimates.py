@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from autopar.cluster import load_cluster
-from autopar.cost import Stack
+from autopar.cost import MIXED, Stack
 from autopar.degrees import Degrees
 from autopar.errors import ClusterError, JobError, TacticError
 from autopar.estimates import Estimator
-from autopar.prediction import Predictor
+from autopar.estimates.microbatch import choose_microbatch
+from autopar.prediction import Predictor, Setting
 from autopar.workload import open_workload
 
 CLUSTER = load_cluster("a100")
@@ -214,3 +215,21 @@ def test_clusters_without_hosts_offload_nothing(change: dict[str, str]) -> None:
 
     with pytest.raises(ClusterError, match="does not say how its devices reach host memory"):
         Estimator(_predictor(), replace(CLUSTER, host=None)).estimate([degrees])
+
+
+def test_the_microbatch_that_nobody_states_is_the_fastest_that_fits() -> None:
+    """By formula, among the sizes that divide what a device has of a batch; in less memory a smaller one."""
+    setting = Setting(_predictor(), CLUSTER, STACK, MIXED)
+    degrees = Degrees(dp=2, tp=2, global_batch=16)
+    sizes = [replace(degrees, microbatch=size) for size in (1, 2, 4, 8)]
+    found = Estimator(_predictor(), CLUSTER, STACK).estimate(sizes)
+    fastest = int(found.step_seconds.argmin())
+
+    ample = choose_microbatch(setting, degrees)
+    tight = choose_microbatch(setting, degrees, float(found.peak_bytes[1]) * 1.001)
+    none = choose_microbatch(setting, degrees, float(found.peak_bytes[0]) / 2)
+
+    assert fastest > 1, "small products are slow"
+    assert (ample.degrees, ample.fits) == (sizes[fastest], True)
+    assert (tight.degrees.microbatch, tight.fits) == (2, True)
+    assert (none.degrees.microbatch, none.fits) == (1, False)

@@ -75,10 +75,15 @@ def test_an_axis_that_shares_all_work_is_not_idle(halves: tuple[Placement, Place
     ],
 )
 def test_expert_groups_are_data_parallel(degrees: Degrees, words: str, cache_dir: Path) -> None:
-    """Rows of experts are split by expert and by place; what experts have of their own is not shared by ZeRO."""
+    """Rows of experts are split by expert and by place; what experts have of their own is not shared by ZeRO.
+
+    Waiting for tokens on their way to experts is communication of experts, not of data parallelism.
+    """
     plan = autopar.predict("zoo:mixtral-8x7b", degrees, dims={"num_layers": 2}, cache_dir=cache_dir).plan
 
     assert plan.summary.startswith(words)
+    assert plan.simulated is not None
+    assert ("ep communication" in dict(plan.simulated.parts)) == (degrees.ep > 1)
 
 
 def _role(name: str, size: int, role: str, *, experts: bool) -> AxisRole:

@@ -115,7 +115,7 @@ def simulate(
     type=click.Choice(["gloo", "nccl"]),
     default="gloo",
     show_default=True,
-    help="How ranks talk: on CPUs, or one GPU each.",
+    help="How ranks talk: gloo on CPUs; nccl, with a GPU each, has not been tried on hardware.",
 )
 @click.option(
     "--steps",

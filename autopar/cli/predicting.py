@@ -1,7 +1,7 @@
 """The command that predicts a plan stated by degrees."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,10 @@ from autopar.cli.preflight import check_request
 from autopar.cli.values import positive_whole
 from autopar.units import parse_whole
 
+if TYPE_CHECKING:
+    from autopar.degrees import Degrees
+    from autopar.prediction import Setting
+
 _SOME = 0.05
 """Share of the parameters that ZeRO leaves whole from which on that is told."""
 
@@ -42,6 +46,17 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
 
 def _degree(name: str, text: str) -> Option:
     return click.option(f"--{name}", type=positive_whole(), default=1, show_default=True, metavar="N", help=text)
+
+
+def _with_microbatch(setting: "Setting", degrees: "Degrees", limit: float | None) -> "Degrees":
+    """Return degrees with the microbatch that is fastest by formula, and say which that is."""
+    from autopar.estimates.microbatch import choose_microbatch
+
+    found = choose_microbatch(setting, degrees, limit)
+    size, tried = found.degrees.microbatch, ", ".join(map(str, found.tried))
+    among = f"the fastest of {tried} that fits, by formula" if found.fits else "none fits"
+    click.echo(f"microbatch {size}: {among}; --microbatch N takes another", err=True)
+    return found.degrees
 
 
 @click.command()
@@ -87,7 +102,12 @@ def _degree(name: str, text: str) -> Option:
 )
 @_degree("interleave", "Stages per group of devices.")
 @click.option("--layers", callback=_layers, metavar="N,N,...", help="Layers per stage; default: an even cut.")
-@_degree("microbatch", "Samples per microbatch and data-parallel device.")
+@click.option(
+    "--microbatch",
+    type=positive_whole(),
+    metavar="N",
+    help="Samples per microbatch and data-parallel device; default: the fastest that fits, by the planner's formula.",
+)
 @click.option(
     "--global-batch", type=positive_whole(), required=True, metavar="B", help="Samples per step, over all devices."
 )
@@ -122,6 +142,8 @@ def predict(
     from autopar.degrees import Degrees
     from autopar.errors import JobError
 
+    chosen, limit = request["microbatch"] is not None, request.pop("memory_limit")
+    request["microbatch"] = request["microbatch"] or 1
     degrees = Degrees(**{field.name: request.pop(field.name) for field in fields(Degrees)})
     product = f"dp {degrees.dp} x cp {degrees.cp} x tp {degrees.tp} x pp {degrees.pp}"
     if gpus is None:
@@ -135,7 +157,8 @@ def predict(
     from autopar import prediction
     from autopar.report.prediction import format_prediction
 
-    found = prediction.predict(model, degrees, cache_dir=cache, **request)
+    setting = prediction.open_setting(model, cache_dir=cache, **request)
+    found = setting.predict(degrees if chosen else _with_microbatch(setting, degrees, limit), memory_limit=limit)
     if found.whole > _SOME or (found.degrees.sharing < found.degrees.data and not degrees.shard):
         share = f"{100 * found.whole:.0f} % of the parameters stay whole, whose dims do not divide"
         over = f"ZeRO over {found.degrees.sharing} of {found.degrees.data} data-parallel devices"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from autopar.formulate.fold import Folded
 from autopar.plan import Plan
-from autopar.search.roles import roles_of_axes
+from autopar.search.roles import AxisRole, roles_of_axes
 from autopar.simulate import StageTimeline, Timeline
 
 DATA_PARALLEL = "dp communication"
@@ -25,13 +25,21 @@ def step_parts(plan: Plan, timeline: Timeline, folded: Folded) -> tuple[tuple[st
 
 
 def axis_roles(plan: Plan, folded: Folded) -> tuple[dict[str, str], ...]:
-    """Return what each mesh axis does, stage by stage, given the graph of one of the plan's microbatches."""
+    """Return what each mesh axis does, stage by stage, given the graph of one of the plan's microbatches.
+
+    A data-parallel axis that deals out experts is called by these: what compute waits for over it are tokens on their
+    way to experts and back.
+    """
     plans = {number: plan.of_variant(number) if plan.variants else plan for number in range(len(plan.all_variants))}
     roles = {
-        number: {role.axis.name: role.role for role in roles_of_axes(each.mesh, each.blocks, folded)}
+        number: {role.axis.name: _waited_for(role) for role in roles_of_axes(each.mesh, each.blocks, folded)}
         for number, each in plans.items()
     }
     return tuple(roles[stage.variant] for stage in plan.stages)
+
+
+def _waited_for(role: AxisRole) -> str:
+    return "ep" if role.experts and role.role == "dp" else role.role
 
 
 def stage_parts(stage: StageTimeline, roles: Mapping[str, str]) -> tuple[tuple[str, float], ...]:
