@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 import autopar
@@ -45,7 +46,7 @@ def test_a_configuration_says_what_it_comes_to(to: str, pipeline: Plan, cache_di
     """Predicted as the framework would run it, in the file and on the record."""
     exported = pipeline.export(to, cache_dir=cache_dir)
 
-    assert exported.outcome.startswith("Predicted as written: ")
+    assert exported.outcome.startswith("Predicted with" if to == "deepspeed" else "Predicted as written: ")
     assert "per device; the plan: " in exported.outcome
     assert exported.outcome in plain(exported)
 
@@ -145,3 +146,22 @@ def test_a_file_of_the_zoo_states_its_sizes(cache_dir: Path, tmp_path: Path) -> 
 
     assert "--num-layers 4\n--hidden-size 512\n" in exported.text
     assert not any("sizes of the model" in sentence for sentence in exported.lost)
+
+
+def test_the_onnx_file_says_how_it_is_loaded(cache_dir: Path, tmp_path: Path) -> None:
+    """Weights of the zoo have no data: plain `onnx.load` fails, and what to write instead is said and works."""
+    exported = planned(cache_dir, dp=2).export("onnx", cache_dir=cache_dir)
+    path = tmp_path / exported.name
+    path.write_bytes(exported.data)
+
+    (sentence,) = [sentence for sentence in exported.lost if sentence.startswith("weights: ")]
+
+    assert "plain onnx.load fails; use onnx.load(path, load_external_data=False)" in sentence
+    assert onnx.load(path, load_external_data=False).configuration
+    with pytest.raises((onnx.checker.ValidationError, FileNotFoundError)):
+        onnx.load(path)
+
+
+def test_placements_are_not_predicted_again(pipeline: Plan, cache_dir: Path) -> None:
+    for to in ("jax", "pytorch"):
+        assert "Not predicted as written" in plain(pipeline.export(to, cache_dir=cache_dir))

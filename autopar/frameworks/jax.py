@@ -93,7 +93,7 @@ def export(plan: Plan, folded: Folded) -> Exported:
             continue
         spec = partition_spec(placements, plan.mesh, len(value.shape))
         boundaries.append(f"    {name!r}: {spec},  # {_shape(value.shape)}, blocks {_ranges(instances)}\n")
-    text = header(plan, "Shardings for JAX", Remarks(lost)) + _SCRIPT.format(
+    text = header(plan, "Shardings for JAX", Remarks(lost, outcome=NOT_PREDICTED)) + _SCRIPT.format(
         stages=[stage.devices for stage in plan.stages],
         shape=plan.device_mesh.shape,
         axes=tuple(axis.name for axis in plan.mesh),
@@ -132,6 +132,10 @@ def partition_spec(placements: Placements, axes: tuple[Axis, ...], rank: int) ->
     while entries and entries[-1] == "None":
         entries.pop()
     return f"P({', '.join(entries)})"
+
+
+NOT_PREDICTED = "Not predicted as written: the figures of the plan hold if all that is not expressed is done likewise."
+"""What JAX and PyTorch make of placements is up to them."""
 
 
 def common_losses(plan: Plan) -> list[str]:

@@ -12,6 +12,7 @@ from autopar.frameworks.facts import offloads_lost
 from autopar.frameworks.placements import placed_ops, stage_of_block
 from autopar.plan import Exported, Plan
 from autopar.sharding import Mesh, Partial, Placements, Shard, parse_placements
+from autopar.workload import HUGGING_FACE, ZOO
 
 _IR_VERSION = 11
 """The first with device configurations (onnx.proto, IR_VERSION_2025_05_12)."""
@@ -56,7 +57,7 @@ def export(plan: Plan, folded: Folded, model: onnx.ModelProto) -> Exported:
                 partial.append(name)
                 continue
             device.sharding_spec.append(sharding_spec(name, values[value].shape, placements, meshes[stage], first))
-    lost = _lost(plan, unmatched, partial)
+    lost = [*_lost(plan, unmatched, partial), *_weights(plan, model)]
     result.metadata_props.add(key="autopar.plan", value=plan.summary)
     result.metadata_props.add(key=LOST, value="\n".join(lost))
     name = f"{Path(plan.model.name).stem}.devices.onnx"
@@ -103,6 +104,22 @@ def sharding_spec(
             spec.device.append(-1 - position)
             spec.index_to_device_group_map.add(key=-1 - position, value=holders)
     return spec
+
+
+def _weights(plan: Plan, model: onnx.ModelProto) -> list[str]:
+    """Return how the file is loaded if its weights are not in it."""
+    places = [
+        next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        for tensor in model.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    ]
+    if not places:
+        return []
+    load = "onnx.load(path, load_external_data=False)"
+    if plan.model.source.startswith((ZOO, HUGGING_FACE)):
+        return [f"weights: {len(places)} tensors have a shape and no data, so that plain onnx.load fails; use {load}"]
+    files = ", ".join(dict.fromkeys(places))
+    return [f"weights: {len(places)} tensors lie in {files}; keep the file beside, or read it with {load}"]
 
 
 def _lost(plan: Plan, unmatched: Sequence[str], partial: Sequence[str]) -> list[str]:

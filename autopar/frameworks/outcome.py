@@ -65,7 +65,14 @@ def outcome_of(
         return Outcome(None, f"Not predicted as written: {error.args[0]}.")
     if not found.fits:
         raise _refusal(plan, to, read, found, predictor)
-    return Outcome(found, f"Predicted as written: {_figures(found)}{_of_plan(plan)}.")
+    return Outcome(found, f"{_how(to, facts)}: {_figures(found)}{_of_plan(plan)}.")
+
+
+def _how(to: str, facts: Facts) -> str:
+    """Return what was predicted: DeepSpeed's configuration states neither a pipeline nor recompute."""
+    if to == "deepspeed" and (facts.pp > 1 or set(facts.flavours) != {Recompute.NONE}):
+        return "Predicted with the pipeline and the recompute that the model's code has to build"
+    return "Predicted as written"
 
 
 def _read_back(plan: Plan, to: str, exported: Exported, facts: Facts) -> Configuration:

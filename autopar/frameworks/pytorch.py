@@ -2,7 +2,7 @@
 
 from autopar.formulate.fold import Folded
 from autopar.frameworks.header import Remarks, header
-from autopar.frameworks.jax import common_losses
+from autopar.frameworks.jax import NOT_PREDICTED, common_losses
 from autopar.frameworks.placements import has_chunks, input_placements, parameter_placements
 from autopar.plan import Exported, Plan
 from autopar.sharding import Placements, Shard
@@ -126,7 +126,7 @@ def export(plan: Plan, folded: Folded) -> Exported:
             entries = tuple(None if dim is None else len(shape) - 1 - dim for dim in entries)
         return f"    {name!r}: ({shape}, {entries}),\n"
 
-    text = header(plan, "DTensor placements for PyTorch", Remarks(lost)) + _SCRIPT.format(
+    text = header(plan, "DTensor placements for PyTorch", Remarks(lost, outcome=NOT_PREDICTED)) + _SCRIPT.format(
         groups=len(devices),
         shape=plan.device_mesh.shape,
         axes=tuple(axis.name for axis in plan.mesh),
