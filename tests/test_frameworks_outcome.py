@@ -165,3 +165,14 @@ def test_the_onnx_file_says_how_it_is_loaded(cache_dir: Path, tmp_path: Path) ->
 def test_placements_are_not_predicted_again(pipeline: Plan, cache_dir: Path) -> None:
     for to in ("jax", "pytorch"):
         assert "Not predicted as written" in plain(pipeline.export(to, cache_dir=cache_dir))
+
+
+def test_a_configuration_that_cannot_be_predicted_says_why(cache_dir: Path) -> None:
+    """Megatron-LM offloads any number of layers; only all but the last can be predicted."""
+    plan = planned(cache_dir, dp=2, recompute="offload")
+    (stage,) = plan.stages
+    partly = replace(plan, stages=(replace(stage, recompute="none*1 offload*2 none*3"),))
+
+    exported = partly.export("megatron", cache_dir=cache_dir)
+
+    assert exported.outcome.startswith("Not predicted as written: --cpu-offloading-num-layers 2: only all layers but")

@@ -11,7 +11,7 @@ from pathlib import Path
 from autopar.cluster import PRESETS, cluster_from_dict
 from autopar.cost import load_policy
 from autopar.degrees import Degrees
-from autopar.errors import InfeasibleError, JobError, TacticError
+from autopar.errors import ExportError, InfeasibleError, JobError, TacticError
 from autopar.frameworks.configuration import Configuration
 from autopar.frameworks.configurations import parse_configuration
 from autopar.frameworks.facts import Facts
@@ -57,11 +57,11 @@ def outcome_of(
     Raises:
         InfeasibleError: If the configuration does not fit into memory; the hint has a plan by degrees that does.
     """
+    predictor = Predictor(workload, cache, verify=False)
     try:
         read = _read_back(plan, to, exported, facts)
-        predictor = Predictor(workload, cache, verify=False)
         found = _predict(plan, predictor, read)
-    except (JobError, TacticError) as error:
+    except (ExportError, JobError, TacticError) as error:
         return Outcome(None, f"Not predicted as written: {error.args[0]}.")
     if not found.fits:
         raise _refusal(plan, to, read, found, predictor)
