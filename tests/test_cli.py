@@ -25,7 +25,7 @@ from autopar.display import LogProgress, show_progress
 from autopar.errors import AutoparError, InfeasibleError, InterruptedSearchError, ModelError
 from autopar.plan import Plan
 from autopar.program.records import Category
-from autopar.progress import Progress
+from autopar.progress import Progress, silent
 from autopar.search import engine
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
 from tests.plans import two_stage_plan, two_variant_plan
@@ -398,6 +398,23 @@ def test_a_signal_before_the_search_looks_ends_the_command(number: signal.Signal
         signal.raise_signal(number)
 
     assert signal.getsignal(number) == before
+
+
+def test_a_signal_ends_a_job_that_is_prepared() -> None:
+    """Although its import looks whether it is to stop: there is no plan that it could keep."""
+    with pytest.raises(KeyboardInterrupt), Interruption() as interruption:
+        progress = interruption.watch(silent)
+        progress(Progress("import"))
+        interruption.requested()
+        signal.raise_signal(signal.SIGINT)
+    with Interruption() as interruption:
+        progress = interruption.watch(silent)
+        for phase in ("import", "discover", "search"):
+            progress(Progress(phase))
+            interruption.requested()
+        signal.raise_signal(signal.SIGINT)
+
+        assert interruption.requested()
 
 
 def test_signals_that_the_caller_ignores_stay_ignored() -> None:

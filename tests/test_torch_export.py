@@ -225,7 +225,7 @@ def test_a_configuration_is_planned_and_exported(name: str, tmp_path: Path, caps
 @pytest.mark.slow
 def test_a_damaged_model_of_the_cache_is_made_again(tmp_path: Path) -> None:
     """And a cache that cannot be written to costs no more than the export next time."""
-    source = written("llama", tmp_path)
+    source = written("gemma", tmp_path)
     path = huggingface.build(source, {"seq": 8}, tmp_path / "cache")
     assert isinstance(path, Path)
     data = path.read_bytes()

@@ -11,7 +11,11 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from autopar.progress import Progress, ProgressCallback
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PREPARATION = ("import", "discover")
+"""Phases that leave nothing but a cache; they look, too, whether they are to stop."""
 _NOTICE = b"\ninterrupted: finishing with the best so far; once more aborts\n"
 _SHOW_CURSOR = (
     b"\x1b[?25h"  # progress bars hide it, and a second signal ends the process before they could show it again
@@ -37,18 +41,28 @@ class Interruption:
 
     Args:
         keeps: Whether there is something to keep from the beginning; else there is once `requested` has been called,
-            for who calls it stops with what it has.
+            for who calls it stops with what it has, unless a job is still being prepared.
     """
 
     def __init__(self, *, keeps: bool = False) -> None:
         self._keeps = keeps
+        self._prepares = False
         self._requested = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def requested(self) -> bool:
         """Whether somebody wants the search to end."""
-        self._keeps = True
+        self._keeps = self._keeps or not self._prepares
         return self._requested
+
+    def watch(self, progress: ProgressCallback) -> ProgressCallback:
+        """Return a callback that hands progress on, and knows by its phase that there is nothing to keep yet."""
+
+        def tell(step: Progress) -> None:
+            self._prepares = step.phase in _PREPARATION
+            progress(step)
+
+        return tell
 
     def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._handle) for number in _heeded()}

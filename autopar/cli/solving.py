@@ -101,7 +101,8 @@ def solve(
     if request["workers"] is None and request["engine"] == "local" and dump_problem is None:
         request["workers"] = usual_workers()
     with Interruption() as interruption, infeasible_as_json(as_json):
-        with show_progress() as progress:
+        with show_progress() as shown:
+            progress = interruption.watch(shown)
             plan = api.solve(
                 model,
                 cache_dir=cache,
@@ -140,7 +141,8 @@ def _find_gpus(model: str, output: Path | None, cache: Path | None, request: dic
     for name in ("gpus", "workers", "engine", "ray_address"):
         del request[name]
     with Interruption() as interruption, infeasible_as_json(as_json):
-        with show_progress() as progress:
+        with show_progress() as shown:
+            progress = interruption.watch(shown)
             found = find_gpus(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
         stopped = interruption.requested()
         try:

@@ -73,7 +73,8 @@ def whatif(
     from autopar.scenarios import whatif as ask
 
     with Interruption() as interruption:
-        with show_progress() as progress:
+        with show_progress() as shown:
+            progress = interruption.watch(shown)
             found = ask(model, cache_dir=cache, progress=progress, should_stop=interruption.requested, **request)
         try:
             if output is not None:
