@@ -341,6 +341,8 @@ def named(numbers: Sequence[int], part: str) -> list[int]:
 
 def plain(folder: Path) -> dict[str, Any]:
     """Return the plan in a folder without what the clock, or the cache, has to do with."""
+    if not (folder / "plan.json").exists():
+        return {}
     plan: dict[str, Any] = json.loads((folder / "plan.json").read_bytes())
     for name in ("phases", "history", "cached"):
         plan["search"].pop(name, None)

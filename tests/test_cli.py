@@ -402,19 +402,19 @@ def test_a_signal_before_the_search_looks_ends_the_command(number: signal.Signal
 
 def test_a_signal_ends_a_job_that_is_prepared() -> None:
     """Although its import looks whether it is to stop: there is no plan that it could keep."""
-    with pytest.raises(KeyboardInterrupt), Interruption() as interruption:
-        progress = interruption.watch(silent)
-        progress(Progress("import"))
-        interruption.requested()
-        signal.raise_signal(signal.SIGINT)
-    with Interruption() as interruption:
-        progress = interruption.watch(silent)
-        for phase in ("import", "discover", "search"):
-            progress(Progress(phase))
-            interruption.requested()
-        signal.raise_signal(signal.SIGINT)
 
-        assert interruption.requested()
+    def interrupted(*phases: str) -> bool:
+        with Interruption() as interruption:
+            progress = interruption.watch(silent)
+            for phase in phases:
+                progress(Progress(phase))
+                interruption.requested()
+            signal.raise_signal(signal.SIGINT)
+            return interruption.requested()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted("import")
+    assert interrupted("import", "discover", "search")
 
 
 def test_signals_that_the_caller_ignores_stay_ignored() -> None:
