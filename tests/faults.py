@@ -30,7 +30,7 @@ from autopar.search.planner import OVERTIME_SECONDS
 
 ROOT = Path(__file__).parents[1]
 FOREIGN = frozenset({".ses"})
-"""Files that libraries leave: the telemetry of ONNX Runtime."""
+"""Files that libraries leave: the telemetry of ONNX Runtime. Ray keeps the logs of its sessions in a folder `ray`."""
 MARK = "AUTOPAR_FAULT"
 """Environment variable by which the processes of a fault are told from all others."""
 PATIENCE = 900.0
@@ -166,7 +166,7 @@ class World:
                 os.kill(number, signal.SIGKILL)
         files = [path for folder in (self.out, self.cache) for path in folder.rglob(".*") if path.is_file()]
         files += [path for path in (self.folder / "tmp").rglob("*") if path.is_file()]
-        files = [path for path in files if path.name not in FOREIGN]
+        files = [path for path in files if path.name not in FOREIGN and "ray" not in path.parts]
         return (*(f"process: {command[:60]}" for command in alive.values()), *(f"file: {file.name}" for file in files))
 
 
@@ -386,7 +386,8 @@ def close_output(world: World) -> str:
 def full_output(world: World, name: str) -> str:
     """Send standard output or standard error to a full disk."""
     with Path("/dev/full").open("w") as full:
-        ended = world.run(*JOB, "-o", str(world.out), **{name: full})
+        streams: dict[str, Any] = {name: full}
+        ended = world.run(*JOB, "-o", str(world.out), **streams)
     world.is_whole()
     if name == "stdout":
         world.ends_with(ended, 2, "cannot write standard output")
@@ -436,11 +437,19 @@ def fixed_cache(world: World) -> str:
     return ended.error.partition(": ")[2]
 
 
+def _turned(data: bytes) -> bytes:
+    return data[:99] + bytes([data[99] ^ 1]) + data[100:]
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
 def damaged_cache(world: World) -> str:
     """Turn over a bit of every file of the cache, then cut every file."""
     world.run(*JOB, "-o", str(world.out))
     expected, number = plain(world.out), 0
-    for damage in (lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:], lambda data: data[: len(data) // 2]):
+    for damage in (_turned, _cut):
         files = [path for path in world.cache.rglob("*") if path.is_file()]
         for path in files:
             path.write_bytes(damage(path.read_bytes()))

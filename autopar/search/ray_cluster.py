@@ -197,7 +197,7 @@ def _connect(size: int | None, address: str | None) -> None:
             ray.init("local", num_cpus=size, include_dashboard=False, log_to_driver=False, logging_level="error")
         else:
             ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # what `ray.init` raises has no class of its own, as when a node is slow to start
         raise WorkerError(
             f"no Ray cluster at {address!r}: {error}" if address else f"Ray cannot be started: {error}",
             hint="start one with `ray start --head`, or leave --ray-address out",
