@@ -42,6 +42,8 @@ OVERTIME = 2.0
 
 JOB = ("solve", "zoo:gpt2", "--set", "num_layers=2", "--gpus", "4", "--global-batch", "8", "--grid", "0")
 """Some seconds of search: the plan does not depend on the clock."""
+QUICK = ("solve", "zoo:mlp-xs", "--gpus", "2", "--global-batch", "8", "--grid", "0")
+"""One that is over almost at once, for what happens outside the search."""
 LONG = ("solve", "zoo:gpt2", "--gpus", "64", "--grid", "0")
 """A search that goes on for longer than any fault takes to come."""
 DEEP = ("solve", "zoo:gpt3-xl", "--set", "num_layers=1000", "--gpus", "64", "--grid", "0")
@@ -284,7 +286,7 @@ def interrupt(world: World, phase: str, number: signal.Signals) -> str:
 
 def interrupt_writing(world: World, number: signal.Signals) -> str:
     """Send a signal once the first file is there."""
-    process = world.start(*JOB, "-o", str(world.out))
+    process = world.start(*QUICK, "-o", str(world.out))
     while not (world.out / "plan.json").exists() and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(number)
@@ -372,7 +374,7 @@ def kill_worker(world: World, engine: Sequence[str], part: str) -> str:
 
 def close_output(world: World) -> str:
     """Read no more than one line of standard output."""
-    process = world.start(*JOB, "-o", str(world.out))
+    process = world.start(*QUICK, "-o", str(world.out))
     assert process.stdout is not None, "it is a pipe"
     process.stdout.close()
     process.stdout = None
@@ -387,31 +389,31 @@ def full_output(world: World, name: str) -> str:
     """Send standard output or standard error to a full disk."""
     with Path("/dev/full").open("w") as full:
         streams: dict[str, Any] = {name: full}
-        ended = world.run(*JOB, "-o", str(world.out), **streams)
+        ended = world.run(*QUICK, "-o", str(world.out), **streams)
     world.is_whole()
     if name == "stdout":
         world.ends_with(ended, 2, "cannot write standard output")
         return f"all files; {ended.error}"
     world.ends_with(ended, 0)
-    world.check("gpt2" in ended.out, "no answer")
+    world.check("mlp-xs" in ended.out, "no answer")
     return "the answer, all files; progress is dropped"
 
 
 def full_folder(world: World, size: str) -> str:
     """Have a disk for the plan's files that is too small for them."""
     with small_disk(world.out, size):
-        ended = world.run(*JOB, "-o", str(world.out))
+        ended = world.run(*QUICK, "-o", str(world.out))
         there = sorted(path.name for path in world.out.iterdir())
         world.no_halves()
     world.ends_with(ended, 2, "No space left on device")
-    world.check("gpt2" in ended.out, "the plan is lost")
+    world.check("mlp-xs" in ended.out, "the plan is lost")
     return f"the plan is printed, {', '.join(there) or 'no file'} written; {ended.error.partition(': ')[2]}"
 
 
 def full_cache(world: World) -> str:
     """Have a disk for the cache that is too small for it."""
     with small_disk(world.cache, "16k"):
-        ended = world.run(*JOB, "-o", str(world.out))
+        ended = world.run(*QUICK, "-o", str(world.out))
         there = [path for path in world.cache.rglob("*") if path.is_file()]
     world.ends_with(ended, 0, "autopar: cache: cannot write")
     world.is_whole()
@@ -422,9 +424,9 @@ def full_cache(world: World) -> str:
 def limited_files(world: World) -> str:
     """Limit the size of files, as quotas do."""
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (20_000, 20_000))
-    ended = world.run(*JOB, "-o", str(world.out), preexec_fn=limit)
+    ended = world.run(*QUICK, "-o", str(world.out), preexec_fn=limit)
     world.ends_with(ended, 2, "File too large")
-    world.check("gpt2" in ended.out, "the plan is lost")
+    world.check("mlp-xs" in ended.out, "the plan is lost")
     world.no_halves()
     return f"the plan is printed; {ended.error.partition(': ')[2]}"
 
@@ -432,7 +434,7 @@ def limited_files(world: World) -> str:
 def fixed_cache(world: World) -> str:
     """Have a cache that cannot be written to."""
     with small_disk(world.cache, "1m", "ro"):
-        ended = world.run(*JOB)
+        ended = world.run(*QUICK)
     world.ends_with(ended, 2, "hint: choose another one with --cache-dir, or use --no-cache")
     return ended.error.partition(": ")[2]
 
@@ -447,18 +449,18 @@ def _cut(data: bytes) -> bytes:
 
 def damaged_cache(world: World) -> str:
     """Turn over a bit of every file of the cache, then cut every file."""
-    world.run(*JOB, "-o", str(world.out))
+    world.run(*QUICK, "-o", str(world.out))
     expected, number = plain(world.out), 0
     for damage in (_turned, _cut):
         files = [path for path in world.cache.rglob("*") if path.is_file()]
         for path in files:
             path.write_bytes(damage(path.read_bytes()))
         number += len(files)
-        ended = world.run(*JOB, "-o", str(world.out))
+        ended = world.run(*QUICK, "-o", str(world.out))
         world.ends_with(ended, 0)
         world.check("autopar: search" in ended.err, "a damaged plan was believed")
         world.check(plain(world.out) == expected, "another plan")
-    ended = world.run(*JOB)
+    ended = world.run(*QUICK)
     world.check("autopar: search" not in ended.err, "the cache was not mended")
     return f"{number} files found damaged and made again, the same plan"
 
@@ -475,7 +477,7 @@ class _Hostile:
 
 def shared_cache(world: World) -> str:
     """Put code in all forms into a cache that everybody may write to."""
-    world.run(*JOB, "-o", str(world.out))
+    world.run(*QUICK, "-o", str(world.out))
     expected, done = plain(world.out), world.folder / "done"
     data = pickle.dumps(_Hostile(done))
     for folder in (world.cache, *(path for path in world.cache.rglob("*") if path.is_dir())):
@@ -486,7 +488,7 @@ def shared_cache(world: World) -> str:
         (folder / "plan.pkl").write_bytes(data)
     for path in world.cache.rglob("*.json"):
         path.write_bytes(data)
-    ended = world.run(*JOB, "-o", str(world.out))
+    ended = world.run(*QUICK, "-o", str(world.out))
     world.ends_with(ended, 0)
     world.check(not done.exists(), "code of the cache was run")
     world.check(plain(world.out) == expected, "another plan")
@@ -498,7 +500,7 @@ def shared_machine_code(world: World) -> str:
     folder = world.folder / "numba"
     folder.mkdir()
     folder.chmod(0o777)
-    ended = world.run(*JOB, environment={"NUMBA_CACHE_DIR": str(folder)})
+    ended = world.run(*QUICK, environment={"NUMBA_CACHE_DIR": str(folder)})
     world.ends_with(ended, 2, "others may write to")
     return "refused, with the folder"
 
@@ -508,11 +510,11 @@ def shared_machine_code(world: World) -> str:
 
 def together(world: World, number: int) -> str:
     """Run the same job several times at once on an empty cache."""
-    processes = [world.start(*JOB, "--workers", "1", "-o", str(world.folder / f"o{i}")) for i in range(number)]
+    processes = [world.start(*QUICK, "--workers", "1", "-o", str(world.folder / f"o{i}")) for i in range(number)]
     for process in processes:
         world.ends_with(world.end(process), 0)
     world.check(all(plain(world.folder / f"o{i}") == plain(world.folder / "o0") for i in range(number)), "other plans")
-    ended = world.run(*JOB, "-o", str(world.out))
+    ended = world.run(*QUICK, "-o", str(world.out))
     world.check("autopar: search" not in ended.err, "the cache has no answer")
     return "the same plan from all; the next one has it from the cache"
 

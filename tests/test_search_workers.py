@@ -559,6 +559,21 @@ def _version(there: str | None) -> Callable[[str], str]:
 
 @needs_ray
 @pytest.mark.slow
+def test_ray_that_does_not_start_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises a bare exception if a node is slow, as on a busy machine."""
+    import ray
+
+    def slow(*_: Any, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", slow)
+
+    with pytest.raises(WorkerError, match="Ray cannot be started: The current node timed out"):
+        autopar.solve("zoo:gpt2", engine="ray", **GPT)
+
+
+@needs_ray
+@pytest.mark.slow
 def test_a_ray_cluster_that_is_not_there_is_named() -> None:
     """One error, with the address."""
     with pytest.raises(WorkerError, match=r"127\.0\.0\.1:1"):
