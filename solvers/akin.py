@@ -7,6 +7,7 @@ sums, and the elimination of nodes with at most two neighbours, are compiled.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -248,9 +249,21 @@ def _reduce(
                 node = edges[edge, side]
                 links[list_at[node] + degree[node]] = edge
                 degree[node] += 1
-    count, num_best = 0, 0
+    # Nodes with at most two neighbours by effort; of a node whose edges have changed only the last entry holds.
+    queue = [
+        (_effort(sizes, edges, links, list_at, degree, node), node) for node in range(len(sizes)) if degree[node] <= 2
+    ]
+    heapify(queue)
+    count, num_best, one, two = 0, 0, -1, -1
     while True:
-        node = _easiest(sizes, edges, links, list_at, degree, left)
+        for changed in (one, two):
+            if changed >= 0 and degree[changed] <= 2:
+                heappush(queue, (_effort(sizes, edges, links, list_at, degree, changed), changed))
+        node = -1
+        while queue and node < 0:
+            effort, node = heappop(queue)
+            if not left[node] or degree[node] > 2 or effort != _effort(sizes, edges, links, list_at, degree, node):
+                node = -1
         if node < 0:
             return count
         left[node] = False
@@ -305,18 +318,13 @@ def _reduce(
 
 
 @compiled
-def _easiest(sizes: Ints, edges: Ints, links: Ints, list_at: Ints, degree: Ints, left: Flags) -> int:
-    """Return the node with at most two neighbours whose removal looks at the fewest entries; -1 if there is none."""
-    chosen, least = -1, 0
-    for node in range(len(sizes)):
-        if left[node] and degree[node] <= 2:
-            effort = sizes[node]
-            for k in range(degree[node]):
-                edge = links[list_at[node] + k]
-                effort *= sizes[edges[edge, 0] + edges[edge, 1] - node]
-            if chosen < 0 or effort < least:
-                chosen, least = node, effort
-    return chosen
+def _effort(sizes: Ints, edges: Ints, links: Ints, list_at: Ints, degree: Ints, node: int) -> int:
+    """Return how many entries the removal of a node looks at."""
+    effort = sizes[node]
+    for k in range(degree[node]):
+        edge = links[list_at[node] + k]
+        effort *= sizes[edges[edge, 0] + edges[edge, 1] - node]
+    return int(effort)
 
 
 @compiled
