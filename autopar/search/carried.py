@@ -156,6 +156,8 @@ class Carried:
             if (follows := self.rough(space[number])) > bound:
                 heapq.heapreplace(waiting, (follows, number))
                 continue
+            if is_over():  # nothing would be looked at, and graphs of other microbatches may take seconds
+                return
             heads = [head for head in heapq.nsmallest(HEADS, waiting) if not is_told(head[1])]
             raised = self._raised(heads, space, cutoff, most, is_over)
             for head in heads:
