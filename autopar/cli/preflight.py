@@ -7,7 +7,7 @@ _MAX_BYTES = 1 << 26
 """Size of a model file up to which it is read twice, once here: hundredths of a second."""
 
 
-def check_request(model: str, dims: Mapping[str, int], *clusters: str) -> None:
+def check_request(model: str, dims: Mapping[str, int | float], *clusters: str) -> None:
     """Check that a model and clusters are there, and that the model can be read.
 
     Args:
