@@ -109,7 +109,7 @@ def _verified(
         if found and began + LONGER * longest > end:
             break
         if found and should_stop():
-            outcome.stopped = outcome.stopped or "interrupted"
+            outcome.stopped = "interrupted"
             break
         known = [own for _, own in found]
         enough = len(found) >= VERIFY * top_k and (candidate.objective >= best or len(found) >= VERIFY_MOST)
