@@ -1,7 +1,7 @@
 """Every gradient rule against central differences in float64."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,9 @@ X = _random(2, 3, 4)
 IMAGE = _random(2, 4, 7, 6)
 Q, K, W = _random(2, 4, 5, 6), _random(2, 2, 5, 6, seed=1), _random(2, 2, 5, 3, seed=2)
 FLAT_Q, FLAT_K = _random(2, 5, 24), _random(2, 5, 12, seed=1)
+NBITS = {"bits": 4, "block_size": 4}
+BYTES = np.random.default_rng(0).integers(0, 256, (3, 2, 2)).astype(np.uint8)
+PICKS = np.asarray([[2, 0, 1, 3], [1, 3, 2, 0]])
 PLACES = np.asarray([[[2, 3], [0, 1]], [[1, 0], [1, 0]]])
 TRANSPOSED = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}
 V6 = _random(6, low=0.5)
@@ -96,6 +99,128 @@ COS, SIN = np.cos(_random(2, 5, 3)), np.sin(_random(2, 5, 3))
 
 CASES = [
     Case("Abs", [A]),
+    Case("Acos", [A / 3]),
+    Case("Acosh", [1.0 + _positive(3, 4)]),
+    Case("Asin", [A / 3]),
+    Case("Asinh", [A]),
+    Case("Atan", [A]),
+    Case("Atanh", [A / 3]),
+    Case("Celu", [A], {"alpha": 0.7}),
+    Case("Cosh", [A]),
+    Case("Elu", [A], {"alpha": 1.3}),
+    Case("HardSigmoid", [2 * A], note="default"),
+    Case("HardSigmoid", [2 * A], {"alpha": 0.4, "beta": 0.3}, note="attributes"),
+    Case("HardSwish", [3 * A]),
+    Case("Mish", [A]),
+    Case("PRelu", [X, _random(3, 1, low=0.1)], note="channels"),
+    Case("PRelu", [X, _random(1)], trained=(1,), note="slope-only"),
+    Case("Selu", [A]),
+    Case("Sinh", [A]),
+    Case("Softsign", [A]),
+    Case("Tan", [A / 2]),
+    Case("ThresholdedRelu", [A], {"alpha": 0.4}),
+    Case("ReduceL1", [X, _ints(1)], {"keepdims": 0}),
+    Case("ReduceL2", [X, _ints(-1, 0)]),
+    Case("ReduceL2", [X], {"keepdims": 0}, note="all"),
+    Case("ReduceLogSum", [_positive(2, 3, 4), _ints(1)], {"keepdims": 0}),
+    Case("ReduceLogSumExp", [X, _ints(2)], {"keepdims": 0}),
+    Case("ReduceSumSquare", [X, _ints(1)]),
+    Case("ReduceProd", [X, _ints(1)], {"keepdims": 0}),
+    Case("ReduceProd", [np.where(np.eye(3, 4) > 0, 0.0, A), _ints(1)], note="one-zero-each"),
+    Case("ReduceProd", [np.where(A > 0, 0.0, A), _ints(0)], note="zeros"),
+    Case("LpNormalization", [X], note="default"),
+    Case("LpNormalization", [X], {"axis": 1, "p": 1}, note="order-1"),
+    Case("GlobalMaxPool", [IMAGE]),
+    Case("autopar::MatMulNBits", [_random(2, 8), BYTES, _random(3, 2)], NBITS, trained=(0,)),
+    Case("autopar::MatMulNBitsPacked", [_random(2, 8), BYTES, _random(3, 2), BYTES[:, 0, :1]], NBITS, trained=(0,)),
+    Case("autopar::MatMulNBitsShifted", [_random(2, 8), BYTES, _random(3, 2), _random(3, 2)], NBITS, trained=(0,)),
+    Case("LSTM", [_random(4, 2, 3), _random(1, 20, 3), _random(1, 20, 5), _random(1, 40)], {"hidden_size": 5}, 3),
+    Case(
+        "LSTM",
+        [
+            _random(4, 2, 3),
+            _random(2, 20, 3),
+            _random(2, 20, 5),
+            None,
+            None,
+            _random(2, 2, 5),
+            _random(2, 2, 5, seed=1),
+        ],
+        {"hidden_size": 5, "direction": "bidirectional"},
+        3,
+        note="both-ways-states",
+    ),
+    Case("LSTM", [_random(4, 2, 3), _random(1, 8, 3), _random(1, 8, 2)], {"hidden_size": 2}, 1, note="output-only"),
+    Case(
+        "GRU",
+        [_random(4, 2, 3), _random(1, 15, 3), _random(1, 15, 5), _random(1, 30), None, _random(1, 2, 5)],
+        {"hidden_size": 5, "linear_before_reset": 1},
+        2,
+        note="reset-after",
+    ),
+    Case("GRU", [_random(4, 2, 3), _random(1, 15, 3), _random(1, 15, 5), _random(1, 30)], {"hidden_size": 5}, 2),
+    Case(
+        "RNN",
+        [_random(4, 2, 3), _random(1, 5, 3), _random(1, 5, 5), _random(1, 10)],
+        {"hidden_size": 5, "direction": "reverse"},
+        2,
+        note="backwards",
+    ),
+    Case(
+        "LSTM",
+        [_random(2, 4, 3), _random(1, 8, 3), _random(1, 8, 2)],
+        {"hidden_size": 2, "layout": 1},
+        3,
+        note="batch-first",
+    ),
+    Case("DepthToSpace", [_random(2, 8, 3, 2)], {"blocksize": 2}),
+    Case("DepthToSpace", [_random(2, 8, 3, 2)], {"blocksize": 2, "mode": "CRD"}, note="CRD"),
+    Case("SpaceToDepth", [_random(2, 3, 4, 6)], {"blocksize": 2}),
+    Case("ScatterElements", [A, PICKS, B[:2]], {"axis": 1}),
+    Case("ScatterElements", [A, np.asarray([[0, 0], [3, 1]]), B[:2, :2]], {"axis": 1, "reduction": "add"}, note="add"),
+    Case("ScatterElements", [A, PICKS, B[:2]], {"axis": 1, "reduction": "max"}, note="max"),
+    Case("ScatterElements", [A, PICKS, B[:2]], {"axis": -1, "reduction": "min"}, note="min"),
+    Case("ScatterND", [X, np.asarray([[1, 2], [0, 1]]), B[:2]]),
+    Case("ScatterND", [X, np.asarray([[1], [1]]), _random(2, 3, 4)], {"reduction": "add"}, note="add"),
+    Case("ScatterND", [X, np.asarray([[1, 2], [0, 1]]), B[:2]], {"reduction": "max"}, note="max"),
+    Case("DFT", [_random(2, 6, 1), None, _int(-2)], {"onesided": 1}, note="real"),
+    Case("DFT", [_random(2, 5, 2), None, _int(1)], note="complex"),
+    Case("DFT", [_random(2, 5, 2), None, _int(1)], {"inverse": 1}, note="inverse"),
+    Case("Resize", [IMAGE, None, None, _ints(2, 4, 14, 12)], {"mode": "linear"}, note="linear"),
+    Case("Resize", [IMAGE, None, np.asarray([1.5, 0.7], np.float32)], {"mode": "linear", "axes": (2, 3)}, note="axes"),
+    Case("Resize", [IMAGE, None, None, _ints(2, 4, 5, 9)], {"mode": "cubic"}, note="cubic"),
+    Case("Resize", [IMAGE, None, None, _ints(2, 4, 4, 9)], {"mode": "nearest"}, note="nearest"),
+    Case(
+        "Resize",
+        [IMAGE, None, None, _ints(2, 4, 10, 9)],
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+        note="corners",
+    ),
+    Case("ConvTranspose", [IMAGE, _random(4, 3, 3, 2), _random(3)]),
+    Case(
+        "ConvTranspose",
+        [IMAGE, _random(4, 2, 3, 3)],
+        {"group": 2, "strides": (2, 3), "pads": (1, 0, 2, 1), "output_padding": (1, 2)},
+        note="groups",
+    ),
+    Case("ConvTranspose", [IMAGE, _random(4, 1, 2, 2)], {"dilations": (2, 2)}, note="dilated"),
+    Case("ConvTranspose", [IMAGE, _random(4, 2, 3, 3)], {"strides": (2, 2), "auto_pad": "SAME_UPPER"}, note="same"),
+    Case("ConvTranspose", [IMAGE, _random(4, 2, 3, 3)], {"strides": (2, 2), "output_shape": (14, 12)}, note="shape"),
+    Case("ConvTranspose", [_random(2, 3, 5), _random(3, 4, 3)], {"strides": (2,)}, note="1d"),
+    Case("MaxPool", [_random(1, 2, 5, 6, 5)], {"kernel_shape": (2, 3, 2), "strides": (2, 1, 2)}, note="3d"),
+    Case("MaxPool", [_random(1, 2, 4, 4, 4)], {"kernel_shape": (2, 2, 2), "pads": (1,) * 6}, note="3d-pads"),
+    Case("AveragePool", [_random(1, 2, 5, 6, 5)], {"kernel_shape": (2, 3, 2), "strides": (2, 1, 2)}, note="3d"),
+    Case("AveragePool", [_random(1, 2, 4, 4, 4)], {"kernel_shape": (2, 2, 2), "pads": (1,) * 6}, note="3d-pads"),
+    Case("GatherElements", [A, np.asarray([[0, 0], [3, 1]])], {"axis": 1}, note="part"),
+    Case("GatherND", [_random(2, 3, 4, 2), np.asarray([[0, 1, 2], [1, 0, 3], [1, 0, 3]])], note="three-coordinates"),
+    Case(
+        "GatherND",
+        [_random(2, 2, 3, 2, 2), np.asarray([[[0, 1, 1], [1, 2, 0]], [[1, -1, -2], [0, 0, 0]]])],
+        {"batch_dims": 1},
+        note="three-in-batches",
+    ),
+    Case("GatherND", [X, np.asarray([[[-1], [0]], [[1], [-2]]])], {"batch_dims": 1}, note="from-the-end"),
+    Case("Einsum", [_random(3, 3), _random(3)], {"equation": "aa,a->a"}, note="diagonal"),
     Case("Add", [X, V], note="broadcast"),
     Case("Add", [_random(1, 3, 1), _random(2, 1, 4)], note="both-broadcast"),
     Case("Cast", [A], {"to": 11}),
@@ -261,9 +386,10 @@ def test_function_is_named_by_its_kind(kind: str) -> None:
     "case",
     [
         Case("Det", [_random(2, 2)]),
+        Case("GRU", [_random(4, 2, 3), _random(1, 15, 3), _random(1, 15, 5)], {"hidden_size": 5, "clip": 1.0}),
+        Case("ScatterND", [X, np.asarray([[1]]), X[:1]], {"reduction": "mul"}),
         Case("Pad", [A, _ints(0, 1, 0, 0)], {"mode": "edge"}),
         Case("Attention", [Q, K, W], {"softcap": 5.0}),
-        Case("Einsum", [_random(3, 3)], {"equation": "aa->a"}),
     ],
     ids=str,
 )
@@ -273,3 +399,47 @@ def test_unsupported_op_is_named(case: Case) -> None:
 
     with pytest.raises(UnsupportedOpError, match=rf"no gradient for op 'op' \({case.kind}\)"):
         training_step(graph, loss="mse")
+
+
+def test_missing_gradients_are_listed_together() -> None:
+    """One error names every kind of op that has no gradient and why, not the first one met."""
+    steps: list[tuple[str, str, dict[str, Attr]]] = [
+        ("a", "Det", {}),
+        ("b", "Mod", {"fmod": 1}),
+        ("c", "Pad", {"mode": "edge"}),
+        ("d", "Mod", {"fmod": 1}),
+    ]
+    shapes = {"x": (3, 2, 2), "a": (3,), "b": (3,), "c": (5,), "d": (5,)}
+    values = {name: Value(name, shape, "float64") for name, shape in shapes.items()}
+    values |= {"two": Value("two", (), "float64"), "pads": Value("pads", (2,), "int64")}
+    ops = []
+    for before, (name, kind, attrs) in zip(["x", "a", "b", "c"], steps, strict=True):
+        inputs = (before, *{"Mod": ("two",), "Pad": ("pads",)}.get(kind, ()))
+        ops.append(Op(name, kind, inputs, (name,), tuple(sorted(attrs.items()))))
+    constants = {"two": np.asarray(2.0), "pads": _ints(1, 1)}
+    graph = Graph("case", OPSET, values, (), (State("x", "x", Role.PARAMETER, "x"),), constants, tuple(ops), ("d",))
+
+    with pytest.raises(UnsupportedOpError) as error:
+        training_step(graph, loss="mse")
+
+    assert str(error.value).splitlines()[:-1] == [
+        "no gradient for 4 ops:",
+        "  Det: its kind has no rule (op 'a')",
+        "  Mod: its kind has no rule (op 'b' and 1 more)",
+        "  Pad: its mode is edge (op 'c')",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["TopK", "Split"])
+def test_outputs_that_nobody_reads_need_no_name(kind: str) -> None:
+    """A gradient that needs one names it; the indices of a sort are the usual case."""
+    given = _ints(4) if kind == "TopK" else _ints(3, 1)
+    graph = forward_graph(Case(kind, [A, given], {"axis": 1}, num_outputs=2))
+    op = replace(graph.ops[0], outputs=("y0", ""))
+    graph = replace(graph, ops=(op,), values={n: v for n, v in graph.values.items() if n != "y1"}, outputs=("y0",))
+
+    step = training_step(graph, loss="mse", optimizer="sgd")
+
+    verify(step)
+    assert all(all(item.inputs) for item in step.ops)
+    check_gradient(step, feeds_of(step, {"x0": A}))

@@ -383,7 +383,7 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
     graph = _linear()
     with pytest.raises(JobError, match="training step already"):
         training_step(training_step(graph))
-    with pytest.raises(JobError, match="does not depend on any parameter"):
+    with pytest.raises(JobError, match="does not depend on any trained parameter"):
         training_step(replace(graph, states=(State("w", "w", Role.BUFFER, "w"),)))
     with pytest.raises(JobError, match="rename 'labels'"):
         training_step(
@@ -409,6 +409,30 @@ def test_unsupported_op_off_the_gradient_path_is_no_error() -> None:
     verify(training_step(data_path))
     with pytest.raises(UnsupportedOpError, match=r"op 'h' \(Hardmax\)"):
         training_step(trained_path)
+
+
+def test_frozen_parameters_get_no_gradient() -> None:
+    """Nor optimizer state; the gradient passes through them to the trained ones before."""
+    graph = load(models.build("gpt2", **TINY["gpt2"]), batch=2)
+    names = [value.name for value in graph.parameters]
+    frozen = names[1::2]
+
+    step = training_step(replace(graph, metadata={**graph.metadata, "frozen": json.dumps(frozen)}))
+
+    verify(step)
+    owners = {role: [state.owner for state in step.states if state.role is role] for role in Role}
+    assert owners[Role.PARAMETER] == names
+    assert owners[Role.GRADIENT] == names[::2]
+    assert sorted(set(owners[Role.MOMENT])) == sorted(names[::2])
+
+
+def test_a_model_that_is_frozen_throughout_cannot_be_trained() -> None:
+    """The error says why."""
+    graph = load(models.build("gpt2", **TINY["gpt2"]), batch=2)
+    names = [value.name for value in graph.parameters]
+
+    with pytest.raises(JobError, match=rf"any trained parameter; {len(names)} are frozen \(requires_grad=False\)"):
+        training_step(replace(graph, metadata={"frozen": json.dumps(names)}))
 
 
 def test_labels_are_batched_like_the_inputs_of_the_model() -> None:

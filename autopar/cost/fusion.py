@@ -19,11 +19,18 @@ from autopar.ir.graph import Op, Phase
 
 POINTWISE = frozenset(
     {
-        "Abs", "Add", "And", "Cast", "CastLike", "Clip", "Cos", "Div", "Dropout", "Elu", "Equal", "Erf", "Exp", "Gelu",
-        "Greater", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "Log", "Max", "Mean", "Min", "Mul", "Neg", "Not",
-        "Or", "Pow", "Reciprocal", "Relu", "Sigmoid", "Sin", "Softplus", "Sqrt", "Sub", "Sum", "Swish", "Tanh", "Where",
-        "autopar::ErfGrad", "autopar::GeluGrad", "autopar::GeluTanhGrad", "autopar::LeakyReluGrad", "autopar::ReluGrad",
-        "autopar::SigmoidGrad", "autopar::SwishGrad", "autopar::TanhGrad",
+        "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Celu", "Clip",
+        "Cos", "Cosh", "Div", "Dropout", "Elu", "Equal", "Erf", "Exp", "Gelu", "Greater", "HardSigmoid", "HardSwish",
+        "LeakyRelu", "Less", "Log", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "Not", "Or", "PRelu", "Pow",
+        "Reciprocal", "Relu", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Sum",
+        "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where",
+        *(
+            f"autopar::{kind}Grad"
+            for kind in (
+                "Celu", "Elu", "Erf", "Gelu", "GeluTanh", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu",
+                "PReluSlope", "Relu", "Selu", "Sigmoid", "Softsign", "Swish", "Tanh", "ThresholdedRelu",
+            )
+        ),
     }
 )  # fmt: skip
 """Kinds that compute each element of their result from the elements at the same place."""

@@ -130,6 +130,37 @@ def _conv_weight_grad(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
     return [Product(groups, dy[:, 1] / groups, num_elements(weight[:, 1:]), k)]
 
 
+def _packed_matmul(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Rows (..., k) or, in a gradient, (..., n) times a packed weight."""
+    x, y = shape_of(inputs, 0), shape_of(outputs, 0)
+    k = x[:, -1].astype(np.float64)
+    return [Product(np.ones(len(k)), num_elements(y[:, :-1]), y[:, -1].astype(np.float64), k)]
+
+
+def _recurrent(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Inputs of all steps (T * B, I) by (I, G) and, T times, the hidden state (B, H) by (H, G), for each direction."""
+    x, w, r = (shape_of(inputs, index).astype(np.float64) for index in range(3))
+    steps, batch = (x[:, 1], x[:, 0]) if op.attr("layout", 0) else (x[:, 0], x[:, 1])
+    directions = w[:, 0]
+    return [
+        Product(directions, steps * batch, w[:, 1], w[:, 2]),
+        Product(directions * steps, batch, r[:, 1], r[:, 2]),
+    ]
+
+
+def _recurrent_gradient(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:
+    """Each product of the forward pass (of one direction) has a gradient of either operand."""
+    x, w, r = (shape_of(inputs, index).astype(np.float64) for index in range(3))
+    steps, batch, rows = x[:, 0], x[:, 1], x[:, 0] * x[:, 1]
+    one = np.ones(len(x))
+    return [
+        Product(one, rows, w[:, 1], w[:, 0]),
+        Product(one, w[:, 0], w[:, 1], rows),
+        Product(steps, batch, r[:, 1], r[:, 0]),
+        Product(one, r[:, 0], r[:, 1], rows),
+    ]
+
+
 _PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
@@ -137,10 +168,17 @@ _PRODUCTS: Mapping[str, Callable[[Op, Shapes, Shapes], list[Product]]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "autopar::ConvWeightGrad": _conv_weight_grad,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
+    **{f"autopar::{kind}Grad": _recurrent_gradient for kind in ("GRU", "GRUReset", "LSTM", "RNN")},
+    **{
+        f"autopar::MatMulNBits{zeros}{phase}": _packed_matmul
+        for zeros in ("", "Packed", "Shifted")
+        for phase in ("", "Grad")
+    },
 }
 
 PRODUCT_KINDS = frozenset(_PRODUCTS)
-"""Kinds that are matrix products and nothing else."""
+"""Kinds whose work is matrix products."""
 
 
 def op_products(op: Op, inputs: Shapes, outputs: Shapes) -> list[Product]:

@@ -37,8 +37,9 @@ NORMS = frozenset(
 
 ACTIVATIONS = frozenset(
     {
-        "Elu", "Erf", "Gelu", "HardSwish", "Sigmoid", "Softplus", "Swish", "Tanh", "autopar::ErfGrad",
-        "autopar::GeluGrad", "autopar::GeluTanhGrad", "autopar::SigmoidGrad", "autopar::SwishGrad", "autopar::TanhGrad",
+        "Celu", "Elu", "Erf", "Gelu", "HardSwish", "Mish", "Selu", "Sigmoid", "Softplus", "Swish", "Tanh",
+        "autopar::CeluGrad", "autopar::EluGrad", "autopar::ErfGrad", "autopar::GeluGrad", "autopar::GeluTanhGrad",
+        "autopar::MishGrad", "autopar::SeluGrad", "autopar::SigmoidGrad", "autopar::SwishGrad", "autopar::TanhGrad",
     }
 )  # fmt: skip
 """Kinds that compute an exponential per element."""

@@ -220,6 +220,10 @@ def _ranges(sketch: Sketch, executor: Executor) -> dict[int, _Range]:
                     middle = (end + refused) // 2
                     end, refused = (middle, refused) if accepted(middle) else (end, middle)
                 low, high = (-2, max(candidates[1:], default=8)) if end == unbounded else (0, end)
+                if operand.dtype == "uint8":  # packed numbers: all their bits count
+                    low, high = 0, end
+                elif operand.dtype.startswith("uint"):
+                    low = 0
                 special = _special(sketch, plain, index, low, high, executor)
                 ranges[index] = _Range(low, high, special)
                 break

@@ -298,6 +298,14 @@ def gather_elements(x: Array, indices: Array, *, num_outputs: int, axis: int = 0
     return (np.take_along_axis(x[tuple(reach)], indices, axis=dim),)
 
 
+def lp_normalization(x: Array, *, num_outputs: int, axis: int | None = None, p: int | None = None) -> tuple[Array, ...]:
+    """Return `x` by its norm along an axis; `onnx.reference` takes no absolute values for the norm of order 1."""
+    assert num_outputs == 1, "LpNormalization has one output"
+    dim, order = -1 if axis is None else axis, p or 2
+    norm = (np.abs(x) ** order).sum(axis=dim, keepdims=True) ** (1 / order)
+    return (np.where(norm == 0, 0, x / np.where(norm == 0, 1, norm)).astype(x.dtype),)
+
+
 def erf(x: Array, *, num_outputs: int) -> tuple[Array, ...]:
     """Return the error function in float64 precision; that of `onnx.reference` is float32."""
     assert num_outputs == 1, "Erf has one output"
@@ -337,6 +345,7 @@ KERNELS = {
     "Gelu": gelu,
     "GroupNormalization": group_normalization,
     "LRN": lrn,
+    "LpNormalization": lp_normalization,
     "Split": split,
     "MaxPool": max_pool,
     "AveragePool": average_pool,

@@ -113,7 +113,7 @@ def _fullest(tables: Tables, kind: int) -> list[int]:
     It is the largest before the second op that reads what the forward has kept. Until then nothing of that is gone.
     """
     ops = tables.folded.kinds[kind].ops
-    made = {name for op in ops if op.phase in (Phase.FORWARD, Phase.LOSS) for name in op.outputs}
+    made = {name for op in ops if op.phase in (Phase.FORWARD, Phase.LOSS) for name in op.outputs if name}
     made.update(arrival.value for arrival in tables.folded.kinds[kind].arrivals if arrival.saved)
     found: dict[int, list[int]] = {}
     for index, item in enumerate(tables.bytes):

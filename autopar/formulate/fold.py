@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from autopar.ir.blocks import block_kinds
-from autopar.ir.graph import Graph, Op, Phase, Role, Value
+from autopar.ir.graph import ITEM_BYTES, Graph, Op, Phase, Role, Value
 
 VIEW_KINDS = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"})
 """Ops whose output shares the memory of their first input."""
@@ -258,11 +258,16 @@ def fold(graph: Graph) -> Folded:
             Use(producer, consumer, count, crossing) for (producer, consumer), (count, crossing) in uses.items()
         ),
         free=frozenset(graph.inputs) | frozenset(graph.constants) | frozenset(sizes),
-        buffer_bytes=float(sum(value.size * 2 if value.is_float else value.size * 8 for value in sizes.values())),
+        buffer_bytes=float(sum(_buffer_bytes(value) for value in sizes.values())),
         by_value={name: producer for name, (_, producer) in produced.items()},
         producers=graph.producers(),
         readers=consumers,
     )
+
+
+def _buffer_bytes(value: Value) -> int:
+    """Return the bytes of a buffer; floats are kept in half precision."""
+    return value.size * (2 if value.is_float else ITEM_BYTES[value.dtype])
 
 
 def _lifetimes(

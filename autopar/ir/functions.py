@@ -21,6 +21,8 @@ from autopar.ir.bodies.convolution import CONVOLUTION, POOLING
 from autopar.ir.bodies.elementwise import ELEMENTWISE
 from autopar.ir.bodies.indexing import INDEXING, PARTS
 from autopar.ir.bodies.normalization import NORMALIZATION
+from autopar.ir.bodies.quantized import QUANTIZED
+from autopar.ir.bodies.recurrent import RECURRENT
 from autopar.ir.bodies.steps import LOSS, OPTIMIZERS
 
 DOMAIN = "autopar"
@@ -41,7 +43,18 @@ def _table(*sections: str) -> dict[str, str]:
 
 
 FUNCTIONS: Mapping[str, str] = _table(
-    ELEMENTWISE, NORMALIZATION, ATTENTION, CAUSAL_PARTS, INDEXING, PARTS, CONVOLUTION, POOLING, LOSS, OPTIMIZERS
+    ELEMENTWISE,
+    NORMALIZATION,
+    ATTENTION,
+    CAUSAL_PARTS,
+    INDEXING,
+    PARTS,
+    CONVOLUTION,
+    POOLING,
+    QUANTIZED,
+    RECURRENT,
+    LOSS,
+    OPTIMIZERS,
 )
 """ONNX text (`onnx.parser` syntax) of every function by kind. Attributes without a default value are required."""
 

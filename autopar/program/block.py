@@ -274,7 +274,8 @@ class BlockLowering:
 
     def _saved(self, groups: Mapping[SegmentPhase, list[Op]]) -> list[str]:
         """Return the forward values the backward reads, in order of first use."""
-        forward = {name for op in groups[SegmentPhase.FORWARD] for name in op.outputs} | set(self.handed.forward_in)
+        forward = {name for op in groups[SegmentPhase.FORWARD] for name in op.outputs if name}
+        forward.update(self.handed.forward_in)
         used = [name for op in groups[SegmentPhase.BACKWARD] for name in op.inputs if name in forward]
         return list(dict.fromkeys(used))
 

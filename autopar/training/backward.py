@@ -11,9 +11,10 @@ Ops are visited from last to first; each turns the gradients of its outputs into
 
 from collections.abc import Callable, Iterable, Sequence
 
+from autopar.errors import UnsupportedOpError
 from autopar.ir.graph import Op, Phase
 from autopar.training.rules.base import Grads
-from autopar.training.tape import Tape, unsupported
+from autopar.training.tape import Tape, together, unsupported
 from autopar.training.vjps import CONSTANT_KINDS, VJPS
 
 
@@ -89,20 +90,36 @@ def backward(tape: Tape, ops: Sequence[Op], output: str, seed: str, finish: Call
             gradient is complete.
 
     Raises:
-        UnsupportedOpError: If a gradient must pass through an op without a rule.
+        UnsupportedOpError: If a gradient must pass through ops without a rule; it names each kind of them.
     """
     sums = _Sums(tape, ops)
+    missing: list[tuple[Op, UnsupportedOpError]] = []
     sums.give(output, seed, ops[-1])
     made = {name for op in ops for name in op.outputs}
     first_user = {name: op for op in reversed(ops) for name in op.inputs if name in tape.needed and name not in made}
     for op in reversed(ops):
         grads = [sums.total(name, op) if name in tape.needed else None for name in op.outputs]
         if any(grads):
-            _differentiate(tape, op, grads, sums)
+            try:
+                _differentiate(tape, op, grads, sums)
+            except UnsupportedOpError as error:
+                missing.append((op, error))
+                _pass_zeros(tape, op, sums)
         for name in dict.fromkeys(op.inputs):
             grad = sums.total(name, op) if first_user.get(name) is op else None
             if grad is not None:
                 finish(name, grad, op.block)
+    if missing:
+        raise together(missing[::-1])
+
+
+def _pass_zeros(tape: Tape, op: Op, sums: _Sums) -> None:
+    """Go on behind an op that cannot be differentiated, to find the others."""
+    tape.write_for(Phase.BACKWARD, op.block, stem=f"{op.name}.vjp", origin=op.name)
+    for name in dict.fromkeys(op.inputs):
+        if name in tape.needed:
+            sums.give(name, tape.zeros(tape.shape(name), tape.dtype(name)), op)
+    sums.close(op)
 
 
 def _differentiate(tape: Tape, op: Op, grads: Grads, sums: _Sums) -> None:

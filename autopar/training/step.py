@@ -20,10 +20,11 @@ STEP = "optimizer.step"
 def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") -> Graph:
     """Return the training step of a model for one microbatch.
 
-    For each parameter p that the loss depends on, the gradient of the microbatch is added to buffer `p.grad`, giving
-    `p.grad.sum`; the update op, which runs once per step, reads that sum. Backward ops have the block of the forward op
-    they differentiate (their `origin`), update ops that of the parameter's first user. Ops that do not contribute to
-    the loss are dropped; parameters it does not depend on stay as they are.
+    For each parameter p that the loss depends on and that is not frozen (`metadata`, see `autopar.onnx.load`), the
+    gradient of the microbatch is added to buffer `p.grad`, giving `p.grad.sum`; the update op, which runs once per
+    step, reads that sum. Backward ops have the block of the forward op they differentiate (their `origin`), update
+    ops that of the parameter's first user. Ops that do not contribute to the loss are dropped; other parameters stay
+    as they are.
 
     Args:
         graph: The forward graph. BatchNormalization is changed to use the statistics of the microbatch; running
@@ -48,13 +49,16 @@ def training_step(graph: Graph, *, loss: str = "auto", optimizer: str = "adam") 
     check_experts(graph)
     output, write_loss = choose_loss(graph, loss)
     graph = use_batch_statistics(_used_for(graph, output))
-    trained = [value.name for value in graph.parameters if value.is_float]
+    frozen = set(json.loads(graph.metadata.get("frozen", "[]")))
+    trained = [value.name for value in graph.parameters if value.is_float and value.name not in frozen]
 
     tape = Tape(graph)
     tape.needed = needed_values(tape, trained)
     if output not in tape.needed or not graph.ops:
+        kept = f"; {len(frozen)} are frozen (requires_grad=False)" if frozen else ""
         raise JobError(
-            f"output {output!r} of {graph.name!r} does not depend on any parameter", hint="plan it with --mode infer"
+            f"output {output!r} of {graph.name!r} does not depend on any trained parameter{kept}",
+            hint="plan it with --mode infer",
         )
     block = graph.ops[-1].block
     tape.write_for(Phase.LOSS, block, stem="loss")

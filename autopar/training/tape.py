@@ -5,6 +5,7 @@ blocks of the same form get the same backward ops, in the same order, under name
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Tape:
         self.ops: list[Op] = list(graph.ops)
         self.needed: frozenset[str] = frozenset()
         self._op_names = {op.name for op in graph.ops}
+        self._place = {op.name: index for index, op in enumerate(graph.ops)}
         self._pool: dict[tuple[str, Shape, bytes], str] = {}
         self._written: dict[str, int] = {}
         self._phase, self._block, self._origin, self._stem = Phase.FORWARD, -1, "", ""
@@ -64,6 +66,17 @@ class Tape:
             raise unsupported(op, f"its input {op.inputs[index]!r} is not a constant")
         return self.constants[op.inputs[index]]
 
+    def output(self, op: Op, index: int, shape: Shape, dtype: str) -> str:
+        """Return an output of an op of the forward graph; one that nobody asked for gets a name and a type now."""
+        place = self._place[op.name]
+        current = self.ops[place]
+        outputs = [*current.outputs, *[""] * (index + 1 - len(current.outputs))]
+        if not outputs[index]:
+            outputs[index] = self.fresh(f"{op.name}.{index}")
+            self.values[outputs[index]] = Value(outputs[index], shape, dtype)
+            self.ops[place] = replace(current, outputs=tuple(outputs))
+        return outputs[index]
+
     def ints(self, numbers: Iterable[int]) -> str:
         """Return an int64 vector constant (a shape, axes, sizes); equal ones are stored once."""
         return self._constant(np.asarray(tuple(numbers), np.int64), "int64")
@@ -71,6 +84,10 @@ class Tape:
     def array(self, data: NDArray[np.generic]) -> str:
         """Return a constant of numpy's own dtypes; equal ones are stored once."""
         return self._constant(data, str(data.dtype))
+
+    def numbers(self, data: NDArray[np.generic], dtype: str) -> str:
+        """Return a constant of the given dtype, also bfloat16; equal ones are stored once."""
+        return self._constant(data.astype(scalar_array(0.0, dtype).dtype), dtype)
 
     def scalar(self, number: float, dtype: str) -> str:
         """Return a scalar constant of the given dtype; equal ones are stored once."""
@@ -239,7 +256,24 @@ def scalar_array(number: float, dtype: str) -> NDArray[np.generic]:
 
 def unsupported(op: Op, reason: str) -> UnsupportedOpError:
     """Return the error that says an op cannot be differentiated."""
-    return UnsupportedOpError(
-        f"no gradient for op {op.name!r} ({op.kind}): {reason}",
-        hint="rewrite it with ops that have one (autopar.training.VJPS), or plan for inference with --mode infer",
-    )
+    return UnsupportedOpError(f"no gradient for op {op.name!r} ({op.kind}): {reason}", hint=_NO_GRADIENT)
+
+
+def together(errors: Sequence[tuple[Op, UnsupportedOpError]]) -> UnsupportedOpError:
+    """Return one error about all ops that cannot be differentiated, a line for each kind of op and reason."""
+    if len(errors) == 1:
+        return errors[0][1]
+    names: dict[str, list[str]] = {}
+    for op, error in sorted(errors, key=lambda item: item[0].kind):
+        reason = str(error.args[0]).removeprefix(f"no gradient for op {op.name!r} ({op.kind}): ")
+        names.setdefault(f"{op.kind}: {reason}", []).append(op.name)
+    lines = [f"  {what} ({_some(ops)})" for what, ops in names.items()]
+    return UnsupportedOpError("\n".join([f"no gradient for {len(errors)} ops:", *lines]), hint=_NO_GRADIENT)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of some names and how many there are."""
+    return f"op {names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+_NO_GRADIENT = "rewrite it with ops that have one (autopar.training.VJPS), or plan for inference with --mode infer"

@@ -115,4 +115,140 @@ SwishGrad <alpha> (x, dy) => (dx)
     slope = Mul (gate, bent)
     dx = Mul (dy, slope)
 }
+
+HardSigmoidGrad <alpha, beta> (x, dy) => (dx)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, x)
+    alpha_f = Constant <value_float: float = @alpha> ()
+    slope = CastLike (alpha_f, x)
+    beta_f = Constant <value_float: float = @beta> ()
+    shift = CastLike (beta_f, x)
+    scaled = Mul (x, slope)
+    line = Add (scaled, shift)
+    above = Greater (line, zero)
+    below = Less (line, one)
+    inside = And (above, below)
+    risen = Mul (dy, slope)
+    dx = Where (inside, risen, zero)
+}
+
+HardSwishGrad (x, dy) => (dx)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, x)
+    half_f = Constant <value_float = 0.5> ()
+    half = CastLike (half_f, x)
+    three_f = Constant <value_float = 3.0> ()
+    three = CastLike (three_f, x)
+    minus_three = Neg (three)
+    third = Div (x, three)
+    bent = Add (third, half)
+    above = Greater (x, minus_three)
+    below = Less (x, three)
+    left = Where (above, bent, zero)
+    slope = Where (below, left, one)
+    dx = Mul (dy, slope)
+}
+
+EluGrad <alpha> (x, dy) => (dx)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, x)
+    alpha_f = Constant <value_float: float = @alpha> ()
+    height = CastLike (alpha_f, x)
+    low = Min (x, zero)
+    power = Exp (low)
+    left = Mul (height, power)
+    positive = Greater (x, zero)
+    slope = Where (positive, one, left)
+    dx = Mul (dy, slope)
+}
+
+SeluGrad <alpha, gamma> (x, dy) => (dx)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    alpha_f = Constant <value_float: float = @alpha> ()
+    height = CastLike (alpha_f, x)
+    gamma_f = Constant <value_float: float = @gamma> ()
+    scale = CastLike (gamma_f, x)
+    low = Min (x, zero)
+    power = Exp (low)
+    risen = Mul (height, power)
+    left = Mul (scale, risen)
+    positive = Greater (x, zero)
+    slope = Where (positive, scale, left)
+    dx = Mul (dy, slope)
+}
+
+CeluGrad <alpha> (x, dy) => (dx)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    alpha_f = Constant <value_float: float = @alpha> ()
+    width = CastLike (alpha_f, x)
+    low = Min (x, zero)
+    narrow = Div (low, width)
+    slope = Exp (narrow)
+    dx = Mul (dy, slope)
+}
+
+MishGrad (x, dy) => (dx)
+{
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, x)
+    soft = Softplus (x)
+    t = Tanh (soft)
+    t_square = Mul (t, t)
+    t_slope = Sub (one, t_square)
+    gate = Sigmoid (x)
+    inner = Mul (t_slope, gate)
+    tail = Mul (x, inner)
+    slope = Add (t, tail)
+    dx = Mul (dy, slope)
+}
+
+SoftsignGrad (x, dy) => (dx)
+{
+    one_f = Constant <value_float = 1.0> ()
+    one = CastLike (one_f, x)
+    size = Abs (x)
+    base = Add (one, size)
+    square = Mul (base, base)
+    dx = Div (dy, square)
+}
+
+ThresholdedReluGrad <alpha> (x, dy) => (dx)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    alpha_f = Constant <value_float: float = @alpha> ()
+    threshold = CastLike (alpha_f, x)
+    active = Greater (x, threshold)
+    dx = Where (active, dy, zero)
+}
+
+PReluGrad (x, slope, dy) => (dx)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    leaked = Mul (dy, slope)
+    negative = Less (x, zero)
+    dx = Where (negative, leaked, dy)
+}
+
+PReluSlopeGrad (x, dy) => (dslope)
+{
+    zero_f = Constant <value_float = 0.0> ()
+    zero = CastLike (zero_f, x)
+    low = Min (x, zero)
+    dslope = Mul (low, dy)
+}
 """

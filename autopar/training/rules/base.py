@@ -50,3 +50,10 @@ def axis_attr(t: Tape, op: Op, default: int) -> int:
     """Return attribute `axis`, counted from the front of the first input."""
     axis = int_attr(op, "axis", default)
     return axis + len(t.shape(op.inputs[0])) if axis < 0 else axis
+
+
+def axes_of(t: Tape, op: Op, rank: int) -> tuple[int, ...]:
+    """Return the axes of an op (second input or attribute), counted from the front; () if there are none."""
+    given = t.known(op, 1)
+    axes = ints_attr(op, "axes", ()) if given is None else tuple(int(axis) for axis in given.ravel())
+    return tuple(sorted(axis % rank for axis in axes))

@@ -157,6 +157,44 @@ def _gelu(t: Tape, op: Op, grads: Grads) -> Grads:
     return (t.map(kind, op.inputs[0], grad_of(grads)),)
 
 
+def _p_relu(t: Tape, op: Op, grads: Grads) -> Grads:
+    """The slope of the negative side is broadcast to the input, and trained."""
+    dy, (x, slope) = grad_of(grads), op.inputs
+    dx = t.map("autopar::PReluGrad", x, slope, dy) if t.needs(op, 0) else None
+    dslope = _to(t, op, 1, t.map("autopar::PReluSlopeGrad", x, dy)) if t.needs(op, 1) else None
+    return dx, dslope
+
+
+def _tan(t: Tape, op: Op, grads: Grads) -> Grads:
+    y = op.outputs[0]
+    return (t.map("Mul", grad_of(grads), t.map("Add", t.map("Mul", y, y), t.scalar(1.0, t.dtype(y)))),)
+
+
+def _sinh(t: Tape, op: Op, grads: Grads) -> Grads:
+    return (t.map("Mul", grad_of(grads), t.map("Cosh", op.inputs[0])),)
+
+
+def _cosh(t: Tape, op: Op, grads: Grads) -> Grads:
+    return (t.map("Mul", grad_of(grads), t.map("Sinh", op.inputs[0])),)
+
+
+def _inverse(square: int, shift: int, *, root: bool) -> Rule:
+    """Return the rule dx = dy / (square * x^2 + shift), or dy by the root of that: inverse functions of angles."""
+
+    def rule(t: Tape, op: Op, grads: Grads) -> Grads:
+        dy, x = grad_of(grads), op.inputs[0]
+        base = t.map("Add", t.times(t.map("Mul", x, x), float(square)), t.scalar(float(shift), t.dtype(x)))
+        return (t.map("Div", dy, t.map("Sqrt", base) if root else base),)
+
+    return rule
+
+
+def _acos(t: Tape, op: Op, grads: Grads) -> Grads:
+    (dx,) = _inverse(-1, 1, root=True)(t, op, grads)
+    assert dx is not None, "the rule above returns a gradient"
+    return (t.map("Neg", dx),)
+
+
 def _of_input(kind: str, **attrs: Attr) -> Rule:
     """Return the rule dx = kind(x, dy), with attributes of the op given by their defaults."""
 
@@ -178,34 +216,52 @@ def _of_output(kind: str) -> Rule:
 
 ELEMENTWISE: Mapping[str, Rule] = {
     "Abs": _abs,
+    "Acos": _acos,
+    "Acosh": _inverse(1, -1, root=True),
     "Add": _add,
+    "Asin": _inverse(-1, 1, root=True),
+    "Asinh": _inverse(1, 1, root=True),
+    "Atan": _inverse(1, 1, root=False),
+    "Atanh": _inverse(-1, 1, root=False),
     "Cast": _cast,
     "CastLike": _cast,
+    "Celu": _of_input("autopar::CeluGrad", alpha=1.0),
     "Clip": _clip,
     "Cos": _cos,
+    "Cosh": _cosh,
     "Div": _div,
     "Dropout": _dropout,
+    "Elu": _of_input("autopar::EluGrad", alpha=1.0),
     "Erf": _of_input("autopar::ErfGrad"),
     "Exp": _exp,
     "Gelu": _gelu,
+    "HardSigmoid": _of_input("autopar::HardSigmoidGrad", alpha=0.2, beta=0.5),
+    "HardSwish": _of_input("autopar::HardSwishGrad"),
     "Identity": pass_on,
     "LeakyRelu": _of_input("autopar::LeakyReluGrad", alpha=0.01),
     "Log": _log,
     "Max": _extremum,
     "Mean": _mean,
     "Min": _extremum,
+    "Mish": _of_input("autopar::MishGrad"),
     "Mul": _mul,
     "Neg": _neg,
+    "PRelu": _p_relu,
     "Pow": _pow,
     "Reciprocal": _reciprocal,
     "Relu": _of_output("autopar::ReluGrad"),
+    "Selu": _of_input("autopar::SeluGrad", alpha=1.6732632, gamma=1.050701),
     "Sigmoid": _of_output("autopar::SigmoidGrad"),
     "Sin": _sin,
+    "Sinh": _sinh,
     "Softplus": _softplus,
+    "Softsign": _of_input("autopar::SoftsignGrad"),
     "Sqrt": _sqrt,
     "Sub": _sub,
     "Sum": _add,
     "Swish": _of_input("autopar::SwishGrad", alpha=1.0),
+    "Tan": _tan,
     "Tanh": _of_output("autopar::TanhGrad"),
+    "ThresholdedRelu": _of_input("autopar::ThresholdedReluGrad", alpha=1.0),
     "Where": _where,
 }
