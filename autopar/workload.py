@@ -1,5 +1,6 @@
 """A model as the planner sees it: graph, training step and distinct blocks for any number of samples."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -286,8 +287,9 @@ class _Built:
 
 def _tokens(graph: Graph) -> int:
     """Return the tokens of one sample: the positions of its integer data of shape (samples, positions)."""
-    shapes = [graph.values[name].shape for name in graph.inputs if not graph.values[name].is_float]
-    return max((shape[1] for shape in shapes if len(shape) == 2), default=0)
+    axes: dict[str, int] = json.loads(graph.metadata.get("batch_axes", "{}"))
+    data = [graph.values[name] for name in graph.inputs if not graph.values[name].is_float]
+    return max((value.shape[1 - axes.get(value.name, 0)] for value in data if len(value.shape) == 2), default=0)
 
 
 def open_plan(plan: Plan, model: str | Path | None = None, *, cache_dir: Path | None = None) -> Workload:

@@ -418,10 +418,111 @@ def test_unbound_dims_are_named() -> None:
     assert load(model, dims={"x.1": 3, "seq": 4}, batch=2).values["y"].shape == (2, 3, 4)
 
 
+def _ports(**shapes: Sequence[int | str | None]) -> onnx.ModelProto:
+    """Return a model that passes inputs of these shapes on."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    outputs = [helper.make_empty_tensor_value_info(f"{name}.y") for name in shapes]
+    nodes = [helper.make_node("Relu", [name], [f"{name}.y"]) for name in shapes]
+    return helper.make_model(
+        helper.make_graph(nodes, "ports", inputs, outputs), opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    )
+
+
+PORTS: dict[str, tuple[dict[str, list[int | str | None]], dict[str, int], dict[str, tuple[int, ...]]]] = {
+    "time-major": ({"x": [16, "batch", 24], "h": [1, "batch", 8]}, {}, {"x": (16, 5, 24), "h": (1, 5, 8)}),
+    "time-major, dynamic time": ({"x": ["T", "N", 24]}, {"T": 7}, {"x": (7, 5, 24)}),
+    "not all inputs": ({"x": ["batch", 3], "table": [4, 3]}, {}, {"x": (5, 3), "table": (4, 3)}),
+    "a graph and its edges": (
+        {"x": ["nodes", 8], "edges": [2, "num_edges"]},
+        {"num_edges": 9},
+        {"x": (5, 8), "edges": (2, 9)},
+    ),
+    "an expression": (
+        {"x": ["batch", "kv"], "past": ["batch", "4096-kv"], "all": ["batch", "2*(kv + 1)"]},
+        {"kv": 96},
+        {"x": (5, 96), "past": (5, 4000), "all": (5, 194)},
+    ),
+    "a name with a sign": ({"x": ["batch", "max-len"]}, {"max-len": 6}, {"x": (5, 6)}),
+    "anonymous": ({"x": ["?", "?", "?"]}, {"x.1": 3, "x.2": 4}, {"x": (5, 3, 4)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_dims_are_bound_by_their_names(name: str) -> None:
+    """The batch is the dim that is named so, wherever it is; expressions follow; anonymous dims have names."""
+    shapes, dims, expected = PORTS[name]
+
+    graph = load(_ports(**shapes), dims=dims, batch=5)
+
+    assert {item: graph.values[item].shape for item in graph.inputs} == expected
+    assert graph.metadata["batch"] == "5"
+    axes = json.loads(graph.metadata.get("batch_axes", "{}"))
+    assert set(axes.values()) == ({1} if name.startswith("time-major") else set())
+
+
+def test_a_model_of_one_sequence_has_no_batch() -> None:
+    """A dim named as time is no batch: such a model works on one sample, and more are refused."""
+    model = _ports(x=["sequence_length", 8], h=[1, 8])
+
+    graph = load(model, dims={"sequence_length": 12})
+
+    assert [graph.values[name].shape for name in graph.inputs] == [(12, 8), (1, 8)]
+    assert "batch" not in graph.metadata
+    with pytest.raises(ModelError, match="works on one sample at a time, not 4"):
+        load(model, dims={"sequence_length": 12}, batch=4)
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ({"kv": 96, "4096-kv": 4001}, "dim '4096-kv' is set to 4001, but it is 4000 with kv=96"),
+        ({"kv": 5000}, "dim '4096-kv' is -904 with kv=5000"),
+        ({}, "dims 'kv' of the model's inputs have no size"),
+    ],
+)
+def test_dims_that_contradict_each_other_are_refused(dims: dict[str, int], message: str) -> None:
+    """A dim that is an expression of others has one size."""
+    model = _ports(x=["batch", "kv"], past=["batch", "4096-kv"])
+
+    with pytest.raises(ModelError, match=message):
+        load(model, dims=dims, batch=2)
+
+
+def test_a_batch_that_is_merged_with_time_is_found_again() -> None:
+    """6 x batch rows become 6 and the batch again, with other ops between."""
+    weight = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+    model = _model(
+        [
+            helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+            helper.make_node("Reshape", ["t", "rows"], ["r"]),
+            helper.make_node("MatMul", ["r", "w"], ["m"]),
+            helper.make_node("Tanh", ["m"], ["h"]),
+            helper.make_node("Reshape", ["h", "split"], ["s"]),
+            helper.make_node("Transpose", ["s"], ["back"], perm=[1, 0, 2]),
+            helper.make_node("Add", ["x", "back"], ["y"]),
+        ],
+        (2, 6, 4),
+        {"w": weight, "rows": np.array([12, 4]), "split": np.array([6, 2, 4])},
+    )
+    x = np.random.default_rng(0).normal(size=(5, 6, 4)).astype(np.float32)
+
+    found = run_graph(load(model, batch=5), {"x": x, "w": weight})["y"]
+
+    np.testing.assert_allclose(found, x + np.tanh(x @ weight), rtol=1e-5, atol=1e-6)  # float32 sums of 4 terms
+
+
 BAD_MODELS: dict[str, tuple[onnx.ModelProto, str]] = {
     "unknown domain": (
-        _model([helper.make_node("FusedMatMul", ["x", "x"], ["y"], name="n7", domain="com.microsoft")]),
-        "node 'n7' (com.microsoft::FusedMatMul) is of the unknown domain 'com.microsoft'",
+        _model([helper.make_node("Fused", ["x", "x"], ["y"], name="n7", domain="com.other")]),
+        "node 'n7' (com.other::Fused) is of the unknown domain 'com.other'",
+    ),
+    "layout of one CPU": (
+        _model([helper.make_node("Conv", ["x", "x"], ["y"], name="n7", domain="com.microsoft.nchwc")]),
+        "node 'n7' (com.microsoft.nchwc::Conv) has images laid out for one CPU by ONNX Runtime",
+    ),
+    "unknown op of ONNX Runtime": (
+        _model([helper.make_node("DynamicQuantizeLSTM", ["x", "x"], ["y"], name="n7", domain="com.microsoft")]),
+        "node 'n7' (com.microsoft::DynamicQuantizeLSTM) is an op of ONNX Runtime that standard ops cannot replace",
     ),
     "unknown op": (_model([helper.make_node("Rellu", ["x"], ["y"])]), "node 'y' (Rellu) is unknown at opset 18"),
     "loop": (

@@ -25,13 +25,15 @@ def load(
     Weights need not be there: trained tensors become states that have a shape and no data, and external data files
     are not opened for them. Local functions are inlined; shape arithmetic, `Identity`, `Dropout` and casts to the
     same type are folded away; unused ops are dropped. `Graph.metadata` keeps `producer`, `sha256` (of the file),
-    `dims` (JSON: bound dims), `batch` and `batch_inputs` (JSON: the data inputs whose dim 0 is the batch).
+    `dims` (JSON: bound dims), `batch`, `batch_inputs` (JSON: the data inputs that have the batch as a dim) and, if that
+    is not always dim 0, `batch_axes` (JSON: that dim by input); `frozen` (JSON) names parameters that are not trained.
 
     Args:
         source: An ONNX file, or a model in memory (which is not changed).
-        dims: Sizes of dynamic dims by name; an unnamed one is called `INPUT.AXIS`.
-        batch: Size of dim 0 of every data input, whatever its name. A model exported for a fixed batch is re-batched
-            if its constants permit.
+        dims: Sizes of dynamic dims by name; an unnamed one is called `INPUT.AXIS`. A dim that is an expression of
+            others ("4096-kv") follows from them.
+        batch: Size of the batch dim of the data inputs: the dim named as a batch, else dim 0, whatever its name. A
+            model exported for a fixed batch is re-batched if its constants permit.
         should_stop: Polled.
 
     Raises:

@@ -40,6 +40,7 @@ def abridged(source: Source, joins: Mapping[str, str], dropped: Set[str]) -> Sou
     model.graph.input.extend(item for item in graph.input if item.name in needed or item.name not in weights)
     model.graph.output.extend(outputs)
     model.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in needed)
+    model.graph.value_info.extend(item for item in graph.value_info if item.name in weights)  # their metadata
     model.graph.sparse_initializer.extend(graph.sparse_initializer)
     for node in model.graph.node:
         for slot, name in enumerate(node.input):

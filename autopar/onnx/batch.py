@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autopar.errors import ModelError
 from autopar.ir.graph import Value
+from autopar.onnx.dims import batch_axes, evaluate, named, variables
 from autopar.onnx.reader import Source
 from autopar.onnx.schema import check_shape
 from autopar.onnx.tensors import dtype_name
@@ -29,12 +30,14 @@ class Batch:
     Attributes:
         size: Samples per microbatch.
         exported: Samples the model was exported for; equal to `size` if dim 0 was dynamic or is left as it is.
-        inputs: Data inputs whose dim 0 is the batch.
+        inputs: Data inputs that have the batch as a dim.
+        axes: Which dim of each that is.
     """
 
     size: int
     exported: int
     inputs: tuple[str, ...]
+    axes: tuple[int, ...]
 
     @property
     def replaced(self) -> bool:
@@ -47,24 +50,31 @@ class Batch:
             return array
         return array[:1] if all(bool((row == array[0]).all()) for row in array) else array
 
-    def target(self, kind: str, before: tuple[int, ...], after: tuple[int, ...], result: tuple[int, ...]) -> Dims:
-        """Return the shape that a `Reshape` or `Expand` has to give.
+    def target(
+        self, kind: str, before: tuple[int, ...], after: tuple[int, ...], result: tuple[int, ...], inner: int = 1
+    ) -> tuple[Dims, int]:
+        """Return the shape that a `Reshape` or `Expand` has to give, and `inner` of its result.
 
         Args:
             kind: Which of the two.
             before: Shape of its input at the exported batch.
             after: Shape of its input now.
             result: Shape of its output at the exported batch.
+            inner: Of the dim of the input that holds the batch, the elements ahead of the batch: the 6 of 6 x batch
+                rows. 1 if the batch comes first in it or is a dim of its own.
         """
         if before == after:
             is_batch = kind == "Expand" and self.exported > 1 and result[:1] == (self.exported,)
-            return (self.size, *result[1:]) if is_batch else result
+            return ((self.size, *result[1:]) if is_batch else result), 1
         changed = [axis for axis, sizes in enumerate(zip(before, after, strict=False)) if sizes[0] != sizes[1]]
-        # The dim whose elements lie as far apart as those of the batch dim did.
-        ahead = prod(before[: changed[0]]) if changed else 1
+        # The dim whose elements lie as far apart as those of the batch did.
+        ahead = prod(before[: changed[0]]) * inner if changed else 1
         heads = [prod(result[:axis]) for axis in range(len(result))]
         axis = heads.index(ahead) if ahead in heads else max(sum(head < ahead for head in heads) - 1, 0)
-        return tuple(size * self.size // self.exported if at == axis else size for at, size in enumerate(result))
+        if ahead in heads and result[axis] == 1 and self.exported > 1:
+            axis = next((at for at in range(axis, len(result)) if result[at] > 1), axis)  # dims of size 1 hold none
+        sizes = tuple(size * self.size // self.exported if at == axis else size for at, size in enumerate(result))
+        return sizes, max(1, ahead // heads[axis])
 
 
 def resolve(entries: Sequence[int], source: Dims, *, zero_is_copy: bool) -> Dims | None:
@@ -85,7 +95,7 @@ class Ports:
     Attributes:
         inputs: In the model's order.
         dims: Sizes given to dynamic dims.
-        batch: None if no data input has a dim 0.
+        batch: None if no data input has a batch dim.
     """
 
     inputs: tuple[Value, ...]
@@ -110,40 +120,66 @@ def bind(source: Source, dims: Mapping[str, int | float], batch: int | None) -> 
     weights = {tensor.name for tensor in graph.initializer}
     data = [item for item in graph.input if item.name not in weights]
     shapes = [_shape(item) for item in data]
-    fixed = [shape[0] for shape in shapes if shape and isinstance(shape[0], int)]
-    exported = fixed[0] if fixed else None
-    if batch is not None:
-        for shape in shapes:
-            if shape and isinstance(shape[0], str):
-                bound[shape[0]] = batch
+    axes = batch_axes(shapes)
     names = list(dict.fromkeys(dim for shape in shapes for dim in shape if isinstance(dim, str)))
     unknown = [name for name in dims if name not in names]
     if unknown:
         has = f"its dynamic dims are {', '.join(names)}" if names else "it has no dynamic dims"
         raise ModelError(f"the model has no dim {unknown[0]!r}: {has}", hint="set only these")
-    unbound = [name for name in names if name not in bound]
+    if batch is not None and batch > 1 and shapes and all(axis is None for axis in axes):
+        raise ModelError(
+            f"the model works on one sample at a time, not {batch}: no dim of its inputs "
+            f"{', '.join(repr(item.name) for item in data)} is a batch",
+            hint="export it with a dynamic dim named batch",
+        )
+    batches = [shape[axis] for shape, axis in zip(shapes, axes, strict=True) if axis is not None]
+    bound = dict(dims)
+    if batch is not None:
+        bound |= {dim: batch for dim in batches if isinstance(dim, str) and not variables(dim, names)}
+    _compute(bound, names)
+    exported = next((dim for dim in batches if isinstance(dim, int)), None)
+    values: list[Value] = []
+    for item, shape, axis in zip(data, shapes, axes, strict=True):
+        sizes = [bound[dim] if isinstance(dim, str) else dim for dim in shape]
+        if axis is not None and batch is not None and isinstance(shape[axis], int):
+            sizes[axis] = batch
+        dtype = dtype_name(item.type.tensor_type.elem_type, f"input {item.name!r}")
+        check_shape(tuple(sizes), f"input {item.name!r}")
+        values.append(Value(item.name, tuple(sizes), dtype))
+    found = [(value, axis) for value, axis in zip(values, axes, strict=True) if axis is not None]
+    return Ports(tuple(values), {name: bound[name] for name in names}, _batch(found, exported))
+
+
+def _compute(bound: dict[str, int], names: Sequence[str]) -> None:
+    """Give sizes to the dims that are expressions of others.
+
+    Raises:
+        ModelError: If a dim has no size, or another one than its expression.
+    """
+    expressions = {name: variables(name, names) for name in names}
+    unbound = [name for name in names if name not in bound and not expressions[name]]
     if unbound:
         raise ModelError(
             f"dims {', '.join(map(repr, unbound))} of the model's inputs have no size",
             hint=" ".join(f"--set {name}=..." for name in unbound),
         )
-    values: list[Value] = []
-    batched: list[str] = []
-    for item, shape in zip(data, shapes, strict=True):
-        sizes = [bound[dim] if isinstance(dim, str) else dim for dim in shape]
-        if shape and batch is not None and shape[0] == exported:
-            sizes[0] = batch
-        if shape and (isinstance(shape[0], str) or shape[0] == exported):
-            batched.append(item.name)
-        dtype = dtype_name(item.type.tensor_type.elem_type, f"input {item.name!r}")
-        check_shape(tuple(sizes), f"input {item.name!r}")
-        values.append(Value(item.name, tuple(sizes), dtype))
-    return Ports(tuple(values), {name: bound[name] for name in names}, _batch(values, batched, exported))
+    for name, parts in expressions.items():
+        if parts:
+            size = evaluate(name, bound)
+            if bound.setdefault(name, size) != size:
+                given = ", ".join(f"{part}={bound[part]}" for part in parts)
+                raise ModelError(
+                    f"dim {name!r} is set to {bound[name]}, but it is {size} with {given}",
+                    hint=f"leave out --set {name}={bound[name]}: the size follows",
+                )
 
 
-def _batch(values: Sequence[Value], batched: Sequence[str], exported: int | None) -> Batch | None:
-    sizes = [value.shape[0] for value in values if value.name in batched]
-    return Batch(sizes[0], exported or sizes[0], tuple(batched)) if sizes else None
+def _batch(found: Sequence[tuple[Value, int]], exported: int | None) -> Batch | None:
+    """Return the batch of inputs, given with their batch dims."""
+    if not found:
+        return None
+    size = found[0][0].shape[found[0][1]]
+    return Batch(size, exported or size, tuple(value.name for value, _ in found), tuple(axis for _, axis in found))
 
 
 def _shape(item: onnx.ValueInfoProto) -> tuple[int | str, ...]:
@@ -158,6 +194,6 @@ def _shape(item: onnx.ValueInfoProto) -> tuple[int | str, ...]:
             f"input {item.name!r} is no tensor of known rank", hint="export it with a shape, dynamic dims named"
         )
     return tuple(
-        dim.dim_value if dim.dim_value > 0 else dim.dim_param or f"{item.name}.{axis}"
+        dim.dim_value if dim.dim_value > 0 else named(dim.dim_param, item.name, axis)
         for axis, dim in enumerate(tensor.shape.dim)
     )

@@ -19,6 +19,7 @@ from autopar.onnx.explicit import make_explicit
 from autopar.onnx.folding import Folding
 from autopar.onnx.inference import Inference, Type
 from autopar.onnx.isolated import Isolated, isolated
+from autopar.onnx.microsoft import rewrite
 from autopar.onnx.operands import check_operands
 from autopar.onnx.reader import Source
 from autopar.onnx.roles import Roles
@@ -43,7 +44,7 @@ def import_model(
         sweep = _sweep(source, dims, batch, process)
     ports = sweep.ports
     graph = sweep.finish([item.name for item in source.model.graph.output])
-    graph = replace(graph, metadata=_metadata(source, ports))
+    graph = replace(graph, metadata=_metadata(source, ports) | sweep.frozen(graph))
     verify(graph)
     return graph
 
@@ -80,7 +81,10 @@ def _metadata(source: Source, ports: Ports) -> dict[str, str]:
         "dims": json.dumps(dict(sorted(ports.dims.items()))),
     }
     if ports.batch is not None:
-        metadata |= {"batch": str(ports.batch.size), "batch_inputs": json.dumps(ports.batch.inputs)}
+        batch = ports.batch
+        metadata |= {"batch": str(batch.size), "batch_inputs": json.dumps(batch.inputs)}
+        if any(batch.axes):
+            metadata["batch_axes"] = json.dumps(dict(zip(batch.inputs, batch.axes, strict=True)))
     return metadata
 
 
@@ -105,6 +109,7 @@ class _Sweep:
         self._batch = ports.batch if exported else None
         self._process = process
         self._exported = exported
+        self._inner: dict[str, int] = {}
         self.types: dict[str, Type] = {}
         self._same: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._weighted: set[str] = set()
@@ -232,6 +237,13 @@ class _Sweep:
         if op_type == "ConstantOfShape" and not domain and self._filled(node, inputs, what):
             return
         if not known:
+            if rewrite(
+                Draft(name, op_type, inputs, list(node.output), {**read_attrs(node.attribute, what)}),
+                domain,
+                what,
+                self,
+            ):
+                return
             raise unknown_op(domain, version, what)
         kind = f"{domain}::{op_type}" if domain else op_type
         draft = Draft(name, kind, inputs, list(node.output), dict(read_attrs(node.attribute, what)))
@@ -305,6 +317,8 @@ class _Sweep:
             if arrays is not None:
                 types = tuple((array.shape, str(array.dtype)) for array in arrays)
         self._note(draft.outputs, types)
+        if self._batch is not None and draft.kind not in ("Reshape", "Expand"):
+            self._carry(draft)
         source = same_as(draft, self._values, self._known, self._made, types)
         if source is not None:
             self._alias[draft.outputs[0]] = source
@@ -326,10 +340,27 @@ class _Sweep:
         before = self._exported.get(draft.inputs[0])
         if entries is None or before is None or result is None:
             return
-        target = batch.target(draft.kind, before[0], source, result[0])
+        inner = self._inner.get(draft.inputs[0], 1)
+        target, self._inner[draft.outputs[0]] = batch.target(draft.kind, before[0], source, result[0], inner)
         given = [int(entry) for entry in entries]
         if draft.kind == "Expand" or resolve(given, source, zero_is_copy=not draft.attrs.get("allowzero")) != target:
             draft.inputs[1] = self.constant(np.array(target, np.int64), f"{draft.name}.batched")
+
+    def _carry(self, draft: Draft) -> None:
+        """Note where in a dim the batch lies: an op that keeps a dim keeps that, too."""
+        held = {self._batched_dim(name): self._inner[name] for name in draft.inputs if name in self._inner}
+        for name in draft.outputs:
+            size = self._batched_dim(name)
+            if size is not None and size in held:
+                self._inner[name] = held[size]
+
+    def _batched_dim(self, name: str) -> int | None:
+        """Return the exported size of the dim of a value that holds the batch; None if it is none or several."""
+        before, now = self._exported.get(name), self.types.get(name)
+        if before is None or now is None:
+            return None
+        changed = [size for size, other in zip(before[0], now[0], strict=False) if size != other]
+        return changed[0] if len(changed) == 1 else None
 
     def _merged(self, draft: Draft, attrs: tuple[tuple[str, Attr], ...]) -> bool:
         """Drop an op that repeats another one, if no trained tensor is upstream (masks, tables made once per layer)."""
@@ -377,6 +408,11 @@ class _Sweep:
                 self._known[name] = array
                 self._values[name] = Value(name, array.shape, str(array.dtype))
                 self.types[name] = (array.shape, str(array.dtype))
+
+    def frozen(self, graph: Graph) -> dict[str, str]:
+        """Return the metadata that names the parameters which are not trained; none if all are."""
+        names = [value.name for value in graph.parameters if self._roles.is_frozen(value.name)]
+        return {"frozen": json.dumps(names)} if names else {}
 
     def finish(self, outputs: Sequence[str]) -> Graph:
         """Return the graph of what the outputs need."""

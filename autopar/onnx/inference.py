@@ -78,6 +78,8 @@ class Inference:
         num_outputs: int,
     ) -> tuple[Type | None, ...]:
         domain, _, op_type = kind.rpartition("::")
+        if domain == "autopar":
+            return (_product(inputs),)
         names = [f"i{index}" if value is not None else "" for index, value in enumerate(inputs)]
         outputs = [f"o{index}" for index in range(num_outputs)]
         node = helper.make_node(op_type, names, outputs, domain=domain, **dict(attrs))
@@ -105,6 +107,14 @@ class Inference:
         if result and result[0] is None and op_type in _LIKE_FIRST and first is not None:
             result[0] = (first.shape, first.dtype)
         return tuple(result)
+
+
+def _product(inputs: Sequence[Value | None]) -> Type:
+    """Return the type of a product with a packed weight, the only ops of domain `autopar` that an import makes."""
+    x, weight = inputs[:2]
+    assert x is not None, "a product has two operands"
+    assert weight is not None, "a product has two operands"
+    return (*x.shape[:-1], weight.shape[0]), x.dtype
 
 
 def _type(proto: onnx.TypeProto | None, what: str) -> Type | None:

@@ -8,7 +8,7 @@ ONNX does not say which of its initializers are trained. In order of precedence:
 4. integers, booleans, single numbers and inputs that must be known (sizes of a `Resize`) are constants if they are
    small and their data is
    there, else buffers;
-5. any other float tensor is trained.
+5. any other float tensor is trained, unless metadata of the initializer says that it is frozen (`autopar.frozen`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,9 +23,22 @@ from autopar.onnx.tensors import DTYPES, MAX_CONSTANT, has_data
 BUFFERS_KEY = "autopar.buffers"
 """Model metadata: comma-separated names of the initializers that are not trained."""
 
+FROZEN_KEY = "autopar.frozen"
+"""Metadata of an initializer that is a parameter, but not trained."""
+
 _TORCH_KEY = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Where PyTorch's exporter says "PARAMETER" or "BUFFER"; other exporters do not."""
 
 _STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4)}
+
+_PACKED = {("MatMulNBits", 1), ("MatMulNBits", 2), ("MatMulNBits", 3)}
+"""Weights of a few bits, their scales and zero points: parameters that are not trained."""
+
+_TABLES = {
+    ("RotaryEmbedding", 1), ("RotaryEmbedding", 2), ("RotaryEmbedding", 3), ("GroupQueryAttention", 7),
+    ("GroupQueryAttention", 8),
+}  # fmt: skip
+"""Sines and cosines, of the standard's op and of ONNX Runtime's."""
 
 _KNOWN_SLOTS: Mapping[str, tuple[int, ...]] = {
     "Clip": (1, 2), "OneHot": (1, 2), "Pad": (2,), "Range": (0, 1, 2), "Resize": (1, 2), "Upsample": (1,),
@@ -33,7 +46,9 @@ _KNOWN_SLOTS: Mapping[str, tuple[int, ...]] = {
 """Inputs whose elements, floats too, shape the op."""
 
 _WEIGHT_SLOTS: Mapping[str, tuple[int, ...]] = {
-    "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2), "MatMul": (1,),
+    "Attention": (1, 2), "BatchNormalization": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "FusedConv": (1, 2),
+    "FusedGemm": (1, 2), "FusedMatMul": (1,), "Gemm": (1, 2), "MatMul": (1,), "SkipLayerNormalization": (2, 3, 4),
+    "SkipSimplifiedLayerNormalization": (2, 3),
 }  # fmt: skip
 """Inputs that hold weights when they do not depend on data."""
 
@@ -49,7 +64,8 @@ class Roles:
         graph = source.model.graph
         listed = next((entry.value for entry in source.model.metadata_props if entry.key == BUFFERS_KEY), "")
         self._buffers = set(listed.split(",")) if listed else set()
-        self._torch = _torch_kinds(graph)
+        self._torch = _noted(graph, _TORCH_KEY)
+        self._frozen = frozenset(_noted(graph, FROZEN_KEY))
         self._uses: dict[str, set[tuple[str, int]]] = {}
         self._inputs = {item.name for item in graph.input}
         graphs = list(_graphs(graph))
@@ -69,7 +85,9 @@ class Roles:
         size = prod(tensor.dims)
         known = size <= MAX_CONSTANT and has_data(tensor, source.folder)
         kind = self._torch.get(name, "")
-        if name in self._buffers or self._used(name, _STATISTICS):
+        if self._used(name, _PACKED):
+            return Role.PARAMETER
+        if name in self._buffers or self._used(name, _STATISTICS) or (is_float and self._used(name, _TABLES)):
             return Role.BUFFER
         if kind == "PARAMETER" and is_float:
             return Role.PARAMETER
@@ -98,6 +116,10 @@ class Roles:
         is_weight = shape in self._initializers and (shape in self._inputs or self._in_slots(name, _WEIGHT_SLOTS))
         return Role.PARAMETER if is_weight else None
 
+    def is_frozen(self, name: str) -> bool:
+        """Whether a parameter is not trained."""
+        return name in self._frozen or self._used(name, _PACKED)
+
     def _used(self, name: str, slots: set[tuple[str, int]]) -> bool:
         return not slots.isdisjoint(self._uses.get(name, ()))
 
@@ -114,12 +136,12 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from _graphs(attribute.g)
 
 
-def _torch_kinds(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return PyTorch's words for the initializers ("PARAMETER", "BUFFER"); empty for other exporters."""
-    kinds: dict[str, str] = {}
-    for items in (graph.value_info, graph.initializer):
-        for item in items:
-            for entry in item.metadata_props:
-                if entry.key == _TORCH_KEY:
-                    kinds[item.name] = entry.value
-    return kinds
+def _noted(graph: onnx.GraphProto, key: str) -> dict[str, str]:
+    """Return what the metadata of initializers say under a key, by name."""
+    return {
+        item.name: entry.value
+        for items in (graph.value_info, graph.initializer)
+        for item in items
+        for entry in item.metadata_props
+        if entry.key == key
+    }

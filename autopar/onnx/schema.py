@@ -15,6 +15,9 @@ MAX_RANK = 16
 MAX_ELEMENTS = 2**53
 """Elements of a tensor; beyond, a double, in which costs are computed, no longer counts each."""
 
+MICROSOFT = "com.microsoft"
+"""Domain of ops that ONNX Runtime writes."""
+
 _CHECK = "check the model with onnx.checker"
 _LISTS = {AttributeProto.INTS: "ints", AttributeProto.FLOATS: "floats", AttributeProto.STRINGS: "strings"}
 _MAY_BE_EMPTY: Mapping[str, tuple[str, ...]] = {
@@ -37,11 +40,15 @@ def is_known(op_type: str, domain: str, version: int) -> bool:
 def unknown_op(domain: str, version: int, what: str) -> ModelError:
     """Return the error for a node whose op nobody defines."""
     unknown = f"is of the unknown domain {domain!r}"
+    hint = "export with standard ONNX ops only, or add the op to the model as a local function"
+    if domain == f"{MICROSOFT}.nchwc":
+        unknown = "has images laid out for one CPU by ONNX Runtime"
+        hint = "let ONNX Runtime save the model at ORT_ENABLE_EXTENDED, not ORT_ENABLE_ALL"
+    if domain == MICROSOFT:
+        unknown = "is an op of ONNX Runtime that standard ops cannot replace"
     if not domain or domain == "ai.onnx.ml":
         unknown = f"is unknown at opset {version}"
-    return ModelError(
-        f"{what} {unknown}", hint="export with standard ONNX ops only, or add the op to the model as a local function"
-    )
+    return ModelError(f"{what} {unknown}", hint=hint)
 
 
 def check_node(node: onnx.NodeProto, domain: str, version: int, what: str) -> None:
