@@ -8,7 +8,7 @@ data would be, but holds none. So the model may be of any size, on any device, a
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from importlib.util import find_spec
 from math import prod
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.errors import ModelError
+from autopar.onnx import load
+from autopar.onnx.roles import FROZEN_KEY
 from autopar.plan import write_atomically
 
 if TYPE_CHECKING:
@@ -50,8 +52,10 @@ def from_torch(
 ) -> Path:
     """Write a PyTorch module to an ONNX file without weights, and return the file's path.
 
-    The module is left as it is; its parameters may be on any device, also `meta`. Dim 0 of the inputs is the batch,
-    which the planner changes; give 2 samples, so that it can be told from dims of size 1.
+    The module is left as it is; its parameters may be on any device, also `meta`. Parameters with `requires_grad=False`
+    are not trained: they get no gradient and no optimizer state. Dim 0 of the inputs is the batch, which the planner
+    changes; give 2 samples, so that it can be told from dims of size 1. If the module computes with that number so that
+    it cannot be changed, a warning says so.
 
     Args:
         module: A `torch.nn.Module`; its first result is what the loss is computed from.
@@ -63,6 +67,7 @@ def from_torch(
         PlanError: If the file cannot be written.
     """
     model = to_onnx(module, example_inputs)
+    _check_batch(model)
     path = Path(path)
     write_atomically(path, model.SerializeToString(deterministic=True))
     return path
@@ -77,15 +82,33 @@ def to_onnx(module: Any, example_inputs: Sequence[Any] | Mapping[str, Any]) -> "
     program = _exported(_without_weights(module).eval(), args, kwargs)
     model = program.model
     weights = _take_weights(model)
+    frozen = {name for name, weight in module.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+    for weight in weights:
+        if weight.name in frozen:
+            weight.metadata_props[FROZEN_KEY] = "1"
     with _quiet(), _splits_tried_on_slices():
         program.optimize()
-    _turn_weights(model)
+    _turn_weights(model, set(weights))
     _give_weights(model, weights)
     import onnx_ir
 
     proto: onnx.ModelProto = onnx_ir.to_proto(model)
     proto.graph.name = type(module).__name__
     return proto
+
+
+def _check_batch(proto: "onnx.ModelProto") -> None:
+    """Warn if a model takes only the number of samples it was traced with."""
+    traced = int(load(proto).metadata.get("batch", "1"))
+    try:
+        load(proto, batch=traced + 1)
+    except ModelError as error:
+        reason = str(error.args[0])
+        warnings.warn(
+            f"{proto.graph.name} is planned with microbatches of {traced}, the number of samples it was traced with: "
+            f"{reason}",
+            stacklevel=3,
+        )
 
 
 def _without_weights(module: Any) -> Any:
@@ -166,9 +189,8 @@ def _take_weights(model: Any) -> list[Any]:
     return weights
 
 
-def _turn_weights(model: Any) -> None:
+def _turn_weights(model: Any, weights: Set[Any]) -> None:
     """Turn round weights that are only ever read so: the transpose of a weight that is kept like that is no work."""
-    weights = set(model.graph.inputs)
     for node in list(model.graph):
         if node.op_type != "Transpose" or node.inputs[0] not in weights:
             continue

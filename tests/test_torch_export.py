@@ -166,6 +166,60 @@ def test_modules_become_models(tmp_path: Path) -> None:
 
 @needs_torch
 @pytest.mark.slow
+def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
+    """`requires_grad=False`, as LoRA has it, is kept, also for weights that the export transposes."""
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    module[0].requires_grad_(False)
+
+    graph = load(autopar.from_torch(module, (torch.zeros(2, 3, 8),), tmp_path / "model.onnx"), batch=4)
+
+    assert json.loads(graph.metadata["frozen"]) == ["0.weight.T", "0.bias"]
+    assert graph.num_parameters == 8 * 8 + 8 + 8 * 4 + 4
+
+
+@needs_torch
+@pytest.mark.slow
+def test_the_traced_batch_is_not_baked_in(tmp_path: Path) -> None:
+    """The encoder turns (batch, time) round and merges and splits them: all shapes hold the samples."""
+    import torch
+
+    encoder = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2, enable_nested_tensor=False
+    ).eval()
+    data = np.random.default_rng(0).normal(size=(5, 6, 16)).astype(np.float32)
+
+    path = autopar.from_torch(encoder, (torch.zeros(2, 6, 16),), tmp_path / "model.onnx")
+
+    assert open_workload(path).fixed_batch is None
+    with torch.no_grad():
+        expected = encoder(torch.tensor(data)).numpy()
+    np.testing.assert_allclose(_run(load(path, batch=5), encoder, data), expected, rtol=1e-3, atol=1e-5)
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_batch_that_is_baked_in_is_said(tmp_path: Path) -> None:
+    """A module that computes with the number of samples works on that number only."""
+    import torch
+
+    class Mixes(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = torch.nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.mix(x.T).T
+
+    with pytest.warns(
+        UserWarning, match="Mixes is planned with microbatches of 2, the number of samples it was traced"
+    ):
+        autopar.from_torch(Mixes(), (torch.zeros(2, 8),), tmp_path / "model.onnx")
+
+
+@needs_torch
+@pytest.mark.slow
 def test_the_short_cut_through_the_exporter_changes_nothing() -> None:
     """Two halves become one split, with the rule tried on slices only as with the rule tried everywhere."""
     import onnx
