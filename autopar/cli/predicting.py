@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from autopar.degrees import Degrees
     from autopar.prediction import Setting
 
+if TYPE_CHECKING:
+    from autopar.degrees import Degrees
+    from autopar.prediction import Setting
+
 _SOME = 0.05
 """Share of the parameters that ZeRO leaves whole from which on that is told."""
 
