@@ -359,8 +359,9 @@ def test_torchtitan_fields_come_back(hybrid: Plan, tmp_path: Path) -> None:
     found = read_configuration(tmp_path / "job.toml", "torchtitan", gpus=8, model="zoo:llama3-8b")
 
     assert found.degrees == Degrees(
-        dp=2, tp=2, pp=2, zero=2, sequence_parallel=True, recompute="full", layers=(1, 3), global_batch=16
-    )
+        dp=2, tp=2, pp=2, zero=2, sequence_parallel=True, recompute="full", schedule="1f1b", layers=(1, 3),
+        global_batch=16,
+    )  # fmt: skip
 
 
 def test_deepspeed_keys_come_back(cache_dir: Path, tmp_path: Path) -> None:
