@@ -88,7 +88,7 @@ def _faults_of_placements(block: "BlockPlan", axes: int, where: str) -> Iterator
             yield f"{where}blocks of kind {block.kind}: {text!r} are {len(placements)} placements on {axes} mesh axes"
     for op in block.ops:
         divisors = [number.divisor for number in op.divided]
-        entries = [number.entry for number in (*op.divided, *op.replaced)]
+        entries = [*(number.entry for number in op.divided), *(number.entry for number in op.replaced)]
         if min(divisors, default=1) < 1 or min(entries, default=0) < 0:
             yield f"{where}blocks of kind {block.kind}: op {op.op!r} divides by {min(divisors, default=1)}"
 

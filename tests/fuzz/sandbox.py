@@ -21,7 +21,7 @@ from tests.fuzz.cases import Case
 
 CPU_SECONDS = 20
 """Processor time of a run, beyond which it hangs."""
-WALL_FACTOR = 6
+WALL_FACTOR = 30
 """A run that sleeps hangs after this many times as long; other programs may have the processors meanwhile."""
 MAX_BYTES = 2 << 30
 _POLL = 0.02  # seconds between two looks at a process
