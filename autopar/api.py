@@ -26,6 +26,7 @@ from autopar.search.engine import HERE, Engine
 from autopar.search.planner import OVERTIME_SECONDS
 from autopar.simulate import EVEN, Devices, Stragglers, Timeline, simulate, simulate_flat
 from autopar.sizing.explain import explain_infeasible
+from autopar.sizing.fewer import best_on_fewer, reserved
 from autopar.sizing.hope import search_plans
 from autopar.task import Effort, PhaseClock, Task, job_costs, prepare, rules_for
 from autopar.verdict import conclude, searching, simulated
@@ -56,7 +57,7 @@ def solve(
     workers: int | None = None,
     engine: str = "local",
     ray_address: str | None = None,
-    pins: str | Path | Pins | None = None,
+    pins: str | Path | Pins | Mapping[str, object] | None = None,
     rival: Callable[[Task, Plan], Rival] | None = None,
 ) -> Plan:
     """Return the best plan found for a model on a cluster, with the runners-up and a bound on what is possible.
@@ -90,7 +91,7 @@ def solve(
             there are changes the plan no more than another run with the same seed does.
         engine: "local", or "ray" for processes of a Ray cluster.
         ray_address: Of a running cluster; None for one that is started on this machine.
-        pins: What the plan has to keep to: a YAML file, or a record.
+        pins: What the plan has to keep to: a YAML file, what one holds (`{"stages": 2, "tp": [2, 4]}`), or a record.
         rival: Another way to search, `autopar.bench.usual_grid` or one like it, whose best stands beside the plan as
             `Plan.rival`. It is not asked where there are pins, which it would not keep to.
 
@@ -157,7 +158,9 @@ def plan_task(
     engine: Engine = HERE,
 ) -> Plan:
     """Return the best plan found for a task; arguments and errors as of `solve`, but that the limit counts from now."""
-    end = math.inf if effort.time_limit is None else time.monotonic() + effort.time_limit
+    last = math.inf if effort.time_limit is None else time.monotonic() + effort.time_limit
+    whole, kept = effort, reserved(task, effort)
+    effort, end = effort.after(kept), last - kept
     clock = PhaseClock(progress, task.phases)
     problems: dict[str, Problem] = {}
     with clock("search"):
@@ -169,7 +172,7 @@ def plan_task(
             on_problem=(lambda problem: problems.update({problem.name: problem})) if dump_problem is not None else None,
             engine=engine,
         )
-    explain = partial(explain_infeasible, task, effort, outcome, end=end, progress=progress, should_stop=should_stop)
+    explain = partial(explain_infeasible, task, effort, outcome, end=last, progress=progress, should_stop=should_stop)
     if not outcome.candidates and not outcome.stopped:
         raise explain()
     try:
@@ -178,7 +181,7 @@ def plan_task(
         raise explain() from None
     if dump_problem is not None:
         save(problems[str(outcome.candidates[0].configuration)], dump_problem)
-    return plan
+    return best_on_fewer(task, plan, whole, last, progress=progress, should_stop=should_stop, engine=engine)
 
 
 def simulate_plan(

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, CostModel, Stack, load_stack
+from autopar.cost import DEFAULT, CostModel, Stack, default_limit, load_stack
 from autopar.errors import JobError, PlanError
 from autopar.limits import MAX_DEVICES
 from autopar.pins import Pins, pins_of
@@ -19,7 +19,7 @@ from autopar.simulate import Timeline, simulate
 from autopar.tactics.draft import Draft, Step, num_groups
 from autopar.tactics.reading import tactics_of
 from autopar.tactics.records import Pipeline, Tactic
-from autopar.task import check_request, default_limit, rules_for, stored_stack
+from autopar.task import check_request, rules_for, stored_stack
 from autopar.units import parse_whole
 from autopar.verdict import simulated
 from autopar.workload import Workload, default_batch, open_plan, open_workload

@@ -34,7 +34,7 @@ OFFLOADS = ("", "optimizer")
 
 _HINT = "give the plan.json that `autopar solve -o DIR` wrote"
 
-_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks")
+_OMITTED = ("variant", "variants", "offload", "host", "host_bytes", "rival", "remarks", "limit")
 """Fields that are written only where they are not zero or empty, which older versions take for granted."""
 
 
@@ -267,11 +267,20 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak bytes per device of one stage, by category; `host` are those of a device in the memory of its host."""
+    """Memory per device of one stage.
+
+    Attributes:
+        peak: Peak bytes.
+        breakdown: The same by category.
+        host: Bytes of a device in the memory of its host.
+        limit: Bytes a device of the stage may use; 0 for the job's limit, which holds but for groups of nodes that have
+            more memory than others.
+    """
 
     peak: float
     breakdown: Mapping[str, float]
     host: float = 0.0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,6 +562,12 @@ class Plan:
     def block_plan(self, block: int) -> BlockPlan:
         """Return the placements of a block of the chain, on the stage that has it."""
         return next(plan for plan in self.variant_of(self.stage_of(block)).blocks if block in plan.instances)
+
+    @property
+    def stage_limits(self) -> tuple[float, ...]:
+        """Bytes that a device of each simulated stage may use."""
+        stages = self.simulated.stages if self.simulated is not None else ()
+        return tuple(stage.limit or self.job.memory_limit for stage in stages)
 
     @property
     def microbatch(self) -> int:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from autopar.cluster import Cluster, load_cluster
-from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, load_policy, load_stack
+from autopar.cost import DEFAULT, MIXED, CostModel, DtypePolicy, Stack, default_limit, load_policy, load_stack
 from autopar.degrees import Degrees
 from autopar.discover import Rules
 from autopar.errors import JobError
@@ -32,7 +32,7 @@ from autopar.tactics.by_degrees import (
     whole_by_degrees,
 )
 from autopar.tactics.draft import Draft
-from autopar.task import check_request, default_limit, job_machine, rules_for, stored_stack
+from autopar.task import check_request, job_machine, rules_for, stored_stack
 from autopar.verdict import simulated
 from autopar.workload import Workload, open_workload
 
@@ -70,7 +70,7 @@ class Prediction:
     @property
     def fits(self) -> bool:
         """Whether every stage stays within the memory limit, and what is offloaded within the memory of the hosts."""
-        return self.timeline.fits(self.plan.job.memory_limit)
+        return self.timeline.fits(*self.plan.stage_limits)
 
 
 @dataclass(eq=False)

@@ -64,10 +64,16 @@ def remarks(plan: Plan, found: Simulated, folded: Folded, costs: CostModel) -> t
     return tuple(Remark(kind, text) for kind, text in checks if text)
 
 
+def is_tight(plan: Plan) -> bool:
+    """Whether a stage of a simulated plan leaves little of the memory it may use."""
+    stages = plan.simulated.stages if plan.simulated is not None else ()
+    return any(stage.peak >= NEAR_LIMIT * limit for stage, limit in zip(stages, plan.stage_limits, strict=True))
+
+
 def _memory(plan: Plan, found: Simulated) -> tuple[str, str]:
-    limit = plan.job.memory_limit
-    number, fullest = max(enumerate(found.stages), key=lambda entry: entry[1].peak / limit)
-    peak = format_bytes(fullest.peak)
+    limits = [stage.limit or plan.job.memory_limit for stage in found.stages]
+    number, fullest = max(enumerate(found.stages), key=lambda entry: entry[1].peak / limits[entry[0]])
+    peak, limit = format_bytes(fullest.peak), limits[number]
     if fullest.peak > LARGEST_MEMORY:
         return "memory", (
             f"{peak} per device is more than any device has ({format_bytes(LARGEST_MEMORY)}): check the sizes of the "
@@ -126,11 +132,15 @@ def _idle(plan: Plan, folded: Folded, cluster: Cluster) -> tuple[str, str]:
         across = across or any(widest_tier(found.axis, cluster) > 0 for found in axes)
     if not idle:
         return "idle", ""
+    return "idle", f"{idle:.0f} of {plan.job.gpus} GPUs do no useful work: {why_idle(cluster if across else None)}"
+
+
+def why_idle(nodes: Cluster | None) -> str:
+    """Return why devices are not used; `nodes` is the cluster if they lie in other nodes than those that are."""
     why = "no plan was found in which they make the step shorter"
-    if across:
-        link = cluster.inter
-        why += f"; between nodes a device reaches {format_bytes(link.bandwidth)}/s ({link.tier})"
-    return "idle", f"{idle:.0f} of {plan.job.gpus} GPUs do no useful work: {why}"
+    if nodes is None:
+        return why
+    return f"{why}; between nodes a device reaches {format_bytes(nodes.inter.bandwidth)}/s ({nodes.inter.tier})"
 
 
 def idle_axes(roles: Sequence[AxisRole]) -> list[AxisRole]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autopar import solvers
 from autopar.cluster import Cluster, cluster_from_dict, load_cluster
-from autopar.cost import DEFAULT, CostModel, Stack, load_policy, load_stack, reserve_bytes, stack_from_dict
+from autopar.cost import DEFAULT, CostModel, Stack, default_limit, load_policy, load_stack, stack_from_dict
 from autopar.discover import Rules, discover
 from autopar.errors import JobError, PinError, stopped
 from autopar.formulate.constraints import FREE, Constraints
@@ -17,7 +17,7 @@ from autopar.formulate.fold import Folded
 from autopar.formulate.recipes import BatchDims, batch_dims
 from autopar.limits import MAX_BATCH, MAX_DEVICES
 from autopar.machine import peak_bytes
-from autopar.pins import Frame, Pins, constrain, load_pins, unequal_left
+from autopar.pins import Frame, Pins, constrain, read_pins, unequal_left
 from autopar.plan import Job, PhaseTime
 from autopar.problem import Problem
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
@@ -132,7 +132,7 @@ class Task:
             host_room=self.host_room,
             unequal=self.unequal,
             floors=tuple(
-                floor(small, large, samples, self.costs.on(range(first, first + 1))) for first in self._group_starts
+                floor(small, large, samples, self.costs.on(range(first, first + 1))) for first in self.group_starts
             ),
         )
 
@@ -143,7 +143,7 @@ class Task:
         return {*(configuration.num_microbatches for configuration in self.space), *others}
 
     @property
-    def _group_starts(self) -> tuple[int, ...]:
+    def group_starts(self) -> tuple[int, ...]:
         """First device of each group of equal nodes."""
         groups = self.costs.cluster.groups
         return tuple(sum(group.devices for group in groups[:number]) for number in range(max(1, len(groups))))
@@ -198,7 +198,7 @@ def prepare(
     precision: str = "mixed",
     cache_dir: Path | None = None,
     progress: ProgressCallback = silent,
-    pins: str | Path | Pins | None = None,
+    pins: str | Path | Pins | Mapping[str, object] | None = None,
     should_stop: StopCallback = never,
 ) -> Task:
     """Return a job ready to be searched: model imported, rules discovered, space declared; arguments as of `solve`.
@@ -211,7 +211,7 @@ def prepare(
     machine = job_machine(gpus, whole)
     software, policy = stack if isinstance(stack, Stack) else load_stack(stack), load_policy(precision)
     check_request(gpus, machine, global_batch, memory_limit)
-    wanted = NO_PINS if pins is None else pins if isinstance(pins, Pins) else load_pins(pins)
+    wanted = read_pins(pins)
     clock = PhaseClock(progress)
     with clock("import"):
         workload = open_workload(model, mode=mode, dims=dims, loss=loss, optimizer=optimizer, cache_dir=cache_dir)
@@ -283,11 +283,6 @@ def resized(task: Task, *, gpus: int | None = None, memory_limit: float | None =
     check_request(count, machine, None, None)
     job = replace(task.job, gpus=count, memory_limit=memory_limit or task.job.memory_limit, cluster=machine.to_dict())
     return pinned(replace(task, job=job, costs=replace(task.costs, cluster=machine)), task.pins)
-
-
-def default_limit(machine: Cluster) -> float:
-    """Return the bytes per device a plan may use if nobody says: what the device has, less a reserve."""
-    return machine.device.memory - reserve_bytes(machine.device)
 
 
 def stored_stack(stack: Stack) -> dict[str, object]:

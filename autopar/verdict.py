@@ -2,27 +2,30 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.cost import CostModel
+from autopar.cost import CostModel, stage_limit
 from autopar.errors import InfeasibleError, InterruptedSearchError, PinError
 from autopar.formulate.fold import Folded
 from autopar.formulate.step import StepTime, model_flops
 from autopar.pins import broken
 from autopar.pins.apply import words
-from autopar.plan import PartTimes, PhaseTime, Plan, SearchReport, Simulated, StageMemory
+from autopar.plan import PartTimes, PhaseTime, Plan, Remark, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.program.lower import lower
 from autopar.program.verify import verify_program
 from autopar.progress import StopCallback, never
-from autopar.remarks import remarks
+from autopar.remarks import is_tight, remarks
 from autopar.search.assemble import assemble
 from autopar.search.outcome import Candidate, Outcome
 from autopar.search.parts import step_parts
 from autopar.search.signature import Signature, distinct
 from autopar.search.space import closed_words, describe, hosted_words, left_words
+from autopar.simplicity import NEAR, complexity
 from autopar.simulate import Timeline, simulate
 from autopar.task import Effort, PhaseClock, Task
+from autopar.units import format_bytes
 
 VERIFY = 3
 """Candidates simulated per plan asked for at least: the simulator, not the formula, ranks the plans returned."""
@@ -88,9 +91,44 @@ def conclude(
             raise PinError(f"no plan that was found keeps to the pins: {astray[0]}", hint="pin something else")
         if not plans:
             raise InfeasibleError("every plan exceeds the memory limit when simulated", hint="raise --memory-limit")
-    report = _report(outcome, task, plans[0].objective, method, clock.times)
-    runners_up = tuple(plan.without_alternatives() for plan in plans[1:top_k])
-    return replace(plans[0], search=report, alternatives=runners_up)
+    number, chosen = _simplest(plans, task)
+    report = _report(outcome, task, chosen.objective, method, clock.times)
+    others = (*plans[:number], *plans[number + 1 :])
+    return replace(
+        chosen, search=report, alternatives=tuple(plan.without_alternatives() for plan in others[: top_k - 1])
+    )
+
+
+def _simplest(plans: Sequence[Plan], task: Task) -> tuple[int, Plan]:
+    """Return number and plan of the simplest of the plans that are equally fast as far as predictions can tell.
+
+    A plan that leaves little memory is not taken for another one that leaves more.
+
+    Args:
+        plans: Simulated plans, the fastest first.
+        task: Their task.
+    """
+    fastest = plans[0]
+    near = [plan for plan in plans if step_seconds(plan) <= (1 + NEAR) * step_seconds(fastest)]
+    if len(near) == 1 or task.pins:
+        return 0, fastest
+
+    def order(number: int) -> tuple[bool, int]:
+        plan = near[number]
+        return is_tight(plan), complexity(plan, task.workload.folded(plan.microbatch))
+
+    number = min(range(len(near)), key=order)
+    chosen = near[number]
+    if number == 0:
+        return 0, fastest
+    assert chosen.simulated is not None, "it was simulated"
+    faster = 100 * (1 - step_seconds(fastest) / step_seconds(chosen))
+    remark = Remark(
+        "choice",
+        f"the usual, simpler plan of those that are equally fast as far as can be told: {fastest.summary} takes "
+        f"{faster:.1f} % less",
+    )
+    return number, replace(chosen, simulated=replace(chosen.simulated, remarks=(remark, *chosen.simulated.remarks)))
 
 
 def _verified(
@@ -121,12 +159,13 @@ def _verified(
         longest = max(longest, time.monotonic() - began)
         if plan is not None:
             found.append((plan, candidate.signature))
-            best = min(best, _step(plan))
-    found.sort(key=lambda item: _step(item[0]))
+            best = min(best, step_seconds(plan))
+    found.sort(key=lambda item: step_seconds(item[0]))
     return [plan for plan, _ in distinct(found, lambda item: item[1])]
 
 
-def _step(plan: Plan) -> float:
+def step_seconds(plan: Plan) -> float:
+    """Return the seconds of a step of a simulated plan."""
     assert plan.simulated is not None, "only simulated plans are ranked"
     return plan.simulated.step_seconds
 
@@ -138,13 +177,13 @@ def _verify(candidate: Candidate, task: Task, astray: list[str]) -> Plan | None:
     program = lower(plan, folded, costs)
     verify_program(program, folded, task.rules_of(folded))
     timeline = simulate(program, costs, verified=True)
-    if not timeline.fits(plan.job.memory_limit):
+    found = simulated(plan, timeline, folded, costs)
+    assert found.simulated is not None, "it was simulated"
+    if not timeline.fits(*found.stage_limits):
         return None
     if differs := broken(plan, task.pins, folded):
         astray.extend(differs)
         return None
-    found = simulated(plan, timeline, folded, costs)
-    assert found.simulated is not None, "it was simulated"
     parts = _against(candidate.time, plan.num_microbatches, timeline)
     return replace(found, simulated=replace(found.simulated, against=parts))
 
@@ -164,6 +203,8 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
     """Return a plan with what the simulator found for it."""
     busiest = timeline.busiest
     flops = model_flops(folded) * plan.num_microbatches
+    groups = plan.stages[: len(timeline.stages)]  # each group of devices has one of these, and takes turns at others
+    limits = [stage_limit(costs.cluster, plan.job.memory_limit, range(*stage.devices)) for stage in groups]
     found = Simulated(
         step_seconds=timeline.step_seconds,
         compute_seconds=busiest.busy_seconds,
@@ -176,8 +217,9 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
                 stage.memory.bytes,
                 {str(c): amount for c, amount in stage.memory.breakdown if amount},
                 stage.host_bytes,
+                limit if limit != plan.job.memory_limit else 0.0,
             )
-            for stage in timeline.stages
+            for stage, limit in zip(timeline.stages, limits, strict=True)
         ),
         host_bytes=timeline.host.bytes if timeline.host else 0.0,
         parts=step_parts(plan, timeline, folded),
@@ -189,6 +231,18 @@ def simulated(plan: Plan, timeline: Timeline, folded: Folded, costs: CostModel) 
 def _with_workers(phase: PhaseTime, outcome: Outcome) -> PhaseTime:
     """Return a phase with the memory of those that searched."""
     return replace(phase, peak_bytes=phase.peak_bytes + outcome.workers_bytes) if phase.name == "search" else phase
+
+
+def _memory_words(task: Task) -> tuple[str, ...]:
+    """Return what is said of memory that groups of nodes have and the search does not use."""
+    limit, cluster = task.job.memory_limit, task.costs.cluster
+    most = max((stage_limit(cluster, limit, range(first, first + 1)) for first in task.group_starts), default=limit)
+    if most == limit:
+        return ()
+    return (
+        f"stages use at most {format_bytes(limit)} per device, as much as the smallest group of nodes has; the largest "
+        f"has {format_bytes(most)}",
+    )
 
 
 def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: tuple[PhaseTime, ...]) -> SearchReport:
@@ -206,6 +260,7 @@ def _report(outcome: Outcome, task: Task, objective: float, solver: str, times: 
             *left_words(outcome.left),
             *hosted_words(outcome.needed, outcome.reserve, outcome.reserve_floor),
             *(outcome.unequal.words(objective) if outcome.unequal else ()),
+            *_memory_words(task),
             *words(task.pins),
         ),
         configurations=len(space) + (len(outcome.unequal.opened) if outcome.unequal else 0),

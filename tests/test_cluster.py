@@ -1,10 +1,13 @@
 """Clusters: presets hold the published figures, files round-trip, errors name the field and its unit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from autopar.cluster import (
     PRESETS,
@@ -19,8 +22,13 @@ from autopar.cluster import (
     parse_cluster,
     sources,
 )
+from autopar.cluster.host import Host
+from autopar.cost import CostModel, Stack, default_limit, load_policy, stage_limit
+from autopar.cost.collectives import Collective
 from autopar.cost.stack import parse_stack
 from autopar.errors import AutoparError, ClusterError, StackError
+from autopar.ir.graph import Op
+from autopar.sharding import Axis
 
 DOCS = Path(__file__).parents[1] / "docs" / "cost_model.md"
 
@@ -339,7 +347,7 @@ def test_a_job_gets_a_slice_of_its_size_or_part_of_a_node(
 
     assert (cluster.devices_per_node, cluster.intra.torus) == (per_node, torus)
     assert cluster_from_dict(cluster.to_dict()) == cluster
-    assert MIXED.of_job(6) is MIXED
+    assert MIXED.of_job(40) is MIXED
 
 
 def test_a_part_of_a_node_has_no_more_than_a_nic_per_device() -> None:
@@ -355,3 +363,157 @@ def test_stages_meet_on_the_widest_tier_of_any_pair_of_devices(cluster: Cluster,
         pairs = [cluster.tier(device, device + size) for device in range(start, start + size)]
 
         assert cluster.boundary_tier(start, size) == max(pairs)
+
+
+def test_the_peak_of_a_mixed_cluster_is_that_of_the_devices_used() -> None:
+    """32 A100 of 312 TFLOP/s, then 8 H100 of 989 TFLOP/s."""
+    assert MIXED.total_peak("half", 40) == pytest.approx(32 * 312e12 + 8 * 989e12)
+    assert load_cluster("h100").total_peak("half", 16) == pytest.approx(16 * 989e12)
+
+
+def test_a_job_inside_the_first_group_has_nothing_to_do_with_the_others() -> None:
+    """It gets the devices, links and memory of its own nodes."""
+    assert MIXED.of_job(32) == load_cluster("a100")
+    assert MIXED.of_job(4) == load_cluster("a100").of_job(4)
+    assert MIXED.of_job(40) == MIXED
+
+
+def test_each_group_of_a_mixed_cluster_may_use_its_own_memory() -> None:
+    """Unless a limit was given, which holds for all; devices of two groups have what the smaller one has."""
+    small, large = replace(load_cluster("a100-40"), name="small"), load_cluster("h100")
+    mixed = Cluster.mixed("mixed", (NodeGroup(1, small), NodeGroup(1, large)), BETWEEN)
+    usual = default_limit(mixed)
+
+    assert [stage_limit(mixed, usual, range(*ends)) for ends in ((0, 8), (8, 16), (4, 12))] == [
+        default_limit(small),
+        default_limit(large),
+        default_limit(small),
+    ]
+    assert stage_limit(mixed, 30e9, range(8, 16)) == 30e9
+
+
+def _costs(cluster: Cluster) -> list[float]:
+    """Return what a cluster makes of ops, collectives, sends, host copies, memory and prices."""
+    found = [default_limit(cluster), cluster.hour_price(8) or 0.0]
+    for attention in ("fused", "unfused"):
+        for numbers in ("mixed", "fp32"):
+            costs = CostModel(cluster, load_policy(numbers), Stack("any", attention))  # type: ignore[arg-type]
+            for kind, shapes in _OPS:
+                inputs = [np.array([shape]) for shape in shapes]
+                op = Op("op", kind, tuple(f"x{i}" for i in range(len(shapes))), ("y",), (("q_num_heads", 4),))
+                sizes = dict.fromkeys((*op.inputs, "y"), 2.0)
+                found.append(float(costs.op_seconds(op, inputs, [inputs[0]], sizes)[0]))
+    costs = CostModel(cluster)
+    node = cluster.devices_per_node
+    tiers = len(cluster.tiers)
+    sizes = [2, node, *(2 * inner for inner, _ in cluster.tiers[1:])]
+    axes = [Axis("a", size, 1) for size in sizes] + [Axis("a", count, node) for count in (2, 32)]
+    for nbytes in (64.0, 1e8):
+        for axis in axes:
+            found += [costs.collective_seconds(kind, nbytes, axis) for kind in Collective]
+            found += [costs.exchange_seconds(nbytes, axis), costs.overlap_slowdown(axis)]
+        found += [costs.send_seconds(nbytes, tier) for tier in range(tiers)]
+    if cluster.host is not None:
+        found += [float(value) for value in vars_of(cluster.host)]
+    return found
+
+
+def vars_of(host: Host) -> tuple[float, ...]:
+    """Return what copies to a host are priced by."""
+    return host.usable, host.to_host, host.to_device, host.latency, host.sharing, host.full_duplex, host.devices
+
+
+_OPS = (
+    ("MatMul", ((4096, 4096), (4096, 4096))),
+    ("MatMul", ((8, 8), (8, 8))),
+    ("MatMul", ((64, 128, 64), (64, 64, 128))),
+    ("Add", ((4096, 4096), (4096, 4096))),
+    ("Attention", ((4, 16, 1024, 64), (4, 16, 1024, 64), (4, 16, 1024, 64))),
+)
+"""Large and small products, batches of them, and what is bound by memory: kinds and input shapes."""
+
+
+def _edited(content: Any, path: tuple[Any, ...]) -> Any:
+    """Return a file's content with one value changed by a half: a number, a quantity, a size of a torus."""
+    if path:
+        if isinstance(content, list):
+            return [_edited(own, path[1:]) if index == path[0] else own for index, own in enumerate(content)]
+        return {key: _edited(own, path[1:]) if key == path[0] else own for key, own in content.items()}
+    if isinstance(content, bool):
+        return not content
+    if isinstance(content, int):
+        return max(1, content // 2) if content > 1 else 2
+    if isinstance(content, float):
+        return content / 2
+    number, _, unit = content.partition(" ")
+    return f"{float(number) / 2:.17g} {unit}" if float(number) else f"1 {unit}"
+
+
+def _leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of all values that are no names, but for tunings, which have tests of their own."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if key not in ("name", "tier", "operation", "tunings", "tuned_at"):
+                yield from _leaves(value, (*path, key))
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            yield from _leaves(value, (*path, index))
+    else:
+        yield path
+
+
+_WITHOUT_EFFECT = {"tf32", "fp8", "wraps"}
+"""Not held here: classes of numbers that no policy uses, and which axes of a torus are rings."""
+
+
+@pytest.mark.parametrize("name", ["a100", "b200-efa", "a100-pcie", "tpu-v5p"])
+def test_every_field_of_a_file_counts_when_it_is_edited(name: str) -> None:
+    """As the tutorial says: take the nearest cluster, change what differs; each edit changes a cost or is refused."""
+    content = yaml.safe_load(format_cluster(load_cluster(name)))
+    content["gpu_hour_price"] = 2.0
+    before = _costs(cluster_from_dict(content))
+
+    unchanged = []
+    for path in _leaves(content):
+        if _WITHOUT_EFFECT.isdisjoint(path):
+            try:
+                edited = cluster_from_dict(_edited(content, path))
+            except ClusterError:
+                continue
+            if _costs(edited) == before:
+                unchanged.append(path)
+
+    assert not unchanged
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_all_operations_follow_a_slower_link(name: str) -> None:
+    """A link edited to a fortieth of its bandwidth takes about forty times as long for much data, whatever is tuned."""
+    content = yaml.safe_load(format_cluster(load_cluster(name)))
+    preset = load_cluster(name)
+    costs = CostModel(preset)
+    inter = content["inter"]
+    if "nics" in inter:
+        inter["nics"]["rate"] = f"{preset.inter.nics.rate / 40:.17g} B/s" if preset.inter.nics else ""
+    else:
+        inter["bandwidth"] = f"{preset.inter.bandwidth / 40:.17g} B/s"
+
+    edited = CostModel(cluster_from_dict(content))
+
+    axis = Axis("a", 2, preset.devices_per_node)
+    for kind in Collective:
+        ratio = edited.collective_seconds(kind, 1e10, axis) / costs.collective_seconds(kind, 1e10, axis)
+        assert 35 < ratio < 40.1, kind
+    assert 35 < edited.send_seconds(1e10, 1) / costs.send_seconds(1e10, 1) < 40.1
+
+
+def test_tunings_that_exceed_their_link_are_refused() -> None:
+    """A file from before `tuned_at` whose link was edited: 48 GB/s over NICs of 1.25 GB/s."""
+    content = load_cluster("a100").to_dict()
+    inter: Any = content["inter"]
+    inter["nics"] = {"count": 1, "rate": "1.25 GB/s"}
+
+    with pytest.raises(ClusterError, match=r"inter.tunings\[0\]: all_reduce reaches .* over a link of") as caught:
+        cluster_from_dict(content)
+
+    assert "tuned_at" in (caught.value.hint or "")

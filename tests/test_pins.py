@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+import autopar
 from autopar.api import plan_task
 from autopar.errors import PinError
 from autopar.formulate.data_major import is_data_major
 from autopar.formulate.tables import Decision
-from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of
+from autopar.pins import Choices, Pins, broken, load_pins, pins_from, pins_of, read_pins
 from autopar.plan import Plan, SearchReport
 from autopar.search.attempt import MEMORY_GAP
 from autopar.search.roles import roles_of_axes
@@ -119,7 +120,9 @@ def test_a_schedule_of_tactics_is_pinned_whole() -> None:
     ("text", "message", "hint"),
     [
         ("7", "not a mapping", "pin:"),
-        ("stages: 4", "'stages' is neither pin nor forbid", "there are pin, forbid"),
+        ("layers: 4", "'layers' is neither pin nor forbid, nor a decision", "there are pin, forbid, stages"),
+        ("{stages: 4, tpp: 8}", "'tpp' is neither", "did you mean tp?"),
+        ("{stages: 4, tp: [2, 4], forbid: {zero: 3}}", "stages, tp beside forbid", "pin: {stages: 4, tp: [2, 4]}"),
         ("pins: {stages: 4}", "'pins' is neither", "did you mean pin?"),
         ("pin: {stage: 4}", "there is no decision 'stage'", "did you mean stages?"),
         ("pin: {stages: four}", "stages: 'four' is not a whole number from 1", "a number"),
@@ -545,3 +548,24 @@ def test_forbidden_levels_leave_tensor_parallelism_alone() -> None:
     plan = plan_task(task, Effort(top_k=1))
     split = [state for block in plan.blocks for state in block.states if "S(" in state.placement]
     assert split
+
+
+def test_decisions_at_the_top_level_are_pinned(tmp_path: Path) -> None:
+    """As the README has it; in Python the mapping of a file does, with lists or tuples."""
+    pins = Pins(Choices(stages=(4,), tp=(8,), zero=(0, 1)))
+    file = tmp_path / "pins.yaml"
+    file.write_text("stages: 4\ntp: 8\nzero: [0, 1]\n")
+
+    assert load_pins(file) == pins
+    assert read_pins(file) == read_pins({"pin": {"stages": 4, "tp": 8, "zero": (0, 1)}}) == pins
+    assert read_pins({"stages": 4, "tp": 8, "zero": [0, 1]}) == read_pins(pins) == pins
+    assert read_pins(None) == Pins()
+
+
+def test_a_mapping_pins_from_python() -> None:
+    """`autopar.solve` takes it as it is."""
+    plan = autopar.solve("zoo:mlp-xs", gpus=2, global_batch=4, dims={"num_layers": 2, "hidden": 16}, pins={"stages": 2})
+
+    assert len(plan.stages) == 2
+    with pytest.raises(PinError, match="'stage' is neither"):
+        autopar.solve("zoo:mlp-xs", gpus=2, pins={"stage": 2})

@@ -9,8 +9,8 @@ import pytest
 
 import autopar
 from autopar.cli import main
-from autopar.cluster import Cluster, load_cluster
-from autopar.cost import CostModel
+from autopar.cluster import Cluster, NodeGroup, load_cluster
+from autopar.cost import CostModel, default_limit
 from autopar.degrees import Degrees
 from autopar.errors import JobError, TacticError
 from autopar.formulate.recipes import batch_dims
@@ -114,6 +114,24 @@ def test_a_layer_has_the_collectives_of_megatron(
     for phase, expected in ((SegmentPhase.FORWARD, forward), (SegmentPhase.BACKWARD, backward)):
         found = [i for i in segments[phase].instructions if isinstance(i, Collective)]
         assert Counter(str(instruction.kind) for instruction in found) == expected
+
+
+def test_groups_of_a_mixed_cluster_are_held_to_their_own_figures() -> None:
+    """MFU is of the peaks of the devices used, and a stage on the larger devices may take what those have."""
+    large = replace(load_cluster("h100"), name="large", devices_per_node=2)
+    small = replace(load_cluster("l4"), name="small", devices_per_node=2)
+    mixed = Cluster.mixed("both", (NodeGroup(1, large), NodeGroup(1, small)), large.inter)
+    degrees = Degrees(dp=2, pp=2, global_batch=8)
+
+    plan = autopar.predict("zoo:mlp-xs", degrees, cluster=mixed, dims={"hidden": 8, "num_layers": 2}).plan
+
+    assert plan.simulated is not None
+    same = autopar.predict("zoo:mlp-xs", degrees, cluster=small, dims={"hidden": 8, "num_layers": 2}).plan
+    assert same.simulated is not None
+    ratio = (2 * 989 + 2 * 121) / (4 * 121) * plan.simulated.step_seconds / same.simulated.step_seconds
+    assert plan.simulated.mfu * ratio == pytest.approx(same.simulated.mfu)
+    assert plan.stage_limits == (default_limit(large), default_limit(small))
+    assert plan.job.memory_limit == default_limit(small)
 
 
 def test_the_schedule_follows_the_mode() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from autopar import report
 from autopar.cluster import cluster_from_dict
+from autopar.cost import default_limit
 from autopar.discover.rules import Halo, Local, Replaced, Rule, Rules, Scaled, Strategy
 from autopar.errors import JobError, PlanError
 from autopar.plan import HistoryPoint, Plan, ValuePlacement
@@ -15,7 +16,6 @@ from autopar.program.records import Category
 from autopar.report.text import WIDTH, format_table
 from autopar.sharding import Partial, Replicate, Shard
 from autopar.simulate.timeline import MemoryPeak, StageTimeline, Timeline
-from autopar.task import default_limit
 from tests.plans import two_stage_plan, two_variant_plan
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -16,9 +16,13 @@ from autopar.cluster.presets import PRESETS
 from autopar.cluster.records import Cluster, Device, Domain, NodeGroup
 from autopar.errors import ClusterError
 from autopar.reading import UnreadableError, check, parse_yaml
-from autopar.units import parse_quantity
+from autopar.units import format_quantity, parse_quantity
 
 _EXAMPLES = {"B": "80 GB", "B/s": "234 GB/s", "FLOP/s": "312 TFLOP/s", "s": "8 us"}
+
+MOST_TUNED = 1.5
+"""How many times the bandwidth of a link one operation may reach over it: all-reduces in the switches of H200 reach
+1.34 times what rings do (`autopar.cluster.networks`), the most of any preset."""
 
 _SLICE = re.compile(r"(?P<preset>.+)-(?P<sizes>\d{1,12}(x\d{1,12})+)")
 """A preset with the shape of the slice a job has, e.g. `tpu-v5p-4x4x8`."""
@@ -62,6 +66,14 @@ class _NicsFile(_File, frozen=True):
     efficiency: float = 0.955
 
 
+class _TunedAtFile(_File, frozen=True):
+    bandwidth: _Quantity
+    latency: _Quantity
+    ramp: _Quantity = "0 B"
+    ramp_exponent: float = 0.5
+    latency_per_member: _Quantity = "0 s"
+
+
 class _LinkFile(_File, frozen=True):
     tier: str
     latency: _Quantity
@@ -71,6 +83,7 @@ class _LinkFile(_File, frozen=True):
     latency_per_member: _Quantity = "0 s"
     overlap_slowdown: float = 1.0
     tunings: tuple[_TuningFile, ...] = ()
+    tuned_at: _TunedAtFile | None = None
     nics: _NicsFile | None = None
     torus: tuple[int, ...] = ()
     wraps: int = 4
@@ -159,7 +172,7 @@ def _link(field: str, data: _LinkFile, devices_per_node: int) -> Link:
         )
     else:
         bandwidth = _quantity(f"{field}.bandwidth", data.bandwidth, "B/s")
-    return Link(
+    link = Link(
         tier=data.tier,
         bandwidth=bandwidth,
         latency=_quantity(f"{field}.latency", data.latency, "s"),
@@ -171,6 +184,30 @@ def _link(field: str, data: _LinkFile, devices_per_node: int) -> Link:
         nics=nics,
         torus=data.torus,
         wraps=data.wraps,
+    )
+    if data.tuned_at is not None:
+        return link.retuned(_tuned_at(f"{field}.tuned_at", data.tuned_at))
+    for index, tuning in enumerate(link.tunings):
+        if tuning.bandwidth > MOST_TUNED * bandwidth:
+            reached = format_quantity(bandwidth, "B/s")
+            raise ClusterError(
+                f"{field}.tunings[{index}]: {tuning.operation} reaches {format_quantity(tuning.bandwidth, 'B/s')} over "
+                f"a link of {reached}",
+                hint=f"write the bandwidth that the link had before it was edited, {field}.tuned_at: "
+                "{bandwidth: 47.75 GB/s, latency: 20 us}, as `autopar clusters NAME` does, or leave tunings out",
+            )
+    return link
+
+
+def _tuned_at(field: str, data: _TunedAtFile) -> Tuning:
+    return Tuning(
+        operation="send",
+        members=2,
+        bandwidth=_quantity(f"{field}.bandwidth", data.bandwidth, "B/s"),
+        latency=_quantity(f"{field}.latency", data.latency, "s"),
+        ramp=_quantity(f"{field}.ramp", data.ramp, "B"),
+        ramp_exponent=data.ramp_exponent,
+        latency_per_member=_quantity(f"{field}.latency_per_member", data.latency_per_member, "s"),
     )
 
 
@@ -295,8 +332,8 @@ def parse_cluster(text: str, source: str = "cluster") -> Cluster:
 
 
 def format_cluster(cluster: Cluster) -> str:
-    """Return the YAML text of a cluster; `parse_cluster` reads it back equal."""
-    return msgspec.yaml.encode(cluster.to_dict()).decode()
+    """Return the YAML text of a cluster, to be edited; `parse_cluster` reads it back equal."""
+    return msgspec.yaml.encode(cluster.to_dict(editable=True)).decode()
 
 
 def cluster_schema() -> Mapping[str, object]:

@@ -5,7 +5,7 @@ inside a collective, as measured, and not the figure of the data sheet (`autopar
 used in).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster.checks import require_not_negative, require_positive, require_share, require_whole
@@ -152,8 +152,40 @@ class Link:
         known = [tuning for tuning in self.tunings if tuning.operation == operation and tuning.members <= members]
         return max(known, key=lambda tuning: tuning.members) if known else self.plain
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the link as the mapping a cluster file holds."""
+    def retuned(self, at: Tuning) -> "Link":
+        """Return the link with tunings of a link with other constants, changed in proportion to these.
+
+        Args:
+            at: The constants of that link, as `plain` gives them.
+
+        >>> fitted = Link("NIC", 48e9, 2e-5, tunings=(Tuning("send", 2, 36e9, 1e-5),))
+        >>> slower = Link("NIC", 12e9, 4e-5, tunings=fitted.tunings).retuned(fitted.plain)
+        >>> slower.tunings[0].bandwidth / 1e9, slower.tunings[0].latency
+        (9.0, 2e-05)
+        """
+        now = self.plain
+
+        def changed(tuning: Tuning) -> Tuning:
+            same = now.ramp_exponent == at.ramp_exponent
+            return replace(
+                tuning,
+                bandwidth=_in_proportion(tuning.bandwidth, at.bandwidth, now.bandwidth),
+                latency=_in_proportion(tuning.latency, at.latency, now.latency),
+                ramp=_in_proportion(tuning.ramp, at.ramp, now.ramp),
+                ramp_exponent=tuning.ramp_exponent if same else now.ramp_exponent,
+                latency_per_member=_in_proportion(
+                    tuning.latency_per_member, at.latency_per_member, now.latency_per_member
+                ),
+            )
+
+        return replace(self, tunings=tuple(map(changed, self.tunings)))
+
+    def to_dict(self, *, editable: bool = False) -> dict[str, object]:
+        """Return the link as the mapping a cluster file holds.
+
+        Args:
+            editable: Whether to say which constants the tunings belong to, so that they follow when these are edited.
+        """
         data: dict[str, object] = {"tier": self.tier, **_constants(self)}
         if self.nics is not None:
             del data["bandwidth"]
@@ -164,8 +196,17 @@ class Link:
             data["torus"] = list(self.torus)
             data["wraps"] = self.wraps
         if self.tunings:
+            if editable:
+                data["tuned_at"] = _constants(self)
             data["tunings"] = [tuning.to_dict() for tuning in self.tunings]
         return data
+
+
+def _in_proportion(value: float, at: float, now: float) -> float:
+    """Return a value that belongs to one constant as it is for another; what was 0 has the difference added."""
+    if now == at:
+        return value
+    return value * now / at if at else value + now
 
 
 def _check_constants(owner: str, constants: Link | Tuning) -> None:

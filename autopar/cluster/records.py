@@ -107,9 +107,9 @@ class Domain:
     devices: int
     link: Link
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the domain as the mapping a cluster file holds."""
-        return {"devices": self.devices, "link": self.link.to_dict()}
+    def to_dict(self, *, editable: bool = False) -> dict[str, object]:
+        """Return the domain as the mapping a cluster file holds; `editable` as of `Link.to_dict`."""
+        return {"devices": self.devices, "link": self.link.to_dict(editable=editable)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,9 @@ class NodeGroup:
         """Devices of the group."""
         return self.nodes * self.cluster.devices_per_node
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the group as the mapping a cluster file holds."""
-        return {"nodes": self.nodes, "cluster": self.cluster.to_dict()}
+    def to_dict(self, *, editable: bool = False) -> dict[str, object]:
+        """Return the group as the mapping a cluster file holds; `editable` as of `Link.to_dict`."""
+        return {"nodes": self.nodes, "cluster": self.cluster.to_dict(editable=editable)}
 
 
 @dataclass(frozen=True)
@@ -373,7 +373,11 @@ class Cluster:
         ((4, 8, 8), 6)
         >>> PRESETS["gb200"].of_job(128).devices_per_node
         64
+
+        Of several groups it gets the first ones; a job inside the first group has nothing to do with the others.
         """
+        if self.groups and devices <= self.groups[0].devices:
+            return self.groups[0].cluster.of_job(devices)
         if self.groups or self.domains or devices % self.devices_per_node == 0 or self.devices_per_node % devices == 0:
             used = self.devices_per_node if not self.intra.torus else min(devices, self.devices_per_node)
         elif devices < self.devices_per_node:
@@ -437,21 +441,25 @@ class Cluster:
         sizes = (self.devices_per_node, *(domain.devices for domain in self.domains))
         return sum(size >= inner or start // inner != last // inner for inner in sizes)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the cluster as the mapping a cluster file holds; `cluster_from_dict` reads it back equal."""
+    def to_dict(self, *, editable: bool = False) -> dict[str, object]:
+        """Return the cluster as the mapping a cluster file holds; `cluster_from_dict` reads it back equal.
+
+        Args:
+            editable: As of `Link.to_dict`.
+        """
         if self.groups:
-            groups = [group.to_dict() for group in self.groups]
+            groups = [group.to_dict(editable=editable) for group in self.groups]
             assert self.between is not None, "groups are connected by a link"
-            return {"name": self.name, "groups": groups, "between": self.between.to_dict()}
+            return {"name": self.name, "groups": groups, "between": self.between.to_dict(editable=editable)}
         data: dict[str, object] = {
             "name": self.name,
             "devices_per_node": self.devices_per_node,
             "device": self.device.to_dict(),
-            "intra": self.intra.to_dict(),
-            "inter": self.inter.to_dict(),
+            "intra": self.intra.to_dict(editable=editable),
+            "inter": self.inter.to_dict(editable=editable),
         }
         if self.domains:
-            data["domains"] = [domain.to_dict() for domain in self.domains]
+            data["domains"] = [domain.to_dict(editable=editable) for domain in self.domains]
         if self.host is not None:
             data["host"] = self.host.to_dict()
         if self.gpu_hour_price is not None:

@@ -7,7 +7,7 @@ from autopar.cost.handover import Handed, Holding
 from autopar.cost.model import CostModel
 from autopar.cost.overlap import BUCKET_BYTES, Bucketed, Overlap
 from autopar.cost.policy import FP32, FSDP, MEGATRON_FP16, MIXED, POLICIES, DtypePolicy, load_policy
-from autopar.cost.reserve import reserve_bytes
+from autopar.cost.reserve import default_limit, reserve_bytes, stage_limit
 from autopar.cost.reshard import Move, Resharder, Reshards, reshards
 from autopar.cost.stack import DEFAULT, SCALARS, Fit, FitSource, Stack, bundled_stacks, load_stack, stack_from_dict
 from autopar.cost.traffic import is_view, op_bytes
@@ -37,6 +37,7 @@ __all__ = [
     "Reshards",
     "Stack",
     "bundled_stacks",
+    "default_limit",
     "devices_in_node",
     "is_view",
     "load_policy",
@@ -46,5 +47,6 @@ __all__ = [
     "reserve_bytes",
     "reshards",
     "stack_from_dict",
+    "stage_limit",
     "widest_tier",
 ]

@@ -1,6 +1,6 @@
 """What a device keeps for what no program shows."""
 
-from autopar.cluster import Device
+from autopar.cluster import Cluster, Device
 
 CONTEXT = 1.5e9
 """Bytes of the CUDA context, cuBLAS workspaces and NCCL's channels, by hand: a context takes about 0.5 GB, a cuBLAS
@@ -13,6 +13,19 @@ FRAGMENTATION = 0.04
 def reserve_bytes(device: Device) -> float:
     """Return the bytes of a device that no plan should count on."""
     return reserve_of(device.memory)
+
+
+def default_limit(cluster: Cluster) -> float:
+    """Return the bytes per device a plan may use if nobody says: what the device has, less a reserve."""
+    return cluster.device.memory - reserve_bytes(cluster.device)
+
+
+def stage_limit(cluster: Cluster, limit: float, devices: range) -> float:
+    """Return the bytes that each of some devices may use, given the limit of a job.
+
+    Devices of a group of nodes that has more memory than others may use more than these, unless a limit was given.
+    """
+    return default_limit(cluster.on(devices)) if cluster.groups and limit == default_limit(cluster) else limit
 
 
 def reserve_of(memory: float) -> float:

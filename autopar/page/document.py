@@ -110,6 +110,7 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 def _stage_table(view: View) -> Table:
     plan, step = view.plan, view.timeline.step_seconds
+    limits = plan.stage_limits or (plan.job.memory_limit,)
     rows: list[tuple[str, ...]] = []
     for number, stage in enumerate(plan.stages):
         found = view.timeline.stages[number % len(view.timeline.stages)]
@@ -121,7 +122,7 @@ def _stage_table(view: View) -> Table:
                 stage.recompute,
                 format_share(found.busy_seconds, step),
                 format_bytes(found.memory.bytes),
-                format_share(found.memory.bytes, plan.job.memory_limit),
+                format_share(found.memory.bytes, limits[number % len(limits)]),
                 found.memory.during,
             )
         )

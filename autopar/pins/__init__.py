@@ -2,7 +2,7 @@
 
 from autopar.pins.apply import constrain
 from autopar.pins.check import broken
-from autopar.pins.files import format_pins, load_pins, pins_from
+from autopar.pins.files import format_pins, load_pins, pins_from, read_pins
 from autopar.pins.reading import pins_of
 from autopar.pins.records import BlockOffload, BlockRecompute, Choices, Item, Pins
 from autopar.pins.space import Frame
@@ -21,5 +21,6 @@ __all__ = [
     "load_pins",
     "pins_from",
     "pins_of",
+    "read_pins",
     "unequal_left",
 ]

@@ -1,4 +1,7 @@
-"""Pins as YAML: a mapping from `pin` and `forbid` to decisions and their values; a list of tactics pins them all."""
+"""Pins as YAML: a mapping from `pin` and `forbid` to decisions and their values.
+
+Decisions at the top level are pinned, and so is a list of tactics.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -32,11 +35,24 @@ def load_pins(path: str | Path) -> Pins:
     return pins_from(content, str(path))
 
 
+def read_pins(given: "str | Path | Pins | Mapping[str, object] | None") -> Pins:
+    """Return pins in any of the ways in which a caller may give them: a file, a record, or what a file holds.
+
+    Raises:
+        PinError: If a file cannot be read, or something is said that no pin can say.
+    """
+    if given is None:
+        return Pins()
+    if isinstance(given, Pins):
+        return given
+    return pins_from(given) if isinstance(given, Mapping | list) else load_pins(given)
+
+
 def pins_from(content: object, where: str = "pins") -> Pins:
     """Return the pins of what a file holds.
 
     Args:
-        content: A mapping with `pin`, `forbid` or both; or a list of tactics, all of which are pinned.
+        content: A mapping with `pin`, `forbid` or both; or of decisions, or a list of tactics, all of which are pinned.
         where: What to call it in errors.
 
     Raises:
@@ -44,15 +60,29 @@ def pins_from(content: object, where: str = "pins") -> Pins:
     """
     if isinstance(content, list):
         content = {"pin": {"tactics": content}}
-    if not isinstance(content, dict):
+    if not isinstance(content, Mapping):
         raise PinError(f"{where}: not a mapping", hint="write pin: and forbid:, each with decisions and their values")
     for name in content:
-        if name not in SECTIONS:
+        if name not in (*SECTIONS, *_KEYS):
             raise PinError(
-                f"{where}: {name!r} is neither pin nor forbid", hint=_nearest(str(name), (*SECTIONS, *_KEYS))
+                f"{where}: {name!r} is neither pin nor forbid, nor a decision",
+                hint=_nearest(str(name), (*SECTIONS, *_KEYS)),
             )
+    decisions = {name: value for name, value in content.items() if name in _KEYS}
+    if decisions and len(decisions) < len(content):
+        raise PinError(
+            f"{where}: {', '.join(decisions)} beside {' and '.join(name for name in content if name in SECTIONS)}",
+            hint=f"write pin: {_shown(decisions)}",
+        )
+    if decisions:
+        content = {"pin": decisions}
     sections = {name: _choices(content.get(name), name, f"{where}, {name}") for name in SECTIONS}
     return Pins(sections["pin"], sections["forbid"])
+
+
+def _shown(value: object) -> str:
+    """Return a value as YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=2**16).partition("\n")[0]
 
 
 def format_pins(pins: Pins) -> str:
@@ -67,7 +97,7 @@ def format_pins(pins: Pins) -> str:
 def _choices(given: object, section: str, where: str) -> Choices:
     if given is None:
         return Choices()
-    if not isinstance(given, dict):
+    if not isinstance(given, Mapping):
         raise PinError(f"{where}: not a mapping", hint=f"decisions are {', '.join(_KEYS)}")
     found: dict[str, tuple[Any, ...]] = {}
     for key, value in given.items():
@@ -174,7 +204,7 @@ def _filled(items: Sequence[BlockRecompute], num_blocks: int) -> tuple[BlockReco
 
 
 def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _whole(least: int) -> Callable[[object, str], tuple[int, ...]]:

@@ -14,6 +14,7 @@ from autopar.plan import BlockPlan, Plan, Simulated
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.summary import (
     format_range,
+    fullest_stage,
     headline,
     memory_breakdown,
     memory_categories,
@@ -73,8 +74,7 @@ def _waterfall(values: Sequence[float], whole: float) -> list[str]:
 
 
 def _memory(plan: Plan, simulated: Simulated) -> list[str]:
-    limit = plan.job.memory_limit
-    number, fullest = max(enumerate(simulated.stages), key=lambda entry: entry[1].peak)
+    number, fullest, limit = fullest_stage(plan, simulated)
     sizes = [(name, size) for name in memory_categories(simulated) if (size := fullest.breakdown.get(name, 0.0)) > 0]
     bars = _waterfall([size for _, size in sizes], limit)
     rows = [

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from autopar.plan import Plan
 from autopar.report.parts import time_parts
-from autopar.report.summary import assumptions, headline, notes
+from autopar.report.summary import assumptions, fullest_stage, headline, notes
 from autopar.report.text import format_entries, format_share, format_table, heading
 from autopar.report.timeline import format_host, format_timeline
 from autopar.units import format_bytes, format_count, format_seconds
@@ -16,14 +16,15 @@ if TYPE_CHECKING:  # the simulator is not needed to read its result
 def format_prediction(plan: Plan, timeline: "Timeline") -> str:
     """Return the report of a plan by degrees and its simulated step."""
     assert plan.simulated is not None, "a predicted plan is simulated"
-    step, limit = timeline.step_seconds, plan.job.memory_limit
+    step = timeline.step_seconds
+    _, fullest, limit = fullest_stage(plan, plan.simulated)
     spent = ", ".join(f"{name} {format_share(seconds, step)}" for name, seconds in time_parts(plan.simulated))
-    over = [stage for stage in timeline.stages if stage.memory.bytes > limit]
-    fits = f"fits: peak {format_bytes(timeline.peak_bytes)} of {format_bytes(limit)}"
+    over = sum(stage.peak > own for stage, own in zip(plan.simulated.stages, plan.stage_limits, strict=True))
+    fits = f"fits: peak {format_bytes(fullest.peak)} of {format_bytes(limit)}"
     if over:
         fits = (
-            f"does not fit: peak {format_bytes(timeline.peak_bytes)} is over the limit of {format_bytes(limit)} "
-            f"on {len(over)} of {len(timeline.stages)} groups of devices"
+            f"does not fit: peak {format_bytes(fullest.peak)} is over the limit of {format_bytes(limit)} "
+            f"on {over} of {len(timeline.stages)} groups of devices"
         )
     entries = [
         ("plan", plan.summary),

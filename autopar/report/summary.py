@@ -7,7 +7,7 @@ from typing import Protocol
 
 from autopar.cluster import cluster_from_dict
 from autopar.cost.reserve import reserve_of
-from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated
+from autopar.plan import Job, ModelInfo, Plan, Rival, SearchReport, Simulated, StageMemory
 from autopar.problem import OPTIMALITY_TOLERANCE
 from autopar.report.parts import time_parts, why_lost
 from autopar.report.ranking import ranking
@@ -134,7 +134,7 @@ def why_stopped(search: SearchReport) -> str:
     if search.termination == "exhausted" and search.bound >= search.least * (1 - OPTIMALITY_TOLERANCE):
         return (
             f"exhausted: {format_seconds(search.least)} is proven to be the least by the formula; the plan of it is "
-            "slower than this one when simulated, or does not fit"
+            "slower than this one when simulated, does not fit, or is less simple and not noticeably faster"
         )
     return WHY_STOPPED.get(search.termination, search.termination)
 
@@ -161,12 +161,17 @@ def _price(plan: Plan, simulated: Simulated) -> list[tuple[str, str]]:
 
 
 def _fullest(plan: Plan, simulated: Simulated) -> str:
-    number, fullest = max(enumerate(simulated.stages), key=lambda entry: entry[1].peak)
+    number, fullest, limit = fullest_stage(plan, simulated)
     where = f"stage {number} of {len(simulated.stages)}, the fullest: " if len(simulated.stages) > 1 else ""
-    share = format_share(fullest.peak, plan.job.memory_limit)
-    return (
-        f"{where}{format_bytes(fullest.peak)} per device, {share} of the limit of {format_bytes(plan.job.memory_limit)}"
-    )
+    share = format_share(fullest.peak, limit)
+    return f"{where}{format_bytes(fullest.peak)} per device, {share} of the limit of {format_bytes(limit)}"
+
+
+def fullest_stage(plan: Plan, simulated: Simulated) -> tuple[int, StageMemory, float]:
+    """Return number, memory and limit of the stage that takes the greatest share of what it may use."""
+    stages = zip(simulated.stages, plan.stage_limits, strict=True)
+    found = ((number, stage, limit) for number, (stage, limit) in enumerate(stages))
+    return max(found, key=lambda entry: entry[1].peak / entry[2])
 
 
 def rival_words(rival: Rival, plan: Plan) -> str:
@@ -244,12 +249,13 @@ def _memory(plan: Plan, simulated: Simulated) -> list[str]:
             format_range(stage.blocks),
             stage.recompute,
             format_bytes(memory.peak),
-            format_share(memory.peak, limit),
+            format_share(memory.peak, memory.limit or limit),
         )
         for number, (stage, memory) in enumerate(zip(plan.stages, cycle(simulated.stages), strict=False))
     ]
+    limits = sorted(set(plan.stage_limits), reverse=True)
     return [
-        *heading(f"Memory per device, limit {format_bytes(limit)}"),
+        *heading(f"Memory per device, limit {' and '.join(map(format_bytes, limits))}"),
         *_reserve(plan),
         *format_table(("stage", "devices", "blocks", "recompute", "peak", "of limit"), rows),
         "",

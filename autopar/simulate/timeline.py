@@ -172,9 +172,15 @@ class Timeline:
         """Bytes on the fullest device."""
         return max(stage.memory.bytes for stage in self.stages)
 
-    def fits(self, limit: float) -> bool:
-        """Return whether every device stays within so many bytes, and every host within its memory."""
-        return self.peak_bytes <= limit and (self.host is None or self.host.fits)
+    def fits(self, *limits: float) -> bool:
+        """Return whether every device stays within so many bytes, and every host within its memory.
+
+        Args:
+            limits: Bytes of a device, stage by stage; one for all if it is one.
+        """
+        own = limits if len(limits) > 1 else limits * len(self.stages)
+        within = all(stage.memory.bytes <= limit for stage, limit in zip(self.stages, own, strict=True))
+        return within and (self.host is None or self.host.fits)
 
     @property
     def busiest(self) -> StageTimeline:

@@ -28,7 +28,7 @@ import numpy as np
 from autopar.cluster import Cluster, load_cluster
 from autopar.errors import AutoparError, ClusterError, InfeasibleError, InterruptedSearchError, JobError, PinError
 from autopar.formulate.memory import UNHOSTED
-from autopar.pins import Pins, load_pins
+from autopar.pins import read_pins
 from autopar.plan import Plan
 from autopar.progress import Progress, ProgressCallback, StopCallback, never, silent
 from autopar.search.planner import Search
@@ -38,7 +38,7 @@ from autopar.sizing.goals import Goal, Per
 from autopar.sizing.planning import find_plan, quick
 from autopar.sizing.records import Looked, Sizing
 from autopar.sizing.thrift import held_in_all, thriftiest
-from autopar.task import NO_PINS, Effort, Task, prepare, resized
+from autopar.task import Effort, Task, prepare, resized
 from autopar.units import format_bytes, format_seconds
 from autopar.workload import default_batch
 
@@ -118,7 +118,7 @@ def _first_task(model: str | Path, most: int, progress: ProgressCallback, reques
             "the batch of this model depends on the number of GPUs if nobody states it",
             hint="--global-batch B says how many samples a step has",
         )
-    return replace(task, pins=pins if isinstance(pins, Pins) else NO_PINS if pins is None else load_pins(pins))
+    return replace(task, pins=read_pins(pins))
 
 
 @dataclass(slots=True, eq=False)
